@@ -1,0 +1,68 @@
+# Every target sets up what it needs in .venv: with uv where it is there, else with Python's own venv and pip.
+
+PY := .venv/bin/python
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help test lint demo bench sync clean
+
+help:  ## Show these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo '  ARGS="…" goes to what is run, as in: make test ARGS="-n 0 -k keys"'
+
+test: $(STAMP)  ## Run the tests, two at a time
+	@$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+lint: $(STAMP)  ## Check style, layout, types and the generated mirror
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(PY) -m tests.unasync --check
+
+demo: $(STAMP)  ## Replay recorded agent runs, kill everything on the way, audit the result
+	@.venv/bin/statecache replay --kill agent,flusher,redis,postgres $(ARGS)
+
+bench: $(STAMP)  ## Measure against hand-written code
+	@$(PY) -m tests.benchmarks $(ARGS)
+
+sync: $(STAMP)  ## Generate the synchronous client from the asynchronous one
+	@$(PY) -m tests.unasync
+
+clean:  ## Remove the environment, caches and build output
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment that was copied here from another checkout would run that checkout's code.
+ifneq "$(shell cat $(STAMP) 2>/dev/null)" "$(CURDIR)"
+.PHONY: $(STAMP)
+endif
+
+# Several commands named python3.x may stand on PATH and not run: each is tried. One that lacks venv or ensurepip
+# (Debian splits them off) serves uv but not pip. Where uv cannot reach its index, pip may know another.
+$(STAMP): pyproject.toml constraints.txt
+	@say() { echo "setup: $$*" >&2; }; \
+	runs() { "$$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' >/dev/null 2>&1; }; \
+	if command -v uv >/dev/null 2>&1; then \
+	  say 'installing into .venv with uv'; \
+	  rm -rf .venv; \
+	  if uv venv -q --python '>=3.11,<3.15' .venv \
+	    && uv pip install -q --python $(PY) -c constraints.txt -e '.[dev]'; \
+	  then pwd -P >$@; exit 0; fi; \
+	  say 'uv could not; trying venv and pip'; \
+	fi; \
+	found=; \
+	for python in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	  runs $$python || continue; \
+	  found=$$python; \
+	  $$python -c 'import ensurepip, venv' >/dev/null 2>&1 || continue; \
+	  say "installing into .venv with $$python and pip"; \
+	  rm -rf .venv; \
+	  $$python -m venv .venv \
+	    && .venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' \
+	    && pwd -P >$@ && exit 0; \
+	  say 'the installation failed: the lines above say why'; exit 1; \
+	done; \
+	if [ -n "$$found" ]; \
+	then say "$$found has no venv or ensurepip: install uv, or on Debian and Ubuntu the package python3-venv"; \
+	else say 'no Python from 3.11 to 3.14 runs here: install one of them, or uv'; fi; \
+	exit 1

@@ -1,0 +1,83 @@
+"""statecache: a state cache that many stateless AI agents share.
+
+Agents read and write typed state through `AsyncStateCache` or `StateCache`; Redis holds it hot, workers stream every
+change into Postgres. The names below are the whole public surface.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from statecache.errors import (
+    AlreadyExists,
+    Backpressure,
+    CodecError,
+    ConfigurationError,
+    DurabilityNotMet,
+    DurabilityRefused,
+    ForeignData,
+    Forked,
+    InvalidKey,
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    PostgresUnavailable,
+    Quarantined,
+    RedisUnavailable,
+    StateCacheError,
+    Unavailable,
+    UsageError,
+    VersionConflict,
+)
+from statecache.model import Durability, Policy, Position, State
+
+if TYPE_CHECKING:
+    from statecache._async.client import AsyncStateCache
+    from statecache._sync.client import StateCache
+    from statecache.settings import Settings
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AlreadyExists",
+    "AsyncStateCache",
+    "Backpressure",
+    "CodecError",
+    "ConfigurationError",
+    "Durability",
+    "DurabilityNotMet",
+    "DurabilityRefused",
+    "ForeignData",
+    "Forked",
+    "InvalidKey",
+    "LimitExceeded",
+    "NotFound",
+    "OutcomeUnknown",
+    "Policy",
+    "Position",
+    "PostgresUnavailable",
+    "Quarantined",
+    "RedisUnavailable",
+    "Settings",
+    "State",
+    "StateCache",
+    "StateCacheError",
+    "Unavailable",
+    "UsageError",
+    "VersionConflict",
+]
+
+_LAZY = {
+    "AsyncStateCache": "statecache._async.client",
+    "StateCache": "statecache._sync.client",
+    "Settings": "statecache.settings",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'statecache' has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,102 @@
+"""The client: connections, settings and the verbs, in one object that a process opens once."""
+
+from __future__ import annotations
+
+from random import Random, SystemRandom
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, overload
+
+from statecache._async.tiers import Tiers
+from statecache._async.verbs import AsyncVerbs
+from statecache.keys import checked_namespace
+from statecache.model import Durability, Encoding, Policy
+from statecache.settings import Settings
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from statecache._async.connect import Dial
+
+D = TypeVar("D")
+V = TypeVar("V")
+
+
+class AsyncNamespace(AsyncVerbs[D], Generic[D]):
+    """This is a typed view of one namespace: every verb, names relative to it, its policy in force."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._prefix!r})"
+
+
+class AsyncStateCache(AsyncVerbs[Any]):
+    """This reads and writes agent state shared by many processes.
+
+    Settings come from `settings`, or from STATECACHE_* variables with keyword arguments winning over them. Nothing is
+    connected before the first verb. One client serves all tasks of one event loop (the synchronous one all threads of
+    a process); it starts afresh in a forked child, and cannot be pickled. Use it as a context manager or call close;
+    afterwards every verb raises UsageError.
+    """
+
+    def __init__(
+        self,
+        *,
+        redis_url: str | None = None,
+        postgres_url: str | None = None,
+        settings: Settings | None = None,
+        rng: Random | None = None,
+        dial: Dial | None = None,
+        **more: Any,
+    ) -> None:
+        given = {"redis_url": redis_url, "postgres_url": postgres_url, **more}
+        given = {name: value for name, value in given.items() if value is not None}
+        if settings is None:
+            settings = Settings(**given)
+        elif given:
+            settings = Settings(**{**settings.model_dump(), **given})
+        super().__init__(Tiers(settings, rng=rng or SystemRandom(), dial=dial), Policy(), "")
+
+    @property
+    def settings(self) -> Settings:
+        """These are the settings in force."""
+        return self.tier.settings
+
+    @overload
+    def namespace(
+        self, name: str, *, encoding: Encoding = ..., durability: Durability | None = ...,
+        redis_ttl: timedelta | None = ..., value_bytes_max: int | None = ...,
+    ) -> AsyncNamespace[Any]: ...  # fmt: skip
+    @overload
+    def namespace(
+        self, name: str, *, type: type[V], encoding: Encoding = ..., durability: Durability | None = ...,
+        redis_ttl: timedelta | None = ..., value_bytes_max: int | None = ...,
+    ) -> AsyncNamespace[V]: ...  # fmt: skip
+    def namespace(
+        self,
+        name: str,
+        *,
+        type: Any = None,  # noqa: A002
+        encoding: Encoding = "json",
+        durability: Durability | None = None,
+        redis_ttl: timedelta | None = None,
+        value_bytes_max: int | None = None,
+    ) -> AsyncNamespace[Any]:
+        """This gives a view of the keys under `name/`: values of that type, and a policy for what is written."""
+        policy = Policy(
+            type=type, encoding=encoding, durability=durability, redis_ttl=redis_ttl, value_bytes_max=value_bytes_max
+        )
+        return AsyncNamespace(self.tier, policy, checked_namespace(name) + "/")
+
+    async def close(self) -> None:
+        """This closes every connection; what is under way on them fails, its outcome unknown."""
+        await self.tier.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client holds connections and cannot be pickled: make one in each process")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.settings!r})"

@@ -1,0 +1,198 @@
+"""One connection to Redis: how it is opened, and how one exchange on it goes.
+
+redis-py repeats commands by itself after a fault; ours never do: every connection is built without retries, and what
+may be repeated is decided by whoever knows whether it is idempotent. An `AsyncLink` carries one exchange at a time: a
+list of commands goes out, as many replies come back. Whatever goes wrong between the first byte out and the last
+byte in, cancellation included, closes the connection, so that no later caller reads somebody else's reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from redis.asyncio.connection import Connection, parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    NoPermissionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+)
+
+from statecache._bridge import async_deadline
+from statecache.errors import ConfigurationError, RedisUnavailable
+from statecache.settings import masked
+
+if TYPE_CHECKING:
+    from statecache.lua import Script
+    from statecache.settings import Settings
+
+Command = Sequence[Any]
+Dial = Callable[[], Any]
+"""Makes a redis-py connection that is not yet connected."""
+
+
+def dialer(settings: Settings) -> Dial:
+    """This gives what makes connections to the settings' URL: no retries, RESP2, bytes."""
+    try:
+        options = dict(parse_url(settings.redis_url))
+    except ValueError as error:
+        raise ConfigurationError(f"redis_url {masked(settings.redis_url)}: {error}") from None
+    kind: Any = options.pop("connection_class", Connection)
+    tls = {
+        "ssl_ca_certs": settings.redis_ca_file,
+        "ssl_certfile": settings.redis_certificate_file,
+        "ssl_keyfile": settings.redis_key_file,
+    }
+    if settings.redis_url.startswith("rediss://"):
+        options.update({name: value for name, value in tls.items() if value})
+    options.update(
+        retry=Retry(NoBackoff(), 0),
+        retry_on_timeout=False,
+        retry_on_error=[],
+        socket_timeout=settings.timeout_s,
+        socket_connect_timeout=settings.connect_timeout_s,
+        health_check_interval=0,
+        protocol=2,
+        driver_info=None,
+        decode_responses=False,
+    )
+    return lambda: kind(**options)
+
+
+class AsyncLink:
+    """This carries exchanges with one Redis server, one at a time, and is closed by the first that fails."""
+
+    __slots__ = ("_connection", "_known", "_where")
+
+    def __init__(self, connection: Any, where: str) -> None:
+        self._connection = connection
+        self._known: set[str] = set()
+        self._where = where
+
+    @classmethod
+    async def open(cls, dial: Dial, settings: Settings) -> AsyncLink:
+        """This connects; RedisUnavailable names the masked URL and the reason."""
+        where = masked(settings.redis_url)
+        connection = dial()
+        try:
+            await connection.connect()
+        except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
+            raise RedisUnavailable(
+                "authentication", detail=f"{where}: {error}", hint="Check user and password."
+            ) from error
+        except BusyLoadingError as error:
+            raise RedisUnavailable("loading", detail=f"{where}: {error}") from error
+        except ResponseError as error:
+            refused = "WRONGPASS" in str(error) or "NOAUTH" in str(error) or "password" in str(error)
+            reason = "authentication" if refused else "connect"
+            raise RedisUnavailable(reason, detail=f"{where}: {error}") from error
+        except (RedisError, OSError, TimeoutError) as error:
+            raise RedisUnavailable(
+                "connect", detail=f"{where}: {error}", hint="Is the server up, the URL right?"
+            ) from error
+        return cls(connection, where)
+
+    @property
+    def alive(self) -> bool:
+        """This says whether the connection still stands, as far as this side knows."""
+        return bool(self._connection.is_connected)
+
+    def call(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Command:
+        """This gives the command that runs a script: by digest once this connection has seen it run."""
+        if script.sha in self._known:
+            return ("EVALSHA", script.sha, len(keys), *keys, *args)
+        return ("EVAL", script.text, len(keys), *keys, *args)
+
+    async def run(self, commands: Sequence[Command], *, seconds: float) -> list[Any]:
+        """This sends the commands in one go and gives their replies in order.
+
+        An error reply stands in its place as an exception value. RedisUnavailable means that the exchange broke and
+        the connection is closed: the commands may or may not have run.
+        """
+        connection = self._connection
+        if not connection.is_connected:
+            raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
+        replies: list[Any] = []
+        whole = False
+        try:
+            async with async_deadline(connection, seconds):
+                await connection.send_packed_command(
+                    connection.pack_command(*commands[0]) if len(commands) == 1 else connection.pack_commands(commands)
+                )
+                for _ in commands:
+                    try:
+                        replies.append(await connection.read_response())
+                    except ResponseError as error:
+                        replies.append(error)
+            whole = True
+        except TimeoutError as error:
+            raise RedisUnavailable("timeout", detail=f"{self._where}: no answer within {seconds:.3g} s") from error
+        except (RedisError, OSError) as error:
+            reason = "timeout" if "imeout" in type(error).__name__ else "connection"
+            raise RedisUnavailable(reason, detail=f"{self._where}: {error}") from error
+        finally:
+            if not whole:
+                await self.close()
+        return replies
+
+    async def script(self, script: Script, keys: Sequence[str], args: Sequence[Any], *, seconds: float) -> Any:
+        """This runs one script and gives its reply; an error reply is raised.
+
+        A digest that the server has forgotten is known not to have run, so the text is sent.
+        """
+        reply = (await self.run([self.call(script, keys, args)], seconds=seconds))[0]
+        if isinstance(reply, NoScriptError):
+            self.knows(script, False)
+            reply = (await self.run([self.call(script, keys, args)], seconds=seconds))[0]
+        if isinstance(reply, Exception):
+            raise reply
+        self._known.add(script.sha)
+        return reply
+
+    async def scripts(
+        self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], *, seconds: float
+    ) -> list[Any]:
+        """This runs one script many times in one pipeline and gives the replies; an error reply is raised."""
+        if not calls:
+            return []
+        first = await self.script(script, *calls[0], seconds=seconds)
+        replies = await self.run([self.call(script, *call) for call in calls[1:]], seconds=seconds) if calls[1:] else []
+        for at, reply in enumerate(replies):
+            if isinstance(reply, NoScriptError):
+                replies[at] = await self.script(script, *calls[1 + at], seconds=seconds)
+            elif isinstance(reply, Exception):
+                raise reply
+        return [first, *replies]
+
+    def knows(self, script: Script, known: bool) -> None:
+        """This notes whether the server has seen the script, so that the next call sends its digest or its text."""
+        (self._known.add if known else self._known.discard)(script.sha)
+
+    async def send(self, command: Command, *, seconds: float) -> None:
+        """This sends a command whose answer arrives among pushed messages."""
+        async with async_deadline(self._connection, seconds):
+            await self._connection.send_packed_command(self._connection.pack_command(*command))
+
+    async def receive(self, *, seconds: float) -> Any:
+        """This gives the next pushed message, or None when none came in that time."""
+        try:
+            async with async_deadline(self._connection, seconds):
+                return await self._connection.read_response(disconnect_on_error=False)
+        except (TimeoutError, RedisError) as error:
+            if "imeout" in type(error).__name__:
+                return None
+            await self.close()
+            raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+        except OSError as error:
+            await self.close()
+            raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+
+    async def close(self) -> None:
+        """This closes the connection without waiting for anything that is under way on it."""
+        await self._connection.disconnect(nowait=True)

@@ -1,0 +1,106 @@
+"""Listing by prefix: what Postgres holds, overlaid with what is dirty in Redis.
+
+The dirty keys are read first and Postgres after them, so a key that is flushed in between is seen at least once; of
+two sights of one key the higher version counts. A listing is not a snapshot: it shows each key as of some moment
+between the call and the end of the iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Literal
+
+from statecache.keys import checked_prefix_of_list
+from statecache.model import Record
+from statecache.records import FIELDS, record_of, record_of_row
+
+if TYPE_CHECKING:
+    from statecache._async.postgres import PostgresTier
+    from statecache._async.redis import RedisTier
+    from statecache.keys import KeySpace
+
+_PAGE = 500
+_KEYS_PER_READ = 200
+
+Order = Literal["key", "newest"]
+
+
+class Listing:
+    """This lists the records of live states under a prefix."""
+
+    def __init__(self, keys: KeySpace, redis: RedisTier, postgres: PostgresTier) -> None:
+        self._keys = keys
+        self._redis = redis
+        self._postgres = postgres
+
+    async def records(self, prefix: str, *, order: Order, limit: int | None, seconds: float) -> AsyncIterator[Record]:
+        """This gives the records in the asked order; `seconds` bounds each exchange with a server."""
+        prefix, shard = checked_prefix_of_list(prefix, self._keys.shards)
+        dirty = await self._dirty(prefix, range(self._keys.shards) if shard is None else [shard], seconds)
+        given = 0
+        pages = self._by_key(prefix, dirty, seconds) if order == "key" else self._newest(prefix, dirty, limit, seconds)
+        async for record in pages:
+            if limit is not None and given >= limit:
+                return
+            if record.exists:
+                given += 1
+                yield record
+
+    async def _dirty(self, prefix: str, shards: range | list[int], seconds: float) -> dict[str, Record]:
+        """This reads the states under the prefix that Postgres may not have yet, tombstones too."""
+        commands = [("ZRANGE", self._keys.unflushed(shard), 0, -1) for shard in shards]
+        replies = await self._redis.read(commands, seconds=seconds)
+        start = prefix.encode()
+        found = sorted(
+            name.decode() for reply in replies if isinstance(reply, list) for name in reply if name.startswith(start)
+        )
+        dirty: dict[str, Record] = {}
+        for at in range(0, len(found), _KEYS_PER_READ):
+            some = found[at : at + _KEYS_PER_READ]
+            reads = [("HMGET", self._keys.state(key), *FIELDS) for key in some]
+            for key, reply in zip(some, await self._redis.read(reads, seconds=seconds), strict=True):
+                record = record_of(self._keys.state(key), key, reply)
+                if record is not None:
+                    dirty[key] = record
+        return dirty
+
+    async def _by_key(self, prefix: str, dirty: dict[str, Record], seconds: float) -> AsyncIterator[Record]:
+        """This merges two sequences in byte order of their keys."""
+        waiting = sorted(dirty, key=str.encode, reverse=True)
+        after, more = "", True
+        while more:
+            parameters = {"prefix": prefix, "beyond": _beyond(prefix), "after": after, "limit": _PAGE}
+            rows = await self._postgres.fetch("list_by_key", parameters, seconds=seconds)
+            more = len(rows) == _PAGE
+            for row in rows:
+                record, _ = record_of_row(row)
+                after = record.key
+                while waiting and waiting[-1].encode() < after.encode():
+                    yield dirty[waiting.pop()]
+                if waiting and waiting[-1] == after:
+                    record = _newer(record, dirty[waiting.pop()])
+                yield record
+        while waiting:
+            yield dirty[waiting.pop()]
+
+    async def _newest(
+        self, prefix: str, dirty: dict[str, Record], limit: int | None, seconds: float
+    ) -> AsyncIterator[Record]:
+        wanted = None if limit is None else limit + len(dirty)
+        parameters = {"prefix": prefix, "beyond": _beyond(prefix), "limit": wanted}
+        rows = await self._postgres.fetch("list_newest", parameters, seconds=seconds)
+        found = dict(dirty)
+        for row in rows:
+            record, _ = record_of_row(row)
+            found[record.key] = _newer(record, found[record.key]) if record.key in found else record
+        for record in sorted(found.values(), key=lambda record: (record.updated_at, record.key), reverse=True):
+            yield record
+
+
+def _newer(one: Record, other: Record) -> Record:
+    return one if (one.epoch, one.version) >= (other.epoch, other.version) else other
+
+
+def _beyond(prefix: str) -> str:
+    """This is a text above every key that starts with the prefix."""
+    return prefix + "\U0010ffff"

@@ -1,0 +1,141 @@
+"""The Postgres tier as a client sees it: named statements on a pool of connections, opened when first needed.
+
+Every statement runs in a transaction of its own with a statement timeout local to it, so that it works behind a
+transaction-mode pooler. The `cluster` row is compared on every new connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import errors as pg
+
+from statecache._async.pool import AsyncPool
+from statecache._bridge import async_timeout
+from statecache.errors import ConfigurationError, PostgresUnavailable
+from statecache.keys import GROUP_RULE, HASH
+from statecache.settings import masked
+from statecache.sql import CODE, statement
+
+if TYPE_CHECKING:
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+
+class AsyncSession:
+    """This is one connection to Postgres, as a pool lends it."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self.connection = connection
+
+    @property
+    def alive(self) -> bool:
+        """This says whether the connection still stands, as far as this side knows."""
+        return not (self.connection.closed or self.connection.broken)
+
+    async def close(self) -> None:
+        """This closes the connection."""
+        await self.connection.close()
+
+
+class PostgresTier:
+    """This runs named statements on the Postgres primary."""
+
+    def __init__(self, settings: Settings, keys: KeySpace, *, cluster: Callable[[], str] = str) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._redis_cluster = cluster
+        self.cluster = ""
+        self.pool = AsyncPool(
+            self.session, size=settings.postgres_connections_max, busy=PostgresUnavailable, what="Postgres"
+        )
+
+    async def session(self) -> AsyncSession:
+        """This opens one connection and compares the cluster's pin."""
+        where = masked(self._settings.postgres_url)
+        try:
+            connection = await psycopg.AsyncConnection.connect(
+                self._settings.postgres_url,
+                autocommit=True,
+                prepare_threshold=None,
+                connect_timeout=max(2, round(self._settings.connect_timeout_s)),
+                application_name="statecache",
+                tcp_user_timeout=round(self._settings.timeout_s * 1000),
+            )
+        except psycopg.ProgrammingError as error:
+            raise ConfigurationError(f"postgres_url {where}: {_brief(error)}") from None
+        except psycopg.OperationalError as error:
+            reason = "authentication" if "authentication" in str(error) else "connect"
+            raise PostgresUnavailable(reason, detail=f"{where}: {_brief(error)}") from None
+        session = AsyncSession(connection)
+        try:
+            await self._compare(session)
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    async def _compare(self, session: AsyncSession) -> None:
+        rows = await self._run(session, "cluster", {}, self._settings.timeout_s)
+        if not rows:
+            raise ConfigurationError("the schema holds no cluster row", hint="Run `statecache migrate`.")
+        cluster, shards, hashed, rule, prefix, min_code = rows[0]
+        if min_code > CODE:
+            raise ConfigurationError(
+                f"the schema asks for code level {min_code}, this program has {CODE}", hint="Upgrade statecache."
+            )
+        found, ours = (shards, hashed, rule, prefix), (self._keys.shards, HASH, GROUP_RULE, self._keys.prefix)
+        if found != ours:
+            raise ConfigurationError(
+                f"this schema is pinned to (shards, hash, group rule, prefix) = {found}, the settings say {ours}",
+                hint="Use the same settings everywhere; the shard count changes only by an offline migration.",
+            )
+        if self._redis_cluster() not in ("", cluster):
+            raise ConfigurationError(
+                f"Redis belongs to cluster {self._redis_cluster()}, Postgres to {cluster}",
+                hint="redis_url and postgres_url must name the two tiers of one deployment.",
+            )
+
+        self.cluster = cluster
+
+    async def fetch(self, name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
+        """This runs the named statement once and gives its rows."""
+        session = await self.pool.take(seconds)
+        try:
+            return await self._run(session, name, parameters, seconds)
+        finally:
+            self.pool.give(session)
+
+    async def _run(
+        self, session: AsyncSession, name: str, parameters: Mapping[str, Any], seconds: float
+    ) -> list[tuple[Any, ...]]:
+        connection = session.connection
+        text = statement(name, self._settings.postgres_schema)
+        limit = f"{max(1, round(seconds * 1000))}ms"
+        whole = False
+        try:
+            async with async_timeout(seconds + 1.0), connection.transaction():
+                await connection.execute("SELECT set_config('statement_timeout', %s, true)", (limit,))
+                rows = await (await connection.execute(text, parameters)).fetchall()
+            whole = True
+        except (pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedFunction) as error:
+            raise ConfigurationError(f"Postgres: {_brief(error)}", hint="Run `statecache migrate`.") from error
+        except pg.InsufficientPrivilege as error:
+            raise ConfigurationError(f"Postgres: {_brief(error)}", hint="Grant this role what it needs.") from error
+        except (psycopg.OperationalError, TimeoutError) as error:
+            where = masked(self._settings.postgres_url)
+            reason = "timeout" if isinstance(error, (TimeoutError, pg.QueryCanceled)) else "connection"
+            raise PostgresUnavailable(reason, detail=f"{where}: {_brief(error)}") from error
+        finally:
+            if not whole:
+                await session.close()
+        return rows
+
+
+def _brief(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

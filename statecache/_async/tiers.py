@@ -1,0 +1,54 @@
+"""Everything that a client and its namespaces share: the two tiers and what works on them."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from statecache._async.commits import Committer, new_change_id
+from statecache._async.durable import Durable
+from statecache._async.hydrate import Hydrator
+from statecache._async.levels import Levels
+from statecache._async.listing import Listing
+from statecache._async.opener import Opener
+from statecache._async.postgres import PostgresTier
+from statecache._async.reading import Reader
+from statecache._async.redis import RedisTier
+from statecache.keys import KeySpace
+
+if TYPE_CHECKING:
+    from statecache._async.connect import Dial
+    from statecache.settings import Settings
+
+
+class Tiers:
+    """This wires one client's parts together; nothing is connected before it is needed."""
+
+    def __init__(self, settings: Settings, *, rng: Random, dial: Dial | None = None) -> None:
+        self.settings = settings
+        self.rng = rng
+        self.keys = KeySpace(prefix=settings.prefix, shards=settings.shards)
+        self.redis = RedisTier(settings, self.keys, dial=dial)
+        self.postgres = PostgresTier(settings, self.keys, cluster=lambda: self.redis.cluster)
+        self.opener = Opener(settings, self.keys, self.redis, self.postgres)
+        self.hydrator = Hydrator(settings, self.keys, self.redis, self.postgres, self.opener, new_token=new_change_id)
+        self.reader = Reader(self.keys, self.redis, self.hydrator)
+        self.listing = Listing(self.keys, self.redis, self.postgres)
+        self.durable = Durable(self.keys, self.redis, self.postgres)
+        self.levels = Levels(settings, self.redis)
+        self.committer = Committer(
+            settings,
+            self.keys,
+            self.redis,
+            opener=self.opener,
+            hydrator=self.hydrator,
+            durable=self.durable,
+            levels=self.levels,
+            rng=rng,
+        )
+
+    async def close(self) -> None:
+        """This closes every connection; what is under way fails."""
+        await self.durable.close()
+        await self.redis.pool.close()
+        await self.postgres.pool.close()

@@ -1,0 +1,166 @@
+"""WATCH, the user's Python, MULTI / the commit script / EXEC: on a connection of its own.
+
+WATCH aborts early, the script decides: every key of the transaction goes into the script with the change_id that was
+read, those that were only read as a check. So an EXEC whose reply was lost, or a script that the server had forgotten,
+is carried on outside of MULTI with the same change_id and the same meaning.
+
+The connection goes back to the pool only after a reply that ends the watching was read; else it is closed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from statecache.clock import monotonic
+from statecache.errors import AlreadyExists, ForeignData, NotFound, RedisUnavailable, UsageError, VersionConflict
+from statecache.keys import checked_key
+from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Write
+from statecache.records import FIELDS, record_of
+
+if TYPE_CHECKING:
+    from statecache._async.commits import Commit, Committed
+    from statecache._async.connect import AsyncLink
+    from statecache._async.verbs import AsyncVerbs
+
+
+class AsyncTransaction:
+    """This is one transaction over the keys that it was opened with, all of one group.
+
+    Reads see the states as of its start and writes are kept until its end, when all of them are committed or none:
+    VersionConflict means that any of the keys was changed by someone else. `states` holds what was committed.
+    """
+
+    def __init__(
+        self, verbs: AsyncVerbs[Any], names: tuple[str, ...], *, durability: str | None, actor: str, reason: str,
+        timeout: float | None,
+    ) -> None:  # fmt: skip
+        self._verbs = verbs
+        self._tier = verbs.tier
+        self._names = {name: checked_key(verbs.full(name)) for name in names}
+        if not 1 <= len(names) <= STATES_PER_COMMIT_MAX:
+            raise UsageError(f"a transaction takes 1 to {STATES_PER_COMMIT_MAX} keys, not {len(names)}")
+        self._keys = list(dict.fromkeys(self._names.values()))
+        self._shard = self._tier.keys.one_group(self._keys)
+        self._durability = verbs.durability_of(durability)
+        self._actor = actor
+        self._reason = reason
+        self._timeout = timeout
+        self._link: AsyncLink | None = None
+        self._records: dict[str, Record] = {}
+        self._writes: dict[str, Write] = {}
+        self._values: dict[str, Any] = {}
+        self.states: dict[str, State[Any]] = {}
+
+    async def __aenter__(self) -> Self:
+        end = self._verbs.end_of(self._timeout)
+        while not self._records:
+            self._link = await self._tier.redis.pool.take(max(end - monotonic(), 0.001))
+            try:
+                missing = await self._watch(self._link, end)
+            except BaseException:
+                await self._leave(watching=True)
+                raise
+            if missing:
+                await self._leave(watching=True)
+                await self._tier.hydrator.load(missing, end=end)
+        return self
+
+    async def _watch(self, link: AsyncLink, end: float) -> list[str]:
+        """This watches and reads every key in one round trip and gives the keys that are not in Redis."""
+        redis_keys = [self._tier.keys.state(key) for key in self._keys]
+        commands = [("WATCH", *redis_keys), *(("HMGET", redis_key, *FIELDS) for redis_key in redis_keys)]
+        _, *replies = await link.run(commands, seconds=max(end - monotonic(), 0.001))
+        records: dict[str, Record] = {}
+        for key, redis_key, reply in zip(self._keys, redis_keys, replies, strict=True):
+            if isinstance(reply, Exception):
+                raise ForeignData(redis_key, reason=str(reply))
+            record = record_of(redis_key, key, reply)
+            if record is not None:
+                records[key] = record
+        if len(records) == len(self._keys):
+            self._records = records
+        return [key for key in self._keys if key not in records]
+
+    async def get(self, name: str, *, type: Any = None) -> State[Any] | None:  # noqa: A002
+        """This gives the state as of the transaction's start, or None."""
+        return self._verbs.state_of(self._records[self._key(name)], type)
+
+    def set(self, name: str, value: Any) -> None:
+        """This will write the value at the end."""
+        key = self._key(name)
+        self._put(self._verbs.write_of(key, value, expected=self._records[key].change_id), value)
+
+    def create(self, name: str, value: Any) -> None:
+        """This will write the value at the end; AlreadyExists at once where there is one."""
+        key = self._key(name)
+        pending = self._writes.get(key)
+        if self._records[key].exists if pending is None else pending.op == "set":
+            raise AlreadyExists(key)
+        self.set(name, value)
+
+    def delete(self, name: str) -> None:
+        """This will delete the state at the end; NotFound at once where there is none."""
+        key = self._key(name)
+        if not self._records[key].exists:
+            if key not in self._writes:
+                raise NotFound(key)
+            del self._writes[key]
+            return
+        self._put(Write(key=key, op="delete", expected=self._records[key].change_id), None)
+
+    def _put(self, write: Write, value: Any) -> None:
+        self._writes[write.key] = write
+        self._values[write.key] = value
+
+    def _key(self, name: str) -> str:
+        if name not in self._names:
+            raise UsageError(f"{name!r} is not among the transaction's keys", hint="Name every key when opening it.")
+        return self._names[name]
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is not None:
+            await self._leave(watching=True)
+            return
+        try:
+            await self._end()
+        finally:
+            await self._leave(watching=True)
+
+    async def _leave(self, *, watching: bool) -> None:
+        """This gives the connection back, watching nothing; where that cannot be had it is closed."""
+        link, self._link = self._link, None
+        if link is None:
+            return
+        try:
+            if watching and link.alive:
+                await link.run([("UNWATCH",)], seconds=self._tier.settings.timeout_s)
+        except RedisUnavailable:
+            await link.close()
+        finally:
+            self._tier.redis.pool.give(link)
+
+    async def _end(self) -> None:
+        """This commits what was written; a transaction that only read is compared all the same."""
+        link = self._link
+        if link is None:
+            raise UsageError("the transaction is over")
+        end = self._verbs.end_of(self._timeout)
+        if not self._writes:
+            replies = await link.run([("MULTI",), ("EXEC",)], seconds=max(end - monotonic(), 0.001))
+            if replies[1] is None:
+                raise VersionConflict(self._keys[0], self._records[self._keys[0]].change_id)
+            return
+        writes = [self._writes.get(key) or self._check(key) for key in self._keys]
+        commit = self._tier.committer.new(
+            writes, self._shard, durability=self._durability, actor=self._actor, reason=self._reason, end=end
+        )
+        committed = await self._tier.committer.commit_watched(commit, link)
+        self._note(commit, committed)
+
+    def _check(self, key: str) -> Write:
+        return Write(key=key, op="check", expected=self._records[key].change_id)
+
+    def _note(self, commit: Commit, committed: Committed) -> None:
+        for at, write in enumerate(commit.written()):
+            name = next(name for name, key in self._names.items() if key == write.key)
+            self.states[name] = self._verbs.committed_state(write, self._values[write.key], committed, at)

@@ -1,0 +1,282 @@
+"""What differs in kind between tasks and threads, in pairs: the asynchronous one has the prefix, the other has not.
+
+The generated mirror drops the prefix, so code in `_async` that uses these reads the same on both sides.
+
+* `async_deadline` bounds an exchange on one connection. The synchronous twin can only bound each read of the socket.
+* `AsyncSlots` is a counting semaphore, first come first served, with a timeout.
+* `AsyncSignal` is an event, `AsyncMutex` a lock, `AsyncBackground` a task or daemon thread that runs until stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from inspect import isawaitable
+from typing import Any, TypeVar
+
+from statecache.clock import sleep
+
+T = TypeVar("T")
+
+
+@contextlib.asynccontextmanager
+async def async_timeout(seconds: float) -> AsyncIterator[None]:
+    """This raises TimeoutError when the body takes longer than that many seconds."""
+    async with asyncio.timeout(seconds):
+        yield
+
+
+@contextlib.contextmanager
+def timeout(seconds: float) -> Iterator[None]:  # noqa: ARG001
+    """This bounds nothing: a thread cannot be interrupted, so the server's own timeout has to."""
+    yield
+
+
+class async_deadline:  # noqa: N801
+    """This bounds one exchange on a connection to that many seconds; TimeoutError past it."""
+
+    __slots__ = ("_timeout",)
+
+    def __init__(self, connection: Any, seconds: float) -> None:  # noqa: ARG002
+        self._timeout = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *exc_info: Any) -> bool | None:
+        return await self._timeout.__aexit__(*exc_info)
+
+
+class deadline:  # noqa: N801
+    """This bounds every read of one exchange on a connection to that many seconds."""
+
+    __slots__ = ()
+
+    def __init__(self, connection: Any, seconds: float) -> None:
+        socket = connection._sock
+        if socket is not None and socket.gettimeout() != seconds:
+            socket.settimeout(max(seconds, 0.001))
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+
+async def async_sleep(seconds: float) -> None:
+    """This lets others run for that many seconds."""
+    await asyncio.sleep(seconds)
+
+
+async def async_called(value: Awaitable[T] | T) -> T:
+    """This gives a user function's result, whether or not the function was asynchronous."""
+    if isawaitable(value):
+        return await value
+    return value
+
+
+def called(value: T) -> T:
+    """This gives a user function's result; a synchronous client takes synchronous functions only."""
+    if isawaitable(value):
+        close = getattr(value, "close", None)
+        if close is not None:
+            close()
+        raise TypeError("StateCache takes plain functions; use AsyncStateCache for an async one")
+    return value
+
+
+def async_place() -> object:
+    """This names what a client is bound to: the running loop; nothing for threads."""
+    return asyncio.get_running_loop()
+
+
+def place() -> object:
+    """This names what a client is bound to: nothing, for threads may share one."""
+    return None
+
+
+class AsyncSlots:
+    """This hands out a number of slots to tasks, first come first served."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def acquire(self, seconds: float) -> bool:
+        """This waits for a slot for at most that many seconds and says whether it got one."""
+        if self._free > 0 and not self._waiting:
+            self._free -= 1
+            return True
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(seconds):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self.release()
+            else:
+                self._waiting.remove(turn)
+            if isinstance(error, TimeoutError):
+                return False
+            raise
+        return True
+
+    def release(self) -> None:
+        """This gives a slot to whoever waits longest."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+class Slots:
+    """This hands out a number of slots to threads, first come first served."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._mutex = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+
+    def acquire(self, seconds: float) -> bool:
+        """This waits for a slot for at most that many seconds and says whether it got one."""
+        with self._mutex:
+            if self._free > 0 and not self._waiting:
+                self._free -= 1
+                return True
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        got = turn.acquire(timeout=max(seconds, 0.0))
+        if not got:
+            with self._mutex:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                    return False
+        return True
+
+    def release(self) -> None:
+        """This gives a slot to whoever waits longest."""
+        with self._mutex:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._free += 1
+
+
+class AsyncMutex(asyncio.Lock):
+    """This lets one task in at a time."""
+
+
+class Mutex:
+    """This lets one thread in at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+
+
+class AsyncSignal:
+    """This is set once and wakes whoever waits for it."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """This wakes the waiters, now and later ones."""
+        self._event.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """This waits for at most that many seconds and says whether the signal was set."""
+        try:
+            async with asyncio.timeout(max(seconds, 0.0)):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class Signal:
+    """This is set once and wakes whoever waits for it."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        """This wakes the waiters, now and later ones."""
+        self._event.set()
+
+    def wait(self, seconds: float) -> bool:
+        """This waits for at most that many seconds and says whether the signal was set."""
+        return self._event.wait(max(seconds, 0.0))
+
+
+class AsyncBackground:
+    """This runs a function as a task of its own until it ends or is stopped."""
+
+    def __init__(self, function: Callable[[], Awaitable[None]], *, name: str) -> None:
+        self._task = asyncio.ensure_future(function())
+        if isinstance(self._task, asyncio.Task):
+            self._task.set_name(name)
+
+    @property
+    def alive(self) -> bool:
+        """This says whether the function still runs."""
+        return not self._task.done()
+
+    async def stop(self) -> None:
+        """This cancels the task and waits for its end."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+
+class Background:
+    """This runs a function as a daemon thread of its own until it ends; the function itself looks for its stop."""
+
+    def __init__(self, function: Callable[[], None], *, name: str) -> None:
+        self._thread = threading.Thread(target=function, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """This says whether the function still runs."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """This waits for the function's end."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5.0)
+
+
+__all__ = [
+    "AsyncBackground",
+    "AsyncMutex",
+    "AsyncSignal",
+    "AsyncSlots",
+    "Background",
+    "Mutex",
+    "Signal",
+    "Slots",
+    "async_called",
+    "async_deadline",
+    "async_place",
+    "async_sleep",
+    "async_timeout",
+    "called",
+    "deadline",
+    "place",
+    "sleep",
+    "timeout",
+]

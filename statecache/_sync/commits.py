@@ -1,0 +1,393 @@
+# Generated from statecache/_async/commits.py by tests/unasync.py. Do not edit.
+
+"""The one write path: a commit is one run of one script, repeated until its outcome is known.
+
+A commit has one change_id from its birth to its end, whatever happens in between. A lost reply is never "not
+applied": the same change_id is sent again, and the script either finds it in the state's `recent` and answers as the
+first time, or applies it. Where `recent` no longer reaches back far enough the stream and Postgres are asked. Only
+when none of that can be had in time is the outcome unknown, and said to be so.
+
+    OK, DUP    applied            CONFLICT, BACKLOG, LIMIT, FOREIGN, OOM   not applied, and that is certain
+    FENCED     open the shard, again          MISSING   hydrate, again       UNSURE   look it up, again or done
+    no reply   again with the same change_id, marked as a repeat
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from itertools import count
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from redis.exceptions import NoPermissionError, NoScriptError
+
+from statecache._bridge import sleep
+from statecache.clock import monotonic
+from statecache.errors import (
+    AlreadyExists,
+    Backpressure,
+    ConfigurationError,
+    DurabilityNotMet,
+    ForeignData,
+    LimitExceeded,
+    OutcomeUnknown,
+    RedisUnavailable,
+    StateCacheError,
+    Unavailable,
+    VersionConflict,
+)
+from statecache.lua import script
+from statecache.model import ABSENT, BLIND, COMMIT_BYTES_MAX, PRESENT, Position, Write
+
+if TYPE_CHECKING:
+    from statecache._sync.connect import Link
+    from statecache._sync.durable import Durable
+    from statecache._sync.hydrate import Hydrator
+    from statecache._sync.levels import Levels
+    from statecache._sync.opener import Opener
+    from statecache._sync.redis import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+_AGAIN = ("LOADING", "BUSY", "MASTERDOWN", "READONLY", "MISCONF", "NOREPLICAS", "TRYAGAIN", "CLUSTERDOWN")
+"""Error replies that say: nothing was done, try again later."""
+
+
+def new_change_id() -> str:
+    """This makes a change_id: 96 random bits as 24 hexadecimal digits."""
+    return secrets.token_hex(12)
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """This is what an applied commit answers: its place, the server's time, each written state's version and parent."""
+
+    change_id: str
+    position: Position
+    updated_at: str
+    versions: tuple[int, ...]
+    parents: tuple[str, ...]
+
+
+class Absent(StateCacheError):
+    """{key!r} is absent, and the commit asked for it to be there."""
+
+    key: str
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key=key)
+
+
+class Commit(msgspec.Struct, kw_only=True):
+    """This is one commit under way: what it writes, its identity, and what is known of its outcome."""
+
+    change_id: str
+    shard: int
+    writes: list[Write]
+    durability: str
+    actor: str
+    reason: str
+    end: float
+    redis_keys: list[str]
+    doubt: Exception | None = None
+    repeat: bool = False
+    pause: float = 0.005
+    blind: frozenset[int] = frozenset()
+    nonce: str = ""
+
+    def written(self) -> list[Write]:
+        """These are the writes that change a state."""
+        return [write for write in self.writes if write.op != "check"]
+
+    def failed(self, error: Exception) -> StateCacheError:
+        """This is the error to raise when no more can be tried: unknown where any attempt may have been applied."""
+        if self.doubt is not None:
+            keys = tuple(write.key for write in self.written())
+            return OutcomeUnknown(self.change_id, keys=keys, reason=str(error))
+        if isinstance(error, StateCacheError):
+            return error
+        return RedisUnavailable("timeout", detail=str(error))
+
+
+class Committer:
+    """This commits change-sets and gives their outcome."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        redis: RedisTier,
+        *,
+        opener: Opener,
+        hydrator: Hydrator,
+        durable: Durable,
+        levels: Levels,
+        rng: Random,
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._redis = redis
+        self._opener = opener
+        self._hydrator = hydrator
+        self._durable = durable
+        self._levels = levels
+        self._rng = rng
+        self._script = script("commit")
+        self._nonces = count(1)
+        self._limits = (
+            settings.backlog_entries_max, settings.backlog_bytes_max, COMMIT_BYTES_MAX, settings.value_bytes_max,
+        )  # fmt: skip
+
+    def new(
+        self, writes: list[Write], shard: int, *, durability: str, actor: str, reason: str, end: float,
+        change_id: str | None = None,
+    ) -> Commit:  # fmt: skip
+        """This makes a commit of writes to one group; a change_id that was used before marks it as a repeat."""
+        return Commit(
+            change_id=change_id or new_change_id(),
+            shard=shard,
+            writes=writes,
+            durability=durability,
+            actor=actor,
+            reason=reason,
+            end=end,
+            redis_keys=[self._keys.state(write.key) for write in writes],
+            repeat=change_id is not None,
+        )
+
+    def commit(self, commit: Commit) -> Committed:
+        """This applies the commit at most once and gives its outcome at the asked durability."""
+        if commit.durability == "memory":
+            return self._apply(commit)
+        self._prepare(commit)
+        return self._endured(commit, self._apply(commit))
+
+    def commit_watched(self, commit: Commit, link: Link) -> Committed:
+        """This does the same in MULTI / EXEC on a connection that watches the commit's states."""
+        self._prepare(commit)
+        return self._endured(commit, self._exec(commit, link) or self._apply(commit))
+
+    def _prepare(self, commit: Commit) -> None:
+        if commit.durability != "memory":
+            self._levels.check(commit.durability, end=commit.end)
+        if commit.durability == "postgres":
+            self._durable.watch(commit.shard, end=commit.end)
+
+    def _endured(self, commit: Commit, committed: Committed) -> Committed:
+        """This waits until Postgres holds the commit; one that was lost with its Redis is applied again."""
+        if commit.durability != "postgres":
+            return committed
+        keys = tuple(write.key for write in commit.written())
+        while not self._durable.wait(commit.shard, committed.position, commit.change_id, keys, end=commit.end):
+            commit.repeat = True
+            committed = self._apply(commit)
+        return committed
+
+    def _exec(self, commit: Commit, link: Link) -> Committed | None:
+        """This gives the commit's outcome, or None where it has to be carried on outside of MULTI."""
+        seconds = max(commit.end - monotonic(), 0.001)
+        commands: list[Any] = [("MULTI",), self._call(link, commit), ("EXEC",)]
+        if commit.durability in ("replica", "disk"):
+            commands.append(self._levels.wait_command(commit.durability, round(seconds * 400)))
+        try:
+            _, queued, executed, *waited = link.run(commands, seconds=seconds if seconds < 0.2 else seconds / 2)
+        except RedisUnavailable as error:
+            commit.doubt, commit.repeat = error, True
+            return None
+        if isinstance(queued, Exception):
+            self._refused(commit, queued)
+            return None
+        if executed is None:
+            write = commit.writes[0]
+            raise VersionConflict(write.key, write.expected)
+        if isinstance(executed, Exception):
+            self._refused(commit, executed)
+            return None
+        self._noted(link, executed[0])
+        return self._outcome(commit, [executed[0], *waited])
+
+    def _apply(self, commit: Commit) -> Committed:
+        while True:
+            seconds = commit.end - monotonic()
+            if seconds <= 0:
+                raise commit.failed(commit.doubt or RedisUnavailable("timeout", detail="the time was up"))
+            try:
+                link = self._redis.pool.take(seconds)
+            except RedisUnavailable as error:
+                self._pause(commit, error)
+                continue
+            try:
+                replies = self._exchange(link, commit, seconds)
+            except RedisUnavailable as error:
+                commit.doubt, commit.repeat = error, True
+                self._redis.pool.drop_idle()
+                self._pause(commit, error)
+                continue
+            finally:
+                self._redis.pool.give(link)
+            committed = self._outcome(commit, replies)
+            if committed is not None:
+                return committed
+
+    def _exchange(self, link: Link, commit: Commit, seconds: float) -> list[Any]:
+        """This runs the script once, and WAIT behind it on the same connection where the level asks for it."""
+        commands = [self._call(link, commit)]
+        attempt_s = seconds if seconds < 0.2 else seconds * 0.4
+        if commit.durability in ("replica", "disk"):
+            commands.append(self._levels.wait_command(commit.durability, round(attempt_s * 800)))
+        replies = link.run(commands, seconds=attempt_s)
+        self._noted(link, replies[0])
+        if isinstance(replies[0], list) and replies[0][0] != commit.nonce.encode():
+            link.close()
+            raise RedisUnavailable("connection", detail="a reply belongs to another request")
+        return replies
+
+    def _noted(self, link: Link, reply: Any) -> None:
+        """This keeps whether the server knows the script: a digest it has forgotten is known not to have run."""
+        if isinstance(reply, list):
+            link.knows(self._script, True)
+        elif isinstance(reply, NoScriptError):
+            link.knows(self._script, False)
+
+    def _call(self, link: Link, commit: Commit) -> Any:
+        commit.nonce = str(next(self._nonces))
+        return link.call(self._script, self._script_keys(commit), self._arguments(commit))
+
+    def _script_keys(self, commit: Commit) -> list[str]:
+        keys, shard = self._keys, commit.shard
+        return [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard), *commit.redis_keys]
+
+    def _arguments(self, commit: Commit) -> list[Any]:
+        """This spells the script's ARGV."""
+        settings = self._settings
+        arguments: list[Any] = [
+            commit.nonce, commit.change_id, settings.fence, "1" if commit.repeat else "0", settings.writer, commit.actor,
+            commit.reason, *self._limits,
+        ]  # fmt: skip
+        for write in commit.writes:
+            arguments += (
+                write.key, write.op, write.expected, write.value, write.encoding, write.schema,
+                "" if write.ttl_ms is None else write.ttl_ms, "1" if write.assume_new else "0",
+            )  # fmt: skip
+        return arguments
+
+    def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
+        """This reads the script's answer: a result, an error raised, or None for trying again."""
+        reply = replies[0]
+        if isinstance(reply, Exception):
+            self._refused(commit, reply)
+            return None
+        verdict = reply[1]
+        if verdict in (b"OK", b"DUP"):
+            committed = Committed(
+                commit.change_id,
+                Position.parse(reply[2]) or Position(0, 0),
+                reply[3].decode(),
+                tuple(map(int, reply[4::2])),
+                tuple(parent.decode() for parent in reply[5::2]),
+            )
+            if len(replies) > 1:
+                self._check_copies(commit, replies[1])
+            return committed
+        if verdict == b"FENCED":
+            self._opened(commit)
+        elif verdict == b"MISSING":
+            missing = [commit.writes[at - 1].key for at in reply[2:]]
+            try:
+                self._hydrator.load(missing, end=commit.end)
+            except (Unavailable, ConfigurationError) as error:
+                raise commit.failed(error) from error
+        elif verdict == b"UNSURE":
+            return self._looked_up(commit)
+        elif not (verdict == b"CONFLICT" and reply[2] - 1 in commit.blind):
+            raise self._error(commit, reply)
+        else:
+            self._blind_again(commit)
+        return None
+
+    def _check_copies(self, commit: Commit, reply: Any) -> None:
+        wanted = 1 if commit.durability == "disk" else self._settings.replicas
+        if isinstance(reply, Exception):
+            raise DurabilityNotMet(commit.change_id, level=f"{commit.durability}: {reply}", reached=0, wanted=wanted)
+        reached = reply[0] if isinstance(reply, list) else reply
+        if reached < wanted:
+            raise DurabilityNotMet(commit.change_id, level=commit.durability, reached=reached, wanted=wanted)
+
+    def _refused(self, commit: Commit, error: Exception) -> None:
+        """This deals with an error reply: the script was not run, or not beyond its first write."""
+        text = str(error)
+        if isinstance(error, NoScriptError):
+            return
+        if text.startswith("OOM") or "OOM command not allowed" in text:
+            raise Backpressure(commit.shard, reason=f"Redis is out of memory: {text}") from error
+        if isinstance(error, NoPermissionError):
+            raise commit.failed(ConfigurationError(f"the Redis user lacks rights: {text}")) from error
+        if text.startswith(_AGAIN) or any(word in text for word in _AGAIN):
+            self._pause(commit, RedisUnavailable("refused", detail=text))
+            return
+        raise commit.failed(RedisUnavailable("refused", detail=text)) from error
+
+    def _pause(self, commit: Commit, error: RedisUnavailable) -> None:
+        if error.reason == "authentication" or monotonic() + commit.pause > commit.end:
+            raise commit.failed(error) from error
+        sleep(commit.pause * self._rng.uniform(0.5, 1.0))
+        commit.pause = min(commit.pause * 2, 0.25)
+
+    def _opened(self, commit: Commit) -> None:
+        try:
+            self._opener.open(commit.shard, end=commit.end)
+        except Unavailable as error:
+            if monotonic() + commit.pause > commit.end or "operator" in error.detail:
+                raise commit.failed(error) from error
+            if error.reason == "epoch" and "waits for its epoch" in error.detail:
+                raise commit.failed(error) from error
+            self._pause(commit, RedisUnavailable("epoch", detail=error.detail))
+
+    def _looked_up(self, commit: Commit) -> Committed | None:
+        """This finds out whether a repeat was applied long ago; where not, blind writes go on with what is there."""
+        keys = [write.key for write in commit.written()]
+        try:
+            found = self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
+            if found is not None:
+                return Committed(commit.change_id, *found)
+            current = self._redis.read(
+                [("HGET", redis_key, "change_id") for redis_key in commit.redis_keys], seconds=commit.end - monotonic()
+            )
+        except Unavailable as error:
+            raise commit.failed(error) from error
+        blind = set(commit.blind)
+        for at, write in enumerate(commit.writes):
+            if write.op != "check" and write.expected == BLIND and current[at] is not None:
+                blind.add(at)
+                commit.writes[at] = msgspec.structs.replace(write, expected=current[at].decode())
+        commit.blind = frozenset(blind)
+        commit.repeat = False
+        return None
+
+    def _blind_again(self, commit: Commit) -> None:
+        for at in commit.blind:
+            commit.writes[at] = msgspec.structs.replace(commit.writes[at], expected=BLIND)
+        commit.blind, commit.repeat = frozenset(), True
+
+    def _error(self, commit: Commit, reply: Sequence[Any]) -> StateCacheError:
+        verdict, rest = reply[1].decode(), reply[2:]
+        if verdict == "CONFLICT":
+            write, actual = commit.writes[rest[0] - 1], rest[1].decode()
+            if write.expected == ABSENT:
+                return AlreadyExists(write.key)
+            if write.expected == PRESENT:
+                return Absent(write.key)
+            return VersionConflict(write.key, write.expected, actual)
+        if verdict == "BACKLOG":
+            entries, size = (int(part) for part in rest)
+            return Backpressure(commit.shard, reason=f"{entries} changes and {size} bytes are not yet flushed")
+        if verdict == "LIMIT":
+            at, actual, limit = int(rest[0]), int(rest[1]), int(rest[2])
+            if at == 0:
+                return LimitExceeded("the commit's size in bytes", actual=actual, limit=limit)
+            return LimitExceeded("the value", actual=actual, limit=limit, key=commit.writes[at - 1].key)
+        if verdict == "FOREIGN":
+            foreign = ForeignData(rest[0].decode("utf-8", "replace"), reason=rest[1].decode("utf-8", "replace"))
+            return commit.failed(foreign)
+        return ForeignData(commit.redis_keys[0], reason=f"the commit script answered {verdict!r}")

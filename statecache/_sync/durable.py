@@ -1,0 +1,243 @@
+# Generated from statecache/_async/durable.py by tests/unasync.py. Do not edit.
+
+"""Waiting until Postgres holds a change, and asking what became of one.
+
+One connection listens to the shards' events (`<epoch> <flushed n> <excepted n>`); waiters subscribe before they
+commit, are woken when the watermark passes their position, and look for themselves every second, for an event may be
+lost. Same epoch, n at or below the watermark and no exception at or above n: durable. Anything else (a change of
+epoch, an exception) is settled by asking Postgres for the change_id:
+
+    in change       durable
+    in conflict     Forked
+    in quarantine   Quarantined
+    nowhere, and the watermark is past its n   the commit was lost with its Redis; it may be applied again
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecache._bridge import Background, Mutex, Signal, sleep
+from statecache.clock import monotonic
+from statecache.entries import ForeignEntry, NewerFormat, change_set
+from statecache.errors import Forked, OutcomeUnknown, PostgresUnavailable, Quarantined, RedisUnavailable, Unavailable
+from statecache.model import Position
+from statecache.records import text_of
+
+if TYPE_CHECKING:
+    from statecache._sync.connect import Link
+    from statecache._sync.postgres import PostgresTier
+    from statecache._sync.redis import RedisTier
+    from statecache.keys import KeySpace
+
+_LOOK_S = 1.0
+_PAGE = 1000
+
+Found = tuple[Position, str, tuple[int, ...], tuple[str, ...]]
+"""Where an applied commit stands: position, the server's time, versions and parents in the order of the keys asked."""
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    """This is a shard's watermark as last heard."""
+
+    epoch: int
+    flushed: int
+    excepted: int
+
+
+class Durable:
+    """This follows the watermarks of the shards that this client waits for."""
+
+    def __init__(self, keys: KeySpace, redis: RedisTier, postgres: PostgresTier) -> None:
+        self._keys = keys
+        self._redis = redis
+        self._postgres = postgres
+        self._closed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._mutex = Mutex()
+        self._link: Link | None = None
+        self._background: Background | None = None
+        self._marks: dict[int, _Mark] = {}
+        self._wanted: set[int] = set()
+        self._waiting: dict[int, list[tuple[int, Signal]]] = {}
+
+    def watch(self, shard: int, *, end: float) -> None:
+        """This makes sure that the shard's events are listened to, before the commit that will be waited for."""
+        if self._pid != os.getpid():
+            self._reset()
+        if shard in self._wanted and self._link is not None and self._link.alive:
+            return
+        with self._mutex:
+            if self._link is None or not self._link.alive:
+                try:
+                    self._link = self._redis.link()
+                    for wanted in sorted(self._wanted):
+                        self._link.send(("SSUBSCRIBE", self._keys.events(wanted)), seconds=end - monotonic())
+                except RedisUnavailable:
+                    return
+            if shard not in self._wanted:
+                self._wanted.add(shard)
+                self._link.send(("SSUBSCRIBE", self._keys.events(shard)), seconds=max(end - monotonic(), 0.01))
+            if self._background is None or not self._background.alive:
+                self._background = Background(self._listen, name="statecache-events")
+
+    def _listen(self) -> None:
+        """This takes events off the connection until it breaks or the client is closed."""
+        while not self._closed and self._link is not None:
+            try:
+                message = self._link.receive(seconds=_LOOK_S)
+            except RedisUnavailable:
+                return
+            if isinstance(message, list) and message and message[0] == b"smessage":
+                self._heard(message)
+
+    def _heard(self, message: Sequence[Any]) -> None:
+        for shard in list(self._waiting):
+            if self._keys.events(shard).encode() == message[1]:
+                epoch, flushed, excepted = (int(part) for part in message[2].split())
+                self._mark(shard, _Mark(epoch, flushed, excepted))
+
+    def _mark(self, shard: int, mark: _Mark) -> None:
+        self._marks[shard] = mark
+        for n, signal in list(self._waiting.get(shard, ())):
+            if mark.flushed >= n:
+                signal.set()
+
+    def wait(self, shard: int, position: Position, change_id: str, keys: Sequence[str], *, end: float) -> bool:
+        """This returns True when Postgres holds the change, False when it was lost and may be applied again.
+
+        Raises Forked or Quarantined, and OutcomeUnknown(change_id) past `end`: that never reads as failure.
+        """
+        signal = Signal()
+        ticket = (position.n, signal)
+        self._waiting.setdefault(shard, []).append(ticket)
+        try:
+            while True:
+                settled = self._settle(shard, position, change_id, keys, end)
+                if settled is not None:
+                    return settled
+                left = end - monotonic()
+                if left <= 0:
+                    raise OutcomeUnknown(
+                        change_id,
+                        keys=tuple(keys),
+                        reason="it is applied in Redis, and not yet known to be in Postgres",
+                    )
+                if not signal.wait(min(left, _LOOK_S)):
+                    self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
+                elif self._passed(shard, position) is not True:
+                    sleep(min(left, 0.05))
+        finally:
+            self._waiting[shard].remove(ticket)
+
+    def _passed(self, shard: int, position: Position) -> bool | None:
+        """This says whether the watermark makes the position durable; None where only Postgres can tell."""
+        mark = self._marks.get(shard)
+        if mark is None or (mark.epoch == position.epoch and mark.flushed < position.n):
+            return False
+        if mark.epoch == position.epoch and mark.excepted < position.n:
+            return True
+        return None
+
+    def _settle(self, shard: int, position: Position, change_id: str, keys: Sequence[str], end: float) -> bool | None:
+        passed = self._passed(shard, position)
+        if passed is not None:
+            return True if passed else None
+        try:
+            rows = self._ask(shard, change_id, max(end - monotonic(), 0.01))
+        except PostgresUnavailable:
+            return None
+        kinds = {row[0] for row in rows}
+        if "change" in kinds:
+            return True
+        if "conflict" in kinds:
+            raise Forked(keys[0], change_id)
+        if "quarantine" in kinds:
+            raise Quarantined(keys[0], change_id)
+        flushed = next((row[5] for row in rows if row[0] == "shard"), 0)
+        return False if flushed >= position.n else None
+
+    def _look(self, shard: int, seconds: float) -> None:
+        """This reads the watermark's copy in Redis, or where Redis is away, makes Postgres be asked."""
+        try:
+            self.watch(shard, end=monotonic() + seconds)
+            reply = (
+                self._redis.exchange(
+                    [("HMGET", self._keys.meta(shard), "epoch", "flushed", "excepted")], seconds=seconds
+                )
+            )[0]
+        except Unavailable:
+            reply = None
+        if isinstance(reply, list) and None not in reply:
+            self._mark(shard, _Mark(*(int(part) for part in reply)))
+        elif shard in self._marks:
+            known = self._marks[shard]
+            self._marks[shard] = _Mark(known.epoch + 1, known.flushed, known.excepted)
+
+    def _ask(self, shard: int, change_id: str, seconds: float) -> list[tuple[Any, ...]]:
+        return self._postgres.fetch("lookup_change", {"change_id": change_id, "shard": shard}, seconds=seconds)
+
+    def lookup(self, shard: int, change_id: str, keys: Sequence[str], *, end: float) -> Found | None:
+        """This finds an applied commit in the stream or in Postgres; None where neither holds it: it was not applied.
+
+        The stream is read first: what leaves it meanwhile is in Postgres by then. Raises Forked or Quarantined.
+        """
+        found = self._in_stream(shard, change_id, keys, end)
+        if found is not None:
+            return found
+        rows = self._ask(shard, change_id, max(end - monotonic(), 0.01))
+        if any(row[0] == "conflict" for row in rows):
+            raise Forked(keys[0], change_id)
+        if any(row[0] == "quarantine" for row in rows):
+            raise Quarantined(keys[0], change_id)
+        by_key = {row[1]: row for row in rows if row[0] == "change"}
+        if not by_key:
+            return None
+        one = next(iter(by_key.values()))
+        versions, parents = [], []
+        for key in keys:
+            versions.append(by_key[key][2])
+            parents.append(by_key[key][3])
+        return Position(one[4], one[5]), text_of(one[7]), tuple(versions), tuple(parents)
+
+    def _in_stream(self, shard: int, change_id: str, keys: Sequence[str], end: float) -> Found | None:
+        start, wanted = b"-", change_id.encode()
+        while True:
+            reply = (
+                self._redis.read(
+                    [("XRANGE", self._keys.changes(shard), start, b"+", "COUNT", _PAGE)],
+                    seconds=max(end - monotonic(), 0.01),
+                )
+            )[0]
+            if isinstance(reply, Exception) or not reply:
+                return None
+            for entry_id, raw in reply:
+                if len(raw) > 3 and raw[3] == wanted:
+                    return _found_in(entry_id, raw, keys)
+            start = b"(" + reply[-1][0]
+
+    def close(self) -> None:
+        """This stops listening."""
+        self._closed = True
+        if self._background is not None:
+            self._background.stop()
+        if self._link is not None:
+            self._link.close()
+
+
+def _found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Found | None:
+    try:
+        entry = change_set(entry_id, raw)
+    except (ForeignEntry, NewerFormat):
+        return None
+    changes = {change.key: change for change in entry.changes}
+    versions = tuple(changes[key].version for key in keys)
+    parents = tuple(changes[key].parent_change_id for key in keys)
+    return entry.position, text_of(entry.at), versions, parents

@@ -1,0 +1,119 @@
+# Generated from statecache/_async/hydrate.py by tests/unasync.py. Do not edit.
+
+"""A miss: token, Postgres, install.
+
+A state that is not in Redis is loaded from Postgres under a hydration token, which stands for a few seconds and in
+one epoch. Only one reader at a time holds a key's token; others wait for what it brings. The install checks that the
+token and the epoch still stand, and any commit or hydration of the key takes the token away, so a slow reader cannot
+put an older version over a newer one. While a key is in `unflushed` there is no token: Redis lost its state by hand,
+Postgres does not have it yet, and the flusher will bring it there. Absence is installed like any other record.
+
+What Postgres was read to hold is also given to the caller, whether or not it could be installed: it is no older than
+the moment the read began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
+
+from statecache._bridge import sleep
+from statecache.clock import monotonic
+from statecache.errors import ForeignData, Unavailable
+from statecache.model import Record
+from statecache.records import absence, hash_of, record_of_row
+
+if TYPE_CHECKING:
+    from statecache._sync.opener import Opener
+    from statecache._sync.postgres import PostgresTier
+    from statecache._sync.redis import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+
+class Hydrator:
+    """This loads missing states of one group from Postgres into Redis."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        redis: RedisTier,
+        postgres: PostgresTier,
+        opener: Opener,
+        *,
+        new_token: Callable[[], str],
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._redis = redis
+        self._postgres = postgres
+        self._opener = opener
+        self._new_token = new_token
+
+    def load(self, keys: Sequence[str], *, end: float) -> dict[str, Record]:
+        """This makes the keys of one shard present in Redis and gives the records that it read on the way.
+
+        A key that another reader brought in the meantime is not among them. Raises Unavailable past `end`.
+        """
+        loaded: dict[str, Record] = {}
+        missing, pause = list(keys), 0.002
+        shard = self._keys.shard(missing[0])
+        while True:
+            token = self._new_token()
+            verdicts, epoch = self._begin(shard, missing, token, end)
+            taken = [key for key, verdict in verdicts.items() if verdict == "TAKEN"]
+            if taken:
+                loaded.update(self._install(shard, taken, token, epoch, end))
+            missing = [key for key, verdict in verdicts.items() if verdict in ("DIRTY", "WAIT", "FENCED")]
+            if not missing:
+                return loaded
+            if monotonic() + pause > end:
+                why = "not yet in Postgres" if "DIRTY" in verdicts.values() else "another reader is loading it"
+                raise Unavailable("hydration", detail=f"{missing[0]!r} is not in Redis and {why}")
+            if "FENCED" not in verdicts.values():
+                sleep(pause)
+                pause = min(pause * 2, 0.1)
+
+    def _begin(self, shard: int, missing: list[str], token: str, end: float) -> tuple[dict[str, str], str]:
+        keys = self._keys
+        fixed = [keys.meta(shard), keys.unflushed(shard), keys.hydrating(shard)]
+        token_ms = round(self._settings.hydrate_token_s * 1000)
+        try:
+            reply: list[bytes] = self._redis.script(
+                "hydrate_begin",
+                [*fixed, *(keys.state(key) for key in missing)],
+                [self._settings.fence, token, token_ms, *missing],
+                seconds=max(end - monotonic(), 0.001),
+            )
+        except ResponseError as error:
+            raise ForeignData(fixed[1], reason=str(error)) from error
+        verdict, *rest = (part.decode("utf-8", "replace") for part in reply)
+        if verdict == "FOREIGN":
+            raise ForeignData(rest[0], reason=rest[1])
+        if verdict == "FENCED":
+            self._opener.open(shard, end=end)
+            return dict.fromkeys(missing, "FENCED"), ""
+        return dict(zip(missing, rest[1:], strict=True)), rest[0]
+
+    def _install(self, shard: int, taken: list[str], token: str, epoch: str, end: float) -> dict[str, Record]:
+        seconds = max(end - monotonic(), 0.001)
+        rows = self._postgres.fetch("states", {"keys": taken}, seconds=seconds)
+        found = {row[0]: record_of_row(row) for row in rows}
+        arguments: list[Any] = []
+        records: dict[str, Record] = {}
+        for key in taken:
+            record, recent = found.get(key) or (absence(key, int(epoch)), "")
+            ttl_s = self._settings.redis_ttl_s if record.exists else self._settings.absent_ttl_s
+            arguments += hash_of(record, recent, round(ttl_s * 1000))
+            records[key] = record
+        keys = self._keys
+        self._redis.script(
+            "hydrate_install",
+            [keys.meta(shard), keys.hydrating(shard), *(keys.state(key) for key in taken)],
+            [self._settings.fence, token, epoch, *arguments],
+            seconds=max(end - monotonic(), 0.001),
+        )
+        return records

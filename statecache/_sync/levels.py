@@ -1,0 +1,91 @@
+# Generated from statecache/_async/levels.py by tests/unasync.py. Do not edit.
+
+"""Which durability levels this server can really give: asked once a minute, refused at the call with the reason.
+
+`replica` and `disk` are refused where the primary keeps nothing over a restart: an empty primary that comes back
+before anyone promotes a replica empties the replicas too. `disk` needs WAITAOF, an append-only file, and an fsync
+policy. `postgres` needs the fence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from statecache.clock import monotonic
+from statecache.errors import DurabilityRefused, UsageError
+from statecache.model import DURABILITIES
+
+if TYPE_CHECKING:
+    from statecache._sync.redis import RedisTier
+    from statecache.settings import Settings
+
+_ASK_AGAIN_S = 60.0
+
+
+class Levels:
+    """This refuses levels that cannot be given, and spells the command that waits for those that can."""
+
+    def __init__(self, settings: Settings, redis: RedisTier) -> None:
+        self._settings = settings
+        self._redis = redis
+        self._answers: dict[str, tuple[float, str]] = {}
+
+    def check(self, level: str, *, end: float) -> None:
+        """This raises DurabilityRefused with the reason when the level cannot be given."""
+        if level not in DURABILITIES:
+            raise UsageError(f"durability {level!r} is not one of {', '.join(DURABILITIES)}")
+        asked, reason = self._answers.get(level, (0.0, ""))
+        now = monotonic()
+        if level not in self._answers or now - asked > _ASK_AGAIN_S or reason:
+            reason = self._reason_against(level, max(end - now, 0.01))
+            self._answers[level] = (now, reason)
+        if reason:
+            raise DurabilityRefused(level, reason=reason)
+
+    def _reason_against(self, level: str, seconds: float) -> str:
+        if level == "memory":
+            return ""
+        if level == "postgres":
+            fenced = self._settings.fence == "on"
+            return "" if fenced else "the fence is off, so a lost Redis would go unnoticed"
+        commands = [("INFO", "persistence"), ("CONFIG", "GET", "save"), ("CONFIG", "GET", "appendfsync")]
+        if level == "disk":
+            commands.append(("COMMAND", "INFO", "WAITAOF"))
+        info, save, fsync, *known = self._redis.read(commands, seconds=seconds)
+        if isinstance(info, Exception):
+            return f"INFO persistence is refused ({info}), so what the server keeps is not known"
+        append_only = b"aof_enabled:1" in info
+        if level == "disk":
+            return _against_disk(append_only, _setting(fsync), known[0])
+        if append_only or _setting(save):
+            return ""
+        if isinstance(save, Exception):
+            return f"no append-only file, and CONFIG GET save is refused ({save})"
+        return "the primary keeps nothing over a restart (no append-only file, no snapshots)"
+
+    def wait_command(self, level: str, wait_ms: int) -> tuple[Any, ...]:
+        """This spells the wait for a level, in milliseconds; at least one, for zero waits for ever."""
+        if level == "disk":
+            return ("WAITAOF", 1, 0, max(wait_ms, 1))
+        return ("WAIT", self._settings.replicas, max(wait_ms, 1))
+
+
+def _against_disk(append_only: bool, fsync: str | None, known: Any) -> str:
+    if isinstance(known, Exception) or not known or known[0] is None:
+        return "this server has no WAITAOF (Redis or Valkey 7.2 and newer have it)"
+    if not append_only:
+        return "this server has no append-only file (appendonly no)"
+    if fsync is None:
+        return (
+            "CONFIG GET appendfsync is refused, so it is not known whether the file is ever synced; grant +config|get"
+        )
+    if fsync == "no":
+        return "this server never syncs its append-only file (appendfsync no)"
+    return ""
+
+
+def _setting(reply: Any) -> str | None:
+    """This reads a CONFIG GET reply: the value, or None where it was refused."""
+    if isinstance(reply, Exception) or len(reply) < 2:
+        return None
+    return str(reply[1].decode())

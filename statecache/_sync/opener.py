@@ -1,0 +1,50 @@
+# Generated from statecache/_async/opener.py by tests/unasync.py. Do not edit.
+
+"""How a client gets a closed shard opened: by itself where the data set continues the row, else on others' word.
+
+Writes that find the gate closed while Postgres is down raise `Unavailable(reason="epoch")`: better no write than one
+that may have to be taken back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from statecache._sync.gate import Gate
+from statecache.clock import monotonic
+from statecache.errors import PostgresUnavailable, Unavailable
+
+if TYPE_CHECKING:
+    from statecache._sync.postgres import PostgresTier
+    from statecache._sync.redis import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+
+class Opener:
+    """This opens a shard on a client's word."""
+
+    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier) -> None:
+        self._gate = Gate(settings, keys, by=settings.writer, authority="client")
+        self._redis = redis
+        self._postgres = postgres
+
+    def open(self, shard: int, *, end: float) -> None:
+        """This returns when the shard is open, or raises Unavailable(reason="epoch")."""
+        seconds = max(end - monotonic(), 0.001)
+        try:
+            session = self._postgres.pool.take(seconds)
+        except PostgresUnavailable as error:
+            raise Unavailable("epoch", detail=f"shard {shard} waits for its epoch: {error}") from error
+        try:
+            link = self._redis.pool.take(seconds)
+            try:
+                self._gate.open(link, session.connection, [shard])
+            except psycopg.Error as error:
+                raise Unavailable("epoch", detail=f"shard {shard} waits for its epoch: {error}") from error
+            finally:
+                self._redis.pool.give(link)
+        finally:
+            self._postgres.pool.give(session)

@@ -1,0 +1,109 @@
+# Generated from statecache/_async/pool.py by tests/unasync.py. Do not edit.
+
+"""A bounded pool of connections, fair and fork-safe, for Redis and Postgres alike.
+
+Who waits longest is served first: a pool without that starves some of many tasks for seconds. A connection is idle,
+or lent to exactly one caller; whoever saw it fail does not give it back but drops it. After a fork the child starts
+with an empty pool and leaves the parent's sockets alone. A pool belongs to the event loop that first used it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from statecache._bridge import Slots, place
+from statecache.clock import monotonic
+from statecache.errors import Unavailable, UsageError
+
+
+class Pooled(Protocol):
+    """This is what a pool can lend: something that knows whether it is alive and can be closed."""
+
+    @property
+    def alive(self) -> bool:
+        """This says whether the connection still stands, as far as this side knows."""
+
+    def close(self) -> None:
+        """This closes the connection."""
+
+
+C = TypeVar("C", bound=Pooled)
+
+
+class Pool(Generic[C]):
+    """This lends at most `size` connections; `open_one` makes a new one and raises what hinders it."""
+
+    def __init__(self, open_one: Callable[[], C], *, size: int, busy: type[Unavailable], what: str) -> None:
+        self._open_one = open_one
+        self._size = size
+        self._busy = busy
+        self._what = what
+        self._closed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._place: object = None
+        self._slots = Slots(self._size)
+        self._idle: list[C] = []
+        self._lent: set[C] = set()
+        self.longest_wait_s = 0.0
+
+    def take(self, seconds: float) -> C:
+        """This lends a connection, waiting for at most that many seconds for one to be free."""
+        if self._pid != os.getpid():
+            self._reset()
+        if self._closed:
+            raise UsageError("it is closed", hint="Make a new client.")
+        here = place()
+        if self._place is not here:
+            if self._place is not None:
+                raise UsageError("it belongs to another event loop", hint="Make one client for each event loop.")
+            self._place = here
+        self._wait_for_slot(seconds)
+        try:
+            while self._idle:
+                connection = self._idle.pop()
+                if connection.alive:
+                    break
+            else:
+                connection = self._open_one()
+        except BaseException:
+            self._slots.release()
+            raise
+        self._lent.add(connection)
+        return connection
+
+    def _wait_for_slot(self, seconds: float) -> None:
+        started = monotonic()
+        if not self._slots.acquire(seconds):
+            raise self._busy(
+                "pool", detail=f"all {self._size} {self._what} connections were in use for {seconds:.3g} s"
+            )
+        self.longest_wait_s = max(self.longest_wait_s, monotonic() - started)
+
+    def give(self, connection: C) -> None:
+        """This takes a connection back; one that is no longer alive is forgotten."""
+        if self._pid != os.getpid():
+            return
+        self._lent.discard(connection)
+        if connection.alive and not self._closed:
+            self._idle.append(connection)
+        self._slots.release()
+
+    def drop_idle(self) -> None:
+        """This closes what is idle: one connection's fault is most often every connection's."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def close(self) -> None:
+        """This closes every connection, lent ones too; taking one afterwards raises UsageError."""
+        self._closed = True
+        if self._pid != os.getpid():
+            return
+        self.drop_idle()
+        for connection in list(self._lent):
+            connection.close()

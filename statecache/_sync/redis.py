@@ -1,0 +1,116 @@
+# Generated from statecache/_async/redis.py by tests/unasync.py. Do not edit.
+
+"""The Redis tier: a pool of links that were greeted, and exchanges on them.
+
+A new connection is greeted before anyone uses it: the pin (shards, hash, prefix, schema, cluster) must be ours, and
+the user must be allowed every command of the scripts, for a script that is refused in its middle would leave half a
+commit. What may be repeated after a fault is the caller's to know; `read` is for what may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import NoPermissionError, ResponseError
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from statecache._bridge import sleep
+from statecache._sync.connect import Command, Dial, Link, dialer
+from statecache._sync.pool import Pool
+from statecache.errors import ConfigurationError, RedisUnavailable
+from statecache.keys import HASH
+from statecache.lua import script
+
+if TYPE_CHECKING:
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+
+class RedisTier:
+    """This exchanges commands with the Redis primary."""
+
+    def __init__(self, settings: Settings, keys: KeySpace, *, dial: Dial | None = None) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._dial = dial or dialer(settings)
+        self.cluster = ""
+        self.pool = Pool(self.link, size=settings.redis_connections_max, busy=RedisUnavailable, what="Redis")
+
+    def link(self) -> Link:
+        """This opens and greets one connection outside the pool."""
+        link = Link.open(self._dial, self._settings)
+        try:
+            self._greet(link)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def _greet(self, link: Link) -> None:
+        keys = self._keys
+        shard, state = keys.place("_/greeting")
+        at = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard), state]
+        try:
+            reply = link.script(script("greet"), at, [self._settings.fence], seconds=self._settings.connect_timeout_s)
+        except NoPermissionError as error:
+            raise ConfigurationError(f"the Redis user lacks rights: {error}") from error
+        except ResponseError as error:
+            if str(error).startswith(("LOADING", "MASTERDOWN")):
+                raise RedisUnavailable("loading", detail=str(error)) from error
+            raise ConfigurationError(f"Redis refuses the greeting: {error}") from error
+        shards, hashed, prefix, schema, cluster, *denied = [part.decode("utf-8", "replace") for part in reply]
+        if denied:
+            raise ConfigurationError(
+                "the Redis user may not run " + ", ".join(sorted(denied)), hint="Grant these commands on these keys."
+            )
+        if not shards:
+            return
+        found = (shards, hashed, prefix, schema)
+        ours = (str(keys.shards), HASH, keys.prefix, self._settings.postgres_schema)
+        if found != ours:
+            raise ConfigurationError(
+                f"this Redis is pinned to (shards, hash, prefix, schema) = {found}, the settings say {ours}",
+                hint="Use the same settings everywhere; the shard count changes only by an offline migration.",
+            )
+        self.cluster = cluster
+
+    def exchange(self, commands: Sequence[Command], *, seconds: float) -> list[Any]:
+        """This runs commands on one connection and gives their replies, error replies as values. It never repeats."""
+        link = self.pool.take(seconds)
+        try:
+            return link.run(commands, seconds=seconds)
+        except RedisUnavailable:
+            self.pool.drop_idle()
+            raise
+        finally:
+            self.pool.give(link)
+
+    def script(self, name: str, keys: Sequence[str], args: Sequence[Any], *, seconds: float) -> Any:
+        """This runs the named script once and gives its reply; an error reply is raised as redis-py's."""
+        link = self.pool.take(seconds)
+        try:
+            return link.script(script(name), keys, args, seconds=seconds)
+        except RedisUnavailable:
+            self.pool.drop_idle()
+            raise
+        finally:
+            self.pool.give(link)
+
+    def read(self, commands: Sequence[Command], *, seconds: float) -> list[Any]:
+        """This runs commands that change nothing, again after a fault, for at most that many seconds."""
+        try:
+            return self.exchange(commands, seconds=seconds)
+        except RedisUnavailable as error:
+            if error.reason in ("authentication", "pool"):
+                raise
+        for attempt in Retrying(
+            retry=retry_if_exception_type(RedisUnavailable),
+            wait=wait_random_exponential(multiplier=0.02, max=0.5),
+            stop=stop_after_delay(seconds),
+            sleep=sleep,
+            reraise=True,
+        ):
+            with attempt:
+                return self.exchange(commands, seconds=seconds)
+        raise AssertionError("tenacity gives a result or raises")

@@ -1,0 +1,56 @@
+# Generated from statecache/_async/tiers.py by tests/unasync.py. Do not edit.
+
+"""Everything that a client and its namespaces share: the two tiers and what works on them."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from statecache._sync.commits import Committer, new_change_id
+from statecache._sync.durable import Durable
+from statecache._sync.hydrate import Hydrator
+from statecache._sync.levels import Levels
+from statecache._sync.listing import Listing
+from statecache._sync.opener import Opener
+from statecache._sync.postgres import PostgresTier
+from statecache._sync.reading import Reader
+from statecache._sync.redis import RedisTier
+from statecache.keys import KeySpace
+
+if TYPE_CHECKING:
+    from statecache._sync.connect import Dial
+    from statecache.settings import Settings
+
+
+class Tiers:
+    """This wires one client's parts together; nothing is connected before it is needed."""
+
+    def __init__(self, settings: Settings, *, rng: Random, dial: Dial | None = None) -> None:
+        self.settings = settings
+        self.rng = rng
+        self.keys = KeySpace(prefix=settings.prefix, shards=settings.shards)
+        self.redis = RedisTier(settings, self.keys, dial=dial)
+        self.postgres = PostgresTier(settings, self.keys, cluster=lambda: self.redis.cluster)
+        self.opener = Opener(settings, self.keys, self.redis, self.postgres)
+        self.hydrator = Hydrator(settings, self.keys, self.redis, self.postgres, self.opener, new_token=new_change_id)
+        self.reader = Reader(self.keys, self.redis, self.hydrator)
+        self.listing = Listing(self.keys, self.redis, self.postgres)
+        self.durable = Durable(self.keys, self.redis, self.postgres)
+        self.levels = Levels(settings, self.redis)
+        self.committer = Committer(
+            settings,
+            self.keys,
+            self.redis,
+            opener=self.opener,
+            hydrator=self.hydrator,
+            durable=self.durable,
+            levels=self.levels,
+            rng=rng,
+        )
+
+    def close(self) -> None:
+        """This closes every connection; what is under way fails."""
+        self.durable.close()
+        self.redis.pool.close()
+        self.postgres.pool.close()

@@ -1,0 +1,24 @@
+"""The only place that reads a clock or sleeps on one.
+
+Clocks are never mixed: `monotonic` for waiting, `boottime` (which counts suspend) for trust, `wall` for records.
+Durable order never comes from any of them.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+monotonic = time.monotonic
+sleep = time.sleep
+
+
+def boottime() -> float:
+    """This gives seconds on a clock that goes on while the machine is suspended, where the system has one."""
+    clock: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(clock)
+
+
+def wall() -> datetime:
+    """This gives the current aware UTC time."""
+    return datetime.now(UTC)

@@ -1,0 +1,138 @@
+"""`statecache dev`: a Valkey, a Postgres and a worker to develop against, kept under the user's data folder.
+
+It runs in the foreground until Ctrl-C or SIGTERM, which stop it cleanly with status 0. What ends meanwhile (killed by
+somebody who wants to see what happens, say) is started again, but not without end.
+"""
+
+from __future__ import annotations
+
+import select
+import shlex
+import shutil
+import signal
+import socket
+import sys
+from collections import deque
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Self
+
+from statecache.clock import monotonic
+from statecache.errors import Unavailable
+from statecache.testing import refuse_unfit_platform
+
+if TYPE_CHECKING:
+    from statecache.testing.kept import Kept
+
+REVIVALS_MAX = 5
+REVIVALS_WINDOW_S = 60.0
+EXAMPLE_KEY = "runs/42"
+
+
+def run_dev(*, folder: Path | None = None, redis_port: int | None = None, postgres_port: int | None = None) -> int:
+    """This runs the servers until it is told to stop, and gives the exit status.
+
+    A port that is given is insisted on; otherwise that of the last run is taken if it is free, else another one.
+    Raises ConfigurationError where another one runs in the folder, and Unavailable where a server does not start.
+    """
+    refuse_unfit_platform()
+    from statecache.testing.kept import Kept
+
+    with (
+        _Signals() as signals,
+        suppress(_Asked),
+        Kept(folder, redis_port=redis_port, postgres_port=postgres_port) as kept,
+    ):
+        signals.interrupt = False
+        _say(_welcome(kept))
+        _watch(kept, signals)
+        _say("Stopping; the data stay.\n")
+    return 0
+
+
+def _watch(kept: Kept, signals: _Signals) -> None:
+    revivals: deque[float] = deque(maxlen=REVIVALS_MAX)
+    while not signals.wait():
+        for name in kept.revive():
+            _say(f"The {name} ended; it was started again.\n")
+            if len(revivals) == REVIVALS_MAX and monotonic() - revivals[0] < REVIVALS_WINDOW_S:
+                raise Unavailable(name, detail=f"it keeps ending; see the logs in {kept.folder}")
+            revivals.append(monotonic())
+
+
+class _Asked(BaseException):
+    """This ends a start-up that was asked to stop."""
+
+
+class _Signals:
+    """This turns signals into something to wait for, without a moment in which one can be missed.
+
+    While `interrupt` is set, a request to stop is raised in the middle of whatever goes on.
+    """
+
+    _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self.interrupt = True
+        self._ending = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._read, write = (self._ending.enter_context(end) for end in socket.socketpair())
+        self._read.setblocking(False)
+        write.setblocking(False)
+        before = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+        self._ending.callback(signal.set_wakeup_fd, before)
+        for number in (*self._STOP, signal.SIGCHLD):
+            self._ending.callback(signal.signal, number, signal.signal(number, self._handle))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.close()
+
+    def wait(self) -> bool:
+        """This waits for a child's end or a request to stop, and tells whether it was the latter."""
+        select.select([self._read], [], [])
+        arrived = b""
+        with suppress(BlockingIOError):
+            while more := self._read.recv(4096):
+                arrived += more
+        return any(number in arrived for number in self._STOP)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.interrupt and number in self._STOP:
+            self.interrupt = False
+            raise _Asked
+
+
+def _say(text: str) -> None:
+    with suppress(BrokenPipeError):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _welcome(kept: Kept) -> str:
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+    settings = Settings()
+    state = KeySpace(prefix=settings.prefix, shards=settings.shards).state(EXAMPLE_KEY)
+    query = f"select key, epoch, version, value_json from {settings.postgres_schema}.state_view"  # noqa: S608 - a checked name
+    psql = shutil.which("psql") or str(kept.install.program("psql"))
+    exports = "".join(f"  export {name}={shlex.quote(value)}\n" for name, value in kept.environment().items())
+    return f"""\
+Valkey, Postgres {kept.install.version} and a worker are running. Data and logs are in {kept.folder}
+
+{exports}
+Commit a state from another terminal, after the two lines above:
+
+  python -c 'from statecache import StateCache; StateCache().set("{EXAMPLE_KEY}", {{"step": 1}})'
+
+Look at it in Redis, in Postgres, or ask where it is:
+
+  redis-cli -u "$STATECACHE_REDIS_URL" HGETALL {shlex.quote(state)}
+  {shlex.quote(psql)} "$STATECACHE_POSTGRES_URL" -c {shlex.quote(query)}
+  statecache where {EXAMPLE_KEY}
+
+Ctrl-C stops them.
+"""

@@ -1,0 +1,180 @@
+"""Stream entries, strictly read: the numbered fields that the commit script writes, and nothing else.
+
+    <epoch>-<n>   format 1  change_id  at  writer  entries  bytes  [actor]  [reason]
+                  then for i = 1…m:  key<i>  op<i>  version<i>  parent<i>  encoding<i>  schema<i>  value<i>  [ttl<i>]
+
+What is not exactly that was not written by a commit: another program's entry, or a damaged one. It raises
+`ForeignEntry` with the reason, and whoever reads the stream parks it raw. An entry whose format number is above ours
+is neither: it was written by a newer release, which alone knows what to do with it, so `NewerFormat` is another error.
+
+Texts are checked to be UTF-8 and no further: what Postgres refuses (a NUL) is Postgres' to refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from statecache.model import STATES_PER_COMMIT_MAX, Change, ChangeSet, Position
+
+FORMAT = 1
+INTEGER_MAX = 2**63 - 1
+
+_OPS = {b"set": "set", b"delete": "delete"}
+_HEAD = [b"change_id", b"at", b"writer", b"entries", b"bytes"]
+_STATE = ("key", "op", "version", "parent", "encoding", "schema", "value")
+_NAMES = [[b"%s%d" % (name.encode(), i) for name in _STATE] for i in range(1, STATES_PER_COMMIT_MAX + 1)]
+_TTLS = [b"ttl%d" % i for i in range(1, STATES_PER_COMMIT_MAX + 1)]
+_WIDTH = 2 * len(_STATE)
+
+
+class ForeignEntry(ValueError):
+    """This says why a stream entry is not one of ours."""
+
+
+class NewerFormat(ValueError):
+    """This says that a newer release wrote the entry."""
+
+
+def position_of(entry_id: bytes) -> Position:
+    """This reads `<epoch>-<n>`; an id that no shard can have reached raises ForeignEntry."""
+    epoch, _, n = entry_id.partition(b"-")
+    return Position(_integer(epoch, "the epoch"), _integer(n, "n"))
+
+
+def change_set(entry_id: bytes, fields: Sequence[bytes]) -> ChangeSet:
+    """This reads one entry: its id and its flat list of names and values."""
+    if not fields or fields[0] != b"format" or len(fields) % 2:
+        raise ForeignEntry("it does not start with a format number")
+    if fields[1] != b"1":
+        if _integer(fields[1], "the format") > FORMAT:
+            raise NewerFormat(f"its format is {fields[1].decode()}, this program knows {FORMAT}")
+        raise ForeignEntry(f"its format is {fields[1].decode()}")
+    if fields[2:12:2] != _HEAD:
+        raise ForeignEntry("the fields of its head are not those of a commit")
+    at, actor, reason = 12, "", ""
+    try:
+        if at < len(fields) and fields[at] == b"actor":
+            actor, at = fields[at + 1].decode(), at + 2
+        if at < len(fields) and fields[at] == b"reason":
+            reason, at = fields[at + 1].decode(), at + 2
+        change_id = fields[3].decode()
+        return ChangeSet(
+            position=position_of(entry_id),
+            change_id=change_id,
+            at=_time(fields[5]),
+            writer=fields[7].decode(),
+            actor=actor,
+            reason=reason,
+            entries=_integer(fields[9], "entries"),
+            bytes=_integer(fields[11], "bytes"),
+            changes=_changes(change_id, fields, at),
+        )
+    except UnicodeDecodeError as error:
+        raise ForeignEntry(f"it holds text that is not UTF-8: {error.reason}") from None
+
+
+def _changes(change_id: str, fields: Sequence[bytes], at: int) -> tuple[Change, ...]:
+    changes: list[Change] = []
+    end = len(fields)
+    while at < end:
+        i = len(changes)
+        if i == STATES_PER_COMMIT_MAX or fields[at : at + _WIDTH : 2] != _NAMES[i]:
+            raise ForeignEntry(f"the fields of its state {i + 1} are not those of a commit")
+        op = _OPS.get(fields[at + 3])
+        if op is None:
+            raise ForeignEntry(f"the op of its state {i + 1} is not one of ours")
+        ttl_ms, after = None, at + _WIDTH
+        if after < end and fields[after] == _TTLS[i]:
+            ttl_ms, after = _integer(fields[after + 1], "a ttl"), after + 2
+        changes.append(
+            Change(
+                change_id=change_id,
+                key=fields[at + 1].decode(),
+                op=op,
+                version=_integer(fields[at + 5], "a version"),
+                parent_change_id=fields[at + 7].decode(),
+                value=fields[at + 13],
+                encoding=fields[at + 9].decode(),
+                schema=fields[at + 11].decode(),
+                ttl_ms=ttl_ms,
+            )
+        )
+        at = after
+    if not changes:
+        raise ForeignEntry("it holds no state")
+    return tuple(changes)
+
+
+def salvaged(fields: Sequence[bytes]) -> tuple[str, tuple[str, ...]]:
+    """This gives what can be told of an entry that cannot be read: its change_id and keys, as Postgres takes them."""
+    pairs = list(zip(fields[::2], fields[1::2], strict=False))
+    change_id = next((value for name, value in pairs if name == b"change_id"), b"")
+    keys = (value for name, value in pairs if name[:3] == b"key" and name[3:].isdigit())
+    return storable(change_id)[:200], tuple(storable(key)[:1000] for key in keys)
+
+
+def storable(text: bytes | str) -> str:
+    """This gives the text as Postgres takes it: what is not UTF-8, and NUL, shows as a replacement character."""
+    if isinstance(text, str):
+        text = text.encode("utf-8", "replace")
+    return text.decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+def change_set_of_states(
+    position: Position, totals: tuple[int, int], states: Sequence[Mapping[str, bytes]]
+) -> ChangeSet:
+    """This rebuilds a commit whose entry is lost from the hashes of the states that still are as it left them.
+
+    Actor and reason stood in the entry alone; states that were written again since are not in it. `totals` are the
+    shard's entries and bytes up to and including it. A damaged hash raises ForeignEntry.
+    """
+    try:
+        first = states[0]
+        return ChangeSet(
+            position=position,
+            change_id=first["change_id"].decode(),
+            at=_time(first["updated_at"]),
+            writer=first["writer"].decode(),
+            actor="",
+            reason="",
+            entries=totals[0],
+            bytes=totals[1],
+            changes=tuple(_change_of_state(state) for state in states),
+        )
+    except KeyError as error:
+        raise ForeignEntry(f"the state's field {error} is missing") from None
+    except UnicodeDecodeError as error:
+        raise ForeignEntry(f"the state holds text that is not UTF-8: {error.reason}") from None
+
+
+def _change_of_state(state: Mapping[str, bytes]) -> Change:
+    op = _OPS.get(state["op"])
+    if op is None:
+        raise ForeignEntry("the state's op is not one of ours")
+    return Change(
+        change_id=state["change_id"].decode(),
+        key=state["key"].decode(),
+        op=op,
+        version=_integer(state["version"], "the state's version"),
+        parent_change_id=state["parent_change_id"].decode(),
+        value=state["value"],
+        encoding=state["encoding"].decode(),
+        schema=state["schema"].decode(),
+    )
+
+
+def _integer(text: bytes, what: str) -> int:
+    if not text.isdigit() or len(text) > 20 or (number := int(text)) > INTEGER_MAX:
+        raise ForeignEntry(f"{what} is not a number that Postgres can hold")
+    return number
+
+
+def _time(text: bytes) -> datetime:
+    try:
+        at = datetime.fromisoformat(text.decode("ascii"))
+    except ValueError:
+        raise ForeignEntry("its time is not one that the script writes") from None
+    if at.tzinfo is not UTC and at.utcoffset() is None:
+        raise ForeignEntry("its time has no zone")
+    return at

@@ -1,0 +1,236 @@
+"""Errors are facts with attributes, one tree under `StateCacheError`.
+
+The class docstring is the message, filled with the attributes; `hint` says what to do. Foreign errors (redis-py's,
+psycopg's, msgspec's) are translated once, at the edge where they appear, with `from`.
+
+What a writer may conclude:
+
+* `OutcomeUnknown` is the only error after which a commit may or may not have been applied.
+* `DurabilityNotMet` says that the commit **is** applied, at less than the asked durability.
+* `Forked` and `Quarantined` say that the commit was applied in Redis and that Postgres did not take it into the
+  current lineage.
+* every other error says that nothing was applied.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class StateCacheError(Exception):
+    """statecache failed."""
+
+    hint: ClassVar[str] = ""
+
+    def __init__(self, **facts: Any) -> None:
+        self.facts = facts
+        for name, value in facts.items():
+            setattr(self, name, value)
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        template = " ".join((type(self).__doc__ or "").split("\n\n")[0].split())
+        message = template.format_map(_Facts(self.facts))
+        hint = self.facts.get("hint") or self.hint
+        return f"{message} {hint}" if hint else message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.facts)
+
+
+class _Facts(dict[str, Any]):
+    """This shows a missing fact as a question mark instead of hiding the error behind a KeyError."""
+
+    def __missing__(self, key: str) -> str:
+        return "?"
+
+
+def _rebuild(kind: type[StateCacheError], facts: dict[str, Any]) -> StateCacheError:
+    error = kind.__new__(kind)
+    StateCacheError.__init__(error, **facts)
+    return error
+
+
+class VersionConflict(StateCacheError):
+    """{key!r} was changed by someone else: expected change {expected!r}, found {actual!r}."""
+
+    hint = "Read it again and decide anew, or use update(), which does."
+    key: str
+    expected: str
+    actual: str | None
+
+    def __init__(self, key: str, expected: str, actual: str | None = None) -> None:
+        super().__init__(key=key, expected=expected, actual=actual)
+
+
+class AlreadyExists(StateCacheError):
+    """{key!r} exists already."""
+
+    hint = "Use set() to overwrite it or update() to change it."
+    key: str
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key=key)
+
+
+class NotFound(StateCacheError):
+    """{key!r} does not exist."""
+
+    hint = "Give default= or create() it first."
+    key: str
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key=key)
+
+
+class OutcomeUnknown(StateCacheError):
+    """It is not known whether change {change_id} of {keys} was applied: {reason}."""
+
+    hint = "Ask with lookup(change_id) once the servers answer; do not write blindly again."
+    change_id: str
+    keys: tuple[str, ...]
+    reason: str
+
+    def __init__(self, change_id: str, *, keys: tuple[str, ...] = (), reason: str = "the reply was lost") -> None:
+        super().__init__(change_id=change_id, keys=keys, reason=reason)
+
+
+class DurabilityNotMet(StateCacheError):
+    """Change {change_id} is applied, but {reached} of {wanted} copies acknowledged it at level {level!r}."""
+
+    hint = "The change is not lost; it may not survive a fault of the primary yet."
+    change_id: str
+    level: str
+    reached: int
+    wanted: int
+    applied: bool
+
+    def __init__(self, change_id: str, *, level: str, reached: int, wanted: int, applied: bool = True) -> None:
+        super().__init__(change_id=change_id, level=level, reached=reached, wanted=wanted, applied=applied)
+
+
+class DurabilityRefused(StateCacheError):
+    """Durability {level!r} cannot be given: {reason}."""
+
+    level: str
+    reason: str
+
+    def __init__(self, level: str, *, reason: str, hint: str = "") -> None:
+        super().__init__(level=level, reason=reason, hint=hint)
+
+
+class Forked(StateCacheError):
+    """Change {change_id} of {key!r} did not continue the current lineage and was set aside as a conflict."""
+
+    hint = "Both sides are kept: see the table conflict. Read the state again and redo the change."
+    key: str
+    change_id: str
+
+    def __init__(self, key: str, change_id: str) -> None:
+        super().__init__(key=key, change_id=change_id)
+
+
+class Quarantined(StateCacheError):
+    """Change {change_id} of {key!r} was refused by Postgres for its data and is parked in quarantine."""
+
+    hint = "See the table quarantine for the reason."
+    key: str
+    change_id: str
+
+    def __init__(self, key: str, change_id: str) -> None:
+        super().__init__(key=key, change_id=change_id)
+
+
+class Backpressure(StateCacheError):
+    """Shard {shard} takes no more changes until Postgres has caught up: {reason}."""
+
+    hint = "Nothing was applied. Wait and try again; look at the workers and at Postgres."
+    shard: int
+    reason: str
+
+    def __init__(self, shard: int, *, reason: str) -> None:
+        super().__init__(shard=shard, reason=reason)
+
+
+class LimitExceeded(StateCacheError):
+    """{what} is {actual}, more than the limit of {limit}{where}."""
+
+    what: str
+    actual: int
+    limit: int
+    key: str | None
+
+    def __init__(self, what: str, *, actual: int, limit: int, key: str | None = None, hint: str = "") -> None:
+        where = f" (key {key!r})" if key is not None else ""
+        super().__init__(what=what, actual=actual, limit=limit, key=key, where=where, hint=hint)
+
+
+class InvalidKey(StateCacheError, ValueError):
+    """The key {key!r} cannot be used: {reason}."""
+
+    hint = "Keys look like namespace/name[/more], at most 512 UTF-8 bytes."
+    key: object
+    reason: str
+
+    def __init__(self, key: object, *, reason: str) -> None:
+        super().__init__(key=key, reason=reason)
+
+
+class CodecError(StateCacheError, ValueError):
+    """The value{where} cannot be {verb} at {path}: {reason}."""
+
+    key: str | None
+    path: str
+    reason: str
+    verb: str
+
+    def __init__(self, *, reason: str, path: str = "$", verb: str = "encoded", key: str | None = None) -> None:
+        where = f" of {key!r}" if key is not None else ""
+        super().__init__(reason=reason, path=path, verb=verb, key=key, where=where)
+
+
+class ForeignData(StateCacheError):
+    """The Redis key {redis_key!r} does not hold what statecache wrote there: {reason}."""
+
+    hint = "Another program writes under this prefix, or the key was edited by hand; remove or rename it."
+    redis_key: str
+    reason: str
+
+    def __init__(self, redis_key: str, *, reason: str) -> None:
+        super().__init__(redis_key=redis_key, reason=reason)
+
+
+class ConfigurationError(StateCacheError):
+    """The configuration does not fit: {reason}."""
+
+    reason: str
+
+    def __init__(self, reason: str, *, hint: str = "") -> None:
+        super().__init__(reason=reason, hint=hint)
+
+
+class UsageError(StateCacheError, RuntimeError):
+    """The client was used wrongly: {reason}."""
+
+    reason: str
+
+    def __init__(self, reason: str, *, hint: str = "") -> None:
+        super().__init__(reason=reason, hint=hint)
+
+
+class Unavailable(StateCacheError):
+    """The service is unavailable ({reason}): {detail}."""
+
+    reason: str
+    detail: str
+
+    def __init__(self, reason: str, *, detail: str = "", hint: str = "") -> None:
+        super().__init__(reason=reason, detail=detail or "no details", hint=hint)
+
+
+class RedisUnavailable(Unavailable):
+    """Redis is unavailable ({reason}): {detail}."""
+
+
+class PostgresUnavailable(Unavailable):
+    """Postgres is unavailable ({reason}): {detail}."""

@@ -1,0 +1,193 @@
+"""Keys, groups, shards, and the only place that spells a Redis key.
+
+A key is `namespace/name[/more…]`. Its first two segments are its group, and a group lives on one shard:
+`crc32(group) % shards`, the same in every process, on every machine and in every release. The Redis key of a state is
+
+    <prefix>:{<shard>}:state:<key>
+
+The prefix and the namespace come from a small alphabet, so the first pair of braces is ours and is the hash tag; the
+user's key comes last, so whatever else it holds (braces, colons, blanks, any Unicode) cannot reach beyond itself, and
+no two keys share a Redis key. Keys are compared as they were given, never normalised: the composed and the decomposed
+spelling of `é` are two keys.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from statecache.errors import ConfigurationError, InvalidKey, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+KEY_BYTES_MAX = 512
+HASH = "crc32"
+GROUP_RULE = "first-two-segments"
+
+_NAME = r"[A-Za-z0-9_.-]{1,64}"
+_is_name = re.compile(_NAME).fullmatch
+_is_plain_key = re.compile(_NAME + r"(?:/[\x01-.0-\x7f]+)+").fullmatch
+_is_plain_prefix = re.compile(_NAME + r"(?:/[\x01-.0-\x7f]+)*/(?:[\x01-.0-\x7f]+)?").fullmatch
+
+
+def checked_key(key: object) -> str:
+    """This gives the key back unchanged, or raises InvalidKey with the rule that it breaks."""
+    if type(key) is str and len(key) <= KEY_BYTES_MAX and _is_plain_key(key):
+        return key
+    text = _checked_text(key)
+    segments = text.split("/")
+    if len(segments) < 2:
+        raise InvalidKey(key, reason="it has one segment and needs two or more")
+    _check_segments(text, segments)
+    return text
+
+
+def checked_prefix_of_list(prefix: object, shards: int) -> tuple[str, int | None]:
+    """This gives a listing's prefix and the one shard that can hold its keys, or None where all can.
+
+    A prefix completes at least the namespace (`runs/`); what follows may stop anywhere (`runs/4`). Only a complete
+    group (`runs/42/`) is known to be on one shard.
+    """
+    if not (type(prefix) is str and len(prefix) <= KEY_BYTES_MAX and _is_plain_prefix(prefix)):
+        text = _checked_text(prefix)
+        segments = text.split("/")
+        if len(segments) < 2:
+            raise InvalidKey(prefix, reason=f"a prefix to list by names a whole namespace, like '{text or 'runs'}/'")
+        _check_segments(text, segments if segments[-1] else segments[:-1])
+        prefix = text
+    complete = prefix.find("/", prefix.index("/") + 1) >= 0
+    return prefix, shard_of(prefix, shards) if complete else None
+
+
+def checked_namespace(name: object) -> str:
+    """This gives the name of a namespace back unchanged, or raises InvalidKey."""
+    text = _checked_text(name)
+    if not _is_name(text):
+        raise InvalidKey(name, reason=_namespace_reason(text))
+    return text
+
+
+def group_of(key: str) -> str:
+    """This gives the first two segments of a checked key."""
+    end = key.find("/", key.index("/") + 1)
+    return key if end < 0 else key[:end]
+
+
+def shard_of(key: str, shards: int) -> int:
+    """This gives the shard of a checked key or of a group."""
+    return crc32(group_of(key).encode()) % shards
+
+
+@dataclass(frozen=True, slots=True)
+class KeySpace:
+    """This spells the Redis keys of one prefix and shard count; looking up a shard's fixed key is an index."""
+
+    prefix: str = "sc"
+    shards: int = 64
+    _meta: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _changes: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _unflushed: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _hydrating: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _leases: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _waiters: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _events: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _state: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not _is_name(self.prefix):
+            raise ConfigurationError(f"the prefix {self.prefix!r} does not match {_NAME}")
+        if self.shards < 1:
+            raise ConfigurationError(f"the shard count is {self.shards} and must be at least 1")
+        for kind in ("meta", "changes", "unflushed", "hydrating", "leases", "waiters", "events"):
+            object.__setattr__(self, f"_{kind}", tuple(f"{tag}:{kind}" for tag in self._tags()))
+        object.__setattr__(self, "_state", tuple(f"{tag}:state:" for tag in self._tags()))
+
+    def _tags(self) -> Iterable[str]:
+        return (f"{self.prefix}:{{{shard:02d}}}" for shard in range(self.shards))
+
+    def meta(self, shard: int) -> str:
+        """This is the hash of a shard's epoch, counters and pin."""
+        return self._meta[shard]
+
+    def changes(self, shard: int) -> str:
+        """This is a shard's change stream."""
+        return self._changes[shard]
+
+    def unflushed(self, shard: int) -> str:
+        """This is the sorted set of a shard's dirty keys."""
+        return self._unflushed[shard]
+
+    def hydrating(self, shard: int) -> str:
+        """This is the hash of a shard's hydration tokens."""
+        return self._hydrating[shard]
+
+    def leases(self, shard: int) -> str:
+        """This holds who has locked what on a shard."""
+        return self._leases[shard]
+
+    def waiters(self, shard: int) -> str:
+        """This holds who waits for a lock on a shard, in order."""
+        return self._waiters[shard]
+
+    def events(self, shard: int) -> str:
+        """This is the sharded channel on which a shard's watermark is announced."""
+        return self._events[shard]
+
+    def state(self, key: str) -> str:
+        """This is the hash of a checked key's state."""
+        return self._state[self.shard(key)] + key
+
+    def place(self, key: str) -> tuple[int, str]:
+        """This gives a checked key's shard and the hash of its state."""
+        shard = self.shard(key)
+        return shard, self._state[shard] + key
+
+    def shard(self, key: str) -> int:
+        """This gives a checked key's shard."""
+        end = key.find("/", key.index("/") + 1)
+        return crc32((key if end < 0 else key[:end]).encode()) % self.shards
+
+    def one_group(self, keys: Iterable[str]) -> int:
+        """This gives the one shard of a commit's checked keys, or raises InvalidKey for the first of another group."""
+        group = ""
+        for key in keys:
+            if not group:
+                group = group_of(key)
+            elif group_of(key) != group:
+                raise InvalidKey(key, reason=f"it is not of the group {group!r} that this commit is about")
+        if not group:
+            raise UsageError("a commit needs at least one key")
+        return self.shard(group)
+
+
+def _checked_text(key: object) -> str:
+    if not isinstance(key, str):
+        raise InvalidKey(key, reason=f"it is a {type(key).__name__}, not text")
+    text = str.__str__(key)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidKey(key, reason=f"it holds a lone surrogate at character {error.start}") from None
+    if size > KEY_BYTES_MAX:
+        raise InvalidKey(_shortened(text), reason=f"it has {size} UTF-8 bytes, more than {KEY_BYTES_MAX}")
+    if "\0" in text:
+        raise InvalidKey(key, reason="it holds a NUL")
+    return text
+
+
+def _check_segments(key: str, segments: list[str]) -> None:
+    if not all(segments):
+        raise InvalidKey(key, reason=f"its segment {segments.index('') + 1} is empty")
+    if not _is_name(segments[0]):
+        raise InvalidKey(key, reason=_namespace_reason(segments[0]))
+
+
+def _namespace_reason(name: str) -> str:
+    return f"its namespace {_shortened(name)!r} does not match {_NAME}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 80 else text[:79] + "…"

@@ -1,0 +1,37 @@
+-- Takes hydration tokens for states that are not in Redis.
+--
+-- KEYS  1 meta  2 unflushed  3 hydrating  4… one state each
+-- ARGV  1 fence (on|off)  2 token  3 ms that it stands  4… the keys of the states
+-- Gives { 'FENCED' }, { 'FOREIGN', Redis key, reason }, or { 'OK', epoch, then per state: PRESENT (another was quicker),
+-- DIRTY (not in Redis, not yet in Postgres: wait), WAIT (somebody else's token is young), TAKEN }.
+
+local head = redis.pcall('HMGET', KEYS[1], 'epoch', 'replid')
+if head.err then return { 'FOREIGN', KEYS[1], head.err } end
+local replid = 'off'
+if ARGV[1] == 'on' then replid = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') end
+if not head[1] or head[2] ~= replid then return { 'FENCED' } end
+local now = redis.call('TIME')
+local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
+local token = string.format('%s|%s|%.0f', ARGV[2], head[1], ms + tonumber(ARGV[3]))
+local answer = { 'OK', head[1] }
+for i = 4, #KEYS do
+  local key, verdict = ARGV[i], 'TAKEN'
+  local kind = redis.call('TYPE', KEYS[i]).ok
+  if kind == 'hash' then
+    verdict = 'PRESENT'
+  elseif kind ~= 'none' then
+    return { 'FOREIGN', KEYS[i], 'it is a ' .. kind }
+  elseif redis.call('ZSCORE', KEYS[2], key) then
+    verdict = 'DIRTY'
+  else
+    local standing = redis.call('HGET', KEYS[3], key)
+    local deadline = standing and tonumber(string.match(standing, '|(%d+)$'))
+    if deadline and deadline > ms then
+      verdict = 'WAIT'
+    else
+      redis.call('HSET', KEYS[3], key, token)
+    end
+  end
+  answer[#answer + 1] = verdict
+end
+return answer

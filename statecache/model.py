@@ -1,0 +1,153 @@
+"""The words of the product as values: positions, states, changes, change-sets, policies.
+
+Everything here is frozen, and nothing here performs I/O. Bytes are what is stored; a typed value exists only at the
+edge where a user hands one in or takes one out.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+Durability = Literal["memory", "replica", "disk", "postgres"]
+Encoding = Literal["json", "msgpack"]
+Op = Literal["set", "delete", "absent"]
+
+DURABILITIES: tuple[Durability, ...] = ("memory", "replica", "disk", "postgres")
+STATES_PER_COMMIT_MAX = 256
+COMMIT_BYTES_MAX = 16 * 1024 * 1024
+VALUE_BYTES_MAX = 8 * 1024 * 1024
+STATE_OVERHEAD_BYTES = 200
+"""What a state weighs in the backlog beside its key and value, in bytes."""
+
+BLIND = "*"
+"""Expected parent of a write that takes whatever is there."""
+ABSENT = "!"
+"""Expected parent of a write that asks for there being nothing."""
+PRESENT = "?"
+"""Expected parent of a write that asks for there being something."""
+
+
+class Position(NamedTuple):
+    """This places a commit in its shard's change stream; n is contiguous per shard and never restarts."""
+
+    epoch: int
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.n}"
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Position | None:
+        """This reads `<epoch>-<n>`, or gives None for an empty text."""
+        if not text:
+            return None
+        if isinstance(text, bytes):
+            text = text.decode("ascii")
+        epoch, _, n = text.partition("-")
+        return cls(int(epoch), int(n))
+
+
+class State(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """This is one key's value as of one commit.
+
+    `version` counts the key's commits, over delete and recreate too; `(epoch, version)` never goes down for a reader.
+    `position` is None for a state whose place in the stream is no longer known. `updated_at` is the Redis server's
+    clock at the commit: shown, never compared.
+    """
+
+    key: str
+    value: T
+    epoch: int
+    version: int
+    change_id: str
+    parent_change_id: str
+    position: Position | None
+    updated_at: datetime
+    writer: str
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """This is a state as it is stored: bytes, not a value; a tombstone or a known absence is a record too."""
+
+    key: str
+    op: str
+    value: bytes
+    version: int
+    epoch: int
+    change_id: str
+    parent_change_id: str
+    position: str
+    encoding: str
+    schema: str
+    updated_at: str
+    writer: str
+
+    @property
+    def exists(self) -> bool:
+        """This says whether a reader finds a value here."""
+        return self.op == "set"
+
+
+class Write(msgspec.Struct, frozen=True, kw_only=True):
+    """This asks for one state's part of a commit: `expected` is a change_id, BLIND, ABSENT or PRESENT.
+
+    `op` is `set`, `delete`, or `check`, which compares and writes nothing.
+    """
+
+    key: str
+    op: Literal["set", "delete", "check"]
+    expected: str
+    value: bytes = b""
+    encoding: str = "json"
+    schema: str = ""
+    ttl_ms: int | None = None
+    assume_new: bool = False
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """This is the immutable record of one state's write; its identity is (change_id, key)."""
+
+    change_id: str
+    key: str
+    op: str
+    version: int
+    parent_change_id: str
+    value: bytes
+    encoding: str
+    schema: str
+    ttl_ms: int | None = None
+
+
+class ChangeSet(msgspec.Struct, frozen=True, kw_only=True):
+    """These are the changes of one commit: one stream entry, one position; applied, forked or quarantined as a whole.
+
+    `entries` and `bytes` are the shard's running totals up to and including this one.
+    """
+
+    position: Position
+    change_id: str
+    at: datetime
+    writer: str
+    actor: str
+    reason: str
+    entries: int
+    bytes: int
+    changes: tuple[Change, ...]
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what a namespace asks for; None takes the client's setting.
+
+    `redis_ttl` marks when a clean state may leave Redis (not an age limit); `value_bytes_max` in bytes, at most 8 MiB.
+    """
+
+    type: Any = None
+    encoding: Encoding = "json"
+    durability: Durability | None = None
+    redis_ttl: timedelta | None = None
+    value_bytes_max: int | None = None

@@ -1,0 +1,91 @@
+"""How a state's hash reads and is spelled: from Redis' bytes or a row of Postgres to a `Record`, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from statecache.errors import ForeignData
+from statecache.model import Position, Record
+
+FIELDS = (
+    "key", "op", "value", "version", "epoch", "change_id", "parent_change_id", "position", "encoding", "schema",
+    "updated_at", "writer",
+)  # fmt: skip
+"""The fields of a state's hash that a reader asks for, in the order of `Record`'s use below."""
+
+
+def record_of(redis_key: str, key: str, reply: Sequence[bytes | None]) -> Record | None:
+    """This reads the reply to an HMGET of FIELDS; None where nothing is there, ForeignData where it is not ours."""
+    if reply[0] is None and not any(part is not None for part in reply):
+        return None
+    try:
+        found, op, value, version, epoch, change_id, parent, position, encoding, schema, updated_at, writer = reply
+        record = Record(
+            key=found.decode(),  # type: ignore[union-attr]
+            op=op.decode(),  # type: ignore[union-attr]
+            value=value,  # type: ignore[arg-type]
+            version=int(version),  # type: ignore[arg-type]
+            epoch=int(epoch),  # type: ignore[arg-type]
+            change_id=change_id.decode(),  # type: ignore[union-attr]
+            parent_change_id=parent.decode(),  # type: ignore[union-attr]
+            position=position.decode(),  # type: ignore[union-attr]
+            encoding=encoding.decode(),  # type: ignore[union-attr]
+            schema=schema.decode(),  # type: ignore[union-attr]
+            updated_at=updated_at.decode(),  # type: ignore[union-attr]
+            writer=writer.decode(),  # type: ignore[union-attr]
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        absent = [name for name, part in zip(FIELDS, reply, strict=True) if part is None]
+        reason = f"the fields {', '.join(absent)} are missing" if absent else str(error)
+        raise ForeignData(redis_key, reason=reason) from error
+    if record.key != key or value is None:
+        raise ForeignData(redis_key, reason=f"it holds the state of {record.key!r}")
+    return record
+
+
+def hash_of(record: Record, recent: str, ttl_ms: int) -> list[Any]:
+    """This spells a record as hydration installs it: the fields in order, `recent`, and the time to live in ms."""
+    return [
+        record.key, record.op, record.value, record.version, record.epoch, record.change_id, record.parent_change_id,
+        record.position, record.encoding, record.schema, record.updated_at, record.writer, recent, ttl_ms,
+    ]  # fmt: skip
+
+
+def record_of_row(row: Sequence[Any]) -> tuple[Record, str]:
+    """This reads a row of the statement `states` and gives its record and its `recent`."""
+    key, op, value, version, epoch, n, change_id, parent, encoding, schema, writer, updated_at, recent = row
+    record = Record(
+        key=key,
+        op=op,
+        value=bytes(value),
+        version=version,
+        epoch=epoch,
+        change_id=change_id,
+        parent_change_id=parent,
+        position=str(Position(epoch, n)),
+        encoding=encoding,
+        schema=schema,
+        updated_at=text_of(updated_at),
+        writer=writer,
+    )
+    return record, " ".join(recent)
+
+
+def absence(key: str, epoch: int) -> Record:
+    """This is the record of a key that nobody ever wrote."""
+    return Record(
+        key=key, op="absent", value=b"", version=0, epoch=epoch, change_id="", parent_change_id="", position="",
+        encoding="", schema="", updated_at="", writer="",
+    )  # fmt: skip
+
+
+def text_of(at: datetime) -> str:
+    """This spells a time as the scripts do: UTC, microseconds, Z."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def time_of(text: str) -> datetime:
+    """This reads an aware UTC time as the scripts spell it; the epoch's start where there is none."""
+    return datetime.fromisoformat(text) if text else datetime.fromtimestamp(0, UTC)

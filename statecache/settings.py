@@ -1,0 +1,132 @@
+"""The only place that reads the environment. Every limit is named noun first, with its unit.
+
+`Settings()` reads `STATECACHE_*` variables; keyword arguments win over them. Secrets inside URLs never show in
+`repr()`, logs or errors: use `masked()`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from statecache.errors import ConfigurationError
+from statecache.model import VALUE_BYTES_MAX, Durability
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+
+
+def process_environment() -> dict[str, str]:
+    """This gives a copy of this process's environment, for children."""
+    return dict(os.environ)
+
+
+def masked(url: str) -> str:
+    """This gives the URL or keyword string without its password."""
+    if "://" not in url:
+        return re.sub(r"(?i)\b(password|sslpassword)\s*=\s*('(?:[^'\\]|\\.)*'|\S+)", r"\1=***", url)
+    parts = urlsplit(url)
+    query = re.sub(r"(?i)(^|&)(password|sslpassword|ssl_password)=[^&]*", r"\1\2=***", parts.query)
+    netloc = parts.netloc
+    if "@" in netloc:
+        user, _, host = netloc.rpartition("@")
+        netloc = (user.partition(":")[0] + ":***" if ":" in user else user) + "@" + host
+    return urlunsplit((parts.scheme, netloc, parts.path, query, parts.fragment))
+
+
+class Settings(BaseSettings):
+    """This holds everything that an operator may set, checked, with defaults that fit one machine."""
+
+    model_config = SettingsConfigDict(env_prefix="STATECACHE_", frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    redis_url: str = Field("redis://127.0.0.1:6379/0", repr=False)
+    postgres_url: str = Field("postgresql://127.0.0.1:5432/postgres", repr=False)
+    prefix: str = "sc"
+    postgres_schema: str = "statecache"
+    shards: int = Field(64, ge=1, le=4096)
+    fence: Literal["on", "off"] = "on"
+    writer: str = ""
+    durability: Durability = "memory"
+    replicas: int = Field(1, ge=1, le=16)
+
+    timeout_s: float = Field(10.0, gt=0)
+    connect_timeout_s: float = Field(5.0, gt=0)
+    redis_connections_max: int = Field(16, ge=1)
+    postgres_connections_max: int = Field(8, ge=1)
+    redis_ca_file: str | None = None
+    redis_certificate_file: str | None = None
+    redis_key_file: str | None = None
+
+    redis_ttl_s: float = Field(7 * 86400.0, gt=0)
+    absent_ttl_s: float = Field(3600.0, gt=0)
+    value_bytes_max: int = Field(VALUE_BYTES_MAX, ge=1, le=VALUE_BYTES_MAX)
+    backlog_entries_max: int = Field(100_000, ge=1)
+    backlog_bytes_max: int = Field(256 * 1024 * 1024, ge=1)
+    hydrate_token_s: float = Field(3.0, gt=0)
+    claim_s: float = Field(3.0, gt=0)
+
+    lease_s: float = Field(5.0, gt=0)
+    lease_renew_s: float = Field(1.25, gt=0)
+    flush_batch_max: int = Field(1000, ge=1, le=10_000)
+    flush_bytes_max: int = Field(32 * 1024 * 1024, ge=1)
+    retention_s: float = Field(60.0, ge=0)
+    retention_bytes_max: int = Field(256 * 1024 * 1024, ge=0)
+    drain_s: float = Field(20.0, ge=0)
+    tips_max: int = Field(50_000, ge=1)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            what = "; ".join(f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors())
+            raise ConfigurationError(what, hint="Settings come from arguments or STATECACHE_* variables.") from None
+
+    @field_validator("prefix")
+    @classmethod
+    def _prefix_is_a_name(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError("must match [A-Za-z0-9_.-]{1,64}")
+        return value
+
+    @field_validator("postgres_schema")
+    @classmethod
+    def _schema_is_a_name(cls, value: str) -> str:
+        if not _SCHEMA.fullmatch(value):
+            raise ValueError("must match [a-z_][a-z0-9_]{0,62}")
+        return value
+
+    @field_validator("writer")
+    @classmethod
+    def _writer_is_text(cls, value: str) -> str:
+        if "\0" in value or len(value.encode("utf-8", "replace")) > 256:
+            raise ValueError("must be at most 256 UTF-8 bytes without NUL")
+        return value or f"{socket.gethostname()}:{os.getpid()}"
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_scheme_is_known(cls, value: str) -> str:
+        if not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must start with redis://, rediss:// or unix://")
+        return value
+
+    @model_validator(mode="after")
+    def _relations_hold(self) -> Self:
+        if self.lease_renew_s * 3 > self.lease_s:
+            raise ValueError("lease_renew_s * 3 must be <= lease_s: two lost renewals must not lose a lease")
+        if self.absent_ttl_s > self.redis_ttl_s:
+            raise ValueError("absent_ttl_s must be <= redis_ttl_s: an absence is worth less than a state")
+        if self.hydrate_token_s > self.timeout_s:
+            raise ValueError("hydrate_token_s must be <= timeout_s: a waiter must outlive a dead reader's token")
+        return self
+
+    def __repr__(self) -> str:
+        redis, postgres = masked(self.redis_url), masked(self.postgres_url)
+        return f"Settings(redis_url={redis!r}, postgres_url={postgres!r}, prefix={self.prefix!r})"
+
+    __str__ = __repr__

@@ -1,0 +1,2 @@
+-- This records an applied migration.
+INSERT INTO {schema}.migration (number, name) VALUES (%(number)s, %(name)s)

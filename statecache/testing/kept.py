@@ -1,0 +1,176 @@
+"""A Valkey, a Postgres and a worker that keep their data in a folder, for `statecache dev`.
+
+    <folder>/  lock  kept.json  redis.conf redis.log redis/   postgres.log postgres/data/   worker-1.log
+
+The lock is held while they run. Under it, what an earlier, crashed run left running is killed, and then nobody else can
+be at work on these data. Sockets lie in a throwaway folder, for their paths must be short. Run by root, Postgres must
+get at its data as an ordinary user; below a closed home it cannot, and its data go to /var/lib/statecache.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from hashlib import sha256
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from statecache.errors import ConfigurationError
+from statecache.testing.binaries import PostgresInstall, postgres_install, valkey_server
+from statecache.testing.folders import Throwaway, locked, ordinary_user, reachable, user_folder
+from statecache.testing.leftovers import kill_recorded
+from statecache.testing.ports import is_free
+from statecache.testing.postgres import Postgres
+from statecache.testing.process import RunAs
+from statecache.testing.valkey import Valkey
+from statecache.testing.workers import Workers, migrate
+
+FIRST_REDIS_PORT = 16379
+FIRST_POSTGRES_PORT = 15432
+SYSTEM_DATA = Path("/var/lib/statecache")
+
+
+class Remembered(msgspec.Struct, frozen=True):
+    """This is what the next run shall find as it was, so that noted URLs go on working."""
+
+    redis_port: int = FIRST_REDIS_PORT
+    postgres_port: int = FIRST_POSTGRES_PORT
+    redis_password: str = ""
+
+
+class Kept:
+    """This is the pair with its worker, for a `with` block; the data stay when it ends."""
+
+    redis: Valkey
+    postgres: Postgres
+    workers: Workers
+    install: PostgresInstall
+
+    def __init__(self, folder: Path | None, *, redis_port: int | None, postgres_port: int | None) -> None:
+        self.folder = (folder or _default_folder()).absolute()
+        self._ports = (redis_port, postgres_port)
+        self._run_as = ordinary_user()
+        self._ending = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as on_failure:
+            on_failure.callback(self._ending.close)
+            self._take_folder()
+            scratch = Throwaway.create(self._run_as)
+            self._ending.callback(scratch.remove)
+            self._assemble(scratch.path)
+            self._start()
+            on_failure.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.close()
+
+    def environment(self) -> dict[str, str]:
+        """This gives the variables under which clients meet these servers."""
+        return {"STATECACHE_REDIS_URL": self.redis.url, "STATECACHE_POSTGRES_URL": self.postgres.url}
+
+    def revive(self) -> list[str]:
+        """This starts again what has ended, and gives the names."""
+        ended = [server for server in (self.redis, self.postgres) if server.pid is None]
+        for server in ended:
+            server.start()
+        names = [server.name for server in ended]
+        if not self.workers.pids:
+            self.workers.start(1)
+            names.append("worker")
+        return names
+
+    def _take_folder(self) -> None:
+        self.folder.mkdir(mode=0o711 if self._run_as else 0o700, parents=True, exist_ok=True)
+        lock_file = self.folder / "lock"
+        if not self._ending.enter_context(locked(lock_file, wait=False)):
+            other = lock_file.read_text().strip() or "?"
+            raise ConfigurationError(
+                f"`statecache dev` is already running in {self.folder} (process {other})",
+                hint="Use that one, or give this one another folder.",
+            )
+        lock_file.write_text(f"{os.getpid()}\n")
+        kill_recorded(self.folder)
+        for log in self.folder.glob("*.log"):
+            log.replace(log.with_suffix(".log.old"))
+
+    def _assemble(self, scratch: Path) -> None:
+        remembered = self._remembered()
+        redis_port, postgres_port = self._ports
+        self.install = postgres_install(self._run_as, scratch=scratch)
+        self.redis = Valkey(
+            self.folder,
+            binary=valkey_server(),
+            sockets=scratch,
+            port=redis_port or _if_free(remembered.redis_port),
+            port_is_fixed=redis_port is not None,
+            password=remembered.redis_password,
+        )
+        self.postgres = Postgres(
+            self.folder,
+            install=self.install,
+            run_as=self._run_as,
+            scratch=scratch,
+            home=_postgres_home(self.folder, self._run_as),
+            port=postgres_port or _if_free(remembered.postgres_port),
+            port_is_fixed=postgres_port is not None,
+        )
+        self.workers = Workers(self.folder, self.environment)
+
+    def _start(self) -> None:
+        self._ending.callback(self.redis.stop)
+        self.redis.start()
+        is_new = not self.postgres.data.exists()
+        self.postgres.prepare()
+        if is_new:
+            os.sync()  # the copied files were never flushed, and these data are meant to last
+        self._ending.callback(self.postgres.stop)
+        self.postgres.start()
+        self._remember()
+        migrate(self.environment())
+        self._ending.callback(self.workers.stop)
+        self.workers.start(1)
+
+    def _remembered(self) -> Remembered:
+        try:
+            return msgspec.json.decode((self.folder / "kept.json").read_bytes(), type=Remembered)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return Remembered()
+
+    def _remember(self) -> None:
+        remembered = Remembered(self.redis.port, self.postgres.port, self.redis.password)
+        fresh = self.folder / "kept.json.new"
+        fresh.touch(mode=0o600)
+        fresh.write_bytes(msgspec.json.encode(remembered))
+        fresh.replace(self.folder / "kept.json")
+
+
+def _default_folder() -> Path:
+    data = user_folder("data")
+    if data is None:
+        raise ConfigurationError("there is no home folder to keep the servers' data in", hint="Give a folder.")
+    return data / "dev"
+
+
+def _if_free(port: int) -> int | None:
+    return port if is_free(port) else None
+
+
+def _postgres_home(folder: Path, run_as: RunAs | None) -> Path:
+    if run_as is None or reachable(folder, run_as):
+        return folder / "postgres"
+    home = SYSTEM_DATA / sha256(os.fsencode(folder.resolve())).hexdigest()[:12]
+    try:
+        for part in (SYSTEM_DATA, home):
+            part.mkdir(mode=0o711, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder} is closed to the user that runs Postgres for root, and {SYSTEM_DATA} cannot be made: {error}",
+            hint="Give a folder that every user can pass into, or run this as an ordinary user.",
+        ) from error
+    if not reachable(home, run_as):
+        raise ConfigurationError(f"{folder} and {home} are closed to the user that runs Postgres for root")
+    return home

@@ -1,0 +1,120 @@
+"""Worker processes and migrations for embedded servers, run as an operator would run them.
+
+A worker is ready when it has logged a line with `"event":"ready"`; its log stays in the servers' folder.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from statecache.clock import monotonic
+from statecache.errors import Unavailable
+from statecache.settings import process_environment
+from statecache.testing.process import LOG_TAIL_BYTES_MAX, Process, spawn, until
+
+READY_S = 60.0
+STOP_S = 60.0
+MIGRATE_S = 120.0
+STATECACHE = (sys.executable, "-m", "statecache")
+
+_READY = re.compile(rb'"event":\s*"ready"')
+
+
+class Workers:
+    """This is a number of worker processes, in the order of their start."""
+
+    def __init__(self, folder: Path, environment: Callable[[], Mapping[str, str]]) -> None:
+        self._folder = folder
+        self._environment = environment
+        self._running: list[Process] = []
+        self._started = 0
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """These are the pids of the workers that run, oldest first."""
+        return tuple(process.pid for process in self._alive())
+
+    def start(self, count: int) -> None:
+        """This starts that many more workers, and returns when all of them are ready."""
+        fresh = [self._spawn() for _ in range(count)]
+        deadline = monotonic() + READY_S
+        for process in fresh:
+            if not until(partial(_is_ready, process), process, timeout_s=deadline - monotonic()):
+                raise self._failed(process)
+
+    def stop(self) -> list[int]:
+        """This stops all workers with SIGTERM, which lets them drain, and gives their exit statuses."""
+        stopping = self._alive()
+        for process in stopping:
+            process.resume()
+            process.send(signal.SIGTERM)
+        deadline = monotonic() + STOP_S
+        for process in stopping:
+            if not process.wait(max(0.0, deadline - monotonic())):
+                process.kill()
+        self._running = []
+        return [process.returncode or 0 for process in stopping]
+
+    def kill(self, index: int = 0) -> int:
+        """This kills one of the running workers with SIGKILL, and gives its pid."""
+        process = self._alive()[index]
+        process.kill()
+        return process.pid
+
+    def kill_all(self) -> None:
+        """This kills all workers with SIGKILL."""
+        for process in self._alive():
+            process.kill()
+
+    def pause(self, index: int = 0) -> None:
+        """This freezes one of the running workers, with SIGSTOP."""
+        self._alive()[index].pause()
+
+    def resume(self, index: int = 0) -> None:
+        """This lets a frozen worker go on."""
+        self._alive()[index].resume()
+
+    def _alive(self) -> list[Process]:
+        self._running = [process for process in self._running if process.is_running()]
+        return list(self._running)
+
+    def _spawn(self) -> Process:
+        self._started += 1
+        process = spawn(
+            [*STATECACHE, "worker"],
+            name=f"worker-{self._started}",
+            folder=self._folder,
+            environment=process_environment() | dict(self._environment()),
+        )
+        self._running.append(process)
+        return process
+
+    def _failed(self, process: Process) -> Unavailable:
+        status = process.returncode
+        what = "is not ready in time" if status is None else f"ended with status {status}"
+        return Unavailable("worker", detail=f"{process.name} {what}; it wrote: {process.tail()}")
+
+
+def _is_ready(process: Process) -> bool:
+    return _READY.search(process.written()) is not None
+
+
+def migrate(environment: Mapping[str, str]) -> None:
+    """This runs `statecache migrate`."""
+    done = subprocess.run(
+        [*STATECACHE, "migrate"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=MIGRATE_S,
+        env=process_environment() | dict(environment),
+    )
+    if done.returncode:
+        written = (done.stdout + done.stderr)[-LOG_TAIL_BYTES_MAX:].decode("utf-8", "replace").strip()
+        raise Unavailable("migrate", detail=f"it ended with status {done.returncode} and wrote: {written}")
