@@ -116,7 +116,7 @@ class AsyncSlots:
         try:
             async with asyncio.timeout(seconds):
                 await turn
-        except BaseException as error:
+        except BaseException as error:  # cancelled or out of time: a turn that came is passed on
             if turn.done() and not turn.cancelled():
                 self.release()
             else:

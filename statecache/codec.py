@@ -78,7 +78,7 @@ class Codec:
         try:
             self._readers = {name: _reader_of(self.type, name) for name in _may_be_naive}
             self._dated, self._open = _traits_of(self.type)
-        except Exception as error:
+        except Exception as error:  # type hints of users raise anything
             raise UsageError(f"values of type {_name_of(type)} cannot be stored: {error}") from error
         self._read = self._readers[encoding]
         self._suspect = _suspect_of(encoding, self._dated)
@@ -104,7 +104,7 @@ class Codec:
             self._refuse_bad_parts(value, key)
         try:
             data: bytes = self._write(value)
-        except Exception as error:
+        except Exception as error:  # users' own classes take part
             self._refuse(value, key, error)
         if len(data) > bytes_max:
             hint = "Split the value over several keys of its group, or raise value_bytes_max (at most 8 MiB)."
@@ -112,7 +112,7 @@ class Codec:
         try:
             back = self._read(data)
             same = back == value
-        except Exception as error:
+        except Exception as error:  # users' own classes take part
             self._refuse(value, key, error)
         if same is not True or (self._suspect is not None and self._suspect(data)):
             self._refuse_losses(value, back, key)
@@ -123,12 +123,11 @@ class Codec:
     def decode(self, data: bytes, *, key: str, encoding: str | None = None) -> Any:
         """This gives the value of stored bytes in the encoding they were stored with (None: this codec's own)."""
         encoding = self.encoding if encoding is None else encoding
-        read = self._readers.get(encoding)
-        if read is None:
+        if encoding not in self._readers:
             raise CodecError(key=key, verb="decoded", reason=f"the encoding {encoding!r} is not known")
         try:
-            value = read(data)
-        except Exception as error:
+            value = self._readers[encoding](data)
+        except Exception as error:  # users' own classes take part
             raise _error_of(error, key, "decoded") from error
         if self._dated and _may_be_naive[encoding](data):
             for path, node in _walk(value, key):
@@ -146,21 +145,21 @@ class Codec:
         try:
             for path, node in _walk(value, key):
                 if isinstance(node, _BYTES):
-                    paths_of_bytes.append(_spelled(path))
+                    paths_of_bytes.append("".join(path))
                 elif reason := _fault_of(node, self._write, self.encoding):
                     raise CodecError(key=key, path=_spelled(path), reason=reason)
         except CodecError:
             raise
-        except Exception as error:
+        except Exception as error:  # users' own classes take part
             raise _error_of(error, key, "encoded") from error
         return paths_of_bytes
 
     def _refuse_losses(self, value: Any, back: Any, key: str) -> None:
         if paths_of_bytes := self._refuse_bad_parts(value, key):
-            kept = {_spelled(path) for path, node in _walk(back, key) if isinstance(node, _BYTES)}
+            kept = {"".join(path) for path, node in _walk(back, key) if isinstance(node, _BYTES)}
             for path in paths_of_bytes:
                 if path not in kept:
-                    raise CodecError(key=key, path=path, reason=_LOST_BYTES)
+                    raise CodecError(key=key, path=_spelled([path]), reason=_LOST_BYTES)
         gave, gets = value.__class__, back.__class__
         if gave is not gets and self.type is not Any and _is_record(gave):
             what = f"it is a {_name_of(gave)} and readers would get a {_name_of(gets)}"
@@ -205,7 +204,7 @@ def _dumped(value: Any) -> Any:
         raise TypeError(f"a {_name_of(value.__class__)} cannot be stored")
     try:
         return value.model_dump(mode="json", by_alias=True, round_trip=True, warnings="error")
-    except Exception as error:
+    except Exception as error:  # pydantic runs users' code
         raise TypeError(f"{_name_of(value.__class__)}: {_message_of(error)}") from None
 
 
@@ -214,7 +213,7 @@ def _loaded(kind: Any, value: Any) -> Any:
         return value
     try:
         return kind.model_validate_json(msgspec.json.encode(value))
-    except Exception as error:
+    except Exception as error:  # pydantic runs users' code
         inner = _error_of(error, "", "decoded")
         raise ValueError(f"{inner.reason} (in {_name_of(kind)} at `{inner.path}`)") from None
 
@@ -279,7 +278,8 @@ def _parts_of(node: Any) -> Iterator[tuple[str, Any]] | None:
     if kind in _LEAVES:
         return None
     if isinstance(node, dict):
-        return iter([(_step(name), part) for name, part in node.items()])
+        keys = [(_step(name), name) for name in node if name.__class__ is not str]
+        return iter([(_step(name), part) for name, part in node.items()] + keys)
     if isinstance(node, (list, tuple)):
         return ((f"[{index}]", part) for index, part in enumerate(node))
     if isinstance(node, (set, frozenset)):
@@ -319,7 +319,7 @@ def _fault_of(node: Any, write: Callable[[Any], bytes], encoding: str) -> str:
         return ""
     try:
         write(node)
-    except Exception as error:
+    except Exception as error:  # users' own classes take part
         return _message_of(error)
     return ""
 
@@ -327,7 +327,7 @@ def _fault_of(node: Any, write: Callable[[Any], bytes], encoding: str) -> str:
 def _fault_of_keys(node: dict[Any, Any], write: Callable[[Any], bytes], encoding: str) -> str:
     try:
         data = write(dict.fromkeys(node))
-    except Exception as error:
+    except Exception as error:  # users' own classes take part
         return f"one of its keys cannot be stored: {_message_of(error)}"
     odd = encoding == "json" and any(name.__class__ is not str for name in node)
     return "two of its keys become the same text" if odd and len(msgspec.json.decode(data)) < len(node) else ""
@@ -365,9 +365,7 @@ def _message_of(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply for this thread's stack"
     text = _input_in_message.sub("", " ".join(str(error).split()))
-    if isinstance(error, (TypeError, ValueError, OverflowError)):
-        return text
-    return f"{error.__class__.__name__}: {text}"
+    return text if isinstance(error, (TypeError, ValueError, OverflowError)) else f"{error.__class__.__name__}: {text}"
 
 
 def _class_of(kind: Any) -> Any:

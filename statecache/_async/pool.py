@@ -68,7 +68,7 @@ class AsyncPool(Generic[C]):
                     break
             else:
                 connection = await self._open_one()
-        except BaseException:
+        except BaseException:  # whatever hindered it, the slot is free again
             self._slots.release()
             raise
         self._lent.add(connection)

@@ -74,7 +74,7 @@ class PostgresTier:
         session = AsyncSession(connection)
         try:
             await self._compare(session)
-        except BaseException:
+        except BaseException:  # a connection that was not compared is never used
             await session.close()
             raise
         return session

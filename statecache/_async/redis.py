@@ -40,7 +40,7 @@ class RedisTier:
         link = await AsyncLink.open(self._dial, self._settings)
         try:
             await self._greet(link)
-        except BaseException:
+        except BaseException:  # a connection that was not greeted is never used
             await link.close()
             raise
         return link

@@ -57,7 +57,7 @@ class AsyncTransaction:
             self._link = await self._tier.redis.pool.take(max(end - monotonic(), 0.001))
             try:
                 missing = await self._watch(self._link, end)
-            except BaseException:
+            except BaseException:  # nothing may stay watched on a pooled connection
                 await self._leave(watching=True)
                 raise
             if missing:

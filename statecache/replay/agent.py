@@ -113,9 +113,7 @@ class Agent:
                 await async_sleep(self._pace.think_s() * self._rng.uniform(0.5, 1.5))
                 before = beginning(run.id) if state is None else state.value
                 expected = "" if state is None else state.change_id
-                sent = Sent(
-                    run=run.id, index=step, change_id=new_change_id(), expected=expected, first_at=monotonic()
-                )
+                sent = Sent(run=run.id, index=step, change_id=new_change_id(), expected=expected, first_at=monotonic())
                 state = await self._commit(sent, advanced(before, run.messages[step]))
                 refusals = 0 if state is not None and state.value.step > step else refusals + 1
                 if refusals > REFUSALS_MAX:
@@ -225,8 +223,11 @@ async def live(folder: Path, agent: int, life: int) -> int:
         try:
             async with AsyncStateCache() as cache:
                 await Agent(cache, journal, job, past, pace=pace).play()
-        except* StateCacheError as errors:
-            first = next(_leaves(errors))
+        except BaseExceptionGroup as errors:
+            ours, others = errors.split(StateCacheError)
+            if ours is None or others is not None:
+                raise
+            first = next(_leaves(ours))
             journal.write(Fatal(at=monotonic(), kind=type(first).__name__, error=str(first)))
             return 1
         journal.write(Done(at=monotonic()))
@@ -234,6 +235,7 @@ async def live(folder: Path, agent: int, life: int) -> int:
 
 
 def _leaves(errors: BaseExceptionGroup[StateCacheError]) -> Iterator[StateCacheError]:
+    """This yields the errors that tasks raised; the first of them is the one to tell."""
     for error in errors.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from _leaves(error)

@@ -12,7 +12,7 @@ from math import ceil, inf
 
 import msgspec
 
-from statecache.replay.journal import Fail, Invoke, Line, Ok, Resumed, Unknown
+from statecache.replay.journal import Fail, Invoke, Level, Line, Ok, Resumed, Unknown
 
 
 class Sent(msgspec.Struct, kw_only=True):
@@ -40,6 +40,7 @@ class Ledger:
         self.sent: dict[str, Sent] = {}
         self.last: dict[str, Sent] = {}
         self.resumed: list[Resumed] = []
+        self.levels: list[Level] = []
         self.acknowledged = 0
         self.contradictions: list[str] = []
 
@@ -50,6 +51,8 @@ class Ledger:
                 self._invoked(line)
             elif isinstance(line, Resumed):
                 self.resumed.append(line)
+            elif isinstance(line, Level):
+                self.levels.append(line)
             elif isinstance(line, Ok | Unknown | Fail):
                 self._completed(line)
 

@@ -15,6 +15,11 @@ import os
 import signal
 import sys
 
+try:  # now: after the change of user, the interpreter's own folder may be closed to us
+    import ctypes
+except ImportError:  # an interpreter built without it: the next start clears up
+    ctypes = None  # type: ignore[assignment]
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -40,11 +45,8 @@ def main(arguments: list[str]) -> None:
 
 
 def _die_with_the_parent(death_signal: int) -> None:
-    try:
-        import ctypes
-    except ImportError:  # an interpreter built without it: the next start clears up
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(death_signal), 0, 0, 0)
+    if ctypes is not None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(death_signal), 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ class Valkey(Server):
             "logfile": '""',
             "save": '""',
             "appendonly": "yes",
+            "repl-diskless-sync-delay": "0",
         }
         return "".join(f"{name} {value}\n" for name, value in (lines | self._config).items())
 

@@ -7,24 +7,26 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from statecache.errors import ConfigurationError
 from statecache.testing import folders, ports
-from statecache.testing.folders import RunAs, Throwaway, clear_up, locked, reachable, temporary_folder, user_folder
+from statecache.testing.folders import Throwaway, clear_up, locked, reachable, temporary_folder, user_folder
+from statecache.testing.process import RunAs
 
 ROOT = Path(__file__).resolve().parents[2]
 STRANGER = RunAs(uid=54321, gid=54321)
 
 
 @pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A short temporary folder of the test's own, which everybody can pass."""
     with tempfile.TemporaryDirectory(prefix="sct", dir="/tmp") as name:
         os.chmod(name, 0o711)
-        monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: name)
+        monkeypatch.setattr("tempfile.gettempdir", lambda: name)
         yield Path(name)
 
 
@@ -73,11 +75,11 @@ def test_a_temporary_folder_too_long_for_sockets_or_closed_is_passed_over(
 ) -> None:
     long = temporary / ("x" * 80)
     long.mkdir()
-    monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(long))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(long))
     assert temporary_folder(None) == Path("/tmp")
     closed = temporary / "closed"
     closed.mkdir(mode=0o700)
-    monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(closed))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(closed))
     assert temporary_folder(None) == closed
     assert temporary_folder(STRANGER) == Path("/tmp")
 
@@ -104,7 +106,7 @@ def test_the_users_folder_follows_xdg_then_home(
 ) -> None:
     environment = {"HOME": str(tmp_path), f"XDG_{kind.upper()}_HOME": str(tmp_path / "xdg")}
     monkeypatch.setattr(folders, "process_environment", lambda: environment)
-    monkeypatch.setattr(folders.sys, "platform", "linux")
+    monkeypatch.setattr("sys.platform", "linux")
     assert user_folder(kind) == tmp_path / "xdg" / "statecache"  # type: ignore[arg-type]
     environment[f"XDG_{kind.upper()}_HOME"] = "relative/is/ignored"
     assert user_folder(kind) == tmp_path / inside / "statecache"  # type: ignore[arg-type]
@@ -116,16 +118,16 @@ def test_a_home_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch, t
     if real == 0:
         os.chown(tmp_path, 54321, 54321)
     else:
-        monkeypatch.setattr(folders.os, "geteuid", lambda: 54321)
+        monkeypatch.setattr("os.geteuid", lambda: 54321)
     monkeypatch.setattr(folders, "process_environment", lambda: {"HOME": str(tmp_path)})
-    monkeypatch.setattr(folders.pwd, "getpwuid", lambda _: (_ for _ in ()).throw(KeyError))
+    monkeypatch.setattr("pwd.getpwuid", lambda _: (_ for _ in ()).throw(KeyError))
     assert user_folder("cache") is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_root_without_an_ordinary_user_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(folders.pwd, "getpwnam", lambda _: (_ for _ in ()).throw(KeyError))
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("pwd.getpwnam", lambda _: (_ for _ in ()).throw(KeyError))
     with pytest.raises(ConfigurationError, match="Postgres refuses to be run by root"):
         folders.ordinary_user()
 

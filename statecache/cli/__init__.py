@@ -1,0 +1,24 @@
+"""The command `statecache`, for operators and for people who look.
+
+Everything heavy is imported by the command that needs it; without the extra `cli` there is one line that says so.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from statecache.cli.status import CONFIGURATION
+
+NEEDS = "statecache: the command line needs typer and rich: pip install 'statecache[cli]'"
+
+
+def main() -> None:
+    """This runs the command line and ends the process with its exit status."""
+    try:
+        from statecache.cli.run import run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("typer", "rich"):
+            raise
+        print(NEEDS, file=sys.stderr)
+        sys.exit(CONFIGURATION)
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,75 @@
+"""How a replay looks: a bar while it runs, a table at its end."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from statecache.replay.report import Report
+
+
+class View:
+    """This shows how far a replay is, on stderr and only where that is a terminal."""
+
+    def __init__(self, messages: int) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[kills]}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            refresh_per_second=8,
+            transient=True,
+        )
+        self._task = self._progress.add_task("starting", total=messages, kills="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, doing: str, acknowledged: int, kills: dict[str, int]) -> None:
+        """This is what the supervisor calls at every turn."""
+        if not self._progress.disable:
+            self._progress.update(self._task, description=doing, completed=acknowledged, kills=killed(kills))
+
+
+def killed(kills: dict[str, int]) -> str:
+    """This tells the kills in a few words."""
+    return "killed: " + ", ".join(f"{kind} {count}" for kind, count in kills.items()) if kills else ""
+
+
+def show(report: Report, *, on_stderr: bool) -> None:
+    """This prints the table."""
+    console = Console(stderr=on_stderr, highlight=False)
+    table = Table(show_header=False, title="replay", title_justify="left")
+    table.add_column()
+    table.add_column(justify="right")
+    for name in (
+        "runs", "messages", "commits_acked", "durability", "lost", "duplicated", "forked", "quarantined", "resumed",
+    ):  # fmt: skip
+        table.add_row(name.replace("_", " "), str(getattr(report, name)))
+    for kind, count in report.kills.items():
+        table.add_row(f"kills: {kind}", str(count))
+    table.add_section()
+    table.add_row("commits/s", f"{report.commits_per_s:,.1f}")
+    table.add_row("commit p50, p99", f"{report.commit_p50_ms:,.2f} ms, {report.commit_p99_ms:,.2f} ms")
+    table.add_row("flush lag p99", f"{report.flush_lag_p99_ms:,.1f} ms")
+    table.add_section()
+    table.add_row("audit", "[green]passed[/]" if report.audit_ok else "[red]FAILED[/]")
+    table.add_row("seed", str(report.seed))
+    console.print(table)
+    for finding in report.findings:
+        console.print(f"  {finding}", markup=False)

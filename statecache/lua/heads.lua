@@ -1,0 +1,21 @@
+-- Tells how far shards are. It is asked before their entries are read, so that the entries are of this epoch or later.
+--
+-- KEYS  one meta each
+-- ARGV  1 fence (on|off)
+-- Gives { server's replid, server's time in ms, then per shard: { epoch, replid, n, entries, bytes, flushed, excepted },
+-- '' for what is missing, or the reason why its meta cannot be read }.
+
+local server = 'off'
+if ARGV[1] == 'on' then server = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') end
+local now = redis.call('TIME')
+local answer = { server, string.format('%.0f', tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)) }
+for i = 1, #KEYS do
+  local meta = redis.pcall('HMGET', KEYS[i], 'epoch', 'replid', 'n', 'entries', 'bytes', 'flushed', 'excepted')
+  if meta.err then
+    answer[2 + i] = meta.err
+  else
+    for j = 1, 7 do meta[j] = meta[j] or '' end
+    answer[2 + i] = meta
+  end
+end
+return answer

@@ -1,0 +1,42 @@
+-- Tells which entries may leave a shard's stream: flushed, and past the retention by their own time or by size.
+--
+-- KEYS  1 meta  2 changes
+-- ARGV  1 epoch  2 flushed n as Postgres says  3 time up to which entries leave  4 bytes to keep behind the watermark
+--       5 states to name at most
+-- Gives per entry, oldest first: { id, change_id, then per state: key, ttl in ms ('' = default) }.
+
+local meta = redis.call('HMGET', KEYS[1], 'epoch', 'flushed', 'flushed_bytes')
+local answer, states = {}, 0
+if meta[1] ~= ARGV[1] then return answer end
+local flushed = math.min(tonumber(meta[2]), tonumber(ARGV[2]))
+local total, keep, most = tonumber(meta[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local from = '-'
+while states < most do
+  local entries = redis.call('XRANGE', KEYS[2], from, '+', 'COUNT', from == '-' and 1 or 50)
+  for _, entry in ipairs(entries) do
+    local id, fields = entry[1], entry[2]
+    if tonumber(string.match(id, '%-(%d+)$')) > flushed or states >= most then return answer end
+    local leaving = { id, fields[4] or '' }
+    if fields[1] == 'format' and fields[2] == '1' and fields[5] == 'at' and fields[11] == 'bytes' then
+      if fields[6] > ARGV[3] and total - (tonumber(fields[12]) or 0) < keep then return answer end
+      local at, i = 13, 1
+      while fields[at] == 'actor' or fields[at] == 'reason' do at = at + 2 end
+      while fields[at] == 'key' .. i do
+        leaving[#leaving + 1] = fields[at + 1]
+        at = at + 14
+        if fields[at] == 'ttl' .. i then
+          leaving[#leaving + 1] = fields[at + 1]
+          at = at + 2
+        else
+          leaving[#leaving + 1] = ''
+        end
+        i = i + 1
+      end
+    end
+    states = states + math.max(1, (#leaving - 2) / 2)
+    answer[#answer + 1] = leaving
+    from = '(' .. id
+  end
+  if #entries == 0 then break end
+end
+return answer

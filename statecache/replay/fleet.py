@@ -1,0 +1,180 @@
+"""The agent and flusher processes of a replay: started, killed, started again, and their journals read as they grow."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from statecache.clock import monotonic
+from statecache.errors import StateCacheError
+from statecache.replay.agent import Job, job_path
+from statecache.replay.journal import Fatal, Line, Tail, journal_path
+from statecache.replay.ledger import Flights, Ledger
+from statecache.settings import process_environment
+from statecache.testing.process import Process, spawn
+
+CRASHES_MAX = 5
+_READY = b'"ready"'
+
+
+class ReplayFailed(StateCacheError):
+    """The replay did not come to its end: {reason}."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason=reason)
+
+
+class AgentStopped(StateCacheError):
+    """Agent {agent} gave up with {kind}: {error}"""
+
+    agent: int
+    kind: str
+    error: str
+
+    def __init__(self, agent: int, *, kind: str, error: str) -> None:
+        super().__init__(agent=agent, kind=kind, error=error)
+
+
+class Life:
+    """This is one life of an agent: its process, its journal, its sendings in flight."""
+
+    def __init__(self, agent: int, number: int, process: Process, tail: Tail) -> None:
+        self.agent = agent
+        self.number = number
+        self.process = process
+        self.flights = Flights()
+        self._tail = tail
+        self._fatal: Fatal | None = None
+
+    def read(self, ledger: Ledger) -> None:
+        """This takes up the lines that came since the last call."""
+        lines: list[Line] = list(self._tail.read())
+        ledger.take(lines)
+        self.flights.take(lines)
+        self._fatal = next((line for line in lines if isinstance(line, Fatal)), self._fatal)
+
+    def ended(self, ledger: Ledger, *, at: float) -> None:
+        """This closes the books on a process that has ended."""
+        self.read(ledger)
+        self.flights.over_at = at
+        if self._fatal is not None:
+            raise AgentStopped(self.agent, kind=self._fatal.kind, error=self._fatal.error)
+
+
+class Agents:
+    """This is all agents, a life each at a time; one whose runs are complete is not started again."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], jobs: list[Job]) -> None:
+        self._folder = folder
+        self._environment = process_environment() | dict(environment)
+        self.ledger = Ledger()
+        self.lives: list[Life] = []
+        self._current: dict[int, Life] = {}
+        self._crashes = 0
+        self.unfinished = set(range(len(jobs)))
+        for agent, job in enumerate(jobs):
+            job_path(folder, agent).write_bytes(msgspec.json.encode(job))
+
+    def start(self, agent: int) -> None:
+        """This begins the agent's next life."""
+        number = sum(1 for life in self.lives if life.agent == agent)
+        process = spawn(
+            [sys.executable, "-m", "statecache.replay.agent", self._folder, str(agent), str(number)],
+            name=f"agent-{agent}.{number}",
+            folder=self._folder,
+            environment=self._environment,
+        )
+        life = Life(agent, number, process, Tail(journal_path(self._folder, agent, number)))
+        self.lives.append(life)
+        self._current[agent] = life
+
+    def living(self) -> Iterator[Life]:
+        """This gives the lives whose process runs."""
+        return (life for life in list(self._current.values()) if life.process.is_running())
+
+    def read(self) -> None:
+        """This reads on in every journal that may still grow."""
+        for life in self._current.values():
+            life.read(self.ledger)
+
+    def reap(self) -> list[int]:
+        """This looks for processes that ended by themselves, and gives the agents to be started again."""
+        again = []
+        for agent, life in list(self._current.items()):
+            status = life.process.returncode
+            if status is None:
+                continue
+            del self._current[agent]
+            life.ended(self.ledger, at=monotonic())
+            if status == 0:
+                self.unfinished.discard(agent)
+                continue
+            self._crashes += 1
+            if self._crashes > CRASHES_MAX:
+                raise ReplayFailed(f"agents keep ending; the last, status {status}, wrote: {life.process.tail()}")
+            again.append(agent)
+        return again
+
+    def kill(self, life: Life) -> None:
+        """This kills a living agent; its books are closed when the process is gone."""
+        life.process.kill()
+        del self._current[life.agent]
+        life.ended(self.ledger, at=monotonic())
+
+    def in_flight_at(self, at: float) -> int:
+        """This gives how many commits were in flight at that time, as far as the journals have been read."""
+        return sum(life.flights.in_flight_at(at) for life in self.lives)
+
+    def kill_all(self) -> None:
+        """This ends whatever still runs."""
+        for life in self.living():
+            life.process.kill()
+
+
+class Flushers:
+    """This is all flusher processes of the replay."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._environment = process_environment() | dict(environment)
+        self._running: list[Process] = []
+        self._started = 0
+        self._crashes = 0
+
+    def start(self) -> None:
+        """This starts one more."""
+        self._started += 1
+        process = spawn(
+            [sys.executable, "-m", "statecache", "worker"],
+            name=f"worker-{self._started}",
+            folder=self._folder,
+            environment=self._environment,
+        )
+        self._running.append(process)
+
+    def ready(self) -> list[Process]:
+        """This gives those that have said that they are ready, oldest first."""
+        return [process for process in self._running if process.is_running() and _READY in process.written()]
+
+    def reap(self) -> int:
+        """This gives how many have ended by themselves since the last call."""
+        ended = [process for process in self._running if not process.is_running()]
+        for process in ended:
+            self._running.remove(process)
+            self._crashes += 1
+            if self._crashes > CRASHES_MAX:
+                raise ReplayFailed(f"flushers keep ending; the last wrote: {process.tail()}")
+        return len(ended)
+
+    def kill(self, process: Process) -> None:
+        """This kills one."""
+        process.kill()
+        self._running.remove(process)
+
+    def kill_all(self) -> None:
+        """This ends whatever still runs."""
+        for process in self._running:
+            process.kill()

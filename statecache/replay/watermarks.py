@@ -1,0 +1,62 @@
+"""Watching the watermarks from outside, for the flush lag.
+
+One thread looks at the shards' rows in Postgres every 25 milliseconds. The lag of a change is the time from its
+acknowledgement, by its agent's monotonic clock, to the first look that saw the watermark at its position or beyond:
+up to one interval too much, outages included. A change at `postgres` durability is acknowledged only after the
+watermark has passed, and so has none.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Self
+
+import psycopg
+
+from statecache._bridge import Signal
+from statecache.clock import monotonic
+from statecache.settings import Settings
+from statecache.sql import statement
+
+LOOK_S = 0.025
+_AGAIN_S = 0.1
+
+
+class Watermarks:
+    """This collects, for each shard, its watermarks and when each was first seen, while its block runs."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.seen: dict[int, list[tuple[int, float]]] = {}
+        self._settings = settings
+        self._stop = Signal()
+        self._thread = threading.Thread(target=self._watch, name="statecache-watermarks", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=10.0)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0):
+            try:
+                with psycopg.connect(
+                    self._settings.postgres_url, autocommit=True, prepare_threshold=None, connect_timeout=2
+                ) as connection:
+                    self._look(connection)
+            except psycopg.Error:
+                self._stop.wait(_AGAIN_S)
+
+    def _look(self, connection: psycopg.Connection[tuple[int, int]]) -> None:
+        text = statement("audit_watermarks", self._settings.postgres_schema).encode()
+        while True:
+            rows = connection.execute(text).fetchall()
+            now = monotonic()
+            for shard, flushed in rows:
+                marks = self.seen.setdefault(shard, [(0, now)])
+                if flushed > marks[-1][0]:
+                    marks.append((flushed, now))
+            if self._stop.wait(LOOK_S):
+                return

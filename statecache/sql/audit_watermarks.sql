@@ -1,0 +1,2 @@
+-- This gives every shard's watermark.
+SELECT shard, flushed FROM {schema}.shard ORDER BY shard

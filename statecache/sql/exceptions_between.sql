@@ -1,0 +1,4 @@
+-- This gives the positions of a shard that Postgres did not take into its chains.
+SELECT n FROM {schema}.quarantine WHERE shard = %(shard)s AND n BETWEEN %(first)s AND %(last)s
+UNION
+SELECT n FROM {schema}.conflict WHERE shard = %(shard)s AND n BETWEEN %(first)s AND %(last)s

