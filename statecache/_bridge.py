@@ -119,7 +119,7 @@ class AsyncSlots:
         except BaseException as error:  # cancelled or out of time: a turn that came is passed on
             if turn.done() and not turn.cancelled():
                 self.release()
-            else:
+            elif turn in self._waiting:
                 self._waiting.remove(turn)
             if isinstance(error, TimeoutError):
                 return False

@@ -118,6 +118,8 @@ def _welcome(kept: Kept) -> str:
     settings = Settings()
     state = KeySpace(prefix=settings.prefix, shards=settings.shards).state(EXAMPLE_KEY)
     query = f"select key, epoch, version, value_json from {settings.postgres_schema}.state_view"  # noqa: S608 - a checked name
+    code = f'StateCache().set("{EXAMPLE_KEY}", {{"step": 1}}, durability="postgres")'
+    commit = f"{shlex.quote(sys.executable)} -c {shlex.quote('from statecache import StateCache; ' + code)}"
     psql = shutil.which("psql") or str(kept.install.program("psql"))
     exports = "".join(f"  export {name}={shlex.quote(value)}\n" for name, value in kept.environment().items())
     return f"""\
@@ -126,7 +128,7 @@ Valkey, Postgres {kept.install.version} and a worker are running. Data and logs 
 {exports}
 Commit a state from another terminal, after the two lines above:
 
-  python -c 'from statecache import StateCache; StateCache().set("{EXAMPLE_KEY}", {{"step": 1}})'
+  {commit}
 
 Look at it in Redis, in Postgres, or ask where it is:
 

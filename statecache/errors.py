@@ -86,7 +86,7 @@ class NotFound(StateCacheError):
 class OutcomeUnknown(StateCacheError):
     """It is not known whether change {change_id} of {keys} was applied: {reason}."""
 
-    hint = "Ask with lookup(change_id) once the servers answer; do not write blindly again."
+    hint = "Repeat the same write with change_id= of this error: it is applied at most once."
     change_id: str
     keys: tuple[str, ...]
     reason: str

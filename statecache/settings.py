@@ -10,7 +10,6 @@ import os
 import re
 import socket
 from typing import Any, Literal, Self
-from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -28,16 +27,31 @@ def process_environment() -> dict[str, str]:
 
 
 def masked(url: str) -> str:
-    """This gives the URL or keyword string without its password."""
-    if "://" not in url:
-        return re.sub(r"(?i)\b(password|sslpassword)\s*=\s*('(?:[^'\\]|\\.)*'|\S+)", r"\1=***", url)
-    parts = urlsplit(url)
-    query = re.sub(r"(?i)(^|&)(password|sslpassword|ssl_password)=[^&]*", r"\1\2=***", parts.query)
-    netloc = parts.netloc
-    if "@" in netloc:
-        user, _, host = netloc.rpartition("@")
-        netloc = (user.partition(":")[0] + ":***" if ":" in user else user) + "@" + host
-    return urlunsplit((parts.scheme, netloc, parts.path, query, parts.fragment))
+    """This gives the URL or keyword string without its password, and never raises.
+
+    All that stands between the user's name and the last `@` counts as password: rather too much is hidden than a part
+    of one that was not percent-encoded.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return re.sub(r"(?is)\b(password|sslpassword)\s*=\s*('(?:[^'\\]|\\.)*(?:'|$)|\S+)", r"\1=***", url)
+    before, at, after = rest.rpartition("@")
+    user, colon, _ = before.partition(":")
+    if not at:
+        after = re.sub(r"^([^:/?#\[]*):(?!\d+(?:[,/?#]|$))[^/?#]*", r"\1:***", after)
+    after = re.sub(r"(?i)([?&](?:password|sslpassword|ssl_password)=)[^&#]*", r"\1***", after)
+    return f"{scheme}://{user}{colon and ':***'}{at}{after}"
+
+
+def _check_url(url: str) -> str:
+    """This refuses a URL that libraries would take apart in another place than was meant."""
+    authority, _, path = re.match(r"([^/?#]*)(/?)([^?]*)", url.partition("://")[2]).groups()  # type: ignore[union-attr]
+    user, _, hosts = authority.rpartition("@")
+    ports = [re.fullmatch(r"(?:\[[^]]*\]|[^:\[\]]*)(?::(\d*))?", host) for host in hosts.split(",")]
+    torn = "@" in user or (authority and "@" in path) or re.search(r"%(?![0-9A-Fa-f]{2})", user)
+    if torn or not all(ports):
+        raise ValueError("cannot be taken apart: percent-encode what is not a letter or digit in user and password")
+    return url
 
 
 class Settings(BaseSettings):
@@ -84,7 +98,10 @@ class Settings(BaseSettings):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            what = "; ".join(f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors())
+            what = "; ".join(
+                f"{'.'.join(str(part) for part in e['loc'])}: {e['msg'].removeprefix('Value error, ')}"
+                for e in error.errors()
+            )
             raise ConfigurationError(what, hint="Settings come from arguments or STATECACHE_* variables.") from None
 
     @field_validator("prefix")
@@ -110,9 +127,20 @@ class Settings(BaseSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _redis_scheme_is_known(cls, value: str) -> str:
+    def _redis_url_is_one(cls, value: str) -> str:
         if not value.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("must start with redis://, rediss:// or unix://")
+        if not value.startswith("unix://") and not re.fullmatch(r"\w+://[^/?#]*(/\d*)?(\?.*)?", _check_url(value)):
+            raise ValueError("must name a database by its number, like redis://localhost:6379/0")
+        return _check_url(value)
+
+    @field_validator("postgres_url")
+    @classmethod
+    def _postgres_url_is_one(cls, value: str) -> str:
+        if value.startswith(("postgresql://", "postgres://")):
+            return _check_url(value)
+        if "://" in value.partition("=")[0] or "=" not in value:
+            raise ValueError("must start with postgresql:// or be made of keywords, like host=… dbname=…")
         return value
 
     @model_validator(mode="after")

@@ -1,8 +1,10 @@
 """The table of contents of the tests' fixtures. A fixture module may bring hooks too, such as `pytest_report_header`.
 
+fix_redis       a deployment on fakeredis, for stories that need no server
+fix_servers     real servers, found and named in the run's header; deployments and clients on them
 fix_time        a clock that moves when the test says so
 """
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.fix_time"]
+pytest_plugins = ["tests.fix_redis", "tests.fix_servers", "tests.fix_time"]

@@ -335,12 +335,10 @@ class Committer:
     async def _opened(self, commit: Commit) -> None:
         try:
             await self._opener.open(commit.shard, end=commit.end)
-        except Unavailable as error:
-            if monotonic() + commit.pause > commit.end or "operator" in error.detail:
-                raise commit.failed(error) from error
-            if error.reason == "epoch" and "waits for its epoch" in error.detail:
-                raise commit.failed(error) from error
-            await self._pause(commit, RedisUnavailable("epoch", detail=error.detail))
+        except RedisUnavailable as error:
+            await self._pause(commit, error)
+        except (Unavailable, ConfigurationError) as error:
+            raise commit.failed(error) from error
 
     async def _looked_up(self, commit: Commit) -> Committed | None:
         """This finds out whether a repeat was applied long ago; where not, blind writes go on with what is there."""

@@ -7,6 +7,7 @@ policy. `postgres` needs the fence.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from statecache.clock import monotonic
@@ -46,26 +47,38 @@ class Levels:
         if level == "postgres":
             fenced = self._settings.fence == "on"
             return "" if fenced else "the fence is off, so a lost Redis would go unnoticed"
-        commands = [("INFO", "persistence"), ("CONFIG", "GET", "save"), ("CONFIG", "GET", "appendfsync")]
+        commands = [
+            ("INFO", "persistence"),
+            ("INFO", "replication"),
+            ("CONFIG", "GET", "save"),
+            ("CONFIG", "GET", "appendfsync"),
+            ("COMMAND", "INFO", "WAITAOF"),
+        ]
+        kept, copies, save, fsync, known = await self._redis.read(commands, seconds=seconds)
+        if isinstance(kept, Exception) or isinstance(copies, Exception):
+            return "INFO is refused, so what the server keeps is not known; grant +info"
+        append_only = b"aof_enabled:1" in kept
         if level == "disk":
-            commands.append(("COMMAND", "INFO", "WAITAOF"))
-        info, save, fsync, *known = await self._redis.read(commands, seconds=seconds)
-        if isinstance(info, Exception):
-            return f"INFO persistence is refused ({info}), so what the server keeps is not known"
-        append_only = b"aof_enabled:1" in info
-        if level == "disk":
-            return _against_disk(append_only, _setting(fsync), known[0])
-        if append_only or _setting(save):
-            return ""
-        if isinstance(save, Exception):
-            return f"no append-only file, and CONFIG GET save is refused ({save})"
-        return "the primary keeps nothing over a restart (no append-only file, no snapshots)"
+            return _against_disk(append_only, _setting(fsync), known)
+        return _against_replica(append_only, save, copies, self._settings.replicas)
 
     def wait_command(self, level: str, wait_ms: int) -> tuple[Any, ...]:
         """This spells the wait for a level, in milliseconds; at least one, for zero waits for ever."""
         if level == "disk":
             return ("WAITAOF", 1, 0, max(wait_ms, 1))
         return ("WAIT", self._settings.replicas, max(wait_ms, 1))
+
+
+def _against_replica(append_only: bool, save: Any, copies: bytes, wanted: int) -> str:
+    connected = re.search(rb"connected_slaves:(\d+)", copies)
+    count = int(connected.group(1)) if connected else 0
+    if count < wanted:
+        return f"{count} replicas are connected and {wanted} must acknowledge"
+    if append_only or _setting(save):
+        return ""
+    if isinstance(save, Exception):
+        return f"no append-only file, and CONFIG GET save is refused ({save})"
+    return "the primary keeps nothing over a restart (no append-only file, no snapshots)"
 
 
 def _against_disk(append_only: bool, fsync: str | None, known: Any) -> str:

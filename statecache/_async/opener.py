@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from statecache._async.gate import Gate
+from statecache._bridge import async_sleep
 from statecache.clock import monotonic
 from statecache.errors import PostgresUnavailable, Unavailable
 
@@ -30,18 +31,24 @@ class Opener:
         self._postgres = postgres
 
     async def open(self, shard: int, *, end: float) -> None:
-        """This returns when the shard is open, or raises Unavailable(reason="epoch")."""
-        seconds = max(end - monotonic(), 0.001)
-        try:
-            session = await self._postgres.pool.take(seconds)
-        except PostgresUnavailable as error:
-            raise Unavailable("epoch", detail=f"shard {shard} waits for its epoch: {error}") from error
+        """This returns when the shard is open; Postgres is asked until `end`, then Unavailable(reason="epoch")."""
+        pause = 0.01
+        while True:
+            try:
+                return await self._open(shard, max(end - monotonic(), 0.001))
+            except (PostgresUnavailable, psycopg.OperationalError) as error:
+                await self._postgres.pool.drop_idle()
+                if monotonic() + pause > end:
+                    raise Unavailable("epoch", detail=f"shard {shard} waits for its epoch: {error}") from error
+            await async_sleep(pause)
+            pause = min(pause * 2, 0.25)
+
+    async def _open(self, shard: int, seconds: float) -> None:
+        session = await self._postgres.pool.take(seconds)
         try:
             link = await self._redis.pool.take(seconds)
             try:
                 await self._gate.open(link, session.connection, [shard])
-            except psycopg.Error as error:
-                raise Unavailable("epoch", detail=f"shard {shard} waits for its epoch: {error}") from error
             finally:
                 self._redis.pool.give(link)
         finally:

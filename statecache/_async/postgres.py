@@ -13,7 +13,8 @@ import psycopg
 from psycopg import errors as pg
 
 from statecache._async.pool import AsyncPool
-from statecache._bridge import async_timeout
+from statecache._bridge import async_sleep, async_timeout
+from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
 from statecache.settings import masked
@@ -103,12 +104,22 @@ class PostgresTier:
         self.cluster = cluster
 
     async def fetch(self, name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
-        """This runs the named statement once and gives its rows."""
-        session = await self.pool.take(seconds)
-        try:
-            return await self._run(session, name, parameters, seconds)
-        finally:
-            self.pool.give(session)
+        """This runs a statement that changes nothing and gives its rows; again after a fault, for that many seconds."""
+        end, pause = monotonic() + seconds, 0.01
+        while True:
+            left = max(end - monotonic(), 0.001)
+            try:
+                session = await self.pool.take(left)
+                try:
+                    return await self._run(session, name, parameters, left)
+                finally:
+                    self.pool.give(session)
+            except PostgresUnavailable as error:
+                await self.pool.drop_idle()
+                if error.reason not in ("connect", "connection") or monotonic() + pause > end:
+                    raise
+            await async_sleep(pause)
+            pause = min(pause * 2, 0.25)
 
     async def _run(
         self, session: AsyncSession, name: str, parameters: Mapping[str, Any], seconds: float

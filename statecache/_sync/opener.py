@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from statecache._bridge import sleep
 from statecache._sync.gate import Gate
 from statecache.clock import monotonic
 from statecache.errors import PostgresUnavailable, Unavailable
@@ -32,18 +33,24 @@ class Opener:
         self._postgres = postgres
 
     def open(self, shard: int, *, end: float) -> None:
-        """This returns when the shard is open, or raises Unavailable(reason="epoch")."""
-        seconds = max(end - monotonic(), 0.001)
-        try:
-            session = self._postgres.pool.take(seconds)
-        except PostgresUnavailable as error:
-            raise Unavailable("epoch", detail=f"shard {shard} waits for its epoch: {error}") from error
+        """This returns when the shard is open; Postgres is asked until `end`, then Unavailable(reason="epoch")."""
+        pause = 0.01
+        while True:
+            try:
+                return self._open(shard, max(end - monotonic(), 0.001))
+            except (PostgresUnavailable, psycopg.OperationalError) as error:
+                self._postgres.pool.drop_idle()
+                if monotonic() + pause > end:
+                    raise Unavailable("epoch", detail=f"shard {shard} waits for its epoch: {error}") from error
+            sleep(pause)
+            pause = min(pause * 2, 0.25)
+
+    def _open(self, shard: int, seconds: float) -> None:
+        session = self._postgres.pool.take(seconds)
         try:
             link = self._redis.pool.take(seconds)
             try:
                 self._gate.open(link, session.connection, [shard])
-            except psycopg.Error as error:
-                raise Unavailable("epoch", detail=f"shard {shard} waits for its epoch: {error}") from error
             finally:
                 self._redis.pool.give(link)
         finally:

@@ -44,12 +44,12 @@ class Pool(Generic[C]):
         self._reset()
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._place: object = None
         self._slots = Slots(self._size)
         self._idle: list[C] = []
         self._lent: set[C] = set()
         self.longest_wait_s = 0.0
+        self._pid = os.getpid()  # last: another thread that finds it right finds the rest right too
 
     def take(self, seconds: float) -> C:
         """This lends a connection, waiting for at most that many seconds for one to be free."""
@@ -64,17 +64,22 @@ class Pool(Generic[C]):
             self._place = here
         self._wait_for_slot(seconds)
         try:
-            while self._idle:
-                connection = self._idle.pop()
-                if connection.alive:
-                    break
-            else:
-                connection = self._open_one()
-        except BaseException:
+            connection = self._revived() or self._open_one()
+        except BaseException:  # whatever hindered it, the slot is free again
             self._slots.release()
             raise
         self._lent.add(connection)
         return connection
+
+    def _revived(self) -> C | None:
+        """This gives the idle connection that was used last and still stands; threads may take one at a time."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return None
+            if connection.alive:
+                return connection
 
     def _wait_for_slot(self, seconds: float) -> None:
         started = monotonic()
@@ -85,8 +90,8 @@ class Pool(Generic[C]):
         self.longest_wait_s = max(self.longest_wait_s, monotonic() - started)
 
     def give(self, connection: C) -> None:
-        """This takes a connection back; one that is no longer alive is forgotten."""
-        if self._pid != os.getpid():
+        """This takes a connection back; one that is no longer alive, or was a forked parent's, is forgotten."""
+        if self._pid != os.getpid() or connection not in self._lent:
             return
         self._lent.discard(connection)
         if connection.alive and not self._closed:
@@ -95,8 +100,10 @@ class Pool(Generic[C]):
 
     def drop_idle(self) -> None:
         """This closes what is idle: one connection's fault is most often every connection's."""
-        idle, self._idle = self._idle, []
-        for connection in idle:
+        for _ in range(len(self._idle)):
+            connection = self._revived()
+            if connection is None:
+                return
             connection.close()
 
     def close(self) -> None:

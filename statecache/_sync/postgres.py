@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import errors as pg
 
-from statecache._bridge import timeout
+from statecache._bridge import sleep, timeout
 from statecache._sync.pool import Pool
+from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
 from statecache.settings import masked
@@ -76,7 +77,7 @@ class PostgresTier:
         session = Session(connection)
         try:
             self._compare(session)
-        except BaseException:
+        except BaseException:  # a connection that was not compared is never used
             session.close()
             raise
         return session
@@ -105,12 +106,22 @@ class PostgresTier:
         self.cluster = cluster
 
     def fetch(self, name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
-        """This runs the named statement once and gives its rows."""
-        session = self.pool.take(seconds)
-        try:
-            return self._run(session, name, parameters, seconds)
-        finally:
-            self.pool.give(session)
+        """This runs a statement that changes nothing and gives its rows; again after a fault, for that many seconds."""
+        end, pause = monotonic() + seconds, 0.01
+        while True:
+            left = max(end - monotonic(), 0.001)
+            try:
+                session = self.pool.take(left)
+                try:
+                    return self._run(session, name, parameters, left)
+                finally:
+                    self.pool.give(session)
+            except PostgresUnavailable as error:
+                self.pool.drop_idle()
+                if error.reason not in ("connect", "connection") or monotonic() + pause > end:
+                    raise
+            sleep(pause)
+            pause = min(pause * 2, 0.25)
 
     def _run(self, session: Session, name: str, parameters: Mapping[str, Any], seconds: float) -> list[tuple[Any, ...]]:
         connection = session.connection

@@ -42,7 +42,7 @@ class RedisTier:
         link = Link.open(self._dial, self._settings)
         try:
             self._greet(link)
-        except BaseException:
+        except BaseException:  # a connection that was not greeted is never used
             link.close()
             raise
         return link

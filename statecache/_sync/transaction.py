@@ -59,7 +59,7 @@ class Transaction:
             self._link = self._tier.redis.pool.take(max(end - monotonic(), 0.001))
             try:
                 missing = self._watch(self._link, end)
-            except BaseException:
+            except BaseException:  # nothing may stay watched on a pooled connection
                 self._leave(watching=True)
                 raise
             if missing:

@@ -15,10 +15,11 @@ NEEDS = "statecache: the command line needs typer and rich: pip install 'stateca
 def main() -> None:
     """This runs the command line and ends the process with its exit status."""
     try:
-        from statecache.cli.run import run
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("typer", "rich"):
-            raise
+        import rich  # noqa: F401
+        import typer  # noqa: F401
+    except ModuleNotFoundError:
         print(NEEDS, file=sys.stderr)
         sys.exit(CONFIGURATION)
+    from statecache.cli.run import run
+
     sys.exit(run(sys.argv[1:]))

@@ -19,9 +19,7 @@ from statecache.model import DURABILITIES
 from statecache.settings import Settings, masked
 from statecache.sql import CODE
 
-RedisUrl = Annotated[
-    Text, typer.Option("--redis-url", metavar="URL", help="Redis or Valkey; else STATECACHE_REDIS_URL.")
-]
+RedisUrl = Annotated[str | None, typer.Option("--redis-url", metavar="URL", help="Else STATECACHE_REDIS_URL.")]
 PostgresUrl = Annotated[str | None, typer.Option("--postgres-url", metavar="URL", help="Else STATECACHE_POSTGRES_URL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line of stdout.")]
 
@@ -56,7 +54,7 @@ def statecache(
     """
 
 
-@app.command()
+@app.command(short_help="Show the version.")
 def version() -> int:
     """Show the version and the level of the schema that this code understands.
 
@@ -68,7 +66,7 @@ def version() -> int:
     return OK
 
 
-@app.command()
+@app.command(short_help="Bring the Postgres schema up to date.")
 def migrate(
     redis_url: RedisUrl = None,
     postgres_url: PostgresUrl = None,
@@ -100,7 +98,7 @@ def migrate(
     return OK
 
 
-@app.command()
+@app.command(short_help="Run a worker until SIGTERM.")
 def worker(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None) -> int:
     """Run a worker: it flushes changes into Postgres until SIGTERM, and shares the shards with the other workers.
 
@@ -113,7 +111,7 @@ def worker(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None) -> int:
     return int(asyncio.run(run_worker(_settings(redis_url=redis_url, postgres_url=postgres_url))))
 
 
-@app.command()
+@app.command(short_help="Run servers to develop against.")
 def dev(
     folder: Annotated[Path | None, typer.Option(help="Where the data live; else the user's data folder.")] = None,
     redis_port: Annotated[int | None, typer.Option(help="Insist on this port.")] = None,
@@ -131,9 +129,9 @@ def dev(
     return run_dev(folder=folder, redis_port=redis_port, postgres_port=postgres_port)
 
 
-@app.command()
+@app.command(short_help="Tell where a key lives.")
 def where(
-    key: Annotated[str, typer.Argument(help="A key, like runs/42.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Like runs/42.")],
     redis_url: RedisUrl = None,
     postgres_url: PostgresUrl = None,
     as_json: AsJson = False,
@@ -163,7 +161,7 @@ def where(
     return OK
 
 
-@epoch.command()
+@epoch.command(short_help="Declare this Redis the primary of shards.")
 def claim(
     shards: Annotated[list[str], typer.Argument(metavar="SHARD…|all", help="Shard numbers, or all.")],
     yes: Annotated[bool, typer.Option("--yes", help="Say that this Redis is the primary.")] = False,
@@ -198,17 +196,15 @@ def claim(
     return OK
 
 
-@app.command()
+@app.command(short_help="Replay agent runs, kill, audit.")
 def replay(
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Recorded runs; else a sample.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Recorded runs; else a sample.")] = None,
     agents: Annotated[int, typer.Option(min=1, max=64, help="Agent processes.")] = 4,
     workers: Annotated[int, typer.Option(min=0, max=16, help="Flusher processes to start.")] = 2,
     kill: Annotated[str, typer.Option(metavar="KINDS", help="Of agent,flusher,redis,postgres; each three times.")] = "",
     seed: Annotated[int | None, typer.Option(min=0, help="Fixes the moments of the kills.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="RUNS", help="Only the first runs.")] = None,
-    durability: Annotated[
-        str | None, typer.Option(help="Of commits; else disk, postgres where that is refused.")
-    ] = None,
+    durability: Annotated[str | None, typer.Option(help="Else disk, or postgres where that is refused.")] = None,
     think_ms: Annotated[float | None, typer.Option(min=0, help="Before each message; else as kills need.")] = None,
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For all of it.")] = 900.0,
     journals: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep journals and logs there.")] = None,

@@ -49,7 +49,7 @@ def _usage(error: Exception) -> int:
         print(message, file=sys.stderr)
     else:
         command = context.command_path if context is not None else "statecache"
-        print(f"statecache: {message.rstrip('.')}. See `{command} --help`.", file=sys.stderr)
+        print(f"statecache: {message}{'' if message[-1:] in '.?!' else '.'} See `{command} --help`.", file=sys.stderr)
     return USAGE
 
 

@@ -24,6 +24,8 @@ def status_of(error: BaseException) -> int:
 
 
 def line_of(error: BaseException) -> str:
-    """This tells an error in one line."""
-    text = " ".join(str(error).split())
-    return f"statecache: {text or type(error).__name__}"
+    """This tells an error in one line; on the command line nobody needs to hear that a client was used wrongly."""
+    text = str(error)
+    if isinstance(error, UsageError):
+        text = f"{error.reason.rstrip('.')}. {error.facts.get('hint') or ''}"
+    return f"statecache: {' '.join(text.split()) or type(error).__name__}"

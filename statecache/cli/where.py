@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
 from psycopg import ProgrammingError
@@ -92,9 +92,9 @@ def _psql(settings: Settings) -> tuple[list[str], str]:
     parts = urlsplit(url)
     user, _, hosts = parts.netloc.rpartition("@")
     name = user.partition(":")[0]
-    query = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name not in _SECRETS]
-    netloc = f"{name}@{hosts}" if name else hosts
-    return ["psql", urlunsplit((parts.scheme, netloc, parts.path, urlencode(query, quote_via=quote), ""))], note
+    query = [pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in _SECRETS]
+    shown = f"{parts.scheme}://{name}@{hosts}" if name else f"{parts.scheme}://{hosts}"
+    return ["psql", shown + parts.path + (f"?{urlencode(query, quote_via=quote, safe='/')}" if query else "")], note
 
 
 def _select(schema: str, key: str) -> str:

@@ -94,6 +94,7 @@ class Kept:
             )
         lock_file.write_text(f"{os.getpid()}\n")
         kill_recorded(self.folder)
+        self._ending.callback(kill_recorded, self.folder)  # and ours, where an interrupt came before we knew of one
         for log in self.folder.glob("*.log"):
             log.replace(log.with_suffix(".log.old"))
 

@@ -48,8 +48,8 @@ class Valkey(Server):
 
     @property
     def url(self) -> str:
-        """This is the server's URL, with its password."""
-        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+        """This is the server's URL, with its password. It names the user, for redis-cli takes an empty one literally."""
+        return f"redis://default:{self.password}@127.0.0.1:{self.port}/0"
 
     def replica(self, name: str) -> Valkey:
         """This gives another server, not started yet, that will be a replica of this one."""

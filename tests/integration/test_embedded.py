@@ -62,7 +62,9 @@ def _write(s: Servers, word: str) -> None:
 
 def _read(s: Servers) -> tuple[str, list[object]]:
     with _redis(s) as client:
-        return str(client.execute_command("GET", "word"), "utf-8"), [row[0] for row in _sql(s, "select word from word")]
+        word = client.get("word")
+    assert isinstance(word, bytes)
+    return word.decode(), [row[0] for row in _sql(s, "select word from word")]
 
 
 def test_they_are_durable_and_listen_on_loopback_alone(shared: Servers) -> None:

@@ -48,7 +48,7 @@ class Parent:
 
     def line(self) -> str:
         assert self.process.stdout is not None
-        return self.process.stdout.readline()
+        return str(self.process.stdout.readline())
 
     def kill(self) -> None:
         self.process.kill()
@@ -57,7 +57,7 @@ class Parent:
     def end(self) -> str:
         written, _ = self.process.communicate()
         assert self.process.returncode == 0
-        return written
+        return str(written)
 
 
 def test_they_end_with_a_parent_that_was_killed_and_the_next_start_clears_up() -> None:
@@ -130,7 +130,7 @@ def _segments() -> list[str]:
 
 
 def test_processes_that_start_at_once_make_one_template(tmp_path: Path) -> None:
-    environment = {"PATH": os.defpath, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = dict(os.environ) | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [sys.executable, "-c", PARENT]
     both = [subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=environment) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
@@ -139,7 +139,7 @@ def test_processes_that_start_at_once_make_one_template(tmp_path: Path) -> None:
 
 
 def test_a_torn_template_is_made_anew(tmp_path: Path) -> None:
-    environment = {"PATH": os.defpath, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = dict(os.environ) | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     for _ in range(2):
         Parent("", env=environment).end()
         (template,) = (path for path in (tmp_path / "cache" / "statecache").iterdir() if path.is_dir())

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, TypedDict
 from uuid import UUID
 
@@ -72,6 +73,15 @@ class Account:
 ACCOUNT = Account(UUID(int=7), Decimal("10.50"), {"a", "b"}, date(2026, 11, 20), 1.5)
 
 
+class Attributed:
+    """This looks like a class of attrs, which need not be installed."""
+
+    __attrs_attrs__ = (SimpleNamespace(name="x"),)
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
 class Colour(Enum):
     RED = "red"
 
@@ -105,6 +115,10 @@ class StrictOrder(pydantic.BaseModel, strict=True, extra="forbid"):
     @property
     def shown(self) -> str:
         return f"order {self.id}"
+
+
+class OpenOrder(pydantic.BaseModel, extra="allow"):
+    id: int
 
 
 class OrderBook(pydantic.BaseModel):

@@ -24,12 +24,14 @@ from tests.unit.sample_values import (
     KEY,
     NAIVE,
     Account,
+    Attributed,
     Basket,
     Colour,
     LongRun,
     Loose,
     Message,
     Odd,
+    OpenOrder,
     Order,
     OrderBook,
     Point,
@@ -65,6 +67,8 @@ from tests.unit.sample_values import (
         (lambda x: Order(id=1, w=x), Order, "$.weight"),
         (lambda x: Order(id=1, any=[x]), Order, "$.any[0]"),
         (lambda x: Basket(Order(id=1, w=x)), Basket, "$.order.weight"),
+        (lambda x: [Attributed(x)], Any, "$[0].x"),
+        (lambda x: OpenOrder.model_validate({"id": 1, "more": x}), OpenOrder, "$.more"),
     ],
 )
 def test_what_is_not_a_finite_number_is_refused(

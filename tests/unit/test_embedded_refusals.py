@@ -25,7 +25,8 @@ def test_windows_is_refused_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_windows_gets_as_far_as_the_refusal() -> None:
     """There, `fcntl` and `pwd` do not exist, and neither may be imported before."""
     code = (
-        "import sys; sys.modules['fcntl'] = sys.modules['pwd'] = None; sys.platform = 'win32'\n"
+        "import sys, pathlib, pytest, statecache\n"
+        "sys.modules['fcntl'] = sys.modules['pwd'] = None; sys.platform = 'win32'\n"
         "import statecache.testing, statecache.testing.plugin\n"
         "from statecache.errors import ConfigurationError\n"
         "try: statecache.testing.servers()\n"

@@ -1,9 +1,9 @@
 """A worker's shards: what Postgres' row and Redis' meta say of each, and how they stand to one another.
 
-    new      just taken, or something did not fit: the row is read again, its watermark acknowledged, the place in the
-             stream found
-    open     row and meta agree: the shard is flushed
-    apart    they do not agree, or the shard cannot be read; others go on, and this one is tried again later
+new      just taken, or something did not fit: the row is read again, its watermark acknowledged, the place in the
+         stream found
+open     row and meta agree: the shard is flushed
+apart    they do not agree, or the shard cannot be read; others go on, and this one is tried again later
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from statecache_workers.logs import alarm
+
 Standing = Literal["new", "open", "apart"]
+DOUBTS_MAX = 3
 
 
 class Row(NamedTuple):
@@ -49,11 +52,11 @@ class Heads(msgspec.Struct, frozen=True, kw_only=True):
 class Holding:
     """This is one shard that the worker owns, from the worker's side.
 
-    `after` is the stream id after which to read. `sure` says that the row was read after the last time that it did
-    not fit.
+    `after` is the stream id after which to read. `sure` says that the row was read since it last did not fit; `doubts`
+    counts how often it has not fitted since something was flushed. `reason` is why the shard stands apart.
     """
 
-    __slots__ = ("after", "row", "shard", "standing", "sure")
+    __slots__ = ("after", "doubts", "reason", "row", "shard", "standing", "sure")
 
     def __init__(self, shard: int, row: Row) -> None:
         self.shard = shard
@@ -61,10 +64,27 @@ class Holding:
         self.standing: Standing = "new"
         self.after = b""
         self.sure = True
+        self.doubts = 0
+        self.reason = ""
 
     def look_again(self) -> None:
         """This forgets what was believed of the shard."""
         self.standing, self.sure = "new", False
+
+    def doubt(self) -> None:
+        """This forgets what was believed of the shard, and leaves it for later if that goes on."""
+        self.look_again()
+        self.doubts += 1
+        if self.doubts > DOUBTS_MAX:
+            set_apart(self, "unsettled", "its row and its meta do not come to rest")
+
+
+def set_apart(holding: Holding, event: str, reason: str) -> None:
+    """This leaves a shard for later, with an alarm where that is new."""
+    holding.standing, holding.sure = "apart", False
+    if holding.reason != reason:
+        holding.reason = reason
+        alarm(event, shard=holding.shard, reason=reason)
 
 
 def agree(row: Row, head: Head, server: str) -> bool:
@@ -87,20 +107,19 @@ def head_of(reply: list[bytes] | bytes) -> Head | str:
 def shares(pending: dict[int, tuple[int, int]], entries_max: int, bytes_max: int, first: int) -> dict[int, int]:
     """This shares a batch out: how many entries to read of each shard, given (entries, bytes) pending in each.
 
-    Small backlogs are read whole and the large ones get what is left, in equal parts; where there are more shards
-    than places, those from `first` on come first.
+    Small backlogs are read whole and the large ones get what is left, in equal parts. Where there are more shards than
+    places, those from `first` on have their turn.
     """
-    turns = sorted(pending, key=lambda shard: (pending[shard][0], shard < first, shard))
+    turns = sorted(pending, key=lambda shard: (shard < first, shard))[:entries_max]
+    turns.sort(key=lambda shard: pending[shard][0])
     counts: dict[int, int] = {}
     for place, shard in enumerate(turns):
         entries, size = pending[shard]
         left = len(turns) - place
-        count = min(entries, max(entries_max // left, 1))
-        if size > 0:
-            count = min(count, max(1, bytes_max // left * entries // size))
-        if entries_max < count:
-            break
+        count = max(1, min(entries, entries_max // left))
+        if size * count > (fair := bytes_max // left) * entries:
+            count = max(1, fair * entries // size)
         counts[shard] = count
         entries_max -= count
-        bytes_max -= count * size // max(entries, 1)
+        bytes_max = max(0, bytes_max - count * size // max(entries, 1))
     return counts

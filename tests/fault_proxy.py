@@ -1,0 +1,226 @@
+"""A TCP proxy on loopback that does harm to order.
+
+    async with FaultProxy(host, port) as proxy:
+        fault = proxy.arm("drop_reply", at=b"EVAL")
+        …                                               # the next request with these bytes meets the fault
+        await fault.wait()
+
+A fault strikes once, at the first request (from now on) that holds its bytes:
+
+    drop_request   the connection ends before the server sees anything of it
+    cut            the server sees the request up to the bytes, then the connection ends
+    drop_reply     the server gets the request and answers; the connection ends before the answer goes on
+    hold_request   the request waits for `fault.release()`
+    hold_reply     the answer waits for `fault.release()`
+    reset          like drop_reply, with a reset instead of an orderly end
+
+`trickle` hands on every byte by itself, `refusing` ends new connections at once, `silent` accepts and never answers.
+`requests` holds what clients have sent, so that a test can count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from typing import Literal, Self
+
+WAIT_S = 20.0
+
+Kind = Literal["drop_request", "cut", "drop_reply", "hold_request", "hold_reply", "reset"]
+
+
+class Fault:
+    """This is one fault in waiting; it has struck when `wait` returns."""
+
+    def __init__(self, kind: Kind, at: bytes) -> None:
+        self.kind = kind
+        self.at = at
+        self._struck = asyncio.Event()
+        self._released = asyncio.Event()
+
+    @property
+    def struck(self) -> bool:
+        """This says whether the fault has struck."""
+        return self._struck.is_set()
+
+    def strike(self) -> None:
+        """This wakes whoever waits for the fault."""
+        self._struck.set()
+
+    def release(self) -> None:
+        """This lets go what the fault holds."""
+        self._released.set()
+
+    async def wait(self) -> None:
+        """This returns when the fault has struck: with hold_reply and drop_reply, when the server has answered."""
+        async with asyncio.timeout(WAIT_S):
+            await self._struck.wait()
+
+    async def held(self) -> None:
+        """This returns when the fault is released."""
+        await self._released.wait()
+
+
+class _Cut(Exception):
+    """This ends a connection."""
+
+
+class FaultProxy:
+    """This stands between clients and one server."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._faults: list[Fault] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.requests = bytearray()
+        self.connections = 0
+        self.trickle = False
+        self.refusing = False
+        self.silent = False
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    @property
+    def port(self) -> int:
+        """This is the port to connect to instead of the server's."""
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def arm(self, kind: Kind, *, at: bytes) -> Fault:
+        """This makes the next request that holds these bytes meet the fault."""
+        fault = Fault(kind, at)
+        self._faults.append(fault)
+        return fault
+
+    def cut_all(self) -> None:
+        """This ends every connection that stands."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        both = [writer]
+        try:
+            if self.refusing:
+                return
+            if self.silent:
+                while self.silent and await reader.read(65536):
+                    pass
+                return
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+            both.append(far_writer)
+            await _Line(self, (reader, writer), (far_reader, far_writer)).run()
+        except (_Cut, OSError, asyncio.CancelledError):
+            return
+        finally:
+            for one in both:
+                one.close()
+            for one in both:
+                with contextlib.suppress(OSError):
+                    await one.wait_closed()
+
+    def struck_by(self, before: bytes, data: bytes) -> Fault | None:
+        """This takes the first fault whose bytes end in `data`; `before` is what came ahead of it."""
+        fault = next((fault for fault in self._faults if fault.at in before[1 - len(fault.at) :] + data), None)
+        if fault is not None:
+            self._faults.remove(fault)
+        return fault
+
+
+_Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class _Line:
+    """This is one connection through the proxy."""
+
+    def __init__(self, proxy: FaultProxy, near: _Ends, far: _Ends) -> None:
+        self._proxy = proxy
+        self._from_client, self._to_client = near
+        self._from_server, self._to_server = far
+        self._at_reply: Fault | None = None
+        self._before = b""
+
+    async def run(self) -> None:
+        """This hands bytes on in both directions until an end is closed or a fault closes both."""
+        ways = {asyncio.ensure_future(way) for way in (self._requests(), self._replies())}
+        try:
+            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for way in done:
+                way.result()
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+
+    async def _requests(self) -> None:
+        while data := await self._from_client.read(65536):
+            self._proxy.requests += data
+            fault = self._proxy.struck_by(self._before, data)
+            self._before = (self._before + data)[-256:]
+            if fault is None:
+                await self._hand_on(self._to_server, data)
+                continue
+            await self._meet(fault, data)
+
+    async def _meet(self, fault: Fault, data: bytes) -> None:
+        if fault.kind == "drop_request":
+            fault.strike()
+            raise _Cut
+        if fault.kind == "cut":
+            await self._hand_on(self._to_server, data[: max(data.find(fault.at), 0)])
+            fault.strike()
+            raise _Cut
+        if fault.kind == "hold_request":
+            fault.strike()
+            await fault.held()
+        else:
+            self._at_reply = fault
+        await self._hand_on(self._to_server, data)
+
+    async def _replies(self) -> None:
+        while data := await self._from_server.read(65536):
+            fault, self._at_reply = self._at_reply, None
+            if fault is not None:
+                fault.strike()
+                if fault.kind == "reset":
+                    _set_to_reset(self._to_client)
+                if fault.kind != "hold_reply":
+                    raise _Cut
+                await fault.held()
+            await self._hand_on(self._to_client, data)
+
+    async def _hand_on(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        if not self._proxy.trickle:
+            writer.write(data)
+            await writer.drain()
+            return
+        for at in range(len(data)):
+            writer.write(data[at : at + 1])
+            await writer.drain()
+            await asyncio.sleep(0)
+
+
+def _set_to_reset(writer: asyncio.StreamWriter) -> None:
+    """This makes the closing of a connection a reset."""
+    line: socket.socket = writer.get_extra_info("socket")
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

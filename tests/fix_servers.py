@@ -1,0 +1,273 @@
+"""Real servers for the tests, one of each kind in every test process, and a deployment of its own for every test.
+
+The kinds of Redis: `embedded` (the wheel's Valkey), `debian` (the `redis-server` found on PATH), `docker` (a Redis in
+a container, where an engine answers), or only `given` (STATECACHE_TEST_REDIS_URL). Postgres is embedded, or
+STATECACHE_TEST_POSTGRES_URL. The header of a run says which are there, and why others are not.
+
+A test runs on one kind, the first, unless it is marked `every_redis`. Servers are shared, so each test works under a
+prefix and a schema of its own, which `make_settings()` gives, migrated. A test that kills starts its own servers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+import redis
+from redis.backoff import ConstantBackoff, NoBackoff
+from redis.retry import Retry
+
+from statecache import AsyncStateCache, Settings, StateCache
+from statecache._sync.migrate import migrate
+from statecache.keys import KeySpace
+from statecache.testing import servers
+from statecache.testing.folders import Throwaway, ordinary_user
+from statecache.testing.valkey import Valkey
+from tests.awaited import awaited
+
+SHARDS = 4
+ENGINE_S = 10.0
+CONTAINER_S = 60.0
+REDIS_IMAGE = "redis:7.4-alpine"
+GIVEN_REDIS = os.environ.get("STATECACHE_TEST_REDIS_URL", "")
+GIVEN_POSTGRES = os.environ.get("STATECACHE_TEST_POSTGRES_URL", "")
+
+MakeSettings = Callable[..., Settings]
+_numbers = count(1)
+
+
+class Found(NamedTuple):
+    """This says which kinds of Redis the tests run on, and a line for each kind, there or not."""
+
+    kinds: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@cache
+def found() -> Found:
+    """This looks for servers, once."""
+    if GIVEN_REDIS:
+        return Found(("given",), ("redis: the one that STATECACHE_TEST_REDIS_URL names and no other",))
+    kinds, notes = ["embedded"], ["redis embedded: the wheel's Valkey"]
+    program = shutil.which("redis-server")
+    if program:
+        kinds.append("debian")
+    notes.append(f"redis debian: {program or 'NOT TESTED, there is no redis-server on PATH'}")
+    silence = _why_no_container()
+    if not silence:
+        kinds.append("docker")
+    notes.append(f"redis docker: {f'NOT TESTED, {silence}' if silence else REDIS_IMAGE}")
+    return Found(tuple(kinds), tuple(notes))
+
+
+def _why_no_container() -> str:
+    """This asks the container engine for an answer in another process, which takes its warnings along."""
+    sockets = [Path("/var/run/docker.sock"), Path.home() / ".docker/run/docker.sock"]
+    if not os.environ.get("DOCKER_HOST") and not any(path.exists() for path in sockets):
+        return "there is no container engine"
+    ask = [sys.executable, "-c", "import docker; docker.from_env(timeout=3).ping()"]
+    try:
+        done = subprocess.run(ask, capture_output=True, timeout=ENGINE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"the container engine does not answer within {ENGINE_S:g} s"
+    return "" if done.returncode == 0 else "the container engine does not answer"
+
+
+def pytest_report_header() -> list[str]:
+    """This says on which servers the tests run."""
+    where = "the one that STATECACHE_TEST_POSTGRES_URL names" if GIVEN_POSTGRES else "embedded"
+    return [*found().notes, f"postgres: {where}"]
+
+
+every_redis = pytest.mark.parametrize("redis_kind", found().kinds, indirect=True)
+"""This mark runs a test on every kind of Redis that was found."""
+
+
+class Site:
+    """These are a test process's shared servers, started when they are first asked for."""
+
+    def __init__(self) -> None:
+        self._ending = ExitStack()
+        self._urls: dict[str, str] = {"given": GIVEN_REDIS}
+        self._postgres_url = GIVEN_POSTGRES
+
+    def redis_url(self, kind: str) -> str:
+        """This gives the URL of the Redis of that kind."""
+        if kind == "embedded":
+            self._start_embedded()
+        elif kind == "debian" and kind not in self._urls:
+            self._urls[kind] = self._started_on_path()
+        elif kind == "docker" and kind not in self._urls:
+            self._urls[kind] = self._started_in_container()
+        return self._urls[kind]
+
+    @property
+    def postgres_url(self) -> str:
+        """This gives the URL of the Postgres."""
+        if not self._postgres_url:
+            self._start_embedded()
+        return self._postgres_url
+
+    def close(self) -> None:
+        """This ends what was started."""
+        self._ending.close()
+
+    def _start_embedded(self) -> None:
+        if "embedded" not in self._urls:
+            started = self._ending.enter_context(servers(workers=0, migrate=False, fsync=False))
+            self._urls["embedded"] = started.redis_url
+            self._postgres_url = self._postgres_url or started.postgres_url
+
+    def _started_on_path(self) -> str:
+        folder = Throwaway.create(ordinary_user())
+        self._ending.callback(folder.remove)
+        server = Valkey(folder.path, binary=Path(shutil.which("redis-server") or ""))
+        self._ending.callback(server.discard)
+        server.start()
+        return server.url
+
+    def _started_in_container(self) -> str:
+        from testcontainers.core.container import DockerContainer
+
+        container = DockerContainer(REDIS_IMAGE).with_exposed_ports(6379)
+        container.with_command("redis-server --appendonly yes --save ''")
+        self._ending.enter_context(container)
+        url = f"redis://{container.get_container_host_ip()}:{container.get_exposed_port(6379)}/0"
+        wait_until_it_answers(url, seconds=CONTAINER_S)
+        return url
+
+
+def plain_client(url: str, **more: Any) -> Any:
+    """This gives a redis-py client that repeats nothing by itself."""
+    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **more)
+
+
+def wait_until_it_answers(url: str, *, seconds: float = 20.0) -> None:
+    """This returns when the Redis answers a PING; redis-py does the asking again."""
+    again = Retry(ConstantBackoff(0.1), round(seconds * 10))
+    with redis.Redis.from_url(url, retry=again, retry_on_error=[redis.ConnectionError]) as client:
+        client.ping()
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[Site]:
+    """The servers that the tests of this process share."""
+    shared = Site()
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def redis_kind(request: pytest.FixtureRequest) -> str:
+    """The kind of Redis that this test runs on: the first that was found, unless the test is marked every_redis."""
+    return str(getattr(request, "param", found().kinds[0]))
+
+
+@pytest.fixture
+def make_settings(site: Site, redis_kind: str) -> Iterator[MakeSettings]:
+    """A maker of settings: a migrated deployment of the test's own, few shards, on the shared servers or on others."""
+    made: list[Settings] = []
+
+    def make(*, migrated: bool = True, **more: Any) -> Settings:
+        name = f"t{os.getpid()}_{next(_numbers)}"
+        given = {"shards": SHARDS, "prefix": name, "postgres_schema": name, "timeout_s": 10.0} | more
+        if "redis_url" not in given:
+            given["redis_url"] = site.redis_url(redis_kind)
+        if "postgres_url" not in given:
+            given["postgres_url"] = site.postgres_url
+        settings = Settings(**given)
+        if migrated:
+            migrate(settings)
+        made.append(settings)
+        return settings
+
+    yield make
+    for settings in made:
+        if settings.redis_url == GIVEN_REDIS or settings.postgres_url == GIVEN_POSTGRES:
+            _remove(settings)
+
+
+def _remove(settings: Settings) -> None:
+    """This leaves somebody else's servers as they were."""
+    with plain_client(settings.redis_url) as client:
+        for name in client.scan_iter(f"{settings.prefix}:*", count=1000):
+            client.unlink(name)
+    with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
+        connection.execute(f'DROP SCHEMA IF EXISTS "{settings.postgres_schema}" CASCADE'.encode())
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    """The settings of a deployment of the test's own."""
+    return make_settings()
+
+
+@pytest.fixture
+def keys(settings: Settings) -> KeySpace:
+    """The Redis keys of the test's deployment."""
+    return KeySpace(settings.prefix, settings.shards)
+
+
+@pytest.fixture
+async def cache(settings: Settings) -> AsyncIterator[AsyncStateCache]:
+    """An asynchronous client."""
+    async with AsyncStateCache(settings=settings) as client:
+        yield client
+
+
+@pytest.fixture
+def sync_cache(settings: Settings) -> Iterator[StateCache]:
+    """A synchronous client."""
+    with StateCache(settings=settings) as client:
+        yield client
+
+
+MakeClient = Callable[[Settings], AsyncStateCache]
+
+
+@pytest.fixture(params=["async", "sync"])
+async def make_client(request: pytest.FixtureRequest) -> AsyncIterator[MakeClient]:
+    """A maker of clients: the test runs with the asynchronous one, and again with the synchronous one."""
+    made: list[AsyncStateCache] = []
+
+    def make(settings: Settings, **more: Any) -> AsyncStateCache:
+        if request.param == "sync":
+            made.append(awaited(StateCache(settings=settings, **more)))
+        else:
+            made.append(AsyncStateCache(settings=settings, **more))
+        return made[-1]
+
+    yield make
+    for client in made:
+        await client.close()
+
+
+@pytest.fixture
+def client(make_client: MakeClient, settings: Settings) -> AsyncStateCache:
+    """A client of the test's deployment: the asynchronous one, and again the synchronous one."""
+    return make_client(settings)
+
+
+@pytest.fixture
+def redis_raw(settings: Settings) -> Iterator[Any]:
+    """A plain redis-py client of the test's Redis."""
+    with plain_client(settings.redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def psql(settings: Settings) -> Iterator[psycopg.Connection[Any]]:
+    """A plain connection to the test's Postgres, in its schema."""
+    path = f"-c search_path={settings.postgres_schema}"
+    with psycopg.connect(settings.postgres_url, autocommit=True, options=path) as connection:
+        yield connection

@@ -1,0 +1,222 @@
+"""`statecache dev` keeps its servers' data, stops when told to, and says what is in its way.
+
+The worker is a stand-in: what a real one does is tested elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis
+
+from statecache.testing.process import descendants, identity, wait_for_end
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 60.0
+LAST_LINE = "Ctrl-C stops them."
+STAND_IN = """
+import os, signal, sys
+assert os.environ["STATECACHE_REDIS_URL"] and os.environ["STATECACHE_POSTGRES_URL"]
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+if sys.argv[1] == "worker":
+    print('{"event":"ready"}', file=sys.stderr, flush=True)
+    signal.sigwait([signal.SIGTERM])
+    print('{"event":"drained"}', file=sys.stderr)
+"""
+DEV = f"""
+import pathlib, sys
+from statecache.testing import kept, workers
+workers.STATECACHE = (sys.executable, "-c", {STAND_IN!r})
+kept.SYSTEM_DATA = pathlib.Path(sys.argv[3])
+from statecache.dev import run_dev
+from statecache.errors import StateCacheError
+try:
+    sys.exit(run_dev(folder=pathlib.Path(sys.argv[1]) if sys.argv[1] else None, redis_port=int(sys.argv[2]) or None))
+except StateCacheError as error:
+    sys.exit(str(error))
+"""
+
+
+class Dev:
+    """One run of `statecache dev`, whose greeting has been read."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        redis_port: int = 0,
+        environment: dict[str, str] | None = None,
+        system_data: Path = Path("/nowhere"),
+    ) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DEV, str(folder or ""), str(redis_port), system_data],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            cwd=ROOT,
+            env=dict(os.environ) | (environment or {}),
+        )
+        self.greeting = self.until(LAST_LINE)
+        self.urls = dict(re.findall(r"export (\w+)=(\S+)", self.greeting))
+        self.redis_url = self.urls.get("STATECACHE_REDIS_URL", "")
+        self.postgres_url = self.urls.get("STATECACHE_POSTGRES_URL", "")
+
+    def until(self, words: str) -> str:
+        """This reads on until a line with these words, or to the end."""
+        assert self.process.stdout is not None
+        lines: list[str] = []
+        while not (lines and words in lines[-1]) and (line := self.process.stdout.readline()):
+            lines.append(str(line))
+        return "".join(lines)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=WAIT_S)
+        return int(self.process.returncode), str(errors)
+
+    def redis(self) -> redis.Redis:
+        return redis.Redis.from_url(self.redis_url)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that the user who runs Postgres for root can pass into."""
+    with tempfile.TemporaryDirectory(prefix="sct", dir="/tmp") as name:
+        Path(name).chmod(0o711)
+        yield Path(name) / "dev"
+
+
+def _write(dev: Dev, word: str) -> None:
+    with dev.redis() as client:
+        client.set("word", word)
+    with psycopg.connect(dev.postgres_url, autocommit=True) as connection:
+        connection.execute("create table if not exists word (word text)")
+        connection.execute("insert into word values (%s)", [word])
+
+
+def _words(dev: Dev) -> set[str]:
+    with dev.redis() as client, psycopg.connect(dev.postgres_url) as connection:
+        word = client.get("word")
+        assert isinstance(word, bytes)
+        return {word.decode()} | {row[0] for row in connection.execute("select word from word")}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_stops_cleanly_and_the_next_run_finds_data_and_urls_again(folder: Path, number: signal.Signals) -> None:
+    first = Dev(folder)
+    _write(first, "kept")
+    below = descendants(first.process.pid)
+    assert first.end(number) == (0, "")
+    assert [pid for pid in below if identity(pid) is not None] == []
+    assert "drained" in (folder / "worker-1.log").read_text()
+    assert "database system is shut down" in (folder / "postgres.log").read_text()
+    second = Dev(folder)
+    assert second.urls == first.urls
+    assert _words(second) == {"kept"}
+    assert second.end() == (0, "")
+
+
+def test_a_killed_run_is_no_obstacle_and_its_data_are_there(folder: Path) -> None:
+    first = Dev(folder)
+    _write(first, "kept")
+    below = descendants(first.process.pid)
+    first.process.kill()
+    first.process.communicate()
+    assert wait_for_end(below, WAIT_S)
+    second = Dev(folder)
+    assert second.urls == first.urls
+    assert _words(second) == {"kept"}
+    assert second.end() == (0, "")
+
+
+def test_a_second_one_in_the_same_folder_is_refused(folder: Path) -> None:
+    first = Dev(folder)
+    second = Dev(folder)
+    _, errors = second.process.communicate(timeout=WAIT_S)
+    assert second.process.returncode == 1
+    assert f"already running in {folder} (process {first.process.pid})" in errors
+    _write(first, "undisturbed")
+    assert first.end() == (0, "")
+
+
+def test_it_tells_what_to_try_and_where_the_data_are(folder: Path) -> None:
+    dev = Dev(folder)
+    assert str(folder) in dev.greeting
+    psql = next(line for line in dev.greeting.splitlines() if '"$STATECACHE_POSTGRES_URL"' in line)
+    program = shlex.split(psql)[0]
+    asked = [program, dev.postgres_url, "-Atc", "select 40 + 2"]
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "42\n"
+    assert dev.end() == (0, "")
+
+
+@pytest.mark.parametrize("name", ["redis", "postgres", "worker"])
+def test_what_was_killed_is_started_again(folder: Path, name: str) -> None:
+    dev = Dev(folder)
+    _write(dev, "kept")
+    file = folder / ("worker-1.pid" if name == "worker" else f"{name}.pid")
+    os.kill(int(file.read_text().split()[0]), signal.SIGKILL)
+    assert f"The {name} ended; it was started again." in dev.until("started again")
+    assert _words(dev) == {"kept"}
+    assert dev.end() == (0, "")
+
+
+def test_a_remembered_port_that_is_taken_is_exchanged_but_a_given_one_is_insisted_on(folder: Path) -> None:
+    first = Dev(folder)
+    port = int(first.redis_url.rpartition(":")[2].partition("/")[0])
+    assert first.end() == (0, "")
+    with socket.create_server(("127.0.0.1", port)):
+        second = Dev(folder)
+        assert second.redis_url != first.redis_url
+        with second.redis() as client:
+            assert client.ping()
+        assert second.end() == (0, "")
+        third = Dev(folder, redis_port=port)
+        _, errors = third.process.communicate(timeout=WAIT_S)
+        assert "Address already in use" in errors
+
+
+def test_told_to_stop_in_the_middle_of_its_start_it_leaves_nothing(folder: Path) -> None:
+    command = [sys.executable, "-c", DEV, str(folder), "0", "/nowhere"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    while not (folder / "redis.pid").exists():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(WAIT_S) == 0
+    assert list(folder.glob("*.pid")) == []
+
+
+def test_data_of_another_version_are_not_touched(folder: Path) -> None:
+    assert Dev(folder).end() == (0, "")
+    version = folder / "postgres/data/PG_VERSION"
+    version.write_text("15\n")
+    later = Dev(folder)
+    _, errors = later.process.communicate(timeout=WAIT_S)
+    assert "was made by Postgres 15" in errors
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs Postgres as another user")
+def test_below_a_closed_home_of_root_the_data_of_postgres_go_where_it_can_reach_them(
+    tmp_path: Path, folder: Path
+) -> None:
+    """Root's home is closed nearly everywhere, and stays so."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    system_data = folder.parent / "system"
+    dev = Dev(None, environment={"HOME": str(home), "XDG_DATA_HOME": ""}, system_data=system_data)
+    _write(dev, "kept")
+    assert f"in {home}/" in dev.greeting
+    (data,) = system_data.glob("*/data")
+    assert data.stat().st_uid != 0
+    assert dev.end() == (0, "")
+    assert home.stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,269 @@
+"""Migrations: once, twice, two at once, halfway, behind a pooler, and wherever things do not belong together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import ConfigurationError, PostgresUnavailable, RedisUnavailable, Settings
+from statecache._async import migrate as module
+from statecache._async.migrate import MigrationReport, migrate
+from statecache.cli.run import run
+from statecache.keys import KeySpace
+from statecache.sql import CODE, Migration, migrations
+from tests.fix_servers import SHARDS, MakeSettings, plain_client
+
+NOBODY = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture
+def fresh(make_settings: MakeSettings) -> Settings:
+    """Settings of a deployment that does not exist yet."""
+    return make_settings(migrated=False)
+
+
+def rows(settings: Settings, text: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
+        cursor = connection.execute(text.replace("{schema}", f'"{settings.postgres_schema}"').encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+def with_other(settings: Settings, **other: Any) -> Settings:
+    return Settings(**{**settings.model_dump(), **other})
+
+
+def url_of(settings: Settings, **other: str) -> str:
+    facts: dict[str, Any] = {**psycopg.conninfo.conninfo_to_dict(settings.postgres_url), **other}
+    return psycopg.conninfo.make_conninfo(**facts)
+
+
+def plan(monkeypatch: pytest.MonkeyPatch, *more: tuple[int, str, str]) -> None:
+    """This lets the code know more steps than there are files."""
+
+    def known(schema: str) -> list[Migration]:
+        later = [Migration(number, name, text.replace("{schema}", f'"{schema}"')) for number, name, text in more]
+        return [*migrations(schema), *later]
+
+    monkeypatch.setattr(module, "migrations", known)
+
+
+async def test_a_fresh_deployment_gets_everything_and_a_second_run_has_nothing_to_do(fresh: Settings) -> None:
+    first = await migrate(fresh)
+    assert first == MigrationReport(applied=("0001_core",), pinned=True, shards_added=SHARDS, shards_opened=SHARDS)
+    assert first.did_something
+    second = await migrate(fresh)
+    assert second == MigrationReport()
+    assert not second.did_something
+    assert rows(fresh, "SELECT number, name FROM {schema}.migration") == [(1, "core")]
+    assert rows(fresh, "SELECT shards, hash, group_rule, prefix, min_code FROM {schema}.cluster") == [
+        (SHARDS, "crc32", "first-two-segments", fresh.prefix, CODE)
+    ]
+    assert rows(fresh, "SELECT shard, epoch FROM {schema}.shard ORDER BY shard") == [(n, 1) for n in range(SHARDS)]
+
+
+async def test_several_at_once_do_each_thing_once(fresh: Settings) -> None:
+    reports = await asyncio.gather(*(migrate(fresh) for _ in range(4)))
+    assert sorted(report.applied for report in reports) == [(), (), (), ("0001_core",)]
+    assert sum(report.pinned for report in reports) == 1
+    assert sum(report.shards_added for report in reports) == SHARDS
+    assert sum(report.shards_opened for report in reports) == SHARDS
+    assert rows(fresh, "SELECT max(epoch) FROM {schema}.shard") == [(1,)]
+
+
+async def test_a_step_that_fails_leaves_nothing_of_itself_and_all_before_it(
+    fresh: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan(monkeypatch, (2, "broken", "CREATE TABLE {schema}.half (a integer); SELECT 1/0;"))
+    with pytest.raises(ConfigurationError, match="refuses migration 2: division by zero"):
+        await migrate(fresh)
+    assert rows(fresh, "SELECT number FROM {schema}.migration") == [(1,)]
+    assert rows(fresh, "SELECT to_regclass('{schema}.half')") == [(None,)]
+    plan(monkeypatch, (2, "mended", "CREATE TABLE {schema}.whole (a integer); SELECT 1;"))
+    assert (await migrate(fresh)).applied == ("0002_mended",)
+
+
+async def test_a_migration_that_dies_before_the_shards_have_rows_is_completed_by_the_next(fresh: Settings) -> None:
+    await migrate(fresh, redis=False)
+    rows(fresh, "DELETE FROM {schema}.shard WHERE shard > 0")
+    assert await migrate(fresh, redis=False) == MigrationReport(shards_added=SHARDS - 1)
+
+
+@pytest.mark.parametrize("other", [{"shards": SHARDS * 2}, {"prefix": "elsewhere"}])
+async def test_another_pin_is_refused_and_both_are_named(
+    fresh: Settings, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
+) -> None:
+    await migrate(fresh)
+    plan(monkeypatch, (2, "more", "CREATE TABLE {schema}.more (a integer)"))
+    with pytest.raises(ConfigurationError) as caught:
+        await migrate(with_other(fresh, **other))
+    pinned = {"shards": SHARDS, "prefix": fresh.prefix}
+    assert all(
+        str(pinned[name]) in str(caught.value) and str(value) in str(caught.value) for name, value in other.items()
+    )
+    assert rows(fresh, "SELECT number FROM {schema}.migration") == [(1,)]
+    assert rows(fresh, "SELECT count(*) FROM {schema}.shard") == [(SHARDS,)]
+
+
+async def test_a_schema_that_is_too_new_is_refused_before_anything_is_changed(
+    fresh: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrate(fresh)
+    rows(fresh, f"UPDATE {{schema}}.cluster SET min_code = {CODE + 1}")
+    plan(monkeypatch, (2, "more", "CREATE TABLE {schema}.more (a integer)"))
+    with pytest.raises(ConfigurationError, match=f"code level {CODE + 1}.*Upgrade"):
+        await migrate(fresh)
+    assert rows(fresh, "SELECT number FROM {schema}.migration") == [(1,)]
+
+
+async def test_newer_steps_that_still_let_this_code_in_are_left_alone(fresh: Settings) -> None:
+    await migrate(fresh)
+    rows(fresh, "INSERT INTO {schema}.migration (number, name) VALUES (7, 'later')")
+    assert await migrate(fresh) == MigrationReport(newer=(7,))
+
+
+async def test_two_tenants_on_one_pair_of_servers_never_meet(make_settings: MakeSettings) -> None:
+    one, two = make_settings(), make_settings()
+    assert rows(one, "SELECT id FROM {schema}.cluster") != rows(two, "SELECT id FROM {schema}.cluster")
+    crossed = with_other(one, postgres_schema=two.postgres_schema)
+    with pytest.raises(ConfigurationError, match=f"{two.prefix}.*{one.prefix}"):
+        await migrate(crossed)
+
+
+async def test_a_redis_that_belongs_to_another_cluster_is_refused(fresh: Settings) -> None:
+    await migrate(fresh)
+    old = rows(fresh, "SELECT id::text FROM {schema}.cluster")[0][0]
+    rows(fresh, "DROP SCHEMA {schema} CASCADE")
+    with pytest.raises(ConfigurationError, match=f"cluster {old}"):
+        await migrate(fresh)
+
+
+async def test_without_redis_it_is_left_alone_until_asked_for(fresh: Settings) -> None:
+    report = await migrate(with_other(fresh, redis_url=NOBODY), redis=False)
+    assert (report.applied, report.shards_opened) == (("0001_core",), 0)
+    with plain_client(fresh.redis_url) as client:
+        assert not client.exists(KeySpace(fresh.prefix, SHARDS).meta(0))
+    assert await migrate(fresh) == MigrationReport(shards_opened=SHARDS)
+
+
+async def test_redis_away_is_unavailable_and_the_schema_is_done(fresh: Settings) -> None:
+    with pytest.raises(RedisUnavailable):
+        await migrate(with_other(fresh, redis_url=NOBODY))
+    assert rows(fresh, "SELECT number FROM {schema}.migration") == [(1,)]
+    assert await migrate(fresh) == MigrationReport(shards_opened=SHARDS)
+
+
+async def test_postgres_away_and_a_wrong_password_are_unavailable(fresh: Settings) -> None:
+    with pytest.raises(PostgresUnavailable, match="connect"):
+        await migrate(with_other(fresh, postgres_url="postgresql://127.0.0.1:1/x"))
+    wrong = url_of(fresh, password="open sesame")
+    with pytest.raises(PostgresUnavailable) as caught:
+        await migrate(with_other(fresh, postgres_url=wrong))
+    assert caught.value.reason == "authentication"
+    assert "sesame" not in str(caught.value)
+
+
+async def test_a_role_without_rights_is_told_which_it_needs(fresh: Settings) -> None:
+    role = fresh.postgres_schema + "_weak"
+    rows(fresh, f"CREATE ROLE {role} LOGIN PASSWORD 'weak'")
+    try:
+        weak = url_of(fresh, user=role, password="weak")
+        with pytest.raises(ConfigurationError, match=r"permission denied.*owner"):
+            await migrate(with_other(fresh, postgres_url=weak))
+    finally:
+        rows(fresh, f"DROP ROLE {role}")
+
+
+async def test_a_schema_with_other_tables_of_our_names_is_refused(fresh: Settings) -> None:
+    rows(fresh, "CREATE SCHEMA {schema}; CREATE TABLE {schema}.state (mine integer)")
+    with pytest.raises(ConfigurationError, match=r"already exists.*choose another"):
+        await migrate(fresh)
+    assert rows(fresh, "SELECT to_regclass('{schema}.shard')") == [(None,)]
+
+
+class Pooled:
+    """This is a connection through a transaction-mode pooler: every transaction on a server connection of its own."""
+
+    closed = broken = False
+
+    def __init__(self, open_one: Any) -> None:
+        self._open_one = open_one
+        self._current: psycopg.AsyncConnection[Any] | None = None
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        async with await self._open_one() as connection, connection.transaction():
+            self._current = connection
+            yield
+        self._current = None
+
+    async def execute(self, *args: Any) -> Any:
+        if self._current is not None:
+            return await self._current.execute(*args)
+        async with await self._open_one() as connection:
+            return await connection.execute(*args)
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_it_keeps_nothing_on_a_connection_between_transactions(
+    fresh: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = psycopg.AsyncConnection.connect
+    opened: list[Any] = []
+
+    async def pooled(url: str, **options: Any) -> Any:
+        assert options["prepare_threshold"] is None
+
+        async def open_one() -> Any:
+            opened.append(await connect(url, **options))
+            return opened[-1]
+
+        return Pooled(open_one)
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "connect", pooled)
+    assert (await migrate(fresh)).shards_opened == SHARDS
+    assert await migrate(fresh) == MigrationReport()
+    assert len(opened) > 8
+
+
+def test_the_command_says_what_it_did(
+    fresh: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("redis_url", "postgres_url", "prefix", "postgres_schema", "shards"):
+        monkeypatch.setenv(f"STATECACHE_{name.upper()}", str(getattr(fresh, name)))
+    assert run(["migrate"]) == 0
+    out = capsys.readouterr().out
+    assert "applied 0001_core\n" in out
+    assert f"pinned {SHARDS} shards and the prefix {fresh.prefix!r}\n" in out
+    assert f"opened {SHARDS} shards at redis://" in out
+    assert run(["migrate"]) == 0
+    assert capsys.readouterr().out == "nothing to do\n"
+    assert run(["migrate", "--redis-url", NOBODY]) == 4
+    monkeypatch.setenv("STATECACHE_SHARDS", "8")
+    assert run(["migrate"]) == 3
+    err = capsys.readouterr().err
+    assert err.count("\n") == 2
+    assert "(4, 'crc32'" in err
+
+
+def test_an_operator_claims_shards_that_nobody_else_may_open(
+    fresh: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("redis_url", "postgres_url", "prefix", "postgres_schema", "shards"):
+        monkeypatch.setenv(f"STATECACHE_{name.upper()}", str(getattr(fresh, name)))
+    assert run(["migrate"]) == 0
+    assert run(["epoch", "claim", "all", "--yes"]) == 0
+    assert capsys.readouterr().out.endswith("nothing to do: these shards are open\n")
+    with plain_client(fresh.redis_url) as client:
+        client.hset(KeySpace(fresh.prefix, SHARDS).meta(2), "replid", "f" * 40)
+    assert run(["migrate"]) == 4
+    assert "statecache epoch claim" in capsys.readouterr().err
+    assert run(["epoch", "claim", "2", "--yes"]) == 0
+    assert capsys.readouterr().out.startswith("shard 2: epoch 2, ")
+    assert run(["migrate"]) == 0

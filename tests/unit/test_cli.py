@@ -1,0 +1,223 @@
+"""The command line: exit statuses, one clear line for every error, examples in every help, plain text when piped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from statecache.cli import NEEDS, app
+from statecache.cli.epochs import numbers
+from statecache.cli.run import run
+from statecache.cli.status import line_of, status_of
+from statecache.errors import (
+    ConfigurationError,
+    DurabilityRefused,
+    InvalidKey,
+    NotFound,
+    PostgresUnavailable,
+    StateCacheError,
+    UsageError,
+)
+from statecache.settings import process_environment
+
+COMMANDS = (["migrate"], ["worker"], ["dev"], ["replay"], ["where"], ["epoch", "claim"], ["version"])
+NOBODY = "127.0.0.1:1"
+URLS = ("--redis-url", f"redis://{NOBODY}/0", "--postgres-url", f"postgresql://{NOBODY}/x")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in process_environment():
+        if name.startswith("STATECACHE_"):
+            monkeypatch.delenv(name)
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = run(arguments)
+    shown = capsys.readouterr()
+    return status, shown.out, shown.err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UsageError("x"), 2),
+        (InvalidKey("x", reason="y"), 2),
+        (ConfigurationError("x"), 3),
+        (DurabilityRefused("disk", reason="x"), 3),
+        (PostgresUnavailable("connect"), 4),
+        (NotFound("a/b"), 1),
+        (ValueError("x"), 1),
+    ],
+)
+def test_every_error_has_its_exit_status(error: Exception, status: int) -> None:
+    assert status_of(error) == status
+
+
+def test_an_error_is_one_line() -> None:
+    assert line_of(UsageError("no\nsuch thing", hint="Try\n another.")) == "statecache: no such thing. Try another."
+    assert line_of(StateCacheError()) == "statecache: statecache failed."
+    assert line_of(ValueError()) == "statecache: ValueError"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    status, out, err = told(capsys, *command, "--help")
+    assert (status, err) == (0, "")
+    assert "Example" in out
+    assert f"\n    statecache {' '.join(command)}" in out or f" statecache {' '.join(command)}" in out
+
+
+def test_the_main_help_names_every_command_and_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = told(capsys, "--help")
+    assert status == 0
+    assert all(f"\n  {command[0]} " in out for command in COMMANDS)
+    assert "0 ok, 1 finding, 2 usage, 3 configuration, 4 unreachable" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["wher", "a/b"], "No such command 'wher'"),
+        (["where", "--foo", "a/b"], "No such option: --foo"),
+        (["where"], "Missing argument"),
+        (["where", "runs"], "The key 'runs' cannot be used"),
+        (["where", "runs/\udc80"], "lone surrogate"),
+        (["replay", "--agents", "0"], "--agents"),
+        (["replay", "--agents", "many"], "--agents"),
+        (["replay", "--kill", "disk"], "'disk' cannot be killed"),
+        (["replay", "--kill", "flusher", "--workers", "0"], "none is started"),
+        (["replay", "--durability", "eternal"], "'eternal' is not one of"),
+        (["replay", "/nowhere/runs.jsonl"], "/nowhere/runs.jsonl cannot be read: No such file"),
+        (["replay", "/"], "/ cannot be read"),
+        (["replay", *URLS, "--kill", "agent,redis"], "redis is not this replay's own"),
+        (["epoch", "claim", "99", "--yes"], "'99' is not a shard"),
+        (["epoch", "claim", "all"], "Say --yes if it is."),
+    ],
+)
+def test_wrong_use_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    status, out, err = told(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("data", ["", "hello\n", '{"id": 1}\n', '{"id": "a", "messages": []}\n'])
+def test_bad_input_to_replay_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, data: str
+) -> None:
+    (tmp_path / "runs.jsonl").write_text(data)
+    status, out, err = told(capsys, "replay", str(tmp_path / "runs.jsonl"))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+def test_a_folder_with_other_journals_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "agent-0.0.jsonl").touch()
+    status, _, err = told(capsys, "replay", "--limit", "1", "--seed", "1", "--journals", str(tmp_path))
+    assert status == 2
+    assert "is not empty" in err.splitlines()[-1]
+
+
+def test_no_command_shows_the_help_and_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = told(capsys)
+    assert (status, out) == (2, "")
+    assert err.startswith("Usage: statecache")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["where", "a/b", "--redis-url", "http://x"],
+        ["where", "a/b", "--postgres-url", "nonsense=1"],
+        ["migrate", "--postgres-url", "postgresql://h/d?nonsense=1"],
+        ["replay", "--redis-url", "redis://x"],
+    ],
+)
+def test_bad_configuration_is_one_line_and_status_3(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    status, out, err = told(capsys, *arguments)
+    assert (status, out, err.count("\n")) == (3, "", 1)
+
+
+def test_an_unreachable_server_is_one_line_and_status_4_without_its_password(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, out, err = told(capsys, "migrate", "--postgres-url", f"postgresql://me:secret@{NOBODY}/x")
+    assert (status, out, err.count("\n")) == (4, "", 1)
+    assert NOBODY in err
+    assert "secret" not in err
+
+
+def test_tracebacks_are_shown_on_request_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Traceback" not in told(capsys, "where", "x")[2]
+    assert "Traceback" in told(capsys, "--debug", "where", "x")[2]
+    monkeypatch.setenv("STATECACHE_DEBUG", "1")
+    assert "Traceback" in told(capsys, "where", "x")[2]
+    monkeypatch.setenv("STATECACHE_DEBUG", "0")
+    assert "Traceback" not in told(capsys, "where", "x")[2]
+
+
+def test_a_mistake_of_ours_is_one_line_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(**_: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(app, "_settings", broken)
+    status, _, err = told(capsys, "where", "a/b")
+    assert (status, err) == (1, "statecache: unexpected ZeroDivisionError: division by zero (--debug shows where)\n")
+
+
+def test_an_interrupt_is_silent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "_settings", interrupted)
+    assert told(capsys, "where", "a/b") == (130, "", "")
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = told(capsys, "version")
+    assert status == 0
+    assert out.startswith("statecache 0.1.0 ")
+
+
+def test_shards_to_claim_are_numbers_or_all() -> None:
+    assert numbers(["all"], 3) == [0, 1, 2]
+    assert numbers(["2", "0", "2"], 3) == [0, 2]
+    for words in (["3"], ["-1"], ["all", "1"], ["²"], ["x"]):
+        with pytest.raises(UsageError):
+            numbers(words, 3)
+
+
+def command_line(*arguments: str, code: str = "from statecache.cli import main; main()") -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=process_environment() | {"GITHUB_ACTIONS": "true", "TERM": "xterm-256color"},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_one_line_says_what_to_install(missing: str) -> None:
+    code = f"import sys; sys.modules['{missing}'] = None; from statecache.cli import main; main()"
+    assert command_line("version", code=code) == (3, "", NEEDS + "\n")
+
+
+def test_piped_output_has_no_colours() -> None:
+    for arguments in (["--help"], ["replay", "--help"], ["where", "runs/42"], ["where"]):
+        _, out, err = command_line(*arguments)
+        assert "\x1b" not in out + err
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m statecache where runs/42 | true; {sys.executable} -m statecache --help | true"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("", "")

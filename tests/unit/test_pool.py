@@ -1,0 +1,290 @@
+"""The pool: bounded, fair, and never the poorer for what goes wrong. Tasks and threads alike."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from statecache._async.pool import AsyncPool
+from statecache._bridge import AsyncSlots, Slots
+from statecache._sync.pool import Pool
+from statecache.errors import RedisUnavailable, UsageError
+
+WAIT_S = 20.0
+
+
+class Line:
+    """This is a connection to nowhere."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.closed = 0
+
+    async def close(self) -> None:
+        self.alive = False
+        self.closed += 1
+
+
+class SyncLine:
+    """This is a connection to nowhere, for threads."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.closed = 0
+
+    def close(self) -> None:
+        self.alive = False
+        self.closed += 1
+
+
+class Dialed:
+    """This makes lines, remembers them, and fails when told to."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self.failing = False
+
+    async def __call__(self) -> Line:
+        if self.failing:
+            raise RedisUnavailable("connect", detail="told to")
+        self.lines.append(Line())
+        return self.lines[-1]
+
+
+def _pool(size: int, dialed: Dialed | None = None) -> AsyncPool[Line]:
+    return AsyncPool(dialed or Dialed(), size=size, busy=RedisUnavailable, what="Redis")
+
+
+async def test_an_idle_connection_is_lent_again() -> None:
+    dialed = Dialed()
+    pool = _pool(2, dialed)
+    first = await pool.take(1)
+    pool.give(first)
+    assert await pool.take(1) is first
+    assert len(dialed.lines) == 1
+
+
+async def test_no_more_than_its_size_are_lent_and_the_wait_ends_with_the_time() -> None:
+    pool = _pool(2)
+    held = [await pool.take(1), await pool.take(1)]
+    with pytest.raises(RedisUnavailable, match=r"pool.*all 2 Redis connections were in use for 0\.01 s") as caught:
+        await pool.take(0.01)
+    assert caught.value.reason == "pool"
+    for line in held:
+        pool.give(line)
+    assert await pool.take(1) in held
+    assert await pool.take(1) in held
+
+
+async def test_who_waits_longest_is_served_first() -> None:
+    pool = _pool(1)
+    line = await pool.take(1)
+    served: list[int] = []
+
+    async def one(number: int) -> None:
+        mine = await pool.take(WAIT_S)
+        served.append(number)
+        await asyncio.sleep(0)
+        pool.give(mine)
+
+    tasks = []
+    for number in range(50):
+        tasks.append(asyncio.create_task(one(number)))
+        await asyncio.sleep(0)
+    pool.give(line)
+    # Whoever comes now stands behind all of them, although a connection was given back just before.
+    late = asyncio.create_task(one(50))
+    await asyncio.gather(*tasks, late)
+    assert served == list(range(51))
+    assert 0 < pool.longest_wait_s < WAIT_S
+
+
+async def test_a_cancelled_waiter_takes_no_slot_along() -> None:
+    pool = _pool(1)
+    line = await pool.take(1)
+    waiting = [asyncio.create_task(pool.take(WAIT_S)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    pool.give(line)
+    waiting[1].cancel()
+    assert await waiting[2] is line
+    pool.give(line)
+    assert await pool.take(1) is line
+
+
+async def test_a_slot_that_frees_itself_while_its_waiter_gives_up_is_not_lost() -> None:
+    """The timeout has cancelled the waiter, which has not run since: that is when the slot is given back."""
+    slots = AsyncSlots(1)
+    assert await slots.acquire(1)
+    waiter = asyncio.create_task(slots.acquire(WAIT_S))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    slots.release()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert await slots.acquire(0.01)
+
+
+async def test_a_waiter_that_is_served_and_cancelled_at_once_hands_its_slot_on() -> None:
+    slots = AsyncSlots(1)
+    assert await slots.acquire(1)
+    waiter = asyncio.create_task(slots.acquire(WAIT_S))
+    await asyncio.sleep(0)
+    slots.release()
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert await slots.acquire(0.01)
+
+
+async def test_a_connection_that_cannot_be_opened_gives_its_slot_back() -> None:
+    dialed = Dialed()
+    pool = _pool(1, dialed)
+    dialed.failing = True
+    for _ in range(3):
+        with pytest.raises(RedisUnavailable, match="told to"):
+            await pool.take(0.01)
+    dialed.failing = False
+    assert (await pool.take(0.01)).alive
+
+
+async def test_a_dead_connection_is_not_lent_again() -> None:
+    pool = _pool(2)
+    first, second = await pool.take(1), await pool.take(1)
+    pool.give(first)
+    first.alive = False  # it dies while idle
+    second.alive = False  # it dies in its borrower's hands
+    pool.give(second)
+    third = await pool.take(1)
+    assert third not in (first, second)
+
+
+async def test_what_is_idle_can_be_dropped_and_what_is_lent_stays() -> None:
+    pool = _pool(2)
+    idle, lent = await pool.take(1), await pool.take(1)
+    pool.give(idle)
+    await pool.drop_idle()
+    assert (idle.closed, lent.closed) == (1, 0)
+    assert await pool.take(1) not in (idle, lent)
+
+
+async def test_closing_closes_what_is_idle_and_what_is_lent() -> None:
+    pool = _pool(2)
+    idle, lent = await pool.take(1), await pool.take(1)
+    pool.give(idle)
+    await pool.close()
+    assert (idle.alive, lent.alive) == (False, False)
+    pool.give(lent)
+    with pytest.raises(UsageError, match="closed"):
+        await pool.take(1)
+
+
+def test_it_belongs_to_the_event_loop_that_used_it_first() -> None:
+    pool = _pool(1)
+
+    async def use() -> None:
+        pool.give(await pool.take(1))
+
+    asyncio.run(use())
+    with pytest.raises(UsageError, match="another event loop"):
+        asyncio.run(use())
+
+
+async def test_a_forked_child_starts_with_an_empty_pool_and_leaves_the_parents_lines_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = _pool(2)
+    idle, lent = await pool.take(1), await pool.take(1)
+    pool.give(idle)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    own = [await pool.take(0.01), await pool.take(0.01)]
+    assert idle not in own
+    await pool.close()
+    assert (idle.closed, lent.closed) == (0, 0)
+    assert [line.closed for line in own] == [1, 1]
+
+
+async def test_a_parents_connection_is_not_taken_into_the_childs_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = _pool(1)
+    parents = await pool.take(1)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    pool.give(parents)
+    own = await pool.take(0.01)
+    assert own is not parents
+    pool.give(parents)
+    with pytest.raises(RedisUnavailable):
+        await pool.take(0.01)
+
+
+def test_threads_share_it_and_each_line_has_one_borrower() -> None:
+    lock, lines = threading.Lock(), list[SyncLine]()
+    borrowers = Counter[int]()
+
+    def dial() -> SyncLine:
+        with lock:
+            lines.append(SyncLine())
+            return lines[-1]
+
+    pool = Pool(dial, size=3, busy=RedisUnavailable, what="Redis")
+
+    def work(number: int) -> None:
+        for turn in range(60):
+            line = pool.take(WAIT_S)
+            with lock:
+                borrowers[id(line)] += 1
+                assert borrowers[id(line)] == 1
+                assert sum(borrowers.values()) <= 3
+            if (number + turn) % 17 == 0:
+                line.close()
+            if (number + turn) % 23 == 0:
+                pool.drop_idle()
+            with lock:
+                borrowers[id(line)] -= 1
+            pool.give(line)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            assert [*threads.map(work, range(8))] == [None] * 8
+    finally:
+        sys.setswitchinterval(before)
+    pool.close()
+    assert [line for line in lines if line.alive] == []
+
+
+def test_threads_are_served_in_the_order_in_which_they_came() -> None:
+    slots, served, standing = Slots(1), list[int](), threading.Event()
+    assert slots.acquire(1)
+
+    def wait(number: int) -> None:
+        assert slots.acquire(WAIT_S)
+        served.append(number)
+        slots.release()
+
+    threads = []
+    for number in range(8):
+        threads.append(threading.Thread(target=wait, args=(number,)))
+        threads[-1].start()
+        while len(slots._waiting) <= number:
+            standing.wait(0.001)
+    slots.release()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert served == list(range(8))
+
+
+def test_a_thread_that_gives_up_takes_no_slot_along() -> None:
+    slots = Slots(1)
+    assert slots.acquire(1)
+    assert not slots.acquire(0.01)
+    slots.release()
+    assert slots.acquire(0.01)

@@ -1,0 +1,291 @@
+"""The flusher: moves changes from the shards' streams into Postgres, in order, position and rows in one transaction.
+
+One cycle, on one connection to Redis and one to Postgres:
+
+    heads      epoch, replid and n of every shard, strictly before the entries
+    entries    after each watermark, contiguous in n
+    BEGIN      shard rows FOR UPDATE: owner, epoch, replid and watermark must be what they are believed to be
+    judge      what continues its key's tip, what repeats, what forks
+    INSERT     changes, tips, conflicts, watermarks; COMMIT, whose tag and warnings are looked at
+    ack        one script a shard tells Redis the watermark, forward only, and only for this epoch
+
+A shard that does not fit is dropped from the batch and looked at anew: its row is read again in a transaction that
+commits, so that a watermark which an earlier COMMIT left unreplicated is never acknowledged before it is safe. A crash
+anywhere repeats at most this cycle, and repeating it changes nothing, for the watermark is in the transaction.
+
+Data that Postgres refuses is parked (`quarantine`); everything else that goes wrong is an outage: nothing is
+acknowledged, what is remembered is forgotten, and the caller tries again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecache.errors import InvalidKey
+from statecache.keys import checked_key
+from statecache.reconcile import NOTHING, Judgement, Tip
+from statecache_workers.arrays import integers, texts
+from statecache_workers.database import Call, Database, Poison
+from statecache_workers.holdings import Head, Heads, Holding, Row, agree, set_apart, shares
+from statecache_workers.logs import alarm, warn, whisper
+from statecache_workers.quarantine import Outcome, write_carefully
+from statecache_workers.repair import Repair
+from statecache_workers.strays import find_strays, place_of
+from statecache_workers.streams import Entry, Slice, Streams
+from statecache_workers.tips import Tips
+from statecache_workers.writing import Judged, Mark, judged, watermarks, write
+
+if TYPE_CHECKING:
+    from statecache._async.connect import AsyncLink
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+FORKS_PER_ACK = 500
+
+
+class Progress(msgspec.Struct, kw_only=True):
+    """This is what one cycle did and found."""
+
+    entries: int = 0
+    changes: int = 0
+    unsure: list[int] = []
+    """Shards whose row must be read again before they go on."""
+    newer: list[int] = []
+    """Shards that only a newer worker can flush."""
+    strays: list[int] = []
+    """Shards whose stream may hold entries of another program."""
+
+
+class Flusher:
+    """This flushes the shards of one worker."""
+
+    def __init__(self, settings: Settings, keys: KeySpace, *, owner: str) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._owner = owner
+        self.streams = Streams(settings, keys)
+        self.tips = Tips(settings.tips_max)
+        self._repair = Repair(settings, keys, self.streams)
+        self._first = 0
+
+    async def cycle(
+        self,
+        link: AsyncLink,
+        database: Database,
+        holdings: dict[int, Holding],
+        *,
+        heads: Heads,
+        woken: Sequence[int] = (),
+    ) -> Progress:
+        """This flushes at most one batch of the open shards; `heads` must have been asked for just before."""
+        progress = Progress()
+        wanted = self._wanted(holdings, heads, set(woken), progress)
+        if not wanted:
+            return progress
+        slices = await self.streams.read(link, wanted)
+        for one in slices:
+            await self._prepare(link, one, progress)
+        slices = [one for one in slices if one.upto > one.holding.row.flushed]
+        if slices:
+            await self._flush(link, database, slices, heads.server, progress)
+        return progress
+
+    def _wanted(
+        self, holdings: dict[int, Holding], heads: Heads, woken: set[int], progress: Progress
+    ) -> dict[int, tuple[Holding, Head, int]]:
+        """This decides how many entries to read of which shard."""
+        pending: dict[int, tuple[int, int]] = {}
+        open_heads: dict[int, Head] = {}
+        for shard, holding in holdings.items():
+            head = heads.of.get(shard)
+            if holding.standing != "open" or not isinstance(head, Head):
+                continue
+            if not agree(holding.row, head, heads.server):
+                holding.doubt()
+                self.tips.drop(shard)
+                progress.unsure.append(shard)
+            elif head.n > holding.row.flushed or shard in woken:
+                open_heads[shard] = head
+                entries = max(1, head.n - holding.row.flushed)
+                pending[shard] = (entries, max(0, head.bytes - holding.row.bytes))
+        counts = shares(pending, self._settings.flush_batch_max, self._settings.flush_bytes_max, self._first)
+        if len(counts) < len(pending):
+            self._first = max(counts) + 1
+        return {shard: (holdings[shard], open_heads[shard], count) for shard, count in counts.items()}
+
+    async def _prepare(self, link: AsyncLink, one: Slice, progress: Progress) -> None:
+        """This sees to what is not a plain run of entries."""
+        if one.cut == "newer":
+            progress.newer.append(one.shard)
+            alarm("newer_format", shard=one.shard, reason=one.reason)
+        elif one.cut == "gap":
+            await self._repair.fill(link, one)
+        elif one.cut == "stray":
+            progress.strays.append(one.shard)
+        faulty = next((at for at, entry in enumerate(one.entries) if entry.fault), None)
+        if faulty is not None and one.cut != "gap":
+            beyond = await find_strays(link, self.streams, self._keys, one.shard, most=1)
+            if beyond and place_of(beyond[0][0]) <= one.entries[faulty].position:
+                del one.entries[faulty:]
+                one.close()
+                progress.strays.append(one.shard)
+
+    async def _flush(
+        self, link: AsyncLink, database: Database, slices: list[Slice], server: str, progress: Progress
+    ) -> None:
+        tips, missing = self._remembered(slices)
+        try:
+            if any(entry.fault for one in slices for entry in one.entries):
+                raise Poison("entry", "an entry cannot be read")
+            done = await self._write(database, slices, server, tips, missing)
+        except Poison:
+            for one in slices:
+                self.tips.drop(one.shard)
+            done = await self._write_carefully(database, slices, server)
+        kept = {one.shard for one, _ in done}
+        for one in slices:
+            if one.shard not in kept:
+                one.holding.doubt()
+                self.tips.drop(one.shard)
+                progress.unsure.append(one.shard)
+        await self._acknowledge(link, done, progress)
+
+    def _remembered(self, slices: Sequence[Slice]) -> tuple[dict[str, Tip], set[str]]:
+        """This gives the tips that are remembered and the keys of those that are not; a key out of place is a fault."""
+        tips: dict[str, Tip] = {}
+        missing: set[str] = set()
+        for one in slices:
+            for at, entry in enumerate(one.entries):
+                for change in entry.change_set.changes if entry.change_set is not None else ():
+                    key = change.key
+                    if key in tips or key in missing:
+                        continue
+                    tip = self.tips.get(key)
+                    if tip is not None:
+                        tips[key] = tip
+                    elif fault := self._misplaced(key, one.shard):
+                        one.entries[at] = Entry(entry.fields, entry.position, entry.change_set, fault)
+                    else:
+                        missing.add(key)
+        return tips, missing
+
+    def _misplaced(self, key: str, shard: int) -> str:
+        try:
+            place = self._keys.shard(checked_key(key))
+        except InvalidKey as error:
+            return error.reason
+        return "" if place == shard else f"its key belongs to shard {place}"
+
+    async def _write(
+        self, database: Database, slices: Sequence[Slice], server: str, tips: dict[str, Tip], missing: set[str]
+    ) -> list[tuple[Slice, Outcome]]:
+        """This writes a batch in three round trips; Poison where Postgres refuses any of its data."""
+        asked = sorted(missing)
+        tips |= dict.fromkeys(asked, NOTHING)
+        async with database.transaction() as transaction:
+            rows, found = await transaction.run(self._lock(slices), Call("flush_tips", {"keys": texts(asked)}))
+            tips.update((key, Tip(version, change_id, broken)) for key, version, change_id, broken in found)
+            good = self._still_ours(slices, rows, server)
+            if not good:
+                return []
+            judgements: list[Judged] = []
+            done: list[tuple[Slice, Outcome]] = []
+            for one in good:
+                sets = [entry.change_set for entry in one.entries if entry.change_set is not None]
+                verdict = await judged(transaction, one.shard, sets, tips)
+                judgements.append(verdict)
+                done.append((one, _outcome(verdict.judgement)))
+            await write(transaction, judgements, watermarks([_mark(*pair) for pair in done], database.lease))
+            await transaction.commit()
+        return done
+
+    async def _write_carefully(
+        self, database: Database, slices: Sequence[Slice], server: str
+    ) -> list[tuple[Slice, Outcome]]:
+        """This writes a batch piece by piece and parks what Postgres refuses."""
+        async with database.transaction() as transaction:
+            (rows,) = await transaction.run(self._lock(slices))
+            good = self._still_ours(slices, rows, server)
+            if not good:
+                return []
+            done = [(one, await write_carefully(transaction, one.shard, one.entries)) for one in good]
+            await transaction.run(watermarks([_mark(*pair) for pair in done], database.lease))
+            await transaction.commit()
+        return done
+
+    def _lock(self, slices: Sequence[Slice]) -> Call:
+        return Call("flush_lock", {"shards": integers(sorted(one.shard for one in slices)), "owner": self._owner})
+
+    def _still_ours(self, slices: Sequence[Slice], rows: Sequence[tuple[Any, ...]], server: str) -> list[Slice]:
+        """This leaves out shards whose row is not as it was believed to be: owner, epoch, server, watermark."""
+        now = {shard: Row(*rest) for shard, *rest in rows}
+        good = []
+        for one in slices:
+            row = now.get(one.shard)
+            if row is not None and row.flushed == one.holding.row.flushed and agree(row, one.head, server):
+                good.append(one)
+            else:
+                tell = whisper if row is None else warn
+                tell("fenced", shard=one.shard, dropped=len(one.entries))
+        return good
+
+    async def _acknowledge(self, link: AsyncLink, done: Sequence[tuple[Slice, Outcome]], progress: Progress) -> None:
+        """This moves what is remembered, and then Redis' copy of the watermarks."""
+        forks: dict[int, list[tuple[str, str]]] = {}
+        for one, outcome in done:
+            mark = _mark(one, outcome)
+            holding = one.holding
+            holding.row = holding.row._replace(
+                flushed=mark.flushed, entries=mark.entries, bytes=mark.bytes,
+                excepted=max(holding.row.excepted, mark.excepted),
+            )  # fmt: skip
+            holding.after, holding.doubts = one.after, 0
+            self.tips.put(one.shard, outcome.tips)
+            progress.entries += len(one.entries)
+            progress.changes += sum(len(entry.change_set.changes) for entry in one.entries if entry.change_set)
+            forks[one.shard] = [(fork.change.key, fork.change.change_id) for fork in outcome.forked]
+            for fork in outcome.forked[:10]:
+                alarm("forked", shard=one.shard, key=fork.change.key, change_id=fork.change.change_id, cause=fork.cause)
+        progress.unsure += await self.acknowledge(link, [one.holding for one, _ in done], forks)
+
+    async def acknowledge(
+        self, link: AsyncLink, holdings: Sequence[Holding], forks: dict[int, list[tuple[str, str]]]
+    ) -> list[int]:
+        """This tells Redis the rows' watermarks, and gives the shards that would not have it."""
+        calls: list[tuple[list[str], list[Any]]] = []
+        order: list[Holding] = []
+        for holding in holdings:
+            shard, row = holding.shard, holding.row
+            keys = [self._keys.meta(shard), self._keys.unflushed(shard), self._keys.events(shard)]
+            numbers = [row.epoch, row.replid, row.flushed, row.entries, row.bytes, row.excepted]
+            forked = forks.get(shard, [])
+            for start in range(0, max(1, len(forked)), FORKS_PER_ACK):
+                some = forked[start : start + FORKS_PER_ACK]
+                states = [self._keys.state(key) for key, _ in some]
+                calls.append(([*keys, *states], [*numbers, *(change_id for _, change_id in some)]))
+                order.append(holding)
+        unsure = []
+        for holding, reply in zip(order, await self.streams.pipeline(link, "ack", calls), strict=True):
+            if reply != 1:
+                holding.doubt()
+                unsure.append(holding.shard)
+                if isinstance(reply, Exception):
+                    set_apart(holding, "foreign_data", f"{self._keys.meta(holding.shard)}: {reply}")
+        return unsure
+
+    def forget(self, holdings: dict[int, Holding]) -> None:
+        """This forgets all that is believed, as after an outage."""
+        self.tips.clear()
+        for holding in holdings.values():
+            holding.look_again()
+
+
+def _outcome(judgement: Judgement) -> Outcome:
+    return Outcome(tips=judgement.tips, forked=judgement.forked, excepted=judgement.excepted)
+
+
+def _mark(one: Slice, outcome: Outcome) -> Mark:
+    return Mark(one.shard, one.upto, *one.totals, max(one.holding.row.excepted, outcome.excepted))

@@ -1,0 +1,102 @@
+"""Opening closed gates beside the flush: on connections of its own, so that the other shards go on meanwhile.
+
+A gate that this worker may not open is tried again, ever more slowly; an agent or another worker may open it any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from statecache._async.gate import Gate, Opened
+from statecache.clock import monotonic as real_monotonic
+from statecache.errors import ForeignData, Unavailable
+from statecache_workers.logs import alarm, say, warn
+
+if TYPE_CHECKING:
+    from statecache._async.postgres import PostgresTier
+    from statecache._async.redis import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+PAUSE_S = 0.25
+PAUSE_MAX_S = 15.0
+
+
+class Gatekeeper:
+    """This opens gates, as many at once as are asked for; `done` is called when something may have changed."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        redis: RedisTier,
+        postgres: PostgresTier,
+        *,
+        by: str,
+        done: Callable[[], None],
+        monotonic: Callable[[], float] = real_monotonic,
+    ) -> None:
+        self._gate = Gate(settings, keys, by=by, authority="worker")
+        self._redis = redis
+        self._postgres = postgres
+        self._done = done
+        self._monotonic = monotonic
+        self._task: asyncio.Task[None] | None = None
+        self._tries: dict[int, int] = {}
+        self._not_before: dict[int, float] = {}
+        self._reason = ""
+
+    def ask(self, shards: Collection[int]) -> None:
+        """This starts to open those of the shards whose turn it is, unless others are being opened."""
+        now = self._monotonic()
+        ripe = [shard for shard in shards if self._not_before.get(shard, now) <= now]
+        if ripe and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._open(ripe), name="gatekeeper")
+
+    def tried(self, shard: int) -> bool:
+        """This says whether the shard was tried and is still closed as far as is known."""
+        return self._tries.get(shard, 0) > 0
+
+    def opened(self, shard: int) -> None:
+        """This forgets that the shard gave trouble."""
+        self._tries.pop(shard, None)
+        self._not_before.pop(shard, None)
+
+    async def _open(self, shards: list[int]) -> None:
+        try:
+            for one in await self._opened(shards):
+                say("epoch_opened", shard=one.shard, epoch=one.epoch, start_n=one.start_n, dropped=one.dropped,
+                    conflicts=one.conflicts)  # fmt: skip
+            self._reason = ""
+        except Unavailable as error:
+            tell = alarm if error.reason == "epoch" and self._reason != error.detail else warn
+            self._reason = error.detail
+            tell("gate_closed", reason=error.reason, detail=error.detail, shards=len(shards))
+        except (ForeignData, psycopg.Error) as error:
+            warn("gate_closed", reason=type(error).__name__, detail=str(error).partition("\n")[0], shards=len(shards))
+        finally:
+            for shard in shards:
+                tries = self._tries[shard] = self._tries.get(shard, 0) + 1
+                self._not_before[shard] = self._monotonic() + min(PAUSE_MAX_S, PAUSE_S * 2 ** min(tries, 10))
+            self._done()
+
+    async def _opened(self, shards: list[int]) -> list[Opened]:
+        link = await self._redis.link()
+        try:
+            session = await self._postgres.session()
+            try:
+                return await self._gate.open(link, session.connection, shards)
+            finally:
+                await session.close()
+        finally:
+            await link.close()
+
+    async def stop(self) -> None:
+        """This ends what is under way; a gate that is half open is somebody else's to open."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])

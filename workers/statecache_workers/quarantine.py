@@ -1,0 +1,151 @@
+"""The careful way to write a shard's entries, for when Postgres refuses the data of some or an entry cannot be read.
+
+Entries are written in order behind a savepoint; where Postgres refuses, the piece is halved until one change-set stands
+alone. That one is parked raw, in the same transaction, and counts as flushed. Its keys' tips are marked as quarantined
+at its version, so that what comes behind it continues the chain, with the gap recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecache.entries import INTEGER_MAX, salvaged, storable
+from statecache.model import ChangeSet, Position
+from statecache.reconcile import NOTHING, Fork, Tip
+from statecache_workers.arrays import texts
+from statecache_workers.database import Call, Poison, Transaction
+from statecache_workers.logs import alarm
+from statecache_workers.writing import judged, write
+
+if TYPE_CHECKING:
+    from statecache_workers.streams import Entry
+
+UNREADABLE = "entry"
+"""Stands in place of an SQLSTATE where the entry itself could not be read."""
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """This is what became of a shard's entries."""
+
+    tips: dict[str, Tip] = {}
+    forked: list[Fork] = []
+    excepted: int = 0
+    parked: int = 0
+
+
+async def tips_of(transaction: Transaction, keys: Sequence[str]) -> dict[str, Tip]:
+    """This asks Postgres for the keys' tips."""
+    (rows,) = await transaction.run(Call("flush_tips", {"keys": texts(keys)}))
+    tips = dict.fromkeys(keys, NOTHING)
+    tips.update((key, Tip(version, change_id, broken)) for key, version, change_id, broken in rows)
+    return tips
+
+
+async def write_carefully(transaction: Transaction, shard: int, entries: Sequence[Entry]) -> Outcome:
+    """This writes what Postgres takes and parks the rest."""
+    outcome = Outcome()
+    readable: list[Entry] = []
+    for entry in entries:
+        if entry.change_set is not None and not entry.fault:
+            readable.append(entry)
+            continue
+        await _place(transaction, shard, readable, outcome)
+        readable = []
+        await _park(transaction, shard, entry, Poison(UNREADABLE, entry.fault), outcome)
+    await _place(transaction, shard, readable, outcome)
+    return outcome
+
+
+async def _place(transaction: Transaction, shard: int, entries: Sequence[Entry], outcome: Outcome) -> None:
+    if not entries:
+        return
+    sets = [entry.change_set for entry in entries if entry.change_set is not None]
+    await transaction.mark("SAVEPOINT")
+    try:
+        tips = await tips_of(transaction, sorted({change.key for one in sets for change in one.changes}))
+        verdict = await judged(transaction, shard, sets, tips)
+        await write(transaction, [verdict])
+    except Poison as error:
+        await transaction.mark("ROLLBACK TO")
+        await transaction.mark("RELEASE")
+        if len(entries) == 1:
+            await _park(transaction, shard, entries[0], error, outcome)
+            return
+        middle = len(entries) // 2
+        await _place(transaction, shard, entries[:middle], outcome)
+        await _place(transaction, shard, entries[middle:], outcome)
+        return
+    await transaction.mark("RELEASE")
+    judgement = verdict.judgement
+    outcome.tips |= judgement.tips
+    outcome.forked += judgement.forked
+    outcome.excepted = max(outcome.excepted, judgement.excepted)
+
+
+async def _park(transaction: Transaction, shard: int, entry: Entry, error: Poison, outcome: Outcome) -> None:
+    change_id, keys = salvaged(entry.fields)
+    if entry.change_set is not None:
+        change_id = storable(entry.change_set.change_id)
+        keys = tuple(storable(change.key) for change in entry.change_set.changes)
+    await park_raw(transaction, shard, entry.position, entry.fields, (change_id, keys, error))
+    outcome.parked += 1
+    outcome.excepted = max(outcome.excepted, entry.position.n)
+    if entry.change_set is not None and not entry.fault:
+        outcome.tips |= await _mark(transaction, shard, entry.change_set)
+
+
+async def park_raw(
+    transaction: Transaction,
+    shard: int,
+    position: Position,
+    fields: Sequence[bytes],
+    about: tuple[str, Sequence[str], Poison],
+) -> None:
+    """This keeps an entry as it is, and raises the alarm."""
+    change_id, keys, error = about
+    parameters = {
+        "shard": shard,
+        "epoch": min(position.epoch, INTEGER_MAX),
+        "n": position.n,
+        "change_id": change_id,
+        "keys": list(keys),
+        "entry": msgspec.msgpack.encode([bytes(field) for field in fields]),
+        "sqlstate": error.sqlstate,
+        "error": storable(error.reason),
+    }
+    await transaction.run(Call("quarantine_park", parameters))
+    why = {"reason": error.reason} if error.sqlstate == UNREADABLE else {}
+    alarm("quarantined", shard=shard, position=str(position), change_id=change_id, keys=list(keys)[:10],
+          sqlstate=error.sqlstate, **why)  # fmt: skip
+
+
+async def _mark(transaction: Transaction, shard: int, parked: ChangeSet) -> dict[str, Tip]:
+    """This marks the tips of the parked change-set's keys, as far as it would have continued them."""
+    marked: dict[str, Tip] = {}
+    for change in parked.changes:
+        alone = msgspec.structs.replace(parked, changes=(change,))
+        parameters = {
+            "key": change.key,
+            "shard": shard,
+            "version": change.version,
+            "epoch": parked.position.epoch,
+            "n": parked.position.n,
+            "change_id": change.change_id,
+            "parent_change_id": storable(change.parent_change_id),
+            "writer": storable(parked.writer),
+            "at": parked.at,
+        }
+        await transaction.mark("SAVEPOINT")
+        try:
+            verdict = await judged(transaction, shard, [alone], await tips_of(transaction, [change.key]))
+            if verdict.judgement.applied:
+                await transaction.run(Call("quarantine_mark", parameters))
+                marked[change.key] = Tip(change.version, change.change_id, broken=True)
+        except Poison:
+            await transaction.mark("ROLLBACK TO")  # the key itself is what Postgres refuses: it can have no tip
+            marked.pop(change.key, None)
+        await transaction.mark("RELEASE")
+    return marked

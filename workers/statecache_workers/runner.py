@@ -1,0 +1,190 @@
+"""The process: signals in, JSON lines out, an exit status at the end.
+
+SIGTERM or SIGINT: what stands in the streams at that moment is flushed, for at most `drain_s`; then the shards are
+given back and what is left is logged. A second signal cuts the draining short. Outages are waited out, at the start
+too, with ever longer pauses. Statuses: 0 everything flushed, 1 something left, 3 configuration, 4 a server that will
+never let us in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
+
+from statecache.clock import monotonic
+from statecache.errors import ConfigurationError, Unavailable
+from statecache.settings import masked
+from statecache_workers.logs import alarm, crash, log_to_stderr, say, warn
+from statecache_workers.worker import Worker
+
+if TYPE_CHECKING:
+    from statecache.settings import Settings
+
+DRAINED, LEFT, CONFIGURATION, UNREACHABLE = 0, 1, 3, 4
+PAUSE_MAX_S = 5.0
+LEAVE_S = 5.0
+
+
+async def run_worker(settings: Settings) -> int:
+    """This runs a worker until it is told to stop, and gives the exit status."""
+    log_to_stderr()
+    runner = Runner(settings)
+    with _signals(runner.signalled):
+        return await runner.run()
+
+
+class Runner:
+    """This keeps a worker going until it is told to stop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.worker = Worker(settings)
+        self._settings = settings
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._connected = False
+        self._troubled = False
+        self._targets: dict[int, int] | None = None
+
+    def signalled(self) -> None:
+        """This starts the draining, or ends it when it goes on already."""
+        (self._hurry if self._stop.is_set() else self._stop).set()
+        self.worker.nudge()
+
+    async def run(self) -> int:
+        """This works until it is told to stop, drains, and gives the exit status."""
+        settings = self._settings
+        say("started", worker=self.worker.id, redis=masked(settings.redis_url), postgres=masked(settings.postgres_url),
+            prefix=settings.prefix, schema=settings.postgres_schema, shards=settings.shards)  # fmt: skip
+        try:
+            await self._work_until_told()
+            return await self._end()
+        except ConfigurationError as error:
+            alarm("configuration", detail=str(error))
+            return CONFIGURATION
+        except Unavailable as error:
+            alarm("unreachable", reason=error.reason, detail=str(error))
+            return UNREACHABLE
+        except Exception:  # whatever it is, the shards are given back and the log shows where it happened
+            crash("crashed", worker=self.worker.id)
+            await self._leave()
+            return LEFT
+        finally:
+            await self.worker.close()
+
+    async def _work_until_told(self) -> None:
+        while not self._stop.is_set():
+            try:
+                await self._patiently(self._work, give_up=self._stop.is_set)
+            except Unavailable:
+                if not self._stop.is_set():
+                    raise
+
+    async def _work(self) -> None:
+        more = await self.worker.turn()
+        self._recovered()
+        if not more:
+            await self.worker.rest()
+
+    def _recovered(self) -> None:
+        self._connected = True
+        if self._troubled:
+            self._troubled = False
+            say("recovered")
+
+    async def _patiently(self, work: Callable[[], Awaitable[None]], *, give_up: Callable[[], bool]) -> None:
+        """This does one piece of work, again and again with longer pauses while a server is unavailable."""
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception(self._passes),
+            wait=wait_random_exponential(multiplier=0.1, max=PAUSE_MAX_S),
+            stop=lambda _: give_up(),
+            before_sleep=self._note,
+            sleep=self._pause,
+            reraise=True,
+        ):
+            with attempt:
+                await work()
+
+    def _passes(self, error: BaseException) -> bool:
+        return isinstance(error, Unavailable) and (self._connected or error.reason != "authentication")
+
+    def _note(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        self._troubled = True
+        self.worker.forget()
+        reason = error.reason if isinstance(error, Unavailable) else ""
+        warn("outage", reason=reason, detail=str(error), attempt=state.attempt_number,
+             pause_s=round(state.upcoming_sleep, 3))  # fmt: skip
+
+    async def _pause(self, seconds: float) -> None:
+        event = self._hurry if self._stop.is_set() else self._stop
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()
+
+    async def _end(self) -> int:
+        """This drains with a deadline, gives the shards back and tells what is left."""
+        begun = monotonic()
+        worker = self.worker
+        worker.taking = False
+        say("draining", owned=len(worker.holdings), within_s=self._settings.drain_s)
+        left = await self._drained()
+        given_back = await self._leave()
+        say("stopped", left=left, given_back=given_back, seconds=round(monotonic() - begun, 3))
+        return DRAINED if left == 0 else LEFT
+
+    async def _drained(self) -> int | None:
+        """This flushes what stands in the streams now, and gives how much is left in the end; None where unknown."""
+        self._targets = self.worker.positions()
+        draining = asyncio.ensure_future(self._drain())
+        hurried = asyncio.ensure_future(self._hurry.wait())
+        both: set[asyncio.Future[Any]] = {draining, hurried}
+        await asyncio.wait(both, timeout=self._settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        for one in both:
+            one.cancel()
+        await asyncio.wait(both)
+        if not draining.cancelled() and (error := draining.exception()) is not None:
+            warn("not_drained", detail=str(error))
+        return None if self._targets is None else self.worker.behind(self._targets)
+
+    async def _drain(self) -> None:
+        fresh = False
+
+        async def turn() -> None:
+            nonlocal fresh
+            more = await self.worker.turn()
+            self._recovered()
+            if not fresh:
+                fresh, self._targets = True, self.worker.positions()
+            if not more and self.worker.behind(self._targets or {}):
+                await self._pause(0.05)
+
+        while not fresh or self.worker.behind(self._targets or {}):
+            await self._patiently(turn, give_up=lambda: False)
+
+    async def _leave(self) -> bool:
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                return await self.worker.leave()
+        except TimeoutError:
+            warn("not_given_back", detail="Postgres does not answer")
+            return False
+
+
+@contextlib.contextmanager
+def _signals(handle: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    caught = []
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # on Windows, and beside the main thread
+        for kind in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(kind, handle)
+            caught.append(kind)
+    try:
+        yield
+    finally:
+        for kind in caught:
+            loop.remove_signal_handler(kind)

@@ -1,0 +1,89 @@
+"""How a shard that was just taken, or that did not fit, comes to be flushed.
+
+Its row was read in a transaction that committed. If Redis agrees with it, the row's watermark is acknowledged first:
+whoever owned the shard before may have died between COMMIT and acknowledgement, and on a shard that then goes idle
+nobody else would ever tell the waiters. Forks that were committed meanwhile are acknowledged with it. Then the place in
+the stream is found behind which to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecache_workers.database import Call, Database
+from statecache_workers.holdings import Head, Heads, Holding, agree, set_apart
+from statecache_workers.logs import alarm
+
+if TYPE_CHECKING:
+    from statecache._async.connect import AsyncLink
+    from statecache.keys import KeySpace
+    from statecache_workers.flusher import Flusher
+
+FORKS_MAX = 10_000
+
+
+class Settled(msgspec.Struct, kw_only=True):
+    """This says which shards were opened, whose row must be read again first, and whose gate is closed."""
+
+    opened: list[int] = []
+    unsure: list[int] = []
+    closed: list[int] = []
+
+
+async def settle(
+    link: AsyncLink, database: Database, flusher: Flusher, holdings: Sequence[Holding], *, heads: Heads, keys: KeySpace
+) -> Settled:
+    """This brings new holdings to be open, as far as row and meta agree."""
+    settled = Settled()
+    fit: list[tuple[Holding, Head]] = []
+    for holding in holdings:
+        head = heads.of[holding.shard]
+        if not holding.sure:
+            settled.unsure.append(holding.shard)
+        elif isinstance(head, str):
+            set_apart(holding, "foreign_data", f"{keys.meta(holding.shard)}: {head}")
+        elif not agree(holding.row, head, heads.server):
+            settled.closed.append(holding.shard)
+        elif holding.row.flushed > head.n:
+            set_apart(holding, "data_set_behind", f"Postgres has flushed {holding.row.flushed}, Redis ends at {head.n}")
+        else:
+            fit.append((holding, head))
+    if fit:
+        await _acknowledge_and_seek(link, database, flusher, fit, settled, keys)
+    return settled
+
+
+async def _acknowledge_and_seek(
+    link: AsyncLink,
+    database: Database,
+    flusher: Flusher,
+    fit: Sequence[tuple[Holding, Head]],
+    settled: Settled,
+    keys: KeySpace,
+) -> None:
+    forks = {holding.shard: await _forks(database, holding, head) for holding, head in fit}
+    for holding, head in fit:
+        if head.flushed > holding.row.flushed:
+            alarm("postgres_went_back", shard=holding.shard, acknowledged=head.flushed, flushed=holding.row.flushed)
+    settled.unsure += await flusher.acknowledge(link, [holding for holding, _ in fit], forks)
+    agreed = [holding for holding, _ in fit if holding.standing == "new" and holding.sure]
+    calls = [([keys.changes(one.shard)], [one.row.flushed, one.row.epoch]) for one in agreed]
+    for holding, reply in zip(agreed, await flusher.streams.pipeline(link, "seek", calls), strict=True):
+        if isinstance(reply, Exception):
+            set_apart(holding, "foreign_data", f"{keys.changes(holding.shard)}: {reply}")
+            continue
+        holding.after, holding.standing, holding.reason = reply, "open", ""
+        settled.opened.append(holding.shard)
+
+
+async def _forks(database: Database, holding: Holding, head: Head) -> list[tuple[str, str]]:
+    """This gives the forks between what Redis knows and what Postgres has committed."""
+    if holding.row.excepted <= head.excepted:
+        return []
+    between = {"shard": holding.shard, "after": head.excepted, "last": holding.row.flushed, "most": FORKS_MAX}
+    async with database.transaction() as transaction:
+        (rows,) = await transaction.run(Call("forks_between", between))
+    return [(key, change_id) for key, change_id in rows]

@@ -1,0 +1,222 @@
+"""Reading shards' streams: heads first, then entries, cut where they no longer continue the watermark.
+
+n is contiguous in every shard, so what follows the watermark must be n + 1. A cut is why it does not go on:
+
+    gap      entries between are gone although nobody flushed them: trimmed or deleted by hand
+    newer    an entry of a newer release: only a newer worker knows what to do with it
+    stray    an entry that may be no commit's: another program adds to this stream
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+from redis.exceptions import NoScriptError
+
+from statecache.entries import ForeignEntry, NewerFormat, change_set, position_of
+from statecache.errors import RedisUnavailable
+from statecache.lua import script
+from statecache.model import ChangeSet, Position
+from statecache_workers.holdings import Head, Heads, Holding, head_of, set_apart
+
+if TYPE_CHECKING:
+    from statecache._async.connect import AsyncLink, Command
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+Cut = Literal["", "gap", "newer", "stray"]
+
+
+class Entry(NamedTuple):
+    """This is one stream entry at its place; `fault` says why it could not be read."""
+
+    fields: Sequence[bytes]
+    position: Position
+    change_set: ChangeSet | None
+    fault: str = ""
+
+
+class Slice(msgspec.Struct, kw_only=True):
+    """This is what one shard brings into a batch: entries in order, and where and with which totals they end.
+
+    `after` is the stream id up to which was read. With the cut `gap` there are no entries, and the gap lies between
+    the watermark and `upto`.
+    """
+
+    holding: Holding
+    head: Head
+    entries: list[Entry] = []
+    upto: int = 0
+    totals: tuple[int, int] = (0, 0)
+    after: bytes = b""
+    cut: Cut = ""
+    reason: str = ""
+
+    @property
+    def shard(self) -> int:
+        """This is the shard's number."""
+        return self.holding.shard
+
+    def close(self) -> None:
+        """This notes where the entries end."""
+        row = self.holding.row
+        self.upto, self.totals = row.flushed, (row.entries, row.bytes)
+        for entry in reversed(self.entries):
+            if entry.change_set is not None:
+                self.totals = (entry.change_set.entries, entry.change_set.bytes)
+                break
+        if self.entries:
+            last = self.entries[-1].position
+            self.upto, self.after = last.n, str(last).encode()
+        else:
+            self.after = self.holding.after
+
+    def shorten(self, bytes_max: int) -> int:
+        """This drops entries past that many bytes, but for the first, and gives how many bytes are kept."""
+        start = self.holding.row.bytes
+        sizes = [entry.change_set.bytes - start if entry.change_set else 0 for entry in self.entries]
+        if sizes and max(sizes) > bytes_max:
+            del self.entries[max(1, bisect_right(sizes, bytes_max)) :]
+            self.cut = ""
+            self.close()
+        return max(self.totals[1] - start, 0)
+
+
+def sliced(holding: Holding, head: Head, replies: Sequence[tuple[bytes, Sequence[bytes]]], asked: int) -> Slice:
+    """This cuts what a stream gave, `asked` entries at most, where it no longer continues the watermark."""
+    found = Slice(holding=holding, head=head)
+    entries, expected, epoch = found.entries, holding.row.flushed + 1, head.epoch or 0
+    beyond: Entry | None = None
+    for entry_id, fields in replies:
+        try:
+            position = position_of(entry_id)
+            entry = Entry(fields, position, change_set(entry_id, fields))
+        except NewerFormat as error:
+            found.cut, found.reason = "newer", str(error)
+            break
+        except ForeignEntry as error:
+            place = _place(entry_id)
+            if place is None:
+                found.cut = "stray"
+                break
+            entry = Entry(fields, place, None, str(error))
+        if entry.position.n != expected or entry.position.epoch > epoch:
+            beyond = entry
+            found.cut = "gap" if entry.position.n > expected and entry.position.epoch <= epoch else "stray"
+            break
+        entries.append(entry)
+        expected += 1
+    else:
+        if len(replies) < asked and expected <= head.n:
+            found.cut = "gap"
+    found.close()
+    if found.cut == "gap":
+        _measure_gap(found, beyond)
+    return found
+
+
+def _place(entry_id: bytes) -> Position | None:
+    try:
+        return position_of(entry_id)
+    except ForeignEntry:
+        return None
+
+
+def _measure_gap(found: Slice, beyond: Entry | None) -> None:
+    """This says how far a gap goes, or leaves it for the next time where entries come before it."""
+    if found.entries:
+        found.cut = ""
+    elif beyond is None:
+        found.upto, found.totals = found.head.n, (found.head.entries, found.head.bytes)
+    else:
+        found.upto = beyond.position.n - 1
+        if (after := beyond.change_set) is not None:
+            found.totals = (after.entries - 1, after.bytes - weight(after))
+
+
+def weight(found: ChangeSet) -> int:
+    """This is what a change-set counts for in its shard's bytes."""
+    return sum(len(change.key.encode()) + len(change.value) + 200 for change in found.changes)
+
+
+class Streams:
+    """This asks Redis for heads and entries."""
+
+    def __init__(self, settings: Settings, keys: KeySpace) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._known: dict[int, tuple[Any, Head | str]] = {}
+
+    async def run(self, link: AsyncLink, commands: Sequence[Command]) -> list[Any]:
+        """This runs commands in one round trip; a reply that blames a key's type, or a script's absence, is a value.
+
+        Every other error reply blames the server (loading, read only, out of memory, rights): RedisUnavailable.
+        """
+        replies = await link.run(commands, seconds=self._settings.timeout_s)
+        for reply in replies:
+            if isinstance(reply, Exception) and not isinstance(reply, NoScriptError) and "WRONGTYPE" not in str(reply):
+                raise RedisUnavailable("refused", detail=str(reply)) from reply
+        return replies
+
+    async def heads(self, link: AsyncLink, shards: Sequence[int]) -> Heads:
+        """This gives what the server says of these shards now."""
+        metas = [self._keys.meta(shard) for shard in shards]
+        (answer,) = await self.pipeline(link, "heads", [(metas, [self._settings.fence])])
+        server, now_ms, *replies = answer
+        heads = {}
+        for shard, reply in zip(shards, replies, strict=True):
+            raw, head = self._known.get(shard, (None, ""))
+            if raw != reply:
+                head = head_of(reply)
+                self._known[shard] = (reply, head)
+            heads[shard] = head
+        return Heads(server=server.decode(), now_ms=int(now_ms), of=heads)
+
+    async def read(self, link: AsyncLink, wanted: dict[int, tuple[Holding, Head, int]]) -> list[Slice]:
+        """This reads so many entries of each shard; one whose stream cannot be read is set apart."""
+        commands = [
+            ("XRANGE", self._keys.changes(shard), b"(" + holding.after, "+", "COUNT", count)
+            for shard, (holding, _, count) in wanted.items()
+        ]
+        replies = await self.run(link, commands)
+        slices, left = [], self._settings.flush_bytes_max
+        for (holding, head, count), reply in zip(wanted.values(), replies, strict=True):
+            if isinstance(reply, Exception):
+                set_apart(holding, "foreign_data", f"{self._keys.changes(holding.shard)}: {reply}")
+                continue
+            one = sliced(holding, head, reply, count)
+            left = max(0, left - one.shorten(left))
+            slices.append(one)
+        return slices
+
+    async def pipeline(
+        self, link: AsyncLink, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]]
+    ) -> list[Any]:
+        """This runs one script many times in one round trip and gives the replies, error replies as values."""
+        if not calls:
+            return []
+        which = script(name)
+        replies = await self.run(link, [link.call(which, *call) for call in calls])
+        lost = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if lost:
+            link.knows(which, False)
+            again = await self.run(link, [link.call(which, *calls[at]) for at in lost])
+            for at, reply in zip(lost, again, strict=True):
+                replies[at] = reply
+        if not isinstance(replies[0], Exception):
+            link.knows(which, True)
+        return replies
+
+    async def wait(self, link: AsyncLink, holdings: Sequence[Holding], *, seconds: float) -> list[int]:
+        """This returns when a stream has an entry that was not read, or when the time is up; it gives which have."""
+        names = [self._keys.changes(one.shard) for one in holdings]
+        block = max(1, round(seconds * 1000))
+        command = ("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *names, *(one.after for one in holdings))
+        reply = (await link.run([command], seconds=seconds + self._settings.timeout_s))[0]
+        if isinstance(reply, Exception):  # one that cannot be read spoils it for all: reading each tells which
+            return [one.shard for one in holdings]
+        woken = {name for name, _ in reply or ()}
+        return [one.shard for one, name in zip(holdings, names, strict=True) if name.encode() in woken]

@@ -1,0 +1,228 @@
+"""One worker: its connections, its shards, and one turn of its work after the other.
+
+    turn    connect · tend the shards · heads · settle new shards · flush one batch · tidy a little
+    rest    wait on the streams until one has an entry, or something falls due
+
+Everything happens in one task on one connection to each server, in this order, so a turn never meets itself. Beside it
+runs only the gatekeeper, on connections of its own. Whatever goes wrong with a server ends the turn with Unavailable;
+nothing was acknowledged then, what was believed is forgotten, and the next turn begins from what the servers say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from statecache._async.postgres import PostgresTier
+from statecache._async.redis import RedisTier
+from statecache.clock import monotonic as real_monotonic
+from statecache.errors import ConfigurationError, PostgresUnavailable
+from statecache.keys import KeySpace
+from statecache_workers.database import Database
+from statecache_workers.flusher import Flusher, Progress
+from statecache_workers.gatekeeper import Gatekeeper
+from statecache_workers.holdings import Head, Heads, Holding
+from statecache_workers.janitor import Janitor
+from statecache_workers.logs import say, warn
+from statecache_workers.ownership import Ownership, Share
+from statecache_workers.settling import settle
+from statecache_workers.strays import expel
+
+if TYPE_CHECKING:
+    from statecache._async.connect import AsyncLink
+    from statecache.settings import Settings
+
+AVOID_S = 30.0
+"""How long a shard with entries of a newer release is left to others."""
+REST_MIN_S = 0.002
+
+
+class Worker:
+    """This flushes a fair part of the shards."""
+
+    def __init__(self, settings: Settings, *, monotonic: Callable[[], float] = real_monotonic) -> None:
+        self.settings = settings
+        self.id = f"{settings.writer}:{secrets.token_hex(4)}"
+        self.keys = KeySpace(settings.prefix, settings.shards)
+        self.redis = RedisTier(settings, self.keys)
+        self.postgres = PostgresTier(settings, self.keys)
+        self.ownership = Ownership(settings, owner=self.id)
+        self.flusher = Flusher(settings, self.keys, owner=self.id)
+        self.janitor = Janitor(settings, self.keys, self.flusher.streams, monotonic=monotonic)
+        self.gatekeeper = Gatekeeper(
+            settings, self.keys, self.redis, self.postgres, by=self.id, done=self.refresh, monotonic=monotonic
+        )
+        self.holdings: dict[int, Holding] = {}
+        self.heads: Heads | None = None
+        self.ready = False
+        self.taking = True
+        self._monotonic = monotonic
+        self._nudge = asyncio.Event()
+        self._next_tend = monotonic()
+        self._share = Share()
+        self._avoid: dict[int, float] = {}
+        self._woken: list[int] = []
+        self._link: AsyncLink | None = None
+        self._waker: AsyncLink | None = None
+        self._database: Database | None = None
+
+    def refresh(self) -> None:
+        """This makes the next turn read the shards' rows again, and come soon."""
+        self._next_tend = self._monotonic()
+        self._nudge.set()
+
+    def nudge(self) -> None:
+        """This ends a rest."""
+        self._nudge.set()
+
+    async def connect(self) -> tuple[AsyncLink, Database]:
+        """This gives the connections, new ones where the old ones broke."""
+        if self._database is None or not self._database.alive:
+            self.forget()
+            self._database = Database(await self.postgres.session(), self.settings)
+        if self._link is None or not self._link.alive:
+            self.forget()
+            self._link = await self.redis.link()
+        if self.redis.cluster and self.redis.cluster != self.postgres.cluster:
+            raise ConfigurationError(
+                f"this Redis belongs to the cluster {self.redis.cluster}, this Postgres is {self.postgres.cluster}",
+                hint="One of the URLs, the prefix or the schema is another installation's.",
+            )
+        return self._link, self._database
+
+    def forget(self) -> None:
+        """This forgets what is believed of the shards."""
+        self.flusher.forget(self.holdings)
+        self.refresh()
+
+    async def turn(self) -> bool:
+        """This does one turn of work and says whether there is more to do at once."""
+        link, database = await self.connect()
+        if self._monotonic() >= self._next_tend:
+            await self._tend(database)
+        if not self.holdings:
+            self._announce()
+            return False
+        heads = self.heads = await self.flusher.streams.heads(link, list(self.holdings))
+        await self._settle(link, database, heads)
+        woken, self._woken = self._woken, []
+        progress = await self.flusher.cycle(link, database, self.holdings, heads=heads, woken=woken)
+        await self._see_to(link, database, progress)
+        if self.janitor.due:
+            await self.janitor.step(link, database, self.holdings, now_ms=heads.now_ms)
+        self._announce()
+        return progress.entries > 0 or self.janitor.due or self._monotonic() >= self._next_tend
+
+    async def _tend(self, database: Database) -> None:
+        now = self._monotonic()
+        self._avoid = {shard: until for shard, until in self._avoid.items() if until > now}
+        share = self._share = await self.ownership.tend(database, avoid=self._avoid, take=self.taking)
+        self._next_tend = now + self.settings.lease_renew_s
+        taken, lost = share.rows.keys() - self.holdings.keys(), self.holdings.keys() - share.rows.keys()
+        for shard in lost:
+            del self.holdings[shard]
+            self.flusher.tips.drop(shard)
+        for shard, row in share.rows.items():
+            holding = self.holdings.setdefault(shard, Holding(shard, row))
+            if holding.standing == "open" and holding.row == row:
+                continue
+            self.flusher.tips.drop(shard)
+            holding.row, holding.standing, holding.sure = row, "new", True
+        if taken or lost:
+            say("shards", taken=len(taken), lost=len(lost), owned=len(self.holdings), workers=share.live)
+        if share.reaped:
+            warn("reaped", workers=share.reaped)
+
+    async def _settle(self, link: AsyncLink, database: Database, heads: Heads) -> None:
+        new = [holding for holding in self.holdings.values() if holding.standing == "new"]
+        if not new:
+            return
+        settled = await settle(link, database, self.flusher, new, heads=heads, keys=self.keys)
+        for shard in settled.opened:
+            self.gatekeeper.opened(shard)
+        if settled.unsure:
+            self.refresh()
+        if settled.closed:
+            self.gatekeeper.ask(settled.closed)
+
+    async def _see_to(self, link: AsyncLink, database: Database, progress: Progress) -> None:
+        for shard in progress.strays:
+            await expel(link, database, self.flusher.streams, self.keys, self.holdings[shard])
+        if progress.newer:
+            self._avoid |= dict.fromkeys(progress.newer, self._monotonic() + AVOID_S)
+            await self.ownership.give_back(database, progress.newer)
+            for shard in progress.newer:
+                del self.holdings[shard]
+        if progress.unsure:
+            self.refresh()
+
+    def _announce(self) -> None:
+        if self.ready or not (self.holdings or self._share.unowned == 0):
+            return
+        waiting = [one for one in self.holdings.values() if one.standing == "new"]
+        if all(self.gatekeeper.tried(one.shard) for one in waiting):
+            self.ready = True
+            say("ready", worker=self.id, owned=len(self.holdings), closed=len(waiting), workers=self._share.live)
+
+    async def rest(self) -> None:
+        """This waits until a stream has something to read, until something falls due, or for a nudge."""
+        due = min(self._next_tend, self.janitor.next_due) - self._monotonic()
+        if self._nudge.is_set():
+            self._nudge.clear()
+            return
+        watched = [one for one in self.holdings.values() if one.standing == "open"]
+        nudged = asyncio.ensure_future(self._nudge.wait())
+        waits: set[asyncio.Future[Any]] = {nudged}
+        seconds = max(REST_MIN_S, due)
+        watching = asyncio.ensure_future(self._watch(watched, seconds)) if watched else None
+        if watching is not None:
+            waits.add(watching)
+        try:
+            await asyncio.wait(waits, timeout=None if watched else seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+            await asyncio.wait(waits)
+        self._nudge.clear()
+        if watching is not None and not watching.cancelled():
+            self._woken = watching.result()
+
+    async def _watch(self, watched: list[Holding], seconds: float) -> list[int]:
+        if self._waker is None or not self._waker.alive:
+            self._waker = await self.redis.link()
+        return await self.flusher.streams.wait(self._waker, watched, seconds=seconds)
+
+    def behind(self, targets: dict[int, int]) -> int:
+        """This is how many change-sets up to these positions are still to be flushed."""
+        rows = {shard: holding.row.flushed for shard, holding in self.holdings.items()}
+        return sum(max(0, n - rows[shard]) for shard, n in targets.items() if shard in rows)
+
+    def positions(self) -> dict[int, int] | None:
+        """This gives the newest n of each shard as last seen; None where the server was never asked."""
+        if self.heads is None:
+            return None if self.holdings else {}
+        return {shard: head.n for shard, head in self.heads.of.items() if isinstance(head, Head)}
+
+    async def leave(self) -> bool:
+        """This gives all shards back, and says whether that worked."""
+        try:
+            if self._database is None or not self._database.alive:
+                self._database = Database(await self.postgres.session(), self.settings)
+            await self.ownership.leave(self._database)
+        except (PostgresUnavailable, ConfigurationError) as error:
+            warn("not_given_back", detail=str(error))
+            return False
+        return True
+
+    async def close(self) -> None:
+        """This closes every connection."""
+        await self.gatekeeper.stop()
+        for link in (self._link, self._waker):
+            if link is not None:
+                with contextlib.suppress(OSError):
+                    await link.close()
+        if self._database is not None:
+            await self._database.close()

@@ -1,0 +1,122 @@
+"""How a batch is written into Postgres: judged, spelled as columns, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from statecache.errors import PostgresUnavailable
+from statecache.reconcile import Fate, Fork, Judgement, Tip, judge
+from statecache_workers.arrays import blobs, integers, texts, times, truths
+from statecache_workers.database import Call, Transaction
+
+if TYPE_CHECKING:
+    from statecache.model import ChangeSet
+
+_NOWHERE = Fate("nowhere")
+
+
+class Judged(NamedTuple):
+    """This is what is to be written of one shard."""
+
+    shard: int
+    judgement: Judgement
+
+
+class Mark(NamedTuple):
+    """This is a shard's new watermark."""
+
+    shard: int
+    flushed: int
+    entries: int
+    bytes: int
+    excepted: int
+
+
+async def judged(
+    transaction: Transaction, shard: int, change_sets: Sequence[ChangeSet], tips: Mapping[str, Tip]
+) -> Judged:
+    """This decides on a shard's change-sets, asking Postgres what became of other changes where that matters."""
+    fates: dict[tuple[str, str], Fate] = {}
+    while True:
+        judgement = judge(change_sets, tips, fates)
+        if not judgement.asked:
+            return Judged(shard, judgement)
+        keys, change_ids = zip(*judgement.asked, strict=True)
+        (rows,) = await transaction.run(Call("flush_fates", {"keys": texts(keys), "change_ids": texts(change_ids)}))
+        fates |= dict.fromkeys(judgement.asked, _NOWHERE)
+        for key, change_id, version, forked in rows:
+            if version is not None:
+                fates[key, change_id] = Fate("applied", version)
+            elif forked:
+                fates[key, change_id] = Fate("forked")
+
+
+async def write(transaction: Transaction, judgements: Sequence[Judged], *more: Call) -> None:
+    """This writes changes, tips and conflicts, and whatever else is given, in one round trip."""
+    applied = [one for one in judgements if one.judgement.applied]
+    calls: list[Call] = []
+    count = moved = 0
+    if applied:
+        changes, moved = _changes(applied)
+        count = sum(len(one.judgement.applied) for one in applied)
+        calls.append(changes)
+    calls += [call for one in judgements for call in _conflicts(one.shard, one.judgement.forked)]
+    results = await transaction.run(*calls, *more)
+    if applied and results[0] != [(count, moved)]:
+        raise PostgresUnavailable(
+            "state", detail=f"{count} changes of {moved} keys were to be written, Postgres took {results[0]}"
+        )
+
+
+def watermarks(marks: Sequence[Mark], lease: Any) -> Call:
+    """This moves shards' watermarks."""
+    columns = (integers(column) for column in zip(*marks, strict=True))
+    names = ("shards", "flushed", "entries", "bytes", "excepted")
+    return Call("flush_watermarks", dict(zip(names, columns, strict=True)) | {"lease": lease})
+
+
+def _changes(applied: Sequence[Judged]) -> tuple[Call, int]:
+    rows = [row for one in applied for row in one.judgement.applied]
+    changes = [row.change for row in rows]
+    sets = [row.change_set for row in rows]
+    shards: list[int] = []
+    for one in applied:
+        shards += [one.shard] * len(one.judgement.applied)
+    newest = {change.key: at for at, change in enumerate(changes)}
+    last = [False] * len(rows)
+    for at in newest.values():
+        last[at] = True
+    return Call("flush_changes", _columns(changes, sets) | {
+        "shard": integers(shards),
+        "gap": truths([row.gap for row in rows]),
+        "last": truths(last),
+    }), len(newest)  # fmt: skip
+
+
+def _conflicts(shard: int, forked: Sequence[Fork]) -> list[Call]:
+    calls = []
+    for cause in sorted({fork.cause for fork in forked}):
+        some = [fork for fork in forked if fork.cause == cause]
+        columns = _columns([fork.change for fork in some], [fork.change_set for fork in some])
+        calls.append(Call("record_conflicts", columns | {"shard": shard, "cause": cause}))
+    return calls
+
+
+def _columns(changes: Sequence[Any], sets: Sequence[ChangeSet]) -> dict[str, Any]:
+    return {
+        "key": texts([one.key for one in changes]),
+        "version": integers([one.version for one in changes]),
+        "change_id": texts([one.change_id for one in changes]),
+        "parent_change_id": texts([one.parent_change_id for one in changes]),
+        "epoch": integers([one.position.epoch for one in sets]),
+        "n": integers([one.position.n for one in sets]),
+        "op": texts([one.op for one in changes]),
+        "value": blobs([one.value for one in changes]),
+        "encoding": texts([one.encoding for one in changes]),
+        "schema": texts([one.schema for one in changes]),
+        "writer": texts([one.writer for one in sets]),
+        "actor": texts([one.actor for one in sets]),
+        "reason": texts([one.reason for one in sets]),
+        "at": times([one.at for one in sets]),
+    }
