@@ -112,29 +112,38 @@ def _say(text: str) -> None:
 
 
 def _welcome(kept: Kept) -> str:
-    from statecache.keys import KeySpace
-    from statecache.settings import Settings
-
-    settings = Settings()
-    state = KeySpace(prefix=settings.prefix, shards=settings.shards).state(EXAMPLE_KEY)
-    query = f"select key, epoch, version, value_json from {settings.postgres_schema}.state_view"  # noqa: S608 - a checked name
-    code = f'StateCache().set("{EXAMPLE_KEY}", {{"step": 1}}, durability="postgres")'
-    commit = f"{shlex.quote(sys.executable)} -c {shlex.quote('from statecache import StateCache; ' + code)}"
-    psql = shutil.which("psql") or str(kept.install.program("psql"))
     exports = "".join(f"  export {name}={shlex.quote(value)}\n" for name, value in kept.environment().items())
+    in_redis, in_postgres = _ways_to_look(kept)
+    code = f'from statecache import StateCache; StateCache().set("{EXAMPLE_KEY}", {{"step": 1}}, durability="postgres")'
     return f"""\
 Valkey, Postgres {kept.install.version} and a worker are running. Data and logs are in {kept.folder}
 
 {exports}
 Commit a state from another terminal, after the two lines above:
 
-  {commit}
+  {shlex.quote(sys.executable)} -c {shlex.quote(code)}
 
 Look at it in Redis, in Postgres, or ask where it is:
 
-  redis-cli -u "$STATECACHE_REDIS_URL" HGETALL {shlex.quote(state)}
-  {shlex.quote(psql)} "$STATECACHE_POSTGRES_URL" -c {shlex.quote(query)}
+  {in_redis}
+  {in_postgres}
   statecache where {EXAMPLE_KEY}
 
 Ctrl-C stops them.
 """
+
+
+def _ways_to_look(kept: Kept) -> tuple[str, str]:
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+    settings = Settings()
+    state = KeySpace(prefix=settings.prefix, shards=settings.shards).state(EXAMPLE_KEY)
+    view = f"{settings.postgres_schema}.state_view"
+    query = f"select key, epoch, version, value_json from {view}"  # noqa: S608 - a setting that was checked
+    redis_cli = shutil.which("redis-cli") or shutil.which("valkey-cli") or "redis-cli"
+    psql = shutil.which("psql") or str(kept.install.program("psql"))
+    return (
+        f'{shlex.quote(redis_cli)} -u "$STATECACHE_REDIS_URL" HGETALL {shlex.quote(state)}',
+        f'{shlex.quote(psql)} "$STATECACHE_POSTGRES_URL" -c {shlex.quote(query)}',
+    )

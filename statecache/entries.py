@@ -42,8 +42,8 @@ def position_of(entry_id: bytes) -> Position:
     return Position(_integer(epoch, "the epoch"), _integer(n, "n"))
 
 
-def change_set(entry_id: bytes, fields: Sequence[bytes]) -> ChangeSet:
-    """This reads one entry: its id and its flat list of names and values."""
+def change_set(entry_id: bytes, fields: Sequence[bytes], *, position: Position | None = None) -> ChangeSet:
+    """This reads one entry: its id (or the position, where the id was read already) and its flat list of fields."""
     if not fields or fields[0] != b"format" or len(fields) % 2:
         raise ForeignEntry("it does not start with a format number")
     if fields[1] != b"1":
@@ -60,7 +60,7 @@ def change_set(entry_id: bytes, fields: Sequence[bytes]) -> ChangeSet:
             reason, at = fields[at + 1].decode(), at + 2
         change_id = fields[3].decode()
         return ChangeSet(
-            position=position_of(entry_id),
+            position=position or position_of(entry_id),
             change_id=change_id,
             at=_time(fields[5]),
             writer=fields[7].decode(),

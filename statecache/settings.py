@@ -32,8 +32,8 @@ def masked(url: str) -> str:
     All that stands between the user's name and the last `@` counts as password: rather too much is hidden than a part
     of one that was not percent-encoded.
     """
-    scheme, separator, rest = url.partition("://")
-    if not separator:
+    scheme, _, rest = url.partition("://")
+    if not re.fullmatch(r"\w+", scheme):
         return re.sub(r"(?is)\b(password|sslpassword)\s*=\s*('(?:[^'\\]|\\.)*(?:'|$)|\S+)", r"\1=***", url)
     before, at, after = rest.rpartition("@")
     user, colon, _ = before.partition(":")
@@ -57,7 +57,9 @@ def _check_url(url: str) -> str:
 class Settings(BaseSettings):
     """This holds everything that an operator may set, checked, with defaults that fit one machine."""
 
-    model_config = SettingsConfigDict(env_prefix="STATECACHE_", frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = SettingsConfigDict(
+        env_prefix="STATECACHE_", frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
+    )
 
     redis_url: str = Field("redis://127.0.0.1:6379/0", repr=False)
     postgres_url: str = Field("postgresql://127.0.0.1:5432/postgres", repr=False)
@@ -121,8 +123,8 @@ class Settings(BaseSettings):
     @field_validator("writer")
     @classmethod
     def _writer_is_text(cls, value: str) -> str:
-        if "\0" in value or len(value.encode("utf-8", "replace")) > 256:
-            raise ValueError("must be at most 256 UTF-8 bytes without NUL")
+        if "\0" in value or len(value.encode("utf-8", "surrogatepass")) > 256 or re.search("[\ud800-\udfff]", value):
+            raise ValueError("must be at most 256 UTF-8 bytes without NUL and lone surrogates")
         return value or f"{socket.gethostname()}:{os.getpid()}"
 
     @field_validator("redis_url")

@@ -62,6 +62,13 @@ def dialer(settings: Settings) -> Dial:
         driver_info=None,
         decode_responses=False,
     )
+    try:
+        kind(**options)
+    except TypeError as error:
+        unknown = str(error).rpartition(" ")[2]
+        raise ConfigurationError(
+            f"redis_url {masked(settings.redis_url)}: no connection has an option {unknown}"
+        ) from None
     return lambda: kind(**options)
 
 

@@ -41,6 +41,7 @@ class Pool(Generic[C]):
         self._busy = busy
         self._what = what
         self._closed = False
+        self._inherited: list[C] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -54,6 +55,7 @@ class Pool(Generic[C]):
     def take(self, seconds: float) -> C:
         """This lends a connection, waiting for at most that many seconds for one to be free."""
         if self._pid != os.getpid():
+            self._inherited += (*self._idle, *self._lent)  # kept: even to collect them could harm the parent's
             self._reset()
         if self._closed:
             raise UsageError("it is closed", hint="Make a new client.")

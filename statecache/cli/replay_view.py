@@ -73,3 +73,5 @@ def show(report: Report, *, on_stderr: bool) -> None:
     console.print(table)
     for finding in report.findings:
         console.print(f"  {finding}", markup=False)
+    if report.journals:
+        console.print(f"journals and logs: {report.journals}", markup=False, soft_wrap=True)

@@ -17,6 +17,7 @@ from statecache.settings import process_environment
 from statecache.testing.process import Process, spawn
 
 CRASHES_MAX = 5
+LINE_CHARACTERS_MAX = 300
 _READY = b'"ready"'
 
 
@@ -36,6 +37,11 @@ class AgentStopped(StateCacheError):
 
     def __init__(self, agent: int, *, kind: str, error: str) -> None:
         super().__init__(agent=agent, kind=kind, error=error)
+
+
+def _last_line(process: Process) -> str:
+    line = process.tail().splitlines()[-1]
+    return f"{line if len(line) <= LINE_CHARACTERS_MAX else line[: LINE_CHARACTERS_MAX - 1] + '…'} ({process.log})"
 
 
 class Life:
@@ -114,7 +120,7 @@ class Agents:
                 continue
             self._crashes += 1
             if self._crashes > CRASHES_MAX:
-                raise ReplayFailed(f"agents keep ending; the last, status {status}, wrote: {life.process.tail()}")
+                raise ReplayFailed(f"agents keep ending, the last with status {status}: {_last_line(life.process)}")
             again.append(agent)
         return again
 
@@ -166,7 +172,7 @@ class Flushers:
             self._running.remove(process)
             self._crashes += 1
             if self._crashes > CRASHES_MAX:
-                raise ReplayFailed(f"flushers keep ending; the last wrote: {process.tail()}")
+                raise ReplayFailed(f"flushers keep ending: {_last_line(process)}")
         return len(ended)
 
     def kill(self, process: Process) -> None:

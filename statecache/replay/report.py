@@ -18,7 +18,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """This is what a replay found, in the order in which it is shown.
 
     `resumed` counts how often a later life of an agent took a run up again. A commit's time is from its first sending
-    to its acknowledgement, repeats and outages included; how the flush lag is taken stands in `watermarks`.
+    to its acknowledgement, repeats and outages included; how the flush lag is taken stands in `watermarks`. `journals`
+    is the folder of journals and logs, where it was kept.
     """
 
     runs: int
@@ -38,6 +39,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[str]
     durability: str
     seed: int
+    journals: str = ""
 
     @property
     def kills_reached(self) -> bool:

@@ -80,14 +80,14 @@ def replay(options: Options, settings: Settings, *, show: Show) -> Report:
         on = ending.enter_context(stage(settings))
         if on.servers is None:
             asyncio.run(_refuse_used_keys(on.settings, options.runs))
-        supervisor = Supervisor(options, on, folder, show)
         try:
-            found = supervisor.run()
+            found = Supervisor(options, on, folder, show).run()
         except AgentStopped as error:
             raise _translated(error) from error
-        if found.audit_ok and options.journals is None:
-            ending.callback(shutil.rmtree, folder, ignore_errors=True)
-        return found
+        if options.journals is None and found.audit_ok:
+            _remove(folder)
+            return found
+        return msgspec.structs.replace(found, journals=str(folder))
 
 
 def refuse_unfit(options: Options, settings: Settings) -> None:
@@ -121,8 +121,15 @@ def _translated(error: AgentStopped) -> Exception:
 
 @contextmanager
 def _folder(wanted: Path | None) -> Iterator[Path]:
+    """This gives a folder for journals and logs; a temporary one stays only where it has something to tell."""
     if wanted is None:
-        yield Path(tempfile.mkdtemp(prefix="statecache-replay-"))
+        folder = Path(tempfile.mkdtemp(prefix="statecache-replay-"))
+        try:
+            yield folder
+        except BaseException as error:
+            if not isinstance(error, (ReplayFailed, AgentStopped)):
+                _remove(folder)
+            raise
         return
     try:
         wanted.mkdir(parents=True, exist_ok=True)
@@ -132,6 +139,10 @@ def _folder(wanted: Path | None) -> Iterator[Path]:
     if used:
         raise UsageError(f"{wanted} is not empty, and the journals of two replays must not mix")
     yield wanted.resolve()
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Struck(msgspec.Struct, frozen=True):

@@ -48,7 +48,7 @@ class Valkey(Server):
 
     @property
     def url(self) -> str:
-        """This is the server's URL, with its password. It names the user, for redis-cli takes an empty one literally."""
+        """This is the server's URL, with its password. It names the user: redis-cli sends an empty one."""
         return f"redis://default:{self.password}@127.0.0.1:{self.port}/0"
 
     def replica(self, name: str) -> Valkey:

@@ -19,8 +19,9 @@ acknowledged, what is remembered is forgotten, and the caller tries again later.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -29,12 +30,12 @@ from statecache.keys import checked_key
 from statecache.reconcile import NOTHING, Judgement, Tip
 from statecache_workers.arrays import integers, texts
 from statecache_workers.database import Call, Database, Poison
-from statecache_workers.holdings import Head, Heads, Holding, Row, agree, set_apart, shares
+from statecache_workers.holdings import Head, Heads, Holding, Place, Row, agree, set_apart, shares
 from statecache_workers.logs import alarm, warn, whisper
 from statecache_workers.quarantine import Outcome, write_carefully
 from statecache_workers.repair import Repair
 from statecache_workers.strays import find_strays, place_of
-from statecache_workers.streams import Entry, Slice, Streams
+from statecache_workers.streams import Entry, Slice, Streams, Wanted
 from statecache_workers.tips import Tips
 from statecache_workers.writing import Judged, Mark, judged, watermarks, write
 
@@ -59,6 +60,13 @@ class Progress(msgspec.Struct, kw_only=True):
     """Shards whose stream may hold entries of another program."""
 
 
+class _Ahead(NamedTuple):
+    """This is a batch that was read while the one before it was written."""
+
+    heads: Heads
+    slices: list[Slice]
+
+
 class Flusher:
     """This flushes the shards of one worker."""
 
@@ -70,6 +78,14 @@ class Flusher:
         self.tips = Tips(settings.tips_max)
         self._repair = Repair(settings, keys, self.streams)
         self._first = 0
+        self._ahead: _Ahead | None = None
+
+    async def look(self, link: AsyncLink, holdings: dict[int, Holding]) -> Heads:
+        """This gives the heads of the shards, as they were before the entries that the next cycle writes were read."""
+        if self._ahead is not None and self._ahead.heads.of.keys() >= holdings.keys():
+            return self._ahead.heads
+        self._ahead = None
+        return await self.streams.heads(link, list(holdings))
 
     async def cycle(
         self,
@@ -80,53 +96,63 @@ class Flusher:
         heads: Heads,
         woken: Sequence[int] = (),
     ) -> Progress:
-        """This flushes at most one batch of the open shards; `heads` must have been asked for just before."""
+        """This flushes at most one batch of the open shards; `heads` is what `look` gave just before."""
         progress = Progress()
-        wanted = self._wanted(holdings, heads, set(woken), progress)
-        if not wanted:
-            return progress
-        slices = await self.streams.read(link, wanted)
+        ahead, self._ahead = self._ahead, None
+        slices = self._still_next(ahead, holdings) if ahead is not None and ahead.heads is heads else []
+        if not slices:
+            wanted = self._wanted(holdings, heads, set(woken), progress)
+            slices = await self.streams.read(link, wanted) if wanted else []
         for one in slices:
             await self._prepare(link, one, progress)
-        slices = [one for one in slices if one.upto > one.holding.row.flushed]
+        slices = [one for one in slices if one.end.n > one.start.n]
         if slices:
-            await self._flush(link, database, slices, heads.server, progress)
+            await self._flush(link, database, holdings, slices, heads.server, progress)
         return progress
 
-    def _wanted(
-        self, holdings: dict[int, Holding], heads: Heads, woken: set[int], progress: Progress
-    ) -> dict[int, tuple[Holding, Head, int]]:
+    def _wanted(self, holdings: dict[int, Holding], heads: Heads, woken: set[int], progress: Progress) -> list[Wanted]:
         """This decides how many entries to read of which shard."""
-        pending: dict[int, tuple[int, int]] = {}
-        open_heads: dict[int, Head] = {}
+        standing: dict[int, tuple[Holding, Head, Place]] = {}
         for shard, holding in holdings.items():
             head = heads.of.get(shard)
             if holding.standing != "open" or not isinstance(head, Head):
                 continue
-            if not agree(holding.row, head, heads.server):
-                holding.doubt()
-                self.tips.drop(shard)
-                progress.unsure.append(shard)
-            elif head.n > holding.row.flushed or shard in woken:
-                open_heads[shard] = head
-                entries = max(1, head.n - holding.row.flushed)
-                pending[shard] = (entries, max(0, head.bytes - holding.row.bytes))
+            if agree(holding.row, head, heads.server):
+                standing[shard] = holding, head, holding.place
+            else:
+                self._doubt(holding, progress)
+        return self._shared_out(standing, woken)
+
+    def _shared_out(self, standing: dict[int, tuple[Holding, Head, Place]], woken: set[int]) -> list[Wanted]:
+        pending = {
+            shard: (max(1, head.n - place.n), max(0, head.bytes - place.bytes))
+            for shard, (_, head, place) in standing.items()
+            if head.n > place.n or shard in woken
+        }
         counts = shares(pending, self._settings.flush_batch_max, self._settings.flush_bytes_max, self._first)
-        if len(counts) < len(pending):
-            self._first = max(counts) + 1
-        return {shard: (holdings[shard], open_heads[shard], count) for shard, count in counts.items()}
+        if counts:
+            self._first = list(counts)[-1]
+        return [Wanted(*standing[shard], count) for shard, count in counts.items()]
+
+    def _doubt(self, holding: Holding, progress: Progress) -> None:
+        holding.doubt()
+        self.tips.drop(holding.shard)
+        progress.unsure.append(holding.shard)
 
     async def _prepare(self, link: AsyncLink, one: Slice, progress: Progress) -> None:
         """This sees to what is not a plain run of entries."""
+        if one.plain:
+            return
         if one.cut == "newer":
             progress.newer.append(one.shard)
             alarm("newer_format", shard=one.shard, reason=one.reason)
         elif one.cut == "gap":
             await self._repair.fill(link, one)
+            return
         elif one.cut == "stray":
             progress.strays.append(one.shard)
         faulty = next((at for at, entry in enumerate(one.entries) if entry.fault), None)
-        if faulty is not None and one.cut != "gap":
+        if faulty is not None:
             beyond = await find_strays(link, self.streams, self._keys, one.shard, most=1)
             if beyond and place_of(beyond[0][0]) <= one.entries[faulty].position:
                 del one.entries[faulty:]
@@ -134,24 +160,59 @@ class Flusher:
                 progress.strays.append(one.shard)
 
     async def _flush(
-        self, link: AsyncLink, database: Database, slices: list[Slice], server: str, progress: Progress
+        self,
+        link: AsyncLink,
+        database: Database,
+        holdings: dict[int, Holding],
+        slices: list[Slice],
+        server: str,
+        progress: Progress,
     ) -> None:
+        """This writes a batch and acknowledges it; while it is written, the next one is read."""
         tips, missing = self._remembered(slices)
+        reading = asyncio.ensure_future(self._read_ahead(link, holdings, slices))
         try:
-            if any(entry.fault for one in slices for entry in one.entries):
-                raise Poison("entry", "an entry cannot be read")
-            done = await self._write(database, slices, server, tips, missing)
-        except Poison:
-            for one in slices:
-                self.tips.drop(one.shard)
-            done = await self._write_carefully(database, slices, server)
+            try:
+                if any(entry.fault for one in slices for entry in one.entries):
+                    raise Poison("entry", "an entry cannot be read")
+                done = await self._write(database, slices, server, tips, missing)
+            except Poison:
+                for one in slices:
+                    self.tips.drop(one.shard)
+                done = await self._write_carefully(database, slices, server)
+            self._ahead = await reading
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
         kept = {one.shard for one, _ in done}
         for one in slices:
             if one.shard not in kept:
-                one.holding.doubt()
-                self.tips.drop(one.shard)
-                progress.unsure.append(one.shard)
+                self._doubt(one.holding, progress)
         await self._acknowledge(link, done, progress)
+
+    async def _read_ahead(
+        self, link: AsyncLink, holdings: dict[int, Holding], slices: Sequence[Slice]
+    ) -> _Ahead | None:
+        """This reads what comes behind the batch that is being written, where that is known to be more."""
+        if sum(len(one.entries) for one in slices) < self._settings.flush_batch_max:
+            return None
+        behind = {one.shard: one.end for one in slices}
+        heads = await self.streams.heads(link, list(holdings))
+        standing: dict[int, tuple[Holding, Head, Place]] = {}
+        for shard, holding in holdings.items():
+            head = heads.of[shard]
+            if holding.standing == "open" and isinstance(head, Head) and agree(holding.row, head, heads.server):
+                standing[shard] = holding, head, behind.get(shard, holding.place)
+        wanted = self._shared_out(standing, set())
+        return _Ahead(heads, await self.streams.read(link, wanted)) if wanted else None
+
+    def _still_next(self, ahead: _Ahead, holdings: dict[int, Holding]) -> list[Slice]:
+        """This gives what was read ahead, if it is what comes next and there is nothing special about it."""
+        for one in ahead.slices:
+            holding = holdings.get(one.shard)
+            if holding is not one.holding or holding.standing != "open" or holding.place != one.start or not one.plain:
+                return []
+        return ahead.slices
 
     def _remembered(self, slices: Sequence[Slice]) -> tuple[dict[str, Tip], set[str]]:
         """This gives the tips that are remembered and the keys of those that are not; a key out of place is a fault."""
@@ -225,7 +286,7 @@ class Flusher:
         good = []
         for one in slices:
             row = now.get(one.shard)
-            if row is not None and row.flushed == one.holding.row.flushed and agree(row, one.head, server):
+            if row is not None and row.flushed == one.start.n and agree(row, one.head, server):
                 good.append(one)
             else:
                 tell = whisper if row is None else warn
@@ -236,13 +297,7 @@ class Flusher:
         """This moves what is remembered, and then Redis' copy of the watermarks."""
         forks: dict[int, list[tuple[str, str]]] = {}
         for one, outcome in done:
-            mark = _mark(one, outcome)
-            holding = one.holding
-            holding.row = holding.row._replace(
-                flushed=mark.flushed, entries=mark.entries, bytes=mark.bytes,
-                excepted=max(holding.row.excepted, mark.excepted),
-            )  # fmt: skip
-            holding.after, holding.doubts = one.after, 0
+            one.holding.move(one.end, excepted=outcome.excepted)
             self.tips.put(one.shard, outcome.tips)
             progress.entries += len(one.entries)
             progress.changes += sum(len(entry.change_set.changes) for entry in one.entries if entry.change_set)
@@ -279,6 +334,7 @@ class Flusher:
     def forget(self, holdings: dict[int, Holding]) -> None:
         """This forgets all that is believed, as after an outage."""
         self.tips.clear()
+        self._ahead = None
         for holding in holdings.values():
             holding.look_again()
 
@@ -288,4 +344,5 @@ def _outcome(judgement: Judgement) -> Outcome:
 
 
 def _mark(one: Slice, outcome: Outcome) -> Mark:
-    return Mark(one.shard, one.upto, *one.totals, max(one.holding.row.excepted, outcome.excepted))
+    excepted = max(one.holding.row.excepted, outcome.excepted)
+    return Mark(one.shard, one.end.n, one.end.entries, one.end.bytes, excepted)

@@ -41,6 +41,15 @@ class Head(NamedTuple):
     excepted: int
 
 
+class Place(NamedTuple):
+    """This is a place in a shard's stream: its n, the totals up to there, and the stream id after which to read on."""
+
+    after: bytes
+    n: int
+    entries: int
+    bytes: int
+
+
 class Heads(msgspec.Struct, frozen=True, kw_only=True):
     """This is what one server said of shards at one moment: a head each, or the reason why it cannot be read."""
 
@@ -66,6 +75,18 @@ class Holding:
         self.sure = True
         self.doubts = 0
         self.reason = ""
+
+    @property
+    def place(self) -> Place:
+        """This is up to where the shard is flushed."""
+        return Place(self.after, self.row.flushed, self.row.entries, self.row.bytes)
+
+    def move(self, place: Place, *, excepted: int) -> None:
+        """This notes that Postgres has committed up to there."""
+        self.row = self.row._replace(
+            flushed=place.n, entries=place.entries, bytes=place.bytes, excepted=max(self.row.excepted, excepted)
+        )
+        self.after, self.doubts = place.after, 0
 
     def look_again(self) -> None:
         """This forgets what was believed of the shard."""
@@ -105,21 +126,25 @@ def head_of(reply: list[bytes] | bytes) -> Head | str:
 
 
 def shares(pending: dict[int, tuple[int, int]], entries_max: int, bytes_max: int, first: int) -> dict[int, int]:
-    """This shares a batch out: how many entries to read of each shard, given (entries, bytes) pending in each.
+    """This shares a batch out: how many entries to read of which shard, given (entries, bytes) pending in each.
 
-    Small backlogs are read whole and the large ones get what is left, in equal parts. Where there are more shards than
-    places, those from `first` on have their turn.
+    Shards have their turns in a circle that starts at `first`. One takes at most a quarter of the batch while others
+    wait, and what is left over when all had their turn. Few shards with many entries cost less than the reverse: every
+    shard in a batch has its own read, row and acknowledgement.
     """
-    turns = sorted(pending, key=lambda shard: (shard < first, shard))[:entries_max]
-    turns.sort(key=lambda shard: pending[shard][0])
     counts: dict[int, int] = {}
-    for place, shard in enumerate(turns):
-        entries, size = pending[shard]
-        left = len(turns) - place
-        count = max(1, min(entries, entries_max // left))
-        if size * count > (fair := bytes_max // left) * entries:
-            count = max(1, fair * entries // size)
-        counts[shard] = count
-        entries_max -= count
-        bytes_max = max(0, bytes_max - count * size // max(entries, 1))
+    circle = sorted(pending, key=lambda shard: (shard < first, shard))
+    for most in (max(1, entries_max // 4), entries_max):
+        for shard in circle:
+            entries, size = pending[shard]
+            had = counts.get(shard, 0)
+            count = min(entries - had, max(0, most - had), entries_max)
+            if count * size > bytes_max * entries:
+                count = bytes_max * entries // size
+            if not counts:
+                count = max(count, 1)
+            if count > 0:
+                counts[shard] = had + count
+                entries_max -= count
+                bytes_max = max(0, bytes_max - count * size // entries)
     return counts

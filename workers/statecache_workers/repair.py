@@ -36,19 +36,19 @@ class Repair:
 
     async def fill(self, link: AsyncLink, one: Slice) -> None:
         """This fills a gap's slice with what can be rebuilt, as much as fits into a batch, and raises the alarm."""
-        row, last = one.holding.row, one.upto
-        first, end = row.flushed + 1, min(last, row.flushed + self._settings.flush_batch_max)
+        start, last = one.start, one.end.n
+        first, end = start.n + 1, min(last, start.n + self._settings.flush_batch_max)
         unflushed = self._keys.unflushed(one.shard)
         (reply,) = await self._streams.run(link, [("ZRANGEBYSCORE", unflushed, first, end, "WITHSCORES")])
         if isinstance(reply, Exception):
             set_apart(one.holding, "foreign_data", f"{unflushed}: {reply}")
-            one.upto = row.flushed
+            one.end = start
             return
         named = zip(reply[::2], reply[1::2], strict=True)
         dirty = [(int(float(n)), key.decode("utf-8", "replace")) for key, n in named if b"/" in key]
         end = await self._rebuild(link, one, dirty, end)
         if end < last:
-            one.upto, one.totals = end, (row.entries, row.bytes)
+            one.end = start._replace(n=end)
         found = {entry.position.n for entry in one.entries}
         hopeless = [key for n, key in dirty if n <= end and n not in found]
         lost = end - first + 1 - len(found)
@@ -82,6 +82,6 @@ def _entry(one: Slice, n: int, states: Sequence[dict[str, bytes]]) -> Entry:
     fields = [part for state in states for name, value in state.items() for part in (name.encode(), value)]
     try:
         position = position_of(states[0]["position"])
-        return Entry(fields, position, change_set_of_states(position, one.totals, states))
+        return Entry(fields, position, change_set_of_states(position, (one.end.entries, one.end.bytes), states))
     except ForeignEntry as error:
         return Entry(fields, Position(one.head.epoch or 0, n), None, str(error))

@@ -20,7 +20,7 @@ from statecache.entries import ForeignEntry, NewerFormat, change_set, position_o
 from statecache.errors import RedisUnavailable
 from statecache.lua import script
 from statecache.model import ChangeSet, Position
-from statecache_workers.holdings import Head, Heads, Holding, head_of, set_apart
+from statecache_workers.holdings import Head, Heads, Holding, Place, head_of, set_apart
 
 if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink, Command
@@ -39,19 +39,26 @@ class Entry(NamedTuple):
     fault: str = ""
 
 
-class Slice(msgspec.Struct, kw_only=True):
-    """This is what one shard brings into a batch: entries in order, and where and with which totals they end.
+class Wanted(NamedTuple):
+    """This asks for so many entries of a shard from a place on."""
 
-    `after` is the stream id up to which was read. With the cut `gap` there are no entries, and the gap lies between
-    the watermark and `upto`.
+    holding: Holding
+    head: Head
+    start: Place
+    most: int
+
+
+class Slice(msgspec.Struct, kw_only=True):
+    """This is what one shard brings into a batch: entries in order, from one place in its stream to another.
+
+    With the cut `gap` there are no entries, and the gap lies between the two places.
     """
 
     holding: Holding
     head: Head
+    start: Place
+    end: Place
     entries: list[Entry] = []
-    upto: int = 0
-    totals: tuple[int, int] = (0, 0)
-    after: bytes = b""
     cut: Cut = ""
     reason: str = ""
 
@@ -60,52 +67,53 @@ class Slice(msgspec.Struct, kw_only=True):
         """This is the shard's number."""
         return self.holding.shard
 
+    @property
+    def plain(self) -> bool:
+        """This says that there is nothing to see to but a run of entries."""
+        return not self.cut and not any(entry.fault for entry in self.entries)
+
     def close(self) -> None:
         """This notes where the entries end."""
-        row = self.holding.row
-        self.upto, self.totals = row.flushed, (row.entries, row.bytes)
-        for entry in reversed(self.entries):
-            if entry.change_set is not None:
-                self.totals = (entry.change_set.entries, entry.change_set.bytes)
-                break
-        if self.entries:
-            last = self.entries[-1].position
-            self.upto, self.after = last.n, str(last).encode()
-        else:
-            self.after = self.holding.after
+        self.end = self.start
+        if not self.entries:
+            return
+        last = self.entries[-1].position
+        read = next((one.change_set for one in reversed(self.entries) if one.change_set is not None), None)
+        totals = (read.entries, read.bytes) if read is not None else (self.start.entries, self.start.bytes)
+        self.end = Place(str(last).encode(), last.n, *totals)
 
     def shorten(self, bytes_max: int) -> int:
         """This drops entries past that many bytes, but for the first, and gives how many bytes are kept."""
-        start = self.holding.row.bytes
-        sizes = [entry.change_set.bytes - start if entry.change_set else 0 for entry in self.entries]
-        if sizes and max(sizes) > bytes_max:
+        if self.end.bytes - self.start.bytes > bytes_max and len(self.entries) > 1:
+            sizes = [one.change_set.bytes - self.start.bytes if one.change_set else 0 for one in self.entries]
             del self.entries[max(1, bisect_right(sizes, bytes_max)) :]
             self.cut = ""
             self.close()
-        return max(self.totals[1] - start, 0)
+        return max(self.end.bytes - self.start.bytes, 0)
 
 
-def sliced(holding: Holding, head: Head, replies: Sequence[tuple[bytes, Sequence[bytes]]], asked: int) -> Slice:
-    """This cuts what a stream gave, `asked` entries at most, where it no longer continues the watermark."""
-    found = Slice(holding=holding, head=head)
-    entries, expected, epoch = found.entries, holding.row.flushed + 1, head.epoch or 0
+def sliced(
+    holding: Holding, start: Place, head: Head, replies: Sequence[tuple[bytes, Sequence[bytes]]], asked: int
+) -> Slice:
+    """This cuts what a stream gave, `asked` entries at most, where it no longer continues from `start`."""
+    found = Slice(holding=holding, head=head, start=start, end=start)
+    entries, expected, epoch = found.entries, start.n + 1, head.epoch or 0
     beyond: Entry | None = None
     for entry_id, fields in replies:
+        position = _place(entry_id)
+        if position is None:
+            found.cut = "stray"
+            break
         try:
-            position = position_of(entry_id)
-            entry = Entry(fields, position, change_set(entry_id, fields))
+            entry = Entry(fields, position, change_set(entry_id, fields, position=position))
         except NewerFormat as error:
             found.cut, found.reason = "newer", str(error)
             break
         except ForeignEntry as error:
-            place = _place(entry_id)
-            if place is None:
-                found.cut = "stray"
-                break
-            entry = Entry(fields, place, None, str(error))
-        if entry.position.n != expected or entry.position.epoch > epoch:
+            entry = Entry(fields, position, None, str(error))
+        if position.n != expected or position.epoch > epoch:
             beyond = entry
-            found.cut = "gap" if entry.position.n > expected and entry.position.epoch <= epoch else "stray"
+            found.cut = "gap" if position.n > expected and position.epoch <= epoch else "stray"
             break
         entries.append(entry)
         expected += 1
@@ -127,14 +135,15 @@ def _place(entry_id: bytes) -> Position | None:
 
 def _measure_gap(found: Slice, beyond: Entry | None) -> None:
     """This says how far a gap goes, or leaves it for the next time where entries come before it."""
+    start, head = found.start, found.head
     if found.entries:
         found.cut = ""
     elif beyond is None:
-        found.upto, found.totals = found.head.n, (found.head.entries, found.head.bytes)
+        found.end = Place(start.after, head.n, head.entries, head.bytes)
+    elif (after := beyond.change_set) is not None:
+        found.end = Place(start.after, beyond.position.n - 1, after.entries - 1, after.bytes - weight(after))
     else:
-        found.upto = beyond.position.n - 1
-        if (after := beyond.change_set) is not None:
-            found.totals = (after.entries - 1, after.bytes - weight(after))
+        found.end = start._replace(n=beyond.position.n - 1)
 
 
 def weight(found: ChangeSet) -> int:
@@ -175,21 +184,21 @@ class Streams:
             heads[shard] = head
         return Heads(server=server.decode(), now_ms=int(now_ms), of=heads)
 
-    async def read(self, link: AsyncLink, wanted: dict[int, tuple[Holding, Head, int]]) -> list[Slice]:
+    async def read(self, link: AsyncLink, wanted: Sequence[Wanted]) -> list[Slice]:
         """This reads so many entries of each shard; one whose stream cannot be read is set apart."""
         commands = [
-            ("XRANGE", self._keys.changes(shard), b"(" + holding.after, "+", "COUNT", count)
-            for shard, (holding, _, count) in wanted.items()
+            ("XRANGE", self._keys.changes(one.holding.shard), b"(" + one.start.after, "+", "COUNT", one.most)
+            for one in wanted
         ]
         replies = await self.run(link, commands)
         slices, left = [], self._settings.flush_bytes_max
-        for (holding, head, count), reply in zip(wanted.values(), replies, strict=True):
+        for one, reply in zip(wanted, replies, strict=True):
             if isinstance(reply, Exception):
-                set_apart(holding, "foreign_data", f"{self._keys.changes(holding.shard)}: {reply}")
+                set_apart(one.holding, "foreign_data", f"{self._keys.changes(one.holding.shard)}: {reply}")
                 continue
-            one = sliced(holding, head, reply, count)
-            left = max(0, left - one.shorten(left))
-            slices.append(one)
+            found = sliced(one.holding, one.start, one.head, reply, one.most)
+            left = max(0, left - found.shorten(left))
+            slices.append(found)
         return slices
 
     async def pipeline(

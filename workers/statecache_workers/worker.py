@@ -106,7 +106,7 @@ class Worker:
         if not self.holdings:
             self._announce()
             return False
-        heads = self.heads = await self.flusher.streams.heads(link, list(self.holdings))
+        heads = self.heads = await self.flusher.look(link, self.holdings)
         await self._settle(link, database, heads)
         woken, self._woken = self._woken, []
         progress = await self.flusher.cycle(link, database, self.holdings, heads=heads, woken=woken)

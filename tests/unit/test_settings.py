@@ -1,0 +1,217 @@
+"""Settings: checked when they are made, named when they are wrong, and silent about secrets."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import pprint
+from typing import Any
+
+import pytest
+
+from statecache import AsyncStateCache, ConfigurationError, Settings, StateCache
+from statecache._async.connect import dialer
+from statecache.settings import masked, process_environment
+
+SECRET = "s3cr3t"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("STATECACHE_"):
+            monkeypatch.delenv(name)
+
+
+def _refusal(**values: Any) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings(**values)
+    return caught.value.reason
+
+
+def test_the_environment_is_read_and_arguments_win_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATECACHE_SHARDS", "8")
+    monkeypatch.setenv("STATECACHE_PREFIX", "from-environment")
+    settings = Settings(prefix="given")
+    assert (settings.shards, settings.prefix) == (8, "given")
+
+
+def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATECACHE_SHARDS", "many")
+    assert _refusal().startswith("shards:")
+
+
+def test_a_child_gets_a_copy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATECACHE_PREFIX", "p")
+    copy = process_environment()
+    copy["STATECACHE_PREFIX"] = "changed"
+    assert os.environ["STATECACHE_PREFIX"] == "p"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("prefix", "a:b"),
+        ("prefix", "a{b"),
+        ("prefix", ""),
+        ("prefix", "p" * 65),
+        ("postgres_schema", "State"),
+        ("postgres_schema", 'x"; drop'),
+        ("postgres_schema", "s" * 64),
+        ("shards", 0),
+        ("shards", 4097),
+        ("shards", 1.5),
+        ("fence", "maybe"),
+        ("durability", "forever"),
+        ("replicas", 0),
+        ("timeout_s", 0),
+        ("timeout_s", -1),
+        ("timeout_s", math.nan),
+        ("timeout_s", math.inf),
+        ("connect_timeout_s", 0),
+        ("redis_connections_max", 0),
+        ("postgres_connections_max", 0),
+        ("redis_ttl_s", 0),
+        ("value_bytes_max", 8 * 1024 * 1024 + 1),
+        ("value_bytes_max", 0),
+        ("backlog_entries_max", 0),
+        ("flush_batch_max", 10_001),
+        ("writer", "a\0b"),
+        ("writer", "\ud800"),
+        ("writer", "é" * 129),
+        ("redis_url", "http://localhost"),
+        ("redis_url", "localhost:6379"),
+        ("redis_url", "redis://localhost/main"),
+        ("redis_url", "redis://localhost:port/0"),
+        ("redis_url", "redis://[::1/0"),
+        ("postgres_url", "mysql://localhost"),
+        ("postgres_url", "localhost"),
+        ("postgres_url", ""),
+        ("no_such_setting", 1),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_by_name(name: str, value: object) -> None:
+    assert _refusal(**{name: value}).startswith(f"{name}:")
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"lease_s": 3.0, "lease_renew_s": 1.1}, "two lost renewals must not lose a lease"),
+        ({"redis_ttl_s": 10.0, "absent_ttl_s": 11.0}, "an absence is worth less than a state"),
+        ({"timeout_s": 1.0, "hydrate_token_s": 1.5}, "a waiter must outlive a dead reader's token"),
+    ],
+)
+def test_relations_between_settings_are_kept_and_say_why(values: dict[str, float], why: str) -> None:
+    assert why in _refusal(**values)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost",
+        "redis://localhost:6379/3",
+        "redis://user:p%40ss@[::1]:6379/0",
+        "rediss://localhost/0?ssl_check_hostname=false",
+        "unix:///tmp/redis.sock?db=2",
+        "unix:///tmp/a@b.sock",
+    ],
+)
+def test_redis_urls_of_every_kind_are_taken(url: str) -> None:
+    assert dialer(Settings(redis_url=url))() is not None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://localhost/db",
+        "postgres://user:p%40ss@h1:5432,h2:5433/db?target_session_attrs=read-write",
+        "postgresql:///db?host=/tmp",
+        "host=localhost dbname=db password='a b'",
+    ],
+)
+def test_postgres_urls_and_keywords_are_taken(url: str) -> None:
+    assert Settings(postgres_url=url).postgres_url == url
+
+
+def test_an_option_in_the_url_that_is_not_for_a_connection_is_refused() -> None:
+    settings = Settings(redis_url=f"redis://:{SECRET}@localhost/0?max_connections=5")
+    with pytest.raises(ConfigurationError, match="max_connections") as caught:
+        dialer(settings)
+    assert SECRET not in str(caught.value)
+
+
+def test_the_url_cannot_turn_repeating_back_on() -> None:
+    dial = dialer(Settings(redis_url="redis://localhost/0?retry_on_timeout=yes&health_check_interval=5&protocol=3"))
+    connection = dial()
+    assert connection.retry.get_retries() == 0
+    assert not connection.retry_on_timeout
+    assert connection.retry_on_error == []
+    assert (connection.health_check_interval, connection.protocol) == (0, 2)
+
+
+def test_they_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().shards = 8  # type: ignore[misc]
+
+
+def test_the_writer_is_this_process_unless_it_is_named() -> None:
+    assert Settings().writer.endswith(f":{os.getpid()}")
+    assert Settings(writer="me").writer == "me"
+
+
+URLS = [
+    (f"redis://:{SECRET}@localhost:6379/0", "redis://:***@localhost:6379/0"),
+    (f"redis://user:{SECRET}@localhost/0", "redis://user:***@localhost/0"),
+    (f"redis://localhost/0?password={SECRET}&db=1", "redis://localhost/0?password=***&db=1"),
+    (f"rediss://localhost/0?ssl_password={SECRET}#x", "rediss://localhost/0?ssl_password=***#x"),
+    (f"unix://:{SECRET}@/tmp/redis.sock", "unix://:***@/tmp/redis.sock"),
+    (f"redis://:{SECRET}", "redis://:***"),
+    (f"postgresql://user:{SECRET}@localhost/db", "postgresql://user:***@localhost/db"),
+    (f"postgresql://localhost/db?sslpassword={SECRET}", "postgresql://localhost/db?sslpassword=***"),
+    (f"host=localhost password={SECRET} dbname=db", "host=localhost password=*** dbname=db"),
+    (f"password = 'a \\' {SECRET}' host=h", "password=*** host=h"),
+    (f"host=h password='{SECRET} unterminated {SECRET}", "host=h password=***"),
+    (f"password={SECRET} options='-c x=http://y'", "password=*** options='-c x=http://y'"),
+    ("postgresql://localhost/db", "postgresql://localhost/db"),
+    ("redis://localhost:6379/0", "redis://localhost:6379/0"),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(("url", "shown"), URLS)
+def test_a_password_is_masked_wherever_it_may_stand(url: str, shown: str) -> None:
+    assert masked(url) == shown
+
+
+@pytest.mark.parametrize("odd", ["/", "#", "?", "@", ":", "%", "[", "%zz", " ", "\\", "'"])
+@pytest.mark.parametrize("form", ["redis://:{}@localhost/0", "postgresql://user:{}@localhost/db"])
+def test_a_password_that_was_not_encoded_shows_nowhere(form: str, odd: str) -> None:
+    url = form.format(f"{SECRET}{odd}{SECRET}")
+    assert SECRET not in masked(url)
+    name = "redis_url" if form.startswith("redis") else "postgres_url"
+    try:
+        settings = Settings(**{name: url})
+    except ConfigurationError as error:
+        assert SECRET not in str(error)
+        assert error.__cause__ is None
+        assert "percent-encode" in error.reason
+    else:
+        assert SECRET not in repr(settings)
+
+
+def test_what_is_shown_of_settings_and_clients_holds_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings(redis_url=URLS[0][0], postgres_url=URLS[6][0])
+    shown = [repr(settings), str(settings), f"{settings}", pprint.pformat(settings)]
+    shown += [repr(StateCache(settings=settings)), repr(AsyncStateCache(settings=settings).namespace("runs"))]
+    logging.getLogger("statecache").warning("%s %r", settings, StateCache(settings=settings))
+    shown.append(caplog.text)
+    assert [text for text in shown if SECRET in text] == []
+    assert "redis://:***@localhost" in caplog.text
+
+
+def test_a_wrong_value_of_a_secret_setting_is_not_repeated() -> None:
+    text = _refusal(redis_url=f"http://:{SECRET}@localhost", postgres_url=f"mysql://u:{SECRET}@localhost", shards=SECRET)
+    assert SECRET not in text
+    assert [part.split(":")[0] for part in text.split("; ")] == ["redis_url", "postgres_url", "shards"]
