@@ -2,7 +2,8 @@
 
 The generated mirror drops the prefix, so code in `_async` that uses these reads the same on both sides.
 
-* `async_deadline` bounds an exchange on one connection. The synchronous twin can only bound each read of the socket.
+* `async_deadline` bounds an exchange with Redis. The synchronous twin can only bound each read of the socket.
+* `async_timeout` bounds an exchange with Postgres by shutting its socket.
 * `AsyncSlots` is a counting semaphore, first come first served, with a timeout.
 * `AsyncSignal` is an event, `AsyncMutex` a lock, `AsyncBackground` a task or daemon thread that runs until stopped.
 """
@@ -11,28 +12,77 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from typing import Any, TypeVar
+
+import psycopg
 
 from statecache.clock import sleep
 
 T = TypeVar("T")
 
 
-@contextlib.asynccontextmanager
-async def async_timeout(seconds: float) -> AsyncIterator[None]:
-    """This raises TimeoutError when the body takes longer than that many seconds."""
-    async with asyncio.timeout(seconds):
-        yield
+class async_timeout:  # noqa: N801
+    """This ends a connection to Postgres whose exchange takes longer than that many seconds.
+
+    Its socket is shut, so that whoever waits on it gets an error; `expired` tells that from other errors. Neither a
+    thread nor a task that waits for a silent server could be had back as quickly otherwise.
+    """
+
+    __slots__ = ("_connection", "_seconds", "_timer", "expired")
+
+    def __init__(self, seconds: float, connection: Any) -> None:
+        self._seconds = seconds
+        self._connection = connection
+        self._timer: asyncio.TimerHandle | None = None
+        self.expired = False
+
+    async def __aenter__(self) -> async_timeout:
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        self.expired = True
+        _shut(self._connection)
 
 
-@contextlib.contextmanager
-def timeout(seconds: float) -> Iterator[None]:  # noqa: ARG001
-    """This bounds nothing: a thread cannot be interrupted, so the server's own timeout has to."""
-    yield
+class timeout:  # noqa: N801
+    """This does the same, watched by a thread."""
+
+    __slots__ = ("_connection", "_timer", "expired")
+
+    def __init__(self, seconds: float, connection: Any) -> None:
+        self._connection = connection
+        self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._expire)
+        self._timer.daemon = True
+        self.expired = False
+
+    def __enter__(self) -> timeout:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._timer.cancel()
+
+    def _expire(self) -> None:
+        self.expired = True
+        _shut(self._connection)
+
+
+def _shut(connection: Any) -> None:
+    """This shuts the socket of a psycopg connection; its number is not closed, for it is psycopg's."""
+    with contextlib.suppress(OSError, ValueError, psycopg.Error):
+        with socket.socket(fileno=os.dup(connection.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)
 
 
 class async_deadline:  # noqa: N801
@@ -51,14 +101,20 @@ class async_deadline:  # noqa: N801
 
 
 class deadline:  # noqa: N801
-    """This bounds every read of one exchange on a connection to that many seconds."""
+    """This bounds every read of one exchange on a connection to that many seconds.
+
+    It is generous by up to two hundredths, so that exchanges with about the same bound need not set it anew.
+    """
 
     __slots__ = ()
 
     def __init__(self, connection: Any, seconds: float) -> None:
-        socket = connection._sock
-        if socket is not None and socket.gettimeout() != seconds:
-            socket.settimeout(max(seconds, 0.001))
+        line = connection._sock
+        if line is None:
+            return
+        present = line.gettimeout()
+        if present is None or not seconds <= present <= seconds * 1.02:
+            line.settimeout(max(seconds * 1.01, 0.001))
 
     def __enter__(self) -> None:
         return None

@@ -24,6 +24,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import Callable
 from typing import Literal, Self
 
 WAIT_S = 20.0
@@ -39,14 +40,20 @@ class Fault:
         self.at = at
         self._struck = asyncio.Event()
         self._released = asyncio.Event()
+        self._then: Callable[[], object] = lambda: None
 
     @property
     def struck(self) -> bool:
         """This says whether the fault has struck."""
         return self._struck.is_set()
 
+    def then(self, function: Callable[[], object]) -> None:
+        """This calls the function at the moment in which the fault strikes, before anybody can notice."""
+        self._then = function
+
     def strike(self) -> None:
         """This wakes whoever waits for the fault."""
+        self._then()
         self._struck.set()
 
     def release(self) -> None:

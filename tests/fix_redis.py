@@ -5,7 +5,6 @@ There is no Postgres: what the client asks it for is absent, and `FakePostgres.a
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 

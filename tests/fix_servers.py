@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
-from functools import cache
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,7 +53,7 @@ class Found(NamedTuple):
     notes: tuple[str, ...]
 
 
-@cache
+@lru_cache
 def found() -> Found:
     """This looks for servers, once."""
     if GIVEN_REDIS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from statecache._async.tiers import Tiers
 from statecache._async.verbs import AsyncVerbs
@@ -94,9 +94,6 @@ class AsyncStateCache(AsyncVerbs[Any]):
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a client holds connections and cannot be pickled: make one in each process")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.settings!r})"

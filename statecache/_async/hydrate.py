@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
+from statecache._async.redis import refusal
 from statecache._bridge import async_sleep
 from statecache.clock import monotonic
-from statecache.errors import ForeignData, Unavailable
+from statecache.errors import Backpressure, ForeignData, RedisUnavailable, Unavailable
 from statecache.model import Record
 from statecache.records import absence, hash_of, record_of_row
 
@@ -51,10 +52,12 @@ class Hydrator:
         self._opener = opener
         self._new_token = new_token
 
-    async def load(self, keys: Sequence[str], *, end: float) -> dict[str, Record]:
+    async def load(self, keys: Sequence[str], *, end: float, to_write: bool = False) -> dict[str, Record]:
         """This makes the keys of one shard present in Redis and gives the records that it read on the way.
 
-        A key that another reader brought in the meantime is not among them. Raises Unavailable past `end`.
+        A key that another reader brought in the meantime is not among them. A Redis without memory is enough for
+        reading: what Postgres holds is given all the same; `to_write` says that the states are needed in Redis.
+        Raises Unavailable past `end`, and Backpressure where there is no memory for them.
         """
         loaded: dict[str, Record] = {}
         missing, pause = list(keys), 0.002
@@ -62,7 +65,9 @@ class Hydrator:
         while True:
             token = self._new_token()
             verdicts, epoch = await self._begin(shard, missing, token, end)
-            taken = [key for key, verdict in verdicts.items() if verdict == "TAKEN"]
+            if to_write and "FULL" in verdicts.values():
+                raise Backpressure(shard, reason="Redis is out of memory")
+            taken = [key for key, verdict in verdicts.items() if verdict in ("TAKEN", "FULL")]
             if taken:
                 loaded.update(await self._install(shard, taken, token, epoch, end))
             missing = [key for key, verdict in verdicts.items() if verdict in ("DIRTY", "WAIT", "FENCED")]
@@ -87,7 +92,7 @@ class Hydrator:
                 seconds=max(end - monotonic(), 0.001),
             )
         except ResponseError as error:
-            raise ForeignData(fixed[1], reason=str(error)) from error
+            raise refusal(error, fixed[2]) from error
         verdict, *rest = (part.decode("utf-8", "replace") for part in reply)
         if verdict == "FOREIGN":
             raise ForeignData(rest[0], reason=rest[1])
@@ -108,10 +113,16 @@ class Hydrator:
             arguments += hash_of(record, recent, round(ttl_s * 1000))
             records[key] = record
         keys = self._keys
-        await self._redis.script(
-            "hydrate_install",
-            [keys.meta(shard), keys.hydrating(shard), *(keys.state(key) for key in taken)],
-            [self._settings.fence, token, epoch, *arguments],
-            seconds=max(end - monotonic(), 0.001),
-        )
+        fixed = [keys.meta(shard), keys.hydrating(shard)]
+        try:
+            await self._redis.script(
+                "hydrate_install",
+                [*fixed, *(keys.state(key) for key in taken)],
+                [self._settings.fence, token, epoch, *arguments],
+                seconds=max(end - monotonic(), 0.001),
+            )
+        except ResponseError as error:
+            refused = refusal(error, fixed[1])
+            if not isinstance(refused, RedisUnavailable):
+                raise refused from error
         return records

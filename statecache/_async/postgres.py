@@ -126,20 +126,21 @@ class PostgresTier:
     ) -> list[tuple[Any, ...]]:
         connection = session.connection
         text = statement(name, self._settings.postgres_schema)
-        limit = f"{max(1, round(seconds * 1000))}ms"
+        limit_ms = f"{max(1, round(seconds * 1000))}ms"
+        limit = async_timeout(seconds + _GRACE_S, connection)
         whole = False
         try:
-            async with async_timeout(seconds + 1.0), connection.transaction():
-                await connection.execute("SELECT set_config('statement_timeout', %s, true)", (limit,))
+            async with limit, connection.transaction():
+                await connection.execute("SELECT set_config('statement_timeout', %s, true)", (limit_ms,))
                 rows = await (await connection.execute(text, parameters)).fetchall()
             whole = True
         except (pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedFunction) as error:
             raise ConfigurationError(f"Postgres: {_brief(error)}", hint="Run `statecache migrate`.") from error
         except pg.InsufficientPrivilege as error:
             raise ConfigurationError(f"Postgres: {_brief(error)}", hint="Grant this role what it needs.") from error
-        except (psycopg.OperationalError, TimeoutError) as error:
+        except psycopg.OperationalError as error:
             where = masked(self._settings.postgres_url)
-            reason = "timeout" if isinstance(error, (TimeoutError, pg.QueryCanceled)) else "connection"
+            reason = "timeout" if limit.expired or isinstance(error, pg.QueryCanceled) else "connection"
             raise PostgresUnavailable(reason, detail=f"{where}: {_brief(error)}") from error
         finally:
             if not whole:

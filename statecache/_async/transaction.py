@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+from statecache._async.redis import refusal
 from statecache.clock import monotonic
-from statecache.errors import AlreadyExists, ForeignData, NotFound, RedisUnavailable, UsageError, VersionConflict
+from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Write
 from statecache.records import FIELDS, record_of
@@ -58,22 +59,25 @@ class AsyncTransaction:
             try:
                 missing = await self._watch(self._link, end)
             except BaseException:  # nothing may stay watched on a pooled connection
-                await self._leave(watching=True)
+                await self._leave()
                 raise
             if missing:
-                await self._leave(watching=True)
-                await self._tier.hydrator.load(missing, end=end)
+                await self._leave()
+                await self._tier.hydrator.load(missing, end=end, to_write=True)
         return self
 
     async def _watch(self, link: AsyncLink, end: float) -> list[str]:
         """This watches and reads every key in one round trip and gives the keys that are not in Redis."""
         redis_keys = [self._tier.keys.state(key) for key in self._keys]
         commands = [("WATCH", *redis_keys), *(("HMGET", redis_key, *FIELDS) for redis_key in redis_keys)]
-        _, *replies = await link.run(commands, seconds=max(end - monotonic(), 0.001))
+        link.watching = True
+        watched, *replies = await link.run(commands, seconds=max(end - monotonic(), 0.001))
+        if isinstance(watched, Exception):
+            raise refusal(watched, redis_keys[0]) from watched
         records: dict[str, Record] = {}
         for key, redis_key, reply in zip(self._keys, redis_keys, replies, strict=True):
             if isinstance(reply, Exception):
-                raise ForeignData(redis_key, reason=str(reply))
+                raise refusal(reply, redis_key) from reply
             record = record_of(redis_key, key, reply)
             if record is not None:
                 records[key] = record
@@ -118,22 +122,21 @@ class AsyncTransaction:
         return self._names[name]
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is not None:
-            await self._leave(watching=True)
-            return
         try:
-            await self._end()
+            if kind is None:
+                await self._end()
         finally:
-            await self._leave(watching=True)
+            await self._leave()
 
-    async def _leave(self, *, watching: bool) -> None:
+    async def _leave(self) -> None:
         """This gives the connection back, watching nothing; where that cannot be had it is closed."""
         link, self._link = self._link, None
         if link is None:
             return
         try:
-            if watching and link.alive:
+            if link.watching and link.alive:
                 await link.run([("UNWATCH",)], seconds=self._tier.settings.timeout_s)
+                link.watching = False
         except RedisUnavailable:
             await link.close()
         finally:
@@ -146,9 +149,10 @@ class AsyncTransaction:
             raise UsageError("the transaction is over")
         end = self._verbs.end_of(self._timeout)
         if not self._writes:
-            replies = await link.run([("MULTI",), ("EXEC",)], seconds=max(end - monotonic(), 0.001))
-            if replies[1] is None:
-                raise VersionConflict(self._keys[0], self._records[self._keys[0]].change_id)
+            _, executed = await link.run([("MULTI",), ("EXEC",)], seconds=max(end - monotonic(), 0.001))
+            link.watching = isinstance(executed, Exception)
+            if executed is None:
+                await self._compare(end)
             return
         writes = [self._writes.get(key) or self._check(key) for key in self._keys]
         commit = self._tier.committer.new(
@@ -156,6 +160,13 @@ class AsyncTransaction:
         )
         committed = await self._tier.committer.commit_watched(commit, link)
         self._note(commit, committed)
+
+    async def _compare(self, end: float) -> None:
+        """This raises VersionConflict for the first key that has changed since the start."""
+        for key in self._keys:
+            expected, actual = self._records[key].change_id, (await self._tier.reader.record(key, end=end)).change_id
+            if actual != expected:
+                raise VersionConflict(key, expected, actual)
 
     def _check(self, key: str) -> Write:
         return Write(key=key, op="check", expected=self._records[key].change_id)

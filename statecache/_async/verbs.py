@@ -8,7 +8,9 @@ a key of a name. Every verb takes `timeout=` in seconds (the setting `timeout_s`
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from datetime import timedelta
+from math import inf
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
 from statecache._async.commits import Absent
 from statecache._async.transaction import AsyncTransaction
@@ -17,7 +19,19 @@ from statecache.clock import monotonic
 from statecache.codec import codec_for
 from statecache.errors import NotFound, OutcomeUnknown, Quarantined, UsageError, VersionConflict
 from statecache.keys import checked_key
-from statecache.model import ABSENT, BLIND, DURABILITIES, PRESENT, Durability, Policy, Position, Record, State, Write
+from statecache.model import (
+    ABSENT,
+    BLIND,
+    DURABILITIES,
+    PRESENT,
+    VALUE_BYTES_MAX,
+    Durability,
+    Policy,
+    Position,
+    Record,
+    State,
+    Write,
+)
 from statecache.records import time_of
 
 if TYPE_CHECKING:
@@ -27,6 +41,8 @@ if TYPE_CHECKING:
 D = TypeVar("D")
 V = TypeVar("V")
 R = TypeVar("R")
+_SECONDS_MAX = 1_000_000
+"""What a longer timeout is cut to, about eleven days: servers count it in milliseconds, in 32 bits."""
 
 
 class AsyncVerbs(Generic[D]):
@@ -36,9 +52,13 @@ class AsyncVerbs(Generic[D]):
         self.tier = tier
         self._policy = policy
         self._prefix = prefix
+        _check_policy(policy)
         self._codec = codec_for(policy.type if policy.type is not None else Any, policy.encoding)
         self._bytes_max = min(policy.value_bytes_max or tier.settings.value_bytes_max, tier.settings.value_bytes_max)
         self._ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client holds connections and cannot be pickled: make one in each process")
 
     # What the verbs and transactions share.
 
@@ -49,9 +69,9 @@ class AsyncVerbs(Generic[D]):
     def end_of(self, timeout: float | None) -> float:
         """This gives the moment until which a verb may take, on the monotonic clock."""
         seconds = self.tier.settings.timeout_s if timeout is None else timeout
-        if not seconds > 0:
+        if not (isinstance(seconds, (int, float)) and 0 < seconds < inf):
             raise UsageError(f"timeout={timeout} is not a number of seconds above 0")
-        return monotonic() + seconds
+        return monotonic() + min(seconds, _SECONDS_MAX)
 
     def durability_of(self, durability: str | None) -> str:
         """This gives the level of a call: its own, the namespace's, or the setting."""
@@ -69,7 +89,7 @@ class AsyncVerbs(Generic[D]):
             expected=expected,
             value=codec.encode(value, key=key, bytes_max=self._bytes_max),
             encoding=codec.encoding,
-            schema=codec.schema or codec.of(value).schema,
+            schema=codec.schema if codec.schema or value.__class__ is dict else codec.of(value).schema,
             ttl_ms=self._ttl_ms,
             assume_new=assume_new,
         )
@@ -323,6 +343,15 @@ class AsyncVerbs(Generic[D]):
             reason = "it was lost with the Redis that acknowledged it: neither tier holds it"
             raise OutcomeUnknown(state.change_id, keys=(state.key,), reason=reason)
         return state
+
+
+def _check_policy(policy: Policy) -> None:
+    if policy.durability not in (None, *DURABILITIES):
+        raise UsageError(f"durability {policy.durability!r} is not one of {', '.join(DURABILITIES)}")
+    if policy.redis_ttl is not None and not policy.redis_ttl > timedelta(0):
+        raise UsageError(f"redis_ttl={policy.redis_ttl} is not a time above 0")
+    if policy.value_bytes_max is not None and not 1 <= policy.value_bytes_max <= VALUE_BYTES_MAX:
+        raise UsageError(f"value_bytes_max={policy.value_bytes_max} is not from 1 to {VALUE_BYTES_MAX}")
 
 
 def _expected(key: str, expected: State[Any] | str | None) -> str:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from statecache._sync.tiers import Tiers
 from statecache._sync.verbs import Verbs
@@ -96,9 +96,6 @@ class StateCache(Verbs[Any]):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a client holds connections and cannot be pickled: make one in each process")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.settings!r})"

@@ -21,9 +21,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from redis.exceptions import NoPermissionError, NoScriptError
+from redis.exceptions import NoScriptError
 
 from statecache._bridge import sleep
+from statecache._sync.redis import AGAIN, code_of, refusal
 from statecache.clock import monotonic
 from statecache.errors import (
     AlreadyExists,
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
     from statecache._sync.redis import RedisTier
     from statecache.keys import KeySpace
     from statecache.settings import Settings
-
-_AGAIN = ("LOADING", "BUSY", "MASTERDOWN", "READONLY", "MISCONF", "NOREPLICAS", "TRYAGAIN", "CLUSTERDOWN")
-"""Error replies that say: nothing was done, try again later."""
 
 
 def new_change_id() -> str:
@@ -185,7 +183,11 @@ class Committer:
         return committed
 
     def _exec(self, commit: Commit, link: Link) -> Committed | None:
-        """This gives the commit's outcome, or None where it has to be carried on outside of MULTI."""
+        """This gives the commit's outcome, or None where it has to be carried on outside of MULTI.
+
+        An EXEC that did not run says only that something touched a watched state, if only its time to live: the
+        script knows whether that was a change, and of which state.
+        """
         seconds = max(commit.end - monotonic(), 0.001)
         commands: list[Any] = [("MULTI",), self._call(link, commit), ("EXEC",)]
         if commit.durability in ("replica", "disk"):
@@ -195,12 +197,12 @@ class Committer:
         except RedisUnavailable as error:
             commit.doubt, commit.repeat = error, True
             return None
+        link.watching = isinstance(executed, Exception)
         if isinstance(queued, Exception):
             self._refused(commit, queued)
             return None
         if executed is None:
-            write = commit.writes[0]
-            raise VersionConflict(write.key, write.expected)
+            return None
         if isinstance(executed, Exception):
             self._refused(commit, executed)
             return None
@@ -295,8 +297,8 @@ class Committer:
         elif verdict == b"MISSING":
             missing = [commit.writes[at - 1].key for at in reply[2:]]
             try:
-                self._hydrator.load(missing, end=commit.end)
-            except (Unavailable, ConfigurationError) as error:
+                self._hydrator.load(missing, end=commit.end, to_write=True)
+            except StateCacheError as error:
                 raise commit.failed(error) from error
         elif verdict == b"UNSURE":
             return self._looked_up(commit)
@@ -316,17 +318,15 @@ class Committer:
 
     def _refused(self, commit: Commit, error: Exception) -> None:
         """This deals with an error reply: the script was not run, or not beyond its first write."""
-        text = str(error)
         if isinstance(error, NoScriptError):
             return
-        if text.startswith("OOM") or "OOM command not allowed" in text:
-            raise Backpressure(commit.shard, reason=f"Redis is out of memory: {text}") from error
-        if isinstance(error, NoPermissionError):
-            raise commit.failed(ConfigurationError(f"the Redis user lacks rights: {text}")) from error
-        if text.startswith(_AGAIN) or any(word in text for word in _AGAIN):
-            self._pause(commit, RedisUnavailable("refused", detail=text))
+        refused = refusal(error, commit.redis_keys[0])
+        if code_of(error) == "OOM":
+            raise Backpressure(commit.shard, reason=f"Redis is out of memory: {error}") from error
+        if isinstance(refused, RedisUnavailable) and code_of(error) in AGAIN:
+            self._pause(commit, refused)
             return
-        raise commit.failed(RedisUnavailable("refused", detail=text)) from error
+        raise commit.failed(refused) from error
 
     def _pause(self, commit: Commit, error: RedisUnavailable) -> None:
         if error.reason == "authentication" or monotonic() + commit.pause > commit.end:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from statecache._sync.redis import refusal
 from statecache.clock import monotonic
-from statecache.errors import ForeignData, Unavailable
+from statecache.errors import Unavailable
 from statecache.model import Record
 from statecache.records import FIELDS, record_of
 
@@ -34,7 +35,7 @@ class Reader:
                 raise Unavailable("timeout", detail=f"{key!r} could not be read in time")
             reply = self._redis.read([("HMGET", redis_key, *FIELDS)], seconds=seconds)[0]
             if isinstance(reply, Exception):
-                raise ForeignData(redis_key, reason=str(reply))
+                raise refusal(reply, redis_key) from reply
             record = record_of(redis_key, key, reply)
             if record is None:
                 record = self._hydrator.load([key], end=end).get(key)

@@ -12,19 +12,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import ResponseError
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from statecache._bridge import sleep
 from statecache._sync.connect import Command, Dial, Link, dialer
 from statecache._sync.pool import Pool
-from statecache.errors import ConfigurationError, RedisUnavailable
+from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
 from statecache.keys import HASH
 from statecache.lua import script
 
 if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.settings import Settings
+
+
+AGAIN = ("LOADING", "BUSY", "MASTERDOWN", "READONLY", "MISCONF", "NOREPLICAS", "TRYAGAIN", "CLUSTERDOWN")
+"""First words of error replies that say: nothing was done, try again later."""
+_SERVERS = "Use Redis 7.0, Valkey 7.2 or newer; behind a proxy that hides what they can do, set fence=off."
+
+
+def code_of(error: Exception) -> str:
+    """This gives the first word of an error reply, which redis-py takes out of some messages."""
+    return getattr(error, "status_code", None) or str(error).partition(" ")[0]
+
+
+def refusal(error: Exception, redis_key: str) -> StateCacheError:
+    """This translates an error reply about that Redis key."""
+    text, code = str(error), code_of(error)
+    if code == "NOPERM":
+        return ConfigurationError(f"the Redis user lacks rights: {text}", hint="Grant these commands on these keys.")
+    if code == "OOM":
+        return RedisUnavailable("memory", detail=f"Redis is out of memory: {text}")
+    if code == "WRONGTYPE":
+        return ForeignData(redis_key, reason=text)
+    return RedisUnavailable("refused", detail=f"{redis_key}: {code}: {text.removeprefix(code).strip()}")
 
 
 class RedisTier:
@@ -53,16 +75,20 @@ class RedisTier:
         at = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard), state]
         try:
             reply = link.script(script("greet"), at, [self._settings.fence], seconds=self._settings.connect_timeout_s)
-        except NoPermissionError as error:
-            raise ConfigurationError(f"the Redis user lacks rights: {error}") from error
         except ResponseError as error:
-            if str(error).startswith(("LOADING", "MASTERDOWN")):
+            if code_of(error) in AGAIN:
                 raise RedisUnavailable("loading", detail=str(error)) from error
-            raise ConfigurationError(f"Redis refuses the greeting: {error}") from error
-        shards, hashed, prefix, schema, cluster, *denied = [part.decode("utf-8", "replace") for part in reply]
-        if denied:
+            if code_of(error) == "NOPERM":
+                raise refusal(error, state) from error
+            raise ConfigurationError(f"Redis refuses the greeting: {error}", hint=_SERVERS) from error
+        shards, hashed, prefix, schema, cluster, *hindrances = [part.decode("utf-8", "replace") for part in reply]
+        lacking = [what.removeprefix("!") for what in hindrances if what.startswith("!")]
+        if lacking:
+            raise ConfigurationError(f"this Redis server lacks {', '.join(lacking)}", hint=_SERVERS)
+        if hindrances:
             raise ConfigurationError(
-                "the Redis user may not run " + ", ".join(sorted(denied)), hint="Grant these commands on these keys."
+                "the Redis user may not run " + ", ".join(sorted(set(hindrances))),
+                hint="Grant these commands on these keys.",
             )
         if not shards:
             return

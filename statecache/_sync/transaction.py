@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+from statecache._sync.redis import refusal
 from statecache.clock import monotonic
-from statecache.errors import AlreadyExists, ForeignData, NotFound, RedisUnavailable, UsageError, VersionConflict
+from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Write
 from statecache.records import FIELDS, record_of
@@ -60,22 +61,25 @@ class Transaction:
             try:
                 missing = self._watch(self._link, end)
             except BaseException:  # nothing may stay watched on a pooled connection
-                self._leave(watching=True)
+                self._leave()
                 raise
             if missing:
-                self._leave(watching=True)
-                self._tier.hydrator.load(missing, end=end)
+                self._leave()
+                self._tier.hydrator.load(missing, end=end, to_write=True)
         return self
 
     def _watch(self, link: Link, end: float) -> list[str]:
         """This watches and reads every key in one round trip and gives the keys that are not in Redis."""
         redis_keys = [self._tier.keys.state(key) for key in self._keys]
         commands = [("WATCH", *redis_keys), *(("HMGET", redis_key, *FIELDS) for redis_key in redis_keys)]
-        _, *replies = link.run(commands, seconds=max(end - monotonic(), 0.001))
+        link.watching = True
+        watched, *replies = link.run(commands, seconds=max(end - monotonic(), 0.001))
+        if isinstance(watched, Exception):
+            raise refusal(watched, redis_keys[0]) from watched
         records: dict[str, Record] = {}
         for key, redis_key, reply in zip(self._keys, redis_keys, replies, strict=True):
             if isinstance(reply, Exception):
-                raise ForeignData(redis_key, reason=str(reply))
+                raise refusal(reply, redis_key) from reply
             record = record_of(redis_key, key, reply)
             if record is not None:
                 records[key] = record
@@ -120,22 +124,21 @@ class Transaction:
         return self._names[name]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is not None:
-            self._leave(watching=True)
-            return
         try:
-            self._end()
+            if kind is None:
+                self._end()
         finally:
-            self._leave(watching=True)
+            self._leave()
 
-    def _leave(self, *, watching: bool) -> None:
+    def _leave(self) -> None:
         """This gives the connection back, watching nothing; where that cannot be had it is closed."""
         link, self._link = self._link, None
         if link is None:
             return
         try:
-            if watching and link.alive:
+            if link.watching and link.alive:
                 link.run([("UNWATCH",)], seconds=self._tier.settings.timeout_s)
+                link.watching = False
         except RedisUnavailable:
             link.close()
         finally:
@@ -148,9 +151,10 @@ class Transaction:
             raise UsageError("the transaction is over")
         end = self._verbs.end_of(self._timeout)
         if not self._writes:
-            replies = link.run([("MULTI",), ("EXEC",)], seconds=max(end - monotonic(), 0.001))
-            if replies[1] is None:
-                raise VersionConflict(self._keys[0], self._records[self._keys[0]].change_id)
+            _, executed = link.run([("MULTI",), ("EXEC",)], seconds=max(end - monotonic(), 0.001))
+            link.watching = isinstance(executed, Exception)
+            if executed is None:
+                self._compare(end)
             return
         writes = [self._writes.get(key) or self._check(key) for key in self._keys]
         commit = self._tier.committer.new(
@@ -158,6 +162,13 @@ class Transaction:
         )
         committed = self._tier.committer.commit_watched(commit, link)
         self._note(commit, committed)
+
+    def _compare(self, end: float) -> None:
+        """This raises VersionConflict for the first key that has changed since the start."""
+        for key in self._keys:
+            expected, actual = self._records[key].change_id, self._tier.reader.record(key, end=end).change_id
+            if actual != expected:
+                raise VersionConflict(key, expected, actual)
 
     def _check(self, key: str) -> Write:
         return Write(key=key, op="check", expected=self._records[key].change_id)

@@ -15,9 +15,11 @@
 --   LIMIT       index (0 = the whole commit), bytes, limit
 --   FOREIGN     Redis key, reason
 -- Nothing after the first write can fail: types, sizes and limits are checked before it, and XADD comes first.
+-- Every commit waits for this script: it keeps globals in locals and does the work of rare cases only in those.
 
+local KEYS, ARGV, call, pcall, find, format = KEYS, ARGV, redis.call, redis.pcall, string.find, string.format
 local meta, changes, unflushed, hydrating = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local nonce, change_id, call, pcall = ARGV[1], ARGV[2], redis.call, redis.pcall
+local nonce, change_id = ARGV[1], ARGV[2]
 local count, first, width = #KEYS - 4, 12, 8
 
 local function foreign(key, reason)
@@ -27,16 +29,19 @@ end
 -- Fence: this server is the one that opened the shard's epoch.
 local head = pcall('HMGET', meta, 'epoch', 'replid', 'n', 'entries', 'bytes', 'flushed_entries', 'flushed_bytes')
 if head.err then return foreign(meta, head.err) end
-local replid = 'off'
+local epoch, replid, server = head[1], head[2], 'off'
 if ARGV[3] == 'on' then
-  replid = string.match(call('INFO', 'replication'), 'master_replid:(%x+)')
+  local info = call('INFO', 'replication')
+  local same = replid and find(info, 'master_replid:' .. replid .. '\r', 1, true)
+  server = same and replid or string.match(info, 'master_replid:(%x+)')
 end
-if not head[1] or head[2] ~= replid then
-  return { nonce, 'FENCED', head[2] or '', replid, head[1] or '' }
+if not epoch or replid ~= server then
+  return { nonce, 'FENCED', replid or '', server, epoch or '' }
 end
 
 -- Presence: every state is here, or its creator vouches that it is new.
 local states, missing = {}, { nonce, 'MISSING' }
+local mine, seen = change_id .. '@', ARGV[4] == '1'
 for i = 1, count do
   local state = pcall('HMGET', KEYS[4 + i], 'version', 'change_id', 'op', 'recent', 'key')
   if state.err then return foreign(KEYS[4 + i], state.err) end
@@ -52,54 +57,57 @@ for i = 1, count do
     return foreign(KEYS[4 + i], 'fields are missing or name another key')
   end
   states[i] = state
+  seen = seen or find(state[4] or '', mine, 1, true)
 end
 if #missing > 2 then return missing end
 
 -- Dedupe: a change that is in `recent` was applied; it answers as the first time did, and still writes.
 -- A repeat that `recent` no longer reaches is unsure, unless a parent that it names is still the tip.
-local writes, found_in, unsure, unapplied, dup = 0, 0, false, false, { nonce, 'DUP', '', '' }
-for i = 1, count do
-  local at, state = first + (i - 1) * width, states[i]
-  if ARGV[at + 1] ~= 'check' then
-    writes = writes + 1
-    local age, found, parent = 0, nil, nil
-    for id, position in string.gmatch(state[4], '(%S+)@(%S*)') do
-      if found then
-        parent = id
-        break
+-- A first attempt whose change_id is in no `recent` is neither.
+if seen then
+  local writes, found_in, unsure, unapplied, dup = 0, 0, false, false, { nonce, 'DUP', '', '' }
+  for i = 1, count do
+    local at, state = first + (i - 1) * width, states[i]
+    if ARGV[at + 1] ~= 'check' then
+      writes = writes + 1
+      local age, found, parent = 0, nil, nil
+      for id, position in string.gmatch(state[4], '(%S+)@(%S*)') do
+        if found then
+          parent = id
+          break
+        end
+        if id == change_id then found = { position, age } else age = age + 1 end
       end
-      if id == change_id then found = { position, age } else age = age + 1 end
-    end
-    local version = tonumber(state[1])
-    if found and not parent and version - found[2] == 1 then parent = '' end
-    if parent then
-      found_in = found_in + 1
-      dup[3] = found[1]
-      if found[2] == 0 then
-        dup[4] = call('HGET', KEYS[4 + i], 'updated_at')
-      else
-        local entry = call('XRANGE', changes, found[1], found[1])[1]
-        dup[4] = entry and entry[2][6] or ''
+      local version = tonumber(state[1])
+      if found and not parent and version - found[2] == 1 then parent = '' end
+      if parent then
+        found_in = found_in + 1
+        dup[3] = found[1]
+        if found[2] == 0 then
+          dup[4] = call('HGET', KEYS[4 + i], 'updated_at')
+        else
+          local entry = call('XRANGE', changes, found[1], found[1])[1]
+          dup[4] = entry and entry[2][6] or ''
+        end
+        dup[#dup + 1] = format('%d', version - found[2])
+        dup[#dup + 1] = parent
+      elseif found or (ARGV[4] == '1' and version > age) then
+        unsure = true
       end
-      dup[#dup + 1] = string.format('%.0f', version - found[2])
-      dup[#dup + 1] = parent
-    elseif found or (ARGV[4] == '1' and version > age) then
-      unsure = true
+      unapplied = unapplied or (not found and ARGV[at + 2] ~= '' and ARGV[at + 2] == state[2])
     end
-    unapplied = unapplied or (not found and ARGV[at + 2] ~= '' and ARGV[at + 2] == state[2])
   end
+  if writes > 0 and found_in == writes and dup[4] ~= '' then
+    pcall('HINCRBY', meta, 'repeats', 1)
+    return dup
+  end
+  if found_in > 0 or (unsure and not unapplied) then return { nonce, 'UNSURE' } end
 end
-if writes > 0 and found_in == writes and dup[4] ~= '' then
-  pcall('HINCRBY', meta, 'repeats', 1)
-  return dup
-end
-if found_in > 0 or (unsure and not unapplied) then return { nonce, 'UNSURE' } end
 
 -- Backlog: Postgres may fall behind only so far.
-local n, entries, bytes = tonumber(head[3]), tonumber(head[4]), tonumber(head[5])
-local behind, behind_bytes = entries - tonumber(head[6]), bytes - tonumber(head[7])
+local behind, behind_bytes = head[4] - head[6], head[5] - head[7]
 if behind >= tonumber(ARGV[8]) or behind_bytes >= tonumber(ARGV[9]) then
-  return { nonce, 'BACKLOG', string.format('%.0f', behind), string.format('%.0f', behind_bytes) }
+  return { nonce, 'BACKLOG', format('%d', behind), format('%d', behind_bytes) }
 end
 
 -- Compare-and-set on the parent change.
@@ -127,74 +135,84 @@ for i = 1, count do
   if ARGV[at + 1] ~= 'check' then size = size + length + #ARGV[at] + 200 end
 end
 if size > tonumber(ARGV[10]) then return { nonce, 'LIMIT', 0, size, ARGV[10] } end
-local kind = call('TYPE', unflushed).ok
-if kind ~= 'zset' and kind ~= 'none' then return foreign(unflushed, 'it is a ' .. kind) end
+local dirty = pcall('ZCARD', unflushed)
+if type(dirty) == 'table' then return foreign(unflushed, dirty.err) end
 local hydrations = pcall('HLEN', hydrating)
 if type(hydrations) == 'table' then return foreign(hydrating, hydrations.err) end
 
 -- Nothing below can fail but XADD, which comes first.
 local now = call('TIME')
-local seconds = tonumber(now[1])
-local days = math.floor(seconds / 86400)
-local era = math.floor((days + 719468) / 146097)
-local day_of_era = days + 719468 - era * 146097
-local year_of_era = math.floor(
-  (day_of_era - math.floor(day_of_era / 1460) + math.floor(day_of_era / 36524) - math.floor(day_of_era / 146096)) / 365)
-local day_of_year = day_of_era - (365 * year_of_era + math.floor(year_of_era / 4) - math.floor(year_of_era / 100))
-local shifted = math.floor((5 * day_of_year + 2) / 153)
-local month = shifted < 10 and shifted + 3 or shifted - 9
-local year = year_of_era + era * 400 + (month <= 2 and 1 or 0)
-local of_day = seconds - days * 86400
-local updated_at = string.format('%04d-%02d-%02dT%02d:%02d:%02d.%06dZ', year, month,
-  day_of_year - math.floor((153 * shifted + 2) / 5) + 1,
-  math.floor(of_day / 3600), math.floor(of_day % 3600 / 60), of_day % 60, tonumber(now[2]))
+local of_day = now[1] % 86400
+local day = (now[1] - of_day) / 86400 + 719468 -- since 0000-03-01, for then leap days end their years
+local of_era = day % 146097 -- of 400 years
+local years = of_era - (of_era - of_era % 1460) / 1460 + (of_era - of_era % 36524) / 36524
+  - (of_era - of_era % 146096) / 146096
+years = (years - years % 365) / 365
+local of_year = of_era - years * 365 - (years - years % 4) / 4 + (years - years % 100) / 100
+local months = (5 * of_year + 2 - (5 * of_year + 2) % 153) / 153
+local day_of_month = of_year - (153 * months + 2 - (153 * months + 2) % 5) / 5 + 1
+local year = (day - of_era) / 146097 * 400 + years + (months < 10 and 0 or 1)
+local of_hour = of_day % 3600
+local updated_at = format('%04d-%02d-%02dT%02d:%02d:%02d.%06dZ', year, months < 10 and months + 3 or months - 9,
+  day_of_month, (of_day - of_hour) / 3600, (of_hour - of_hour % 60) / 60, of_day % 60, now[2])
 
-n = string.format('%.0f', n + 1)
-entries, bytes = string.format('%.0f', entries + 1), string.format('%.0f', bytes + size)
-local position = head[1] .. '-' .. n
-local entry = { 'XADD', changes, position, 'format', '1', 'change_id', change_id, 'at', updated_at, 'writer', ARGV[5],
-  'entries', entries, 'bytes', bytes }
-local length = #entry
-if ARGV[6] ~= '' then
-  entry[length + 1], entry[length + 2], length = 'actor', ARGV[6], length + 2
-end
-if ARGV[7] ~= '' then
-  entry[length + 1], entry[length + 2], length = 'reason', ARGV[7], length + 2
-end
-local written = 0
-for i = 1, count do
-  local at, state = first + (i - 1) * width, states[i]
-  if ARGV[at + 1] ~= 'check' then
-    written = written + 1
-    state.version = string.format('%.0f', tonumber(state[1]) + 1)
-    entry[length + 1], entry[length + 2] = 'key' .. written, ARGV[at]
-    entry[length + 3], entry[length + 4] = 'op' .. written, ARGV[at + 1]
-    entry[length + 5], entry[length + 6] = 'version' .. written, state.version
-    entry[length + 7], entry[length + 8] = 'parent' .. written, state[2]
-    entry[length + 9], entry[length + 10] = 'encoding' .. written, ARGV[at + 4]
-    entry[length + 11], entry[length + 12] = 'schema' .. written, ARGV[at + 5]
-    entry[length + 13], entry[length + 14] = 'value' .. written, ARGV[at + 3]
-    length = length + 14
-    if ARGV[at + 6] ~= '' then
-      entry[length + 1], entry[length + 2], length = 'ttl' .. written, ARGV[at + 6], length + 2
+local n, entries, bytes = format('%d', head[3] + 1), format('%d', head[4] + 1), format('%d', head[5] + size)
+local position = epoch .. '-' .. n
+local added
+if count == 1 and ARGV[6] == '' and ARGV[7] == '' and ARGV[13] ~= 'check' and ARGV[18] == '' then
+  -- The same entry as below, spelled out: most commits are of one state and without what is optional.
+  local state = states[1]
+  state.version = format('%d', state[1] + 1)
+  added = pcall('XADD', changes, position, 'format', '1', 'change_id', change_id, 'at', updated_at, 'writer', ARGV[5],
+    'entries', entries, 'bytes', bytes, 'key1', ARGV[12], 'op1', ARGV[13], 'version1', state.version,
+    'parent1', state[2], 'encoding1', ARGV[16], 'schema1', ARGV[17], 'value1', ARGV[15])
+else
+  local entry = { 'XADD', changes, position, 'format', '1', 'change_id', change_id, 'at', updated_at, 'writer', ARGV[5],
+    'entries', entries, 'bytes', bytes }
+  local length = #entry
+  if ARGV[6] ~= '' then
+    entry[length + 1], entry[length + 2], length = 'actor', ARGV[6], length + 2
+  end
+  if ARGV[7] ~= '' then
+    entry[length + 1], entry[length + 2], length = 'reason', ARGV[7], length + 2
+  end
+  local written = 0
+  for i = 1, count do
+    local at, state = first + (i - 1) * width, states[i]
+    if ARGV[at + 1] ~= 'check' then
+      written = written + 1
+      state.version = format('%d', state[1] + 1)
+      entry[length + 1], entry[length + 2] = 'key' .. written, ARGV[at]
+      entry[length + 3], entry[length + 4] = 'op' .. written, ARGV[at + 1]
+      entry[length + 5], entry[length + 6] = 'version' .. written, state.version
+      entry[length + 7], entry[length + 8] = 'parent' .. written, state[2]
+      entry[length + 9], entry[length + 10] = 'encoding' .. written, ARGV[at + 4]
+      entry[length + 11], entry[length + 12] = 'schema' .. written, ARGV[at + 5]
+      entry[length + 13], entry[length + 14] = 'value' .. written, ARGV[at + 3]
+      length = length + 14
+      if ARGV[at + 6] ~= '' then
+        entry[length + 1], entry[length + 2], length = 'ttl' .. written, ARGV[at + 6], length + 2
+      end
     end
   end
+  added = pcall(unpack(entry))
 end
-local added = pcall(unpack(entry))
-if type(added) == 'table' and added.err then return foreign(changes, added.err) end
+if type(added) == 'table' and added.err then
+  if string.find(added.err, 'WRONGTYPE') or string.find(added.err, 'XADD') then return foreign(changes, added.err) end
+  return added
+end
 
 local answer = { nonce, 'OK', position, updated_at }
 for i = 1, count do
   local at, state = first + (i - 1) * width, states[i]
   if ARGV[at + 1] ~= 'check' then
-    local recent, kept = change_id .. '@' .. position, 1
-    for pair in string.gmatch(state[4], '%S+') do
-      if kept == 6 then break end
-      recent, kept = recent .. ' ' .. pair, kept + 1
+    local recent = mine .. position
+    if state[4] ~= '' then
+      recent = recent .. ' ' .. (string.match(state[4], '^%S+ %S+ %S+ %S+ %S+') or state[4])
     end
     local redis_key = KEYS[4 + i]
     call('HSET', redis_key, 'key', ARGV[at], 'op', ARGV[at + 1], 'value', ARGV[at + 3], 'version', state.version,
-      'epoch', head[1], 'change_id', change_id, 'parent_change_id', state[2], 'position', position,
+      'epoch', epoch, 'change_id', change_id, 'parent_change_id', state[2], 'position', position,
       'encoding', ARGV[at + 4], 'schema', ARGV[at + 5], 'updated_at', updated_at, 'writer', ARGV[5], 'recent', recent)
     call('PERSIST', redis_key)
     call('ZADD', unflushed, n, ARGV[at])

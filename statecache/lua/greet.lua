@@ -2,23 +2,36 @@
 --
 -- KEYS  1 meta  2 changes  3 unflushed  4 hydrating  5 a state key that is never written
 -- ARGV  1 fence (on|off)
--- Gives { shards, hash, prefix, schema, cluster, commands that this user may not run… }; '' where nothing is pinned.
+-- Gives { shards, hash, prefix, schema, cluster, … }, '' where nothing is pinned; then what is in the way: a command
+-- that this user may not run, or, behind an exclamation mark, what this server cannot do.
 
-local pin = redis.call('HMGET', KEYS[1], 'shards', 'hash', 'prefix', 'schema', 'cluster')
+local pin = redis.pcall('HMGET', KEYS[1], 'shards', 'hash', 'prefix', 'schema', 'cluster')
 local answer = {}
-for i = 1, 5 do answer[i] = pin[i] or '' end
-local check = redis.acl_check_cmd
+for i = 1, 5 do answer[i] = not pin.err and pin[i] or '' end
+local check, fenced = redis.acl_check_cmd, ARGV[1] == 'on'
+if fenced and not check then answer[#answer + 1] = '!script flags' end
 if check then
+  local meta, changes, unflushed, hydrating, state = unpack(KEYS)
   local needed = {
-    { 'HMGET', KEYS[1], 'a' }, { 'HSET', KEYS[1], 'a', 'b' }, { 'HINCRBY', KEYS[1], 'a', 1 }, { 'HGETALL', KEYS[1] },
-    { 'XADD', KEYS[2], '*', 'a', 'b' }, { 'XRANGE', KEYS[2], '-', '+' }, { 'ZADD', KEYS[3], 1, 'a' },
-    { 'ZSCORE', KEYS[3], 'a' }, { 'ZRANGE', KEYS[3], 0, -1 }, { 'HLEN', KEYS[4] }, { 'HDEL', KEYS[4], 'a' },
-    { 'HSET', KEYS[5], 'a', 'b' }, { 'PERSIST', KEYS[5] }, { 'PEXPIRE', KEYS[5], 1 }, { 'EXISTS', KEYS[5] },
-    { 'TYPE', KEYS[5] }, { 'TIME' },
+    { 'HMGET', meta, 'a' }, { 'HGET', meta, 'a' }, { 'HGETALL', meta }, { 'HSET', meta, 'a', 'b' }, { 'DEL', hydrating },
+    { 'HINCRBY', meta, 'a', 1 }, { 'XADD', changes, '*', 'a', 'b' }, { 'XRANGE', changes, '-', '+' },
+    { 'XREVRANGE', changes, '+', '-' }, { 'XINFO', 'STREAM', changes }, { 'XDEL', changes, '1-1' },
+    { 'ZADD', unflushed, 1, 'a' }, { 'ZSCORE', unflushed, 'a' }, { 'ZRANGE', unflushed, 0, -1 },
+    { 'ZREM', unflushed, 'a' }, { 'HLEN', hydrating }, { 'HDEL', hydrating, 'a' }, { 'HSET', state, 'a', 'b' },
+    { 'HEXISTS', state, 'a' }, { 'PERSIST', state }, { 'PEXPIRE', state, 1 }, { 'EXISTS', state }, { 'TYPE', state },
+    { 'UNLINK', state }, { 'WATCH', state }, { 'UNWATCH' }, { 'MULTI' }, { 'EXEC' }, { 'EVALSHA', 'a', 0 }, { 'TIME' },
   }
-  if ARGV[1] == 'on' then needed[#needed + 1] = { 'INFO', 'replication' } end
+  if fenced then needed[#needed + 1] = { 'INFO', 'replication' } end
   for _, command in ipairs(needed) do
     if not check(unpack(command)) then answer[#answer + 1] = command[1] .. ' ' .. (command[2] or '') end
+  end
+end
+if fenced then
+  local unknown = redis.pcall('SPUBLISH').err
+  if string.find(unknown, '[Uu]nknown') then answer[#answer + 1] = '!sharded pub/sub' end
+  local info = redis.pcall('INFO', 'replication')
+  if type(info) == 'string' and not string.find(info, 'master_replid:%x') then
+    answer[#answer + 1] = '!a replication id in INFO'
   end
 end
 return answer

@@ -3,7 +3,10 @@
 -- KEYS  1 meta  2 unflushed  3 hydrating  4… one state each
 -- ARGV  1 fence (on|off)  2 token  3 ms that it stands  4… the keys of the states
 -- Gives { 'FENCED' }, { 'FOREIGN', Redis key, reason }, or { 'OK', epoch, then per state: PRESENT (another was quicker),
--- DIRTY (not in Redis, not yet in Postgres: wait), WAIT (somebody else's token is young), TAKEN }.
+-- DIRTY (not in Redis, not yet in Postgres: wait), WAIT (somebody else's token is young), TAKEN, FULL (Redis has no
+-- memory for a token) }.
+
+local function error_of(reply) return type(reply) == 'table' and reply.err end
 
 local head = redis.pcall('HMGET', KEYS[1], 'epoch', 'replid')
 if head.err then return { 'FOREIGN', KEYS[1], head.err } end
@@ -19,17 +22,23 @@ for i = 4, #KEYS do
   local kind = redis.call('TYPE', KEYS[i]).ok
   if kind == 'hash' then
     verdict = 'PRESENT'
+    if redis.call('HEXISTS', KEYS[i], 'version') == 0 then return { 'FOREIGN', KEYS[i], 'fields are missing' } end
   elseif kind ~= 'none' then
     return { 'FOREIGN', KEYS[i], 'it is a ' .. kind }
-  elseif redis.call('ZSCORE', KEYS[2], key) then
-    verdict = 'DIRTY'
   else
-    local standing = redis.call('HGET', KEYS[3], key)
+    local dirty = redis.pcall('ZSCORE', KEYS[2], key)
+    if error_of(dirty) then return { 'FOREIGN', KEYS[2], dirty.err } end
+    local standing = redis.pcall('HGET', KEYS[3], key)
+    if error_of(standing) then return { 'FOREIGN', KEYS[3], standing.err } end
     local deadline = standing and tonumber(string.match(standing, '|(%d+)$'))
-    if deadline and deadline > ms then
+    if dirty then
+      verdict = 'DIRTY'
+    elseif deadline and deadline > ms then
       verdict = 'WAIT'
     else
-      redis.call('HSET', KEYS[3], key, token)
+      local refused = error_of(redis.pcall('HSET', KEYS[3], key, token))
+      if refused and not string.find(refused, 'OOM', 1, true) then return redis.error_reply(refused) end
+      if refused then verdict = 'FULL' end
     end
   end
   answer[#answer + 1] = verdict

@@ -13,7 +13,7 @@ if meta[1] ~= ARGV[1] or tonumber(n) > math.min(tonumber(meta[2]), tonumber(ARGV
 local marked = 0
 for i = 4, #KEYS do
   local at = 4 + (i - 4) * 3
-  if redis.call('HGET', KEYS[i], 'change_id') == ARGV[at + 1] and not redis.call('ZSCORE', KEYS[3], ARGV[at]) then
+  if redis.pcall('HGET', KEYS[i], 'change_id') == ARGV[at + 1] and not redis.call('ZSCORE', KEYS[3], ARGV[at]) then
     marked = marked + redis.call('PEXPIRE', KEYS[i], ARGV[at + 2])
   end
 end

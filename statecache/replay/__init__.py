@@ -13,8 +13,8 @@ Meanwhile the supervisor kills agents, flushers, Redis and Postgres at moments d
 only if a commit was in flight at that moment. When all is flushed, the audit compares journals, input and Postgres,
 and Postgres with Redis. It uses none of the code that it judges.
 
-    runs        the input, and what an agent derives from it        ledger      journals, folded
-    journal     lines that survive a kill                           audit       what was lost, doubled, forked, broken
-    agent       one agent process                                   evidence    what the audit reads from the servers
-    nemesis     when to kill what                                   supervisor  all of it, in order
+    runs, journal, ledger, nemesis, audit     what is decided: input, lines, what became of each change, when to
+                                              kill, what the evidence proves
+    agent, fleet, stage, pace, watermarks     what runs: one agent, all processes, the servers, how fast, how far
+    evidence, report, supervisor              what is read at the end, what is told, and all of it in order
 """

@@ -95,14 +95,10 @@ Starts = Mapping[int, Sequence[tuple[int, int]]]
 """Of each shard, its epochs with the n after which each began, rising."""
 
 
-def audit(evidence: Iterable[Evidence], starts: Starts, *, contradictions: Sequence[str] = ()) -> Verdict:
-    """This judges all runs; `contradictions` are what the journals themselves say that cannot be."""
-    verdict = Verdict()
+def judge_journals(contradictions: Iterable[str], verdict: Verdict) -> None:
+    """This adds to the verdict what the journals themselves say that cannot be."""
     for contradiction in contradictions:
         verdict.note(f"journals: {contradiction}")
-    for one in evidence:
-        judge(one, starts, verdict)
-    return verdict
 
 
 def judge(one: Evidence, starts: Starts, verdict: Verdict) -> None:

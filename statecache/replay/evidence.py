@@ -22,7 +22,6 @@ from statecache.replay.runs import AgentRun, RunState, key_of
 from statecache.settings import Settings
 
 RUNS_AT_ONCE = 20
-_SECONDS = 60.0
 _LOOK_S = 0.05
 _FIELDS = ("op", "version", "epoch", "change_id", "value")
 
@@ -30,8 +29,9 @@ _FIELDS = ("op", "version", "epoch", "change_id", "value")
 class Sources:
     """This reads evidence from one Redis and one Postgres."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, patience_s: float = 60.0) -> None:
         self._settings = settings
+        self._patience_s = patience_s
         self._keys = KeySpace(settings.prefix, settings.shards)
         self._redis = RedisTier(settings, self._keys)
         self._postgres = PostgresTier(settings, self._keys)
@@ -47,12 +47,12 @@ class Sources:
         """This raises UsageError where one of the runs has been replayed into these servers before."""
         keys = [key_of(run.id) for run in runs]
         rows = await self._rows("audit_states", keys=keys)
-        here = [row[0] for row in rows]
-        replies = await self._redis.read([("EXISTS", self._keys.state(key)) for key in keys], seconds=_SECONDS)
-        here += [key for key, reply in zip(keys, replies, strict=True) if reply]
-        if here:
+        durable = {row[0] for row in rows}
+        replies = await self._redis.read([("EXISTS", self._keys.state(key)) for key in keys], seconds=self._patience_s)
+        used = [key for key, reply in zip(keys, replies, strict=True) if reply or key in durable]
+        if used:
             raise UsageError(
-                f"{here[0]!r} and {len(set(here)) - 1} more of these runs are there already",
+                f"{used[0]!r} and {len(used) - 1} more of these runs are there already",
                 hint="A replay needs keys that nobody has used: take a prefix and a schema of its own, "
                 "or leave the URLs out and let it run on throwaway servers.",
             )
@@ -64,7 +64,7 @@ class Sources:
             try:
                 flushed = dict(await self._rows("audit_watermarks"))
                 commands = [("HGET", self._keys.meta(shard), "n") for shard in shards]
-                heads = await self._redis.read(commands, seconds=_SECONDS)
+                heads = await self._redis.read(commands, seconds=self._patience_s)
                 behind = [shard for shard, head in zip(shards, heads, strict=True) if flushed[shard] < int(head or 0)]
             except Unavailable:
                 behind = list(shards)
@@ -119,7 +119,7 @@ class Sources:
 
     async def _hashes(self, keys: Sequence[str]) -> dict[str, Tip]:
         commands = [("HMGET", self._keys.state(key), *_FIELDS) for key in keys]
-        replies = await self._redis.read(commands, seconds=_SECONDS)
+        replies = await self._redis.read(commands, seconds=self._patience_s)
         found = {}
         for key, reply in zip(keys, replies, strict=True):
             if isinstance(reply, list) and None not in reply:
@@ -128,7 +128,7 @@ class Sources:
         return found
 
     async def _rows(self, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        return await self._postgres.fetch(name, parameters, seconds=_SECONDS)
+        return await self._postgres.fetch(name, parameters, seconds=self._patience_s)
 
 
 def _tip(row: Sequence[Any]) -> Tip:

@@ -24,8 +24,10 @@ _READY = b'"ready"'
 class ReplayFailed(StateCacheError):
     """The replay did not come to its end: {reason}."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason=reason)
+    reason: str
+
+    def __init__(self, reason: str, *, kept: Path | None = None) -> None:
+        super().__init__(reason=reason, hint="" if kept is None else f"Journals and logs: {kept}")
 
 
 class AgentStopped(StateCacheError):

@@ -24,7 +24,7 @@ from statecache.errors import ConfigurationError, Unavailable, UsageError
 from statecache.keys import KeySpace
 from statecache.model import Durability
 from statecache.replay.agent import Job
-from statecache.replay.audit import Verdict, judge
+from statecache.replay.audit import Verdict, judge, judge_journals
 from statecache.replay.evidence import Sources
 from statecache.replay.fleet import Agents, AgentStopped, Flushers, ReplayFailed
 from statecache.replay.ledger import Ledger
@@ -107,16 +107,16 @@ def refuse_unfit(options: Options, settings: Settings) -> None:
 
 
 async def _refuse_used_keys(settings: Settings, runs: list[AgentRun]) -> None:
-    async with Sources(settings) as sources:
+    async with Sources(settings, patience_s=settings.connect_timeout_s) as sources:
         await sources.refuse_used_keys(runs)
 
 
 def _translated(error: AgentStopped) -> Exception:
     if error.kind in ("ConfigurationError", "DurabilityRefused"):
-        return ConfigurationError(str(error))
+        return ConfigurationError(str(error).rstrip("."))
     if error.kind in ("Unavailable", "RedisUnavailable", "PostgresUnavailable"):
         return Unavailable("agent", detail=str(error))
-    return error
+    return ReplayFailed(str(error).rstrip("."))
 
 
 @contextmanager
@@ -126,9 +126,10 @@ def _folder(wanted: Path | None) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix="statecache-replay-"))
         try:
             yield folder
-        except BaseException as error:
-            if not isinstance(error, (ReplayFailed, AgentStopped)):
-                _remove(folder)
+        except ReplayFailed as error:
+            raise ReplayFailed(error.reason, kept=folder) from error
+        except BaseException:  # nothing to tell: servers away, settings that do not fit, Ctrl-C
+            _remove(folder)
             raise
         return
     try:
@@ -299,8 +300,7 @@ class Supervisor:
     async def _audit(self) -> Verdict:
         verdict = Verdict()
         ledger: Ledger = self._agents.ledger
-        for contradiction in ledger.contradictions:
-            verdict.note(f"journals: {contradiction}")
+        judge_journals(ledger.contradictions, verdict)
         async with Sources(self._on.settings) as sources:
             self._show("waiting for the flush", ledger.acknowledged, self._kills())
             behind = await sources.settle(end=min(self._end, monotonic() + _SETTLE_S))

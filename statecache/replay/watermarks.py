@@ -2,8 +2,8 @@
 
 One thread looks at the shards' rows in Postgres every 25 milliseconds. The lag of a change is the time from its
 acknowledgement, by its agent's monotonic clock, to the first look that saw the watermark at its position or beyond:
-up to one interval too much, outages included. A change at `postgres` durability is acknowledged only after the
-watermark has passed, and so has none.
+outages are included, and up to one interval too much, or the time until the watcher itself is connected again. A
+change at `postgres` durability is acknowledged after the watermark has passed, so only that excess is left of its lag.
 """
 
 from __future__ import annotations

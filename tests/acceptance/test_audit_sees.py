@@ -36,7 +36,7 @@ SABOTAGES = {
     "the flusher drops changes": Sabotage(
         "statecache/reconcile.py",
         "                applied.append(Applied(change_set, change, tip.broken))\n",
-        "                if change.version != 5:\n                    applied.append(Applied(change_set, change, False))\n",
+        "                applied += [Applied(change_set, change, False)] * (change.version != 5)\n",
         "agent",
         "lost",
     ),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from statecache.cli import NEEDS, app
@@ -21,10 +24,31 @@ from statecache.errors import (
     StateCacheError,
     UsageError,
 )
+from statecache.replay import supervisor
+from statecache.replay.report import Report
 from statecache.settings import process_environment
 
 COMMANDS = (["migrate"], ["worker"], ["dev"], ["replay"], ["where"], ["epoch", "claim"], ["version"])
 NOBODY = "127.0.0.1:1"
+PASSED = Report(
+    runs=12,
+    messages=197,
+    commits_acked=197,
+    lost=0,
+    duplicated=0,
+    forked=0,
+    quarantined=0,
+    resumed=1,
+    kills={"agent": 3},
+    commits_per_s=99.5,
+    commit_p50_ms=1.5,
+    commit_p99_ms=20.25,
+    flush_lag_p99_ms=30.5,
+    audit_ok=True,
+    findings=[],
+    durability="disk",
+    seed=5,
+)
 URLS = ("--redis-url", f"redis://{NOBODY}/0", "--postgres-url", f"postgresql://{NOBODY}/x")
 
 
@@ -121,6 +145,54 @@ def test_a_folder_with_other_journals_is_refused(capsys: pytest.CaptureFixture[s
     status, _, err = told(capsys, "replay", "--limit", "1", "--seed", "1", "--journals", str(tmp_path))
     assert status == 2
     assert "is not empty" in err.splitlines()[-1]
+
+
+OUTCOMES = [
+    ({}, 0, ""),
+    (
+        {"lost": 1, "audit_ok": False, "findings": ["a: message 1 is lost"], "journals": "/tmp/kept"},
+        1,
+        "message 1 is lost",
+    ),
+    ({"kills": {"agent": 3, "redis": 2}}, 2, "not killed 3 times with commits in flight: redis 2"),
+    ({"kills": {"agent": 0}, "forked": 2, "audit_ok": False}, 1, "FAILED"),
+]
+
+
+@pytest.mark.parametrize(("facts", "status", "said"), OUTCOMES)
+def test_a_replay_ends_with_a_table_a_status_and_json_on_the_last_line(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    facts: dict[str, Any],
+    status: int,
+    said: str,
+) -> None:
+    report = msgspec.structs.replace(PASSED, **facts)
+    monkeypatch.setattr(supervisor, "replay", lambda *_, **__: report)
+    code, out, err = told(capsys, "replay", "--seed", "5", "--kill", "agent", "--json")
+    assert (code, json.loads(out.splitlines()[-1])) == (status, msgspec.to_builtins(report))
+    assert err.startswith("seed 5: 12 runs, 197 messages\n")
+    assert said in err
+    code, out, err = told(capsys, "replay", "--seed", "5", "--kill", "agent")
+    assert code == status
+    assert "commits acked" in out
+    assert report.journals in out
+    assert "\x1b" not in out + err
+
+
+def test_a_replay_without_a_seed_draws_one_and_says_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[supervisor.Options] = []
+
+    def replay(options: supervisor.Options, *_: object, **__: object) -> Report:
+        asked.append(options)
+        return PASSED
+
+    monkeypatch.setattr(supervisor, "replay", replay)
+    _, _, err = told(capsys, "replay", "--limit", "3", "--kill", "redis, agent,redis", "--think-ms", "5")
+    assert err.startswith(f"seed {asked[0].seed}: 3 runs, ")
+    assert (asked[0].kills, asked[0].think_s, len(asked[0].runs)) == (("redis", "agent"), 0.005, 3)
 
 
 def test_no_command_shows_the_help_and_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from statecache.replay.audit import FINDINGS_MAX, Evidence, Row, Tip, Verdict, audit, expected_value
+from statecache.replay.audit import FINDINGS_MAX, Evidence, Row, Tip, Verdict, expected_value, judge, judge_journals
 from statecache.replay.journal import Ok
 from statecache.replay.ledger import Sent
 from statecache.replay.runs import AgentRun, Message
@@ -92,7 +92,9 @@ def evidence(**other: Any) -> Evidence:
 
 
 def judged(**other: Any) -> Verdict:
-    return audit([evidence(**other)], STARTS)
+    verdict = Verdict()
+    judge(evidence(**other), STARTS, verdict)
+    return verdict
 
 
 def rows_with(index: int, **other: Any) -> list[Row]:
@@ -203,14 +205,16 @@ def test_a_broken_chain_is_seen(facts: dict[str, Any], told: str) -> None:
 
 
 def test_contradictions_in_the_journals_fail_the_audit() -> None:
-    verdict = audit([evidence()], STARTS, contradictions=["x was answered and never sent"])
+    verdict = Verdict()
+    judge_journals(["x was answered and never sent"], verdict)
     assert not verdict.ok
     assert verdict.findings == ["journals: x was answered and never sent"]
 
 
 def test_findings_are_counted_beyond_those_that_are_told() -> None:
-    many = [evidence(redis=None) for _ in range(FINDINGS_MAX + 10)]
-    verdict = audit(many, STARTS)
+    verdict = Verdict()
+    for _ in range(FINDINGS_MAX + 10):
+        judge(evidence(redis=None), STARTS, verdict)
     assert verdict.others == FINDINGS_MAX + 10
     assert len(verdict.findings) == FINDINGS_MAX
 

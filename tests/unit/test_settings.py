@@ -153,7 +153,7 @@ def test_the_url_cannot_turn_repeating_back_on() -> None:
 
 def test_they_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        Settings().shards = 8  # type: ignore[misc]
+        Settings().shards = 8
 
 
 def test_the_writer_is_this_process_unless_it_is_named() -> None:
@@ -191,14 +191,13 @@ def test_a_password_that_was_not_encoded_shows_nowhere(form: str, odd: str) -> N
     url = form.format(f"{SECRET}{odd}{SECRET}")
     assert SECRET not in masked(url)
     name = "redis_url" if form.startswith("redis") else "postgres_url"
+    refused: ConfigurationError | None = None
     try:
-        settings = Settings(**{name: url})
+        shown = repr(Settings(**{name: url}))
     except ConfigurationError as error:
-        assert SECRET not in str(error)
-        assert error.__cause__ is None
-        assert "percent-encode" in error.reason
-    else:
-        assert SECRET not in repr(settings)
+        shown, refused = str(error), error
+    assert SECRET not in shown
+    assert refused is None or ("percent-encode" in refused.reason and refused.__cause__ is None)
 
 
 def test_what_is_shown_of_settings_and_clients_holds_no_secret(caplog: pytest.LogCaptureFixture) -> None:
@@ -212,6 +211,6 @@ def test_what_is_shown_of_settings_and_clients_holds_no_secret(caplog: pytest.Lo
 
 
 def test_a_wrong_value_of_a_secret_setting_is_not_repeated() -> None:
-    text = _refusal(redis_url=f"http://:{SECRET}@localhost", postgres_url=f"mysql://u:{SECRET}@localhost", shards=SECRET)
+    text = _refusal(redis_url=f"http://:{SECRET}@localhost", postgres_url=f"x://u:{SECRET}@localhost", shards=SECRET)
     assert SECRET not in text
     assert [part.split(":")[0] for part in text.split("; ")] == ["redis_url", "postgres_url", "shards"]

@@ -46,7 +46,7 @@ class AsyncThing:
     @asynccontextmanager
     async def all(self) -> AsyncIterator[Redis]:
         yield [row async for row in self.rows(f"{await self.name()} of {self!r:>{await self.width()}}")]
-        await self.aclose()
+        await self.close()
 '''
 
 ITS_TWIN = '''

@@ -168,6 +168,10 @@ class Database:
             await self.close()
             raise PostgresUnavailable("timeout", detail=f"{self._where()}: no answer") from error
         except psycopg.Error as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # leaving a pipeline can put its own error over the cancellation
+                await self.close()
+                raise asyncio.CancelledError from error
             raise translated(error, self._where()) from error
         except asyncio.CancelledError:
             await self.close()

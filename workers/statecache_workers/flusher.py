@@ -115,9 +115,11 @@ class Flusher:
         standing: dict[int, tuple[Holding, Head, Place]] = {}
         for shard, holding in holdings.items():
             head = heads.of.get(shard)
-            if holding.standing != "open" or not isinstance(head, Head):
+            if holding.standing != "open" or head is None:
                 continue
-            if agree(holding.row, head, heads.server):
+            if isinstance(head, str):
+                set_apart(holding, "foreign_data", f"{self._keys.meta(shard)}: {head}")
+            elif agree(holding.row, head, heads.server):
                 standing[shard] = holding, head, holding.place
             else:
                 self._doubt(holding, progress)
@@ -324,11 +326,11 @@ class Flusher:
                 order.append(holding)
         unsure = []
         for holding, reply in zip(order, await self.streams.pipeline(link, "ack", calls), strict=True):
-            if reply != 1:
+            if isinstance(reply, Exception):
+                set_apart(holding, "foreign_data", f"{self._keys.meta(holding.shard)}: {reply}")
+            elif reply != 1:
                 holding.doubt()
                 unsure.append(holding.shard)
-                if isinstance(reply, Exception):
-                    set_apart(holding, "foreign_data", f"{self._keys.meta(holding.shard)}: {reply}")
         return unsure
 
     def forget(self, holdings: dict[int, Holding]) -> None:

@@ -14,7 +14,7 @@ import psycopg
 from statecache._async.gate import Gate, Opened
 from statecache.clock import monotonic as real_monotonic
 from statecache.errors import ForeignData, Unavailable
-from statecache_workers.logs import alarm, say, warn
+from statecache_workers.logs import alarm, crash, say, warn
 
 if TYPE_CHECKING:
     from statecache._async.postgres import PostgresTier
@@ -78,6 +78,8 @@ class Gatekeeper:
             tell("gate_closed", reason=error.reason, detail=error.detail, shards=len(shards))
         except (ForeignData, psycopg.Error) as error:
             warn("gate_closed", reason=type(error).__name__, detail=str(error).partition("\n")[0], shards=len(shards))
+        except Exception:  # the flush of other shards goes on, whatever is wrong with these
+            crash("gate_closed", shards=len(shards))
         finally:
             for shard in shards:
                 tries = self._tries[shard] = self._tries.get(shard, 0) + 1

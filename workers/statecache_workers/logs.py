@@ -21,18 +21,22 @@ class JsonLines(logging.Formatter):
         line: dict[str, Any] = {
             "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
-            "event": record.getMessage(),
         }
-        line |= getattr(record, "fields", {})
+        if record.name == LOGGER:
+            line |= {"event": record.getMessage(), **getattr(record, "fields", {})}
+        else:
+            line |= {"event": "log", "logger": record.name, "text": record.getMessage()}
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """This sends the worker's log to standard error as JSON lines."""
+    """This sends the worker's log, and what libraries warn of, to standard error as JSON lines."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
+    if not logging.getLogger().handlers:
+        logging.getLogger().addHandler(handler)
     _logger.handlers[:] = [handler]
     _logger.setLevel(level)
     _logger.propagate = False

@@ -49,6 +49,7 @@ class Runner:
         self._connected = False
         self._troubled = False
         self._targets: dict[int, int] | None = None
+        """Where the streams ended when the draining began; None until Redis has told."""
 
     def signalled(self) -> None:
         """This starts the draining, or ends it when it goes on already."""
@@ -115,7 +116,6 @@ class Runner:
     def _note(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         self._troubled = True
-        self.worker.forget()
         reason = error.reason if isinstance(error, Unavailable) else ""
         warn("outage", reason=reason, detail=str(error), attempt=state.attempt_number,
              pause_s=round(state.upcoming_sleep, 3))  # fmt: skip
@@ -139,32 +139,41 @@ class Runner:
 
     async def _drained(self) -> int | None:
         """This flushes what stands in the streams now, and gives how much is left in the end; None where unknown."""
-        self._targets = self.worker.positions()
         draining = asyncio.ensure_future(self._drain())
         hurried = asyncio.ensure_future(self._hurry.wait())
         both: set[asyncio.Future[Any]] = {draining, hurried}
         await asyncio.wait(both, timeout=self._settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        self._hurry.set()
         for one in both:
             one.cancel()
         await asyncio.wait(both)
         if not draining.cancelled() and (error := draining.exception()) is not None:
             warn("not_drained", detail=str(error))
-        return None if self._targets is None else self.worker.behind(self._targets)
+        return 0 if self._is_drained() else await self._still_behind()
+
+    def _is_drained(self) -> bool:
+        return self._targets is not None and not self.worker.behind(self._targets)
+
+    async def _still_behind(self) -> int | None:
+        """This counts what is left by the newest heads that can be had; None where they never could."""
+        with contextlib.suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self.worker.look()
+        heads = self.worker.positions()
+        return None if heads is None else self.worker.behind(heads)
 
     async def _drain(self) -> None:
-        fresh = False
-
         async def turn() -> None:
-            nonlocal fresh
             more = await self.worker.turn()
             self._recovered()
-            if not fresh:
-                fresh, self._targets = True, self.worker.positions()
+            if self._targets is None:
+                await self.worker.look()
+                self._targets = self.worker.positions()
             if not more and self.worker.behind(self._targets or {}):
                 await self._pause(0.05)
 
-        while not fresh or self.worker.behind(self._targets or {}):
-            await self._patiently(turn, give_up=lambda: False)
+        while not self._is_drained() and not self._hurry.is_set():
+            await self._patiently(turn, give_up=self._hurry.is_set)
 
     async def _leave(self) -> bool:
         try:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 AVOID_S = 30.0
 """How long a shard with entries of a newer release is left to others."""
 REST_MIN_S = 0.002
+REPORT_S = 10.0
 
 
 class Worker:
@@ -65,6 +66,8 @@ class Worker:
         self._share = Share()
         self._avoid: dict[int, float] = {}
         self._woken: list[int] = []
+        self._flushed = (0, 0)
+        self._next_report = monotonic() + REPORT_S
         self._link: AsyncLink | None = None
         self._waker: AsyncLink | None = None
         self._database: Database | None = None
@@ -100,6 +103,13 @@ class Worker:
 
     async def turn(self) -> bool:
         """This does one turn of work and says whether there is more to do at once."""
+        try:
+            return await self._turn()
+        except BaseException:  # whatever it was, what is believed may no longer be so
+            self.forget()
+            raise
+
+    async def _turn(self) -> bool:
         link, database = await self.connect()
         if self._monotonic() >= self._next_tend:
             await self._tend(database)
@@ -158,6 +168,16 @@ class Worker:
                 del self.holdings[shard]
         if progress.unsure:
             self.refresh()
+        self._tally(progress)
+
+    def _tally(self, progress: Progress) -> None:
+        """This says now and then how much was flushed, where anything was."""
+        self._flushed = (self._flushed[0] + progress.entries, self._flushed[1] + progress.changes)
+        now = self._monotonic()
+        if now >= self._next_report and self._flushed[0]:
+            behind = self.behind(self.positions() or {})
+            say("flushed", entries=self._flushed[0], changes=self._flushed[1], behind=behind)
+            self._flushed, self._next_report = (0, 0), now + REPORT_S
 
     def _announce(self) -> None:
         if self.ready or not (self.holdings or self._share.unowned == 0):
@@ -169,7 +189,9 @@ class Worker:
 
     async def rest(self) -> None:
         """This waits until a stream has something to read, until something falls due, or for a nudge."""
-        due = min(self._next_tend, self.janitor.next_due) - self._monotonic()
+        due = self._next_tend - self._monotonic()
+        if self.holdings:
+            due = min(due, self.janitor.next_due - self._monotonic())
         if self._nudge.is_set():
             self._nudge.clear()
             return
@@ -194,6 +216,13 @@ class Worker:
         if self._waker is None or not self._waker.alive:
             self._waker = await self.redis.link()
         return await self.flusher.streams.wait(self._waker, watched, seconds=seconds)
+
+    async def look(self) -> None:
+        """This asks Redis for the heads alone."""
+        if self.holdings:
+            if self._link is None or not self._link.alive:
+                self._link = await self.redis.link()
+            self.heads = await self.flusher.streams.heads(self._link, list(self.holdings))
 
     def behind(self, targets: dict[int, int]) -> int:
         """This is how many change-sets up to these positions are still to be flushed."""

@@ -1,0 +1,184 @@
+"""Workers in this process, turned by hand, and commits as agents make them, by the real script.
+
+Nothing here waits for time to pass: a worker is turned until it has nothing left to do, leases are aged in Postgres.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import Settings
+from statecache.errors import Unavailable
+from statecache.keys import KeySpace
+from statecache.lua import script
+from statecache_workers.logs import LOGGER
+from statecache_workers.worker import Worker
+
+TURNS_MAX = 500
+_STATE = {
+    "key": "",
+    "op": "set",
+    "expected": "*",
+    "value": "1",
+    "encoding": "json",
+    "schema": "",
+    "ttl": "",
+    "new": "1",
+}
+"""One state's part of the commit script's ARGV, in its order."""
+
+
+class Agents:
+    """These commit change-sets to one deployment."""
+
+    def __init__(self, settings: Settings, keys: KeySpace, raw: Any) -> None:
+        self.settings = settings
+        self.keys = keys
+        self.raw = raw
+
+    def ask(self, *states: Any, change_id: str = "", **more: Any) -> list[Any]:
+        """This runs the commit script and gives its answer; a state is a key or (key, value), or a dict of its ARGV."""
+        given = [{"key": state} if isinstance(state, str) else state for state in states]
+        given = [{"key": one[0], "value": one[1]} if isinstance(one, tuple) else one for one in given]
+        keys, shard = self.keys, self.keys.shard(given[0]["key"])
+        names = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard)]
+        arguments: list[Any] = [
+            "nonce", change_id or secrets.token_hex(12), "on", 0, more.get("writer", "agent"),
+            more.get("actor", ""), more.get("reason", ""), self.settings.backlog_entries_max,
+            self.settings.backlog_bytes_max, 2**24, 2**23,
+        ]  # fmt: skip
+        for one in given:
+            names.append(keys.state(one["key"]))
+            arguments += (_STATE | one).values()
+        answer: list[Any] = self.raw.eval(script("commit").text, len(names), *names, *arguments)
+        return answer
+
+    def commit(self, *states: Any, **more: Any) -> str:
+        """This commits and gives the position."""
+        answer = self.ask(*states, **more)
+        assert answer[1] == b"OK", answer
+        return str(answer[2].decode())
+
+    def meta(self, shard: int) -> dict[str, str]:
+        """This gives a shard's meta."""
+        return {name.decode(): value.decode() for name, value in self.raw.hgetall(self.keys.meta(shard)).items()}
+
+    def entries(self, shard: int) -> list[str]:
+        """This gives the ids in a shard's stream."""
+        return [entry_id.decode() for entry_id, _ in self.raw.xrange(self.keys.changes(shard))]
+
+    def dirty(self, shard: int) -> set[str]:
+        """This gives a shard's dirty keys."""
+        return {key.decode() for key in self.raw.zrange(self.keys.unflushed(shard), 0, -1)} - {"_"}
+
+    def key_on(self, shard: int, name: str = "runs") -> str:
+        """This gives a key of its own group on that shard."""
+        return next(key for i in count() if self.keys.shard(key := f"{name}/{i}") == shard)
+
+
+@pytest.fixture
+def agents(settings: Settings, keys: KeySpace, redis_raw: Any) -> Agents:
+    """Agents that commit to the test's deployment."""
+    return Agents(settings, keys, redis_raw)
+
+
+MakeWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+async def make_worker(settings: Settings) -> AsyncIterator[MakeWorker]:
+    """A maker of workers of the test's deployment."""
+    made: list[Worker] = []
+
+    def make(given: Settings = settings, **more: Any) -> Worker:
+        made.append(Worker(given, **more))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        await worker.close()
+
+
+@pytest.fixture
+def worker(make_worker: MakeWorker) -> Worker:
+    """A worker of the test's deployment."""
+    return make_worker()
+
+
+async def flush(worker: Worker) -> None:
+    """This turns the worker until it owns what it can, every open shard is flushed to its head, and nothing is due."""
+    for _ in range(TURNS_MAX):
+        more = await worker.turn()
+        targets = worker.positions() or {}
+        new = [one for one in worker.holdings.values() if one.standing == "new"]
+        if worker.ready and not more and not worker.behind(targets) and not new:
+            return
+        if not more:
+            await worker.rest()
+    raise AssertionError(f"not flushed after {TURNS_MAX} turns: {worker.behind(worker.positions() or {})} are left")
+
+
+async def turn_until(worker: Worker, log: Log, event: str) -> None:
+    """This turns the worker until it has logged that event."""
+    for _ in range(TURNS_MAX):
+        more = await worker.turn()
+        if log.of(event):
+            return
+        if not more:
+            await worker.rest()
+    raise AssertionError(f"no {event} in {log.lines}")
+
+
+async def flush_through(worker: Worker) -> None:
+    """This does the same through outages, as the process does."""
+    for _ in range(TURNS_MAX):
+        try:
+            await flush(worker)
+        except Unavailable:
+            continue
+        return
+    raise AssertionError("the outage does not end")
+
+
+class Log(logging.Handler):
+    """This keeps what workers log: (event, fields)."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.lines: list[tuple[str, dict[str, Any]]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((record.getMessage(), getattr(record, "fields", {})))
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        """This gives the fields of each line of that event."""
+        return [fields for name, fields in self.lines if name == event]
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    """What workers log during the test."""
+    logger, handler = logging.getLogger(LOGGER), Log()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def rows(psql: psycopg.Connection[Any], query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """This gives what a query finds."""
+    return psql.execute(query.encode(), parameters or None).fetchall()
+
+
+def flushed(psql: psycopg.Connection[Any]) -> dict[int, int]:
+    """This gives the watermarks that Postgres holds."""
+    return dict(rows(psql, "SELECT shard, flushed FROM shard"))

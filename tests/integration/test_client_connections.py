@@ -1,0 +1,371 @@
+"""Connections that break, hang, or answer somebody else: nobody reads another's reply, and every wait has an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import (
+    AsyncStateCache,
+    ConfigurationError,
+    ForeignData,
+    OutcomeUnknown,
+    PostgresUnavailable,
+    RedisUnavailable,
+    Settings,
+    Unavailable,
+    UsageError,
+)
+from statecache.clock import monotonic
+from statecache.keys import KeySpace
+from statecache.testing import servers
+from statecache.testing.embedded import Servers
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
+from tests.fix_servers import MakeClient, MakeSettings, every_redis
+
+GRACE_S = 1.5
+"""What a call may take beyond its timeout on a machine that has other things to do."""
+
+
+@pytest.fixture
+def behind(make_client: MakeClient, settings: Settings, proxy: FaultProxy) -> AsyncStateCache:
+    """A client with a single connection to Redis, which leads through the proxy."""
+    return make_client(through(settings, redis=proxy).model_copy(update={"redis_connections_max": 1}))
+
+
+@every_redis
+async def test_a_cancelled_reader_leaves_no_reply_behind_for_the_next(
+    settings: Settings, proxy: FaultProxy, cache: AsyncStateCache
+) -> None:
+    for name in ("first", "second"):
+        await cache.set(f"runs/{name}", name)
+    single = through(settings, redis=proxy).model_copy(update={"redis_connections_max": 1})
+    async with AsyncStateCache(settings=single) as behind:
+        await behind.get("runs/first")
+        fault = proxy.arm("hold_reply", at=b"runs/first")
+        reading = asyncio.create_task(behind.get("runs/first"))
+        await fault.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        fault.release()
+        assert (await behind.get("runs/second")).value == "second"  # type: ignore[union-attr]
+
+
+@every_redis
+async def test_a_reader_that_ran_out_of_time_leaves_no_reply_behind_for_the_next(
+    behind: AsyncStateCache, proxy: FaultProxy, cache: AsyncStateCache
+) -> None:
+    for name in ("first", "second"):
+        await cache.set(f"runs/{name}", name)
+    await behind.get("runs/first")
+    fault = proxy.arm("hold_reply", at=b"runs/first")
+    with pytest.raises(RedisUnavailable) as caught:
+        await behind.get("runs/first", timeout=0.05)
+    assert caught.value.reason == "timeout"
+    fault.release()
+    assert (await behind.get("runs/second")).value == "second"  # type: ignore[union-attr]
+    assert (await behind.set("runs/second", "again")).version == 2
+
+
+async def test_a_cancelled_writer_leaves_no_reply_behind_for_the_next(settings: Settings, proxy: FaultProxy) -> None:
+    single = through(settings, redis=proxy).model_copy(update={"redis_connections_max": 1})
+    async with AsyncStateCache(settings=single) as behind:
+        await behind.set("runs/first", 1)
+        fault = proxy.arm("hold_reply", at=b"the-cancelled")
+        writing = asyncio.create_task(behind.set("runs/first", 2, actor="the-cancelled"))
+        await fault.wait()
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert (await behind.set("runs/second", 1)).key == "runs/second"
+        assert (await behind.get("runs/first")).version == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("write", ["set", "transaction"])
+async def test_a_reply_to_another_request_is_not_believed(
+    cache: AsyncStateCache, settings: Settings, redis_raw: Any, write: str
+) -> None:
+    """Whatever made the connection slip by one reply, the commit sees that its answer is not its own."""
+    await cache.set("runs/first", 1)
+    single = settings.model_copy(update={"redis_connections_max": 1})
+    async with AsyncStateCache(settings=single) as other:
+        await other.set("runs/first", 2)
+        await _slip(other)
+        if write == "set":
+            assert (await other.set("runs/second", 1)).version == 1
+        else:
+            async with other.transaction("runs/second") as tx:
+                await _slip(other, tx._link)
+                tx.set("runs/second", 1)
+            assert tx.states["runs/second"].version == 1
+        assert (await other.get("runs/second")).key == "runs/second"  # type: ignore[union-attr]
+
+
+async def _slip(client: AsyncStateCache, link: Any = None) -> None:
+    """This sends a commit of the past and leaves its reply unread."""
+    tier, taken = client.tier, link or await client.tier.redis.pool.take(1)
+    commit = tier.committer.new(
+        [client.write_of("runs/first", 3, expected="*")], tier.keys.shard("runs/first"), durability="memory",
+        actor="", reason="", end=monotonic() + 1,
+    )  # fmt: skip
+    await taken.send(tier.committer._call(taken, commit), seconds=1)
+    if link is None:
+        tier.redis.pool.give(taken)
+
+
+@every_redis
+async def test_a_state_that_names_another_key_is_not_believed(
+    client: AsyncStateCache, redis_raw: Any, keys: KeySpace
+) -> None:
+    await client.set("runs/first", 1)
+    redis_raw.hset(keys.state("runs/first"), "key", "runs/second")
+    with pytest.raises(ForeignData, match="runs/second"):
+        await client.get("runs/first")
+    with pytest.raises(ForeignData):
+        await client.set("runs/first", 2)
+
+
+async def test_a_command_is_sent_once_whatever_becomes_of_its_reply(
+    behind: AsyncStateCache, proxy: FaultProxy, redis_raw: Any
+) -> None:
+    if not isinstance(behind, AsyncStateCache):
+        pytest.skip("told of the asynchronous client; the other has the same text")
+    await behind.get("runs/first")
+    proxy.arm("drop_reply", at=b"a-counter")
+    with pytest.raises(RedisUnavailable):
+        await behind.tier.redis.exchange([("INCR", "a-counter")], seconds=1)
+    assert redis_raw.getdel("a-counter") == b"1"
+
+
+async def test_a_read_is_repeated_when_its_reply_is_lost(behind: AsyncStateCache, proxy: FaultProxy) -> None:
+    await behind.set("runs/first", 1)
+    fault = proxy.arm("drop_reply", at=b"HMGET")
+    assert (await behind.get("runs/first")).value == 1  # type: ignore[union-attr]
+    assert fault.struck
+
+
+async def test_connections_that_the_server_has_closed_are_replaced(
+    client: AsyncStateCache, redis_raw: Any, psql: psycopg.Connection[Any]
+) -> None:
+    assert await client.get("runs/first") is None
+    redis_raw.client_kill_filter(_type="normal", skipme=True)
+    psql.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'statecache'")
+    assert (await client.set("runs/first", 1)).version == 1
+    redis_raw.client_kill_filter(_type="normal", skipme=True)
+    assert await client.get("runs/second") is None
+
+
+# Servers that are not there, or do not answer.
+
+
+def _nowhere(settings: Settings, **urls: str) -> Settings:
+    return settings.model_copy(update=urls)
+
+
+async def test_redis_is_down(make_client: MakeClient, settings: Settings) -> None:
+    client = make_client(_nowhere(settings, redis_url="redis://:hush@127.0.0.1:1/0"))
+    for call in (client.get("runs/first", timeout=0.2), client.set("runs/first", 1, timeout=0.2)):
+        started = monotonic()
+        with pytest.raises(RedisUnavailable, match=r"redis://:\*\*\*@127.0.0.1:1/0.*Is the server up") as caught:
+            await call
+        assert caught.value.reason == "connect"
+        assert monotonic() - started < 0.2 + GRACE_S
+
+
+async def test_postgres_is_down_and_what_is_in_redis_goes_on(
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache
+) -> None:
+    await cache.set("runs/first", 1)
+    client = make_client(_nowhere(settings, postgres_url="postgresql://x:hush@127.0.0.1:1/x"))
+    assert (await client.set("runs/first", 2)).version == 2
+    assert (await client.create("runs/new", 1, assume_new=True)).version == 1
+    for call in (client.get("runs/second", timeout=0.2), client.set("runs/second", 1, timeout=0.2)):
+        started = monotonic()
+        with pytest.raises(PostgresUnavailable, match=r"postgresql://x:\*\*\*@127.0.0.1:1/x"):
+            await call
+        assert monotonic() - started < 0.2 + GRACE_S
+
+
+@pytest.mark.parametrize("tier", ["redis", "postgres"])
+async def test_a_server_that_accepts_and_never_answers_costs_no_more_than_the_timeout(
+    make_client: MakeClient, settings: Settings, proxy: FaultProxy, postgres_proxy: FaultProxy, tier: str
+) -> None:
+    client = make_client(through(settings, redis=proxy, postgres=postgres_proxy))
+    (proxy if tier == "redis" else postgres_proxy).silent = True
+    for call in (client.get("runs/first", timeout=0.2), client.set("runs/first", 1, timeout=0.2)):
+        started = monotonic()
+        with pytest.raises(Unavailable):
+            await call
+        assert monotonic() - started < 0.2 + GRACE_S
+
+
+async def test_a_server_that_falls_silent_costs_no_more_than_the_timeout(
+    behind: AsyncStateCache, proxy: FaultProxy, postgres_proxy: FaultProxy
+) -> None:
+    await behind.set("runs/first", 1)
+    held = proxy.arm("hold_reply", at=b"runs/first")
+    started = monotonic()
+    with pytest.raises(OutcomeUnknown):
+        await behind.set("runs/first", 2, timeout=0.2)
+    assert held.struck
+    assert monotonic() - started < 0.2 + GRACE_S
+
+
+async def test_a_url_that_leads_to_another_kind_of_server(make_client: MakeClient, settings: Settings) -> None:
+    crossed = _nowhere(
+        settings,
+        redis_url="redis://" + settings.postgres_url.partition("@")[2].partition("/")[0],
+        postgres_url="postgresql://x:hush@" + settings.redis_url.partition("@")[2].partition("/")[0] + "/x",
+    )
+    with pytest.raises(Unavailable):
+        await make_client(crossed).get("runs/first", timeout=0.5)
+    with pytest.raises(PostgresUnavailable):
+        await make_client(_nowhere(settings, postgres_url=crossed.postgres_url)).get("runs/first", timeout=0.5)
+
+
+async def test_a_database_that_was_never_migrated(make_client: MakeClient, make_settings: MakeSettings) -> None:
+    settings = make_settings(migrated=False)
+    for call in ("get", "set"):
+        client = make_client(settings)
+        arguments = [1] if call == "set" else []
+        with pytest.raises(ConfigurationError, match="statecache migrate"):
+            await getattr(client, call)("runs/first", *arguments)
+
+
+async def test_a_database_that_does_not_exist(make_client: MakeClient, settings: Settings) -> None:
+    client = make_client(_nowhere(settings, postgres_url=settings.postgres_url.rpartition("/")[0] + "/elsewhere"))
+    with pytest.raises(ConfigurationError, match="elsewhere"):
+        await client.get("runs/first")
+
+
+@pytest.mark.parametrize("change", [{"shards": 8}, {"prefix": "another"}, {"postgres_schema": "another"}])
+async def test_settings_that_differ_from_the_pin_are_refused_by_both_tiers(
+    make_client: MakeClient, settings: Settings, change: dict[str, Any], redis_raw: Any, keys: KeySpace
+) -> None:
+    """Redis refuses what meets its pin; with another prefix nothing is met there, and Postgres refuses."""
+    different = settings.model_copy(update=change)
+    with pytest.raises(ConfigurationError) as caught:
+        await make_client(different).set("runs/first", 1, timeout=5)
+    assert "Use the same settings everywhere" in str(caught.value) or "statecache migrate" in str(caught.value)
+    assert redis_raw.keys(f"{settings.prefix}:*:state:*") == []
+    for shard in range(settings.shards):
+        redis_raw.unlink(keys.meta(shard))
+    with pytest.raises(ConfigurationError):
+        await make_client(different).get("runs/first", timeout=5)
+
+
+async def test_two_tiers_of_two_deployments_are_not_mixed(
+    make_client: MakeClient, make_settings: MakeSettings, settings: Settings, psql: psycopg.Connection[Any]
+) -> None:
+    """The second deployment has the first one's names, on a Redis of its own: only the cluster's identity tells."""
+    psql.execute("UPDATE cluster SET id = gen_random_uuid()")
+    with pytest.raises(ConfigurationError, match="Redis belongs to cluster"):
+        await make_client(settings).get("runs/first")
+
+
+async def test_a_schema_that_asks_for_newer_code_is_refused(
+    make_client: MakeClient, settings: Settings, psql: psycopg.Connection[Any]
+) -> None:
+    psql.execute("UPDATE cluster SET min_code = 99")
+    with pytest.raises(ConfigurationError, match="Upgrade statecache"):
+        await make_client(settings).get("runs/first")
+
+
+# Servers that go and come back.
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[Servers]:
+    """Servers that may be killed."""
+    with servers(workers=0, fsync=False, settings={"shards": "4"}) as started:
+        yield started
+
+
+async def test_writers_go_on_when_redis_is_killed_and_comes_back(make_client: MakeClient, mortal: Servers) -> None:
+    settings = Settings(redis_url=mortal.redis_url, postgres_url=mortal.postgres_url, shards=4, timeout_s=30.0)
+    client = make_client(settings)
+    first = await client.set("runs/killed-redis", 0)
+    count = [0]
+    writing = asyncio.Event()
+
+    async def write() -> None:
+        for _ in range(200):
+            count[0] = (await client.update("runs/killed-redis", lambda value: value + 1)).value
+            writing.set()
+
+    task = asyncio.create_task(write())
+    await asyncio.wait_for(writing.wait(), 10)
+    await asyncio.to_thread(mortal.kill, "redis")
+    await asyncio.to_thread(mortal.restart, "redis")
+    await task
+    state = await client.get("runs/killed-redis")
+    assert state is not None
+    assert (state.value, state.version - first.version) == (200, 200)
+    assert state.epoch > first.epoch
+
+
+async def test_a_client_goes_on_when_postgres_is_killed_and_comes_back(
+    make_client: MakeClient, mortal: Servers
+) -> None:
+    settings = Settings(redis_url=mortal.redis_url, postgres_url=mortal.postgres_url, shards=4, timeout_s=30.0)
+    client = make_client(settings)
+    assert await client.get("runs/killed-postgres") is None
+    await asyncio.to_thread(mortal.kill, "postgres")
+    assert (await client.set("runs/killed-postgres", 1)).value == 1
+    with pytest.raises(PostgresUnavailable):
+        await client.get("runs/unheard", timeout=0.3)
+    asking = asyncio.create_task(_get(client, "runs/unheard"))
+    await asyncio.to_thread(mortal.restart, "postgres")
+    assert await asking is None
+
+
+async def _get(client: AsyncStateCache, key: str) -> Any:
+    return await client.get(key)
+
+
+async def test_a_closed_gate_waits_for_postgres_and_reads_go_on(make_client: MakeClient, mortal: Servers) -> None:
+    settings = Settings(redis_url=mortal.redis_url, postgres_url=mortal.postgres_url, shards=4, timeout_s=30.0)
+    client = make_client(settings)
+    before = await client.set("runs/gate", 1)
+    await asyncio.to_thread(mortal.kill, "postgres")
+    await asyncio.to_thread(mortal.restart, "redis")
+    started = monotonic()
+    with pytest.raises(Unavailable) as caught:
+        await client.set("runs/gate", 2, timeout=0.3)
+    assert caught.value.reason == "epoch"
+    assert monotonic() - started < 0.3 + GRACE_S
+    assert await client.get("runs/gate") == before
+    await asyncio.to_thread(mortal.restart, "postgres")
+    after = await client.set("runs/gate", 2)
+    assert (after.version, after.parent_change_id) == (before.version + 1, before.change_id)
+    assert after.epoch > before.epoch
+
+
+async def test_a_claim_of_somebody_else_costs_no_more_than_the_timeout(
+    client: AsyncStateCache, redis_raw: Any, keys: KeySpace
+) -> None:
+    await client.set("runs/first", 1)
+    meta = keys.meta(keys.shard("runs/first"))
+    replid = redis_raw.hget(meta, "replid")
+    claim = {"replid": "", "claim": "somebody", "claimed": replid, "claim_until": 2**52}
+    redis_raw.hset(meta, mapping=claim)
+    started = monotonic()
+    with pytest.raises(Unavailable, match="another process is opening it"):
+        await client.set("runs/first", 2, timeout=0.2)
+    assert monotonic() - started < 0.2 + GRACE_S
+    redis_raw.hset(meta, "claim_until", 0)
+    assert (await client.set("runs/first", 2)).version == 2
+
+
+async def test_after_close_nothing_connects_again(client: AsyncStateCache, redis_raw: Any) -> None:
+    state = await client.set("runs/first", 1)
+    await client.close()
+    for call in (client.wait_durable(state), client.set("runs/first", 2, durability="postgres"), client.get("runs/x")):
+        with pytest.raises(UsageError, match="closed"):
+            await call

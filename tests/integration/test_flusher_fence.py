@@ -1,0 +1,322 @@
+"""Who may flush and acknowledge: one owner, one epoch, one server, one watermark; whoever is late changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import Settings
+from statecache.errors import RedisUnavailable
+from statecache.keys import KeySpace
+from statecache.lua import script
+from statecache.settings import masked
+from statecache.sql import statement
+from statecache_workers.arrays import integers, register
+from statecache_workers.worker import Worker
+from tests.fix_flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
+from tests.fix_servers import every_redis
+
+Psql = psycopg.Connection[Any]
+
+
+def _once_before(patch: pytest.MonkeyPatch, owner: Any, name: str, action: Callable[[], Awaitable[None]]) -> None:
+    """This has something happen just before a method runs for the first time."""
+    real, left = getattr(owner, name), [action]
+
+    async def meddled(*args: Any, **more: Any) -> Any:
+        while left:
+            await left.pop()()
+        return await real(*args, **more)
+
+    patch.setattr(owner, name, meddled)
+
+
+async def test_a_fenced_flusher_drops_its_batch_and_the_other_shards_go_on(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    """The epoch is taken by another server between the read and the write: this one is an old primary."""
+    await flush(worker)
+    fenced, other = agents.key_on(0), agents.key_on(1)
+    agents.commit(fenced)
+    agents.commit(other)
+
+    async def promoted_elsewhere() -> None:
+        psql.execute("UPDATE shard SET epoch = epoch + 1, replid = 'elsewhere' WHERE shard = 0")
+
+    _once_before(monkeypatch, worker.flusher, "_write", promoted_elsewhere)
+    await turn_until(worker, log, "gate_closed")
+    assert rows(psql, "SELECT key FROM change") == [(other,)]
+    assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
+    assert agents.meta(0)["flushed"] == "0"
+    assert log.of("fenced") == [{"shard": 0, "dropped": 1}]
+    (closed,) = log.of("gate_closed")[:1]
+    assert closed["alarm"]
+    assert masked(settings.redis_url) in closed["detail"]
+    assert masked(settings.postgres_url) in closed["detail"]
+    agents.commit(other)
+    for _ in range(20):
+        await worker.turn()
+    assert rows(psql, "SELECT count(*) FROM change") == [(2,)]
+
+
+def _restart(agents: Agents, psql: Psql, shard: int) -> None:
+    """This makes a shard look as after a restart: its data set names a replid that is no longer the server's."""
+    agents.raw.hset(agents.keys.meta(shard), "replid", "f" * 40)
+    psql.execute("UPDATE shard SET replid = %s WHERE shard = %s", ("f" * 40, shard))
+
+
+async def test_entries_of_older_epochs_are_ancestors_and_are_flushed(
+    agents: Agents, make_worker: MakeWorker, psql: Psql, log: Log
+) -> None:
+    key = agents.key_on(0)
+    agents.commit(key)
+    _restart(agents, psql, 0)
+    worker = make_worker()
+    await turn_until(worker, log, "epoch_opened")
+    await flush(worker)
+    agents.commit(key)
+    _restart(agents, psql, 0)
+    log.lines.clear()
+    later = make_worker()
+    await worker.leave()
+    agents.raw.hset(agents.keys.meta(0), "flushed", "0")
+    psql.execute("UPDATE shard SET flushed = 0, entries = 0, bytes = 0")
+    psql.execute("TRUNCATE change, state")
+    await turn_until(later, log, "epoch_opened")
+    await flush(later)
+    agents.commit(key)
+    await flush(later)
+    assert rows(psql, "SELECT epoch, n, version, gap FROM change ORDER BY n") == [
+        (1, 1, 1, False),
+        (2, 2, 2, False),
+        (3, 3, 3, False),
+    ]
+
+
+async def test_two_workers_on_one_shard_write_every_change_once(
+    agents: Agents, make_worker: MakeWorker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner is slow: its lease ends while it holds a batch, and another takes the shards and flushes them."""
+    slow, quick = make_worker(), make_worker()
+    await flush(slow)
+    for i in range(20):
+        agents.commit((f"runs/{i % 3}", str(i)))
+
+    async def taken_over() -> None:
+        psql.execute("UPDATE shard SET lease_until = now() - interval '1 second'")
+        psql.execute("DELETE FROM worker")
+        await flush(quick)
+
+    _once_before(monkeypatch, slow.flusher, "_write", taken_over)
+    await slow.turn()
+    assert rows(psql, "SELECT count(*), bool_or(gap) FROM change") == [(20, False)]
+    assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
+    assert sum(flushed(psql).values()) == 20
+
+
+async def test_a_zombie_with_old_entries_does_not_resurrect_a_deleted_key(
+    agents: Agents, make_worker: MakeWorker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner id is even the right one again; the watermark is not where it left it."""
+    zombie, quick = make_worker(), make_worker()
+    await flush(zombie)
+    agents.commit("runs/1")
+
+    async def meanwhile() -> None:
+        psql.execute("UPDATE shard SET lease_until = now() - interval '1 second'")
+        psql.execute("DELETE FROM worker")
+        agents.commit({"key": "runs/1", "op": "delete", "value": ""})
+        await flush(quick)
+        psql.execute("UPDATE shard SET owner = %s", (zombie.id,))
+
+    _once_before(monkeypatch, zombie.flusher, "_write", meanwhile)
+    await zombie.turn()
+    assert rows(psql, "SELECT version, op FROM state") == [(2, "delete")]
+    assert rows(psql, "SELECT count(*) FROM change") == [(2,)]
+    agents.commit("runs/1")
+    await flush_through(zombie)
+    assert rows(psql, "SELECT version, op FROM state") == [(3, "set")]
+
+
+@every_redis
+async def test_a_late_acknowledgement_changes_nothing(agents: Agents, redis_raw: Any, keys: KeySpace) -> None:
+    key = agents.key_on(0)
+    for _ in range(3):
+        agents.commit(key)
+    names = [keys.meta(0), keys.unflushed(0), keys.events(0), keys.state(key)]
+    before = (agents.meta(0), agents.dirty(0))
+    meta, change_id = before[0], redis_raw.hget(keys.state(key), "change_id")
+
+    def acknowledge(epoch: int, replid: str, n: int) -> int:
+        numbers = [epoch, replid, n, n, n, 0]
+        return int(redis_raw.eval(script("ack").text, 4, *names, *numbers, change_id))
+
+    assert acknowledge(0, meta["replid"], 3) == 0, "of another lineage with the same n"
+    assert acknowledge(2, meta["replid"], 3) == 0, "of an epoch that this data set does not know"
+    assert acknowledge(1, "a" * 40, 3) == 0, "of another server"
+    assert acknowledge(1, meta["replid"], 4) == 0, "beyond what this data set holds"
+    assert (agents.meta(0), agents.dirty(0)) == before
+    assert redis_raw.exists(keys.state(key))
+    assert acknowledge(1, meta["replid"], 2) == 1
+    assert acknowledge(1, meta["replid"], 1) == 1
+    assert (agents.meta(0)["flushed"], agents.dirty(0)) == ("2", {key})
+
+
+@every_redis
+async def test_an_acknowledgement_touches_no_state_but_a_fork_that_still_stands(
+    agents: Agents, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    """Any write to a state's key would abort a transaction that watches it."""
+    agents.commit("runs/1")
+    with redis_raw.pipeline() as pipe:
+        pipe.watch(keys.state("runs/1"))
+        await flush(worker)
+        pipe.multi()
+        pipe.set(f"{keys.prefix}-witness", 1, px=1000)
+        assert pipe.execute() == [True]
+    assert redis_raw.ttl(keys.state("runs/1")) == -1
+
+
+async def test_a_new_owner_acknowledges_first_what_a_dead_one_had_committed(
+    agents: Agents, make_worker: MakeWorker, psql: Psql, monkeypatch: pytest.MonkeyPatch, redis_raw: Any, keys: KeySpace
+) -> None:
+    """The owner dies between COMMIT and acknowledgement, and the shard then goes idle: waiters must not hang."""
+    dead, heir = make_worker(), make_worker()
+    await flush(dead)
+    key = agents.key_on(2)
+    agents.commit(key)
+
+    async def killed(*_: Any) -> list[int]:
+        raise RedisUnavailable("killed")
+
+    monkeypatch.setattr(dead.flusher, "acknowledge", killed)
+    with pytest.raises(RedisUnavailable):
+        await flush(dead)
+    psql.execute("UPDATE shard SET lease_until = now() - interval '1 second'")
+    psql.execute("DELETE FROM worker")
+    assert (agents.meta(2)["flushed"], agents.dirty(2)) == ("0", {key})
+    listener = redis_raw.pubsub()
+    listener.ssubscribe(keys.events(2))
+    assert listener.get_message(timeout=5)["type"] == "ssubscribe"
+    await flush(heir)
+    assert (agents.meta(2)["flushed"], agents.dirty(2)) == ("1", set())
+    assert listener.get_message(timeout=5)["data"] == b"1 1 0"
+    listener.close()
+
+
+async def test_a_new_owner_takes_back_the_forks_that_a_dead_one_had_committed(
+    agents: Agents, make_worker: MakeWorker, psql: Psql, monkeypatch: pytest.MonkeyPatch, redis_raw: Any, keys: KeySpace
+) -> None:
+    dead, heir = make_worker(), make_worker()
+    agents.commit("runs/1")
+    await flush(dead)
+    redis_raw.delete(keys.state("runs/1"))
+    agents.commit("runs/1", change_id="f" * 24)
+
+    async def killed(*_: Any) -> list[int]:
+        raise RedisUnavailable("killed")
+
+    monkeypatch.setattr(dead.flusher, "acknowledge", killed)
+    with pytest.raises(RedisUnavailable):
+        await flush(dead)
+    await dead.leave()
+    assert rows(psql, "SELECT change_id, cause FROM conflict") == [("f" * 24, "behind")]
+    assert redis_raw.exists(keys.state("runs/1"))
+    await flush(heir)
+    assert not redis_raw.exists(keys.state("runs/1"))
+    assert agents.meta(keys.shard("runs/1"))["excepted"] == "2"
+
+
+async def test_epoch_and_server_are_asked_for_before_the_entries(
+    agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch, keys: KeySpace, log: Log
+) -> None:
+    """Everything in Redis is wiped between the two, and the shard opened anew: its entries are not the old epoch's."""
+    await flush(worker)
+    key = agents.key_on(0)
+    agents.commit(key)
+    order: list[str] = []
+    look, read = worker.flusher.streams.heads, worker.flusher.streams.read
+
+    async def noted_look(*args: Any) -> Any:
+        order.append("heads")
+        return await look(*args)
+
+    async def wiped_then_read(*args: Any) -> Any:
+        order.append("entries")
+        if order.count("entries") == 1:
+            for name in agents.raw.scan_iter(f"{keys.prefix}:*"):
+                agents.raw.delete(name)
+            await worker.gatekeeper._opened([0])
+            agents.commit(key, change_id="a" * 24)
+        return await read(*args)
+
+    monkeypatch.setattr(worker.flusher.streams, "heads", noted_look)
+    monkeypatch.setattr(worker.flusher.streams, "read", wiped_then_read)
+    await worker.turn()
+    assert order[:2] == ["heads", "entries"]
+    assert rows(psql, "SELECT count(*) FROM change") == [(0,)]
+    assert agents.meta(0)["flushed"] == "0"
+    await flush_through(worker)
+    assert rows(psql, "SELECT change_id, epoch, n FROM change") == [("a" * 24, 2, 1)]
+
+
+async def test_rows_are_locked_in_one_order_whatever_the_caller_asks(psql: Psql, settings: Settings) -> None:
+    """Somebody holds shard 2: who asks for 3, 2, 1, 0 has locked 0 and 1 by then, and not yet 3."""
+    psql.execute("UPDATE shard SET owner = 'me'")
+    query = statement("flush_lock", settings.postgres_schema).encode()
+    with (
+        psycopg.connect(settings.postgres_url) as holder,
+        psycopg.connect(settings.postgres_url, autocommit=True) as probe,
+    ):
+        table = f'"{settings.postgres_schema}".shard'
+        holder.execute(f"SELECT FROM {table} WHERE shard = 2 FOR UPDATE".encode())
+        asker = await psycopg.AsyncConnection.connect(settings.postgres_url)
+        register(asker)
+        await asker.execute("SET lock_timeout = '1s'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            await _meanwhile(
+                asker.execute(query, {"shards": integers([3, 2, 1, 0]), "owner": "me"}),
+                lambda: _locked(probe, table) == {0, 1, 2},
+            )
+        await asker.close()
+
+
+def _locked(probe: Psql, table: str) -> set[int]:
+    every = {row[0] for row in rows(probe, f"SELECT shard FROM {table}")}
+    free = {row[0] for row in rows(probe, f"SELECT shard FROM {table} FOR UPDATE SKIP LOCKED")}
+    return every - free
+
+
+async def _meanwhile(work: Awaitable[Any], holds: Callable[[], bool]) -> None:
+    """This runs something to its end, and sees that a condition comes to hold meanwhile."""
+    task = asyncio.ensure_future(work)
+    held = False
+    while not task.done():
+        held = held or holds()
+        await asyncio.wait([task], timeout=0.01)
+    assert held
+    await task
+
+
+async def test_dead_workers_leave_no_rows_behind(worker: Worker, psql: Psql, log: Log) -> None:
+    psql.execute("INSERT INTO worker VALUES ('dead', 'h', 1, now(), now() - interval '1 hour')")
+    psql.execute("INSERT INTO worker VALUES ('alive', 'h', 2, now(), now() + interval '1 hour')")
+    psql.execute("UPDATE shard SET owner = 'dead', lease_until = now() - interval '1 hour'")
+    await flush(worker)
+    assert {row[0] for row in rows(psql, "SELECT id FROM worker")} == {worker.id, "alive"}
+    assert log.of("reaped") == [{"workers": ["dead"]}]
+    assert rows(psql, "SELECT count(*) FROM shard WHERE owner = 'dead'") == [(2,)], "half is the other worker's part"
+
+
+async def test_a_worker_that_lost_its_shards_lets_go_of_them(agents: Agents, worker: Worker, psql: Psql) -> None:
+    await flush(worker)
+    psql.execute("UPDATE shard SET owner = 'other', lease_until = now() + interval '1 hour' WHERE shard < 3")
+    agents.commit(agents.key_on(0))
+    worker.refresh()
+    await worker.turn()
+    assert set(worker.holdings) == {3}
+    assert rows(psql, "SELECT count(*) FROM change") == [(0,)]

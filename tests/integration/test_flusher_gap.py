@@ -1,0 +1,138 @@
+"""Somebody trims or deletes entries before they are flushed: noticed, repaired from the states, counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import Settings
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.fix_flusher import Agents, Log, MakeWorker, flush, flushed, rows
+from tests.fix_servers import every_redis
+
+Psql = psycopg.Connection[Any]
+
+
+@every_redis
+async def test_a_trimmed_stream_is_repaired_from_the_states(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
+) -> None:
+    await flush(worker)
+    one, two = agents.key_on(0), agents.key_on(0, "jobs")
+    agents.commit((one, "first"))
+    agents.commit((two, "second"))
+    agents.commit({"key": one, "op": "delete", "value": ""})
+    assert redis_raw.xtrim(keys.changes(0), maxlen=0) == 3
+    await flush(worker)
+    assert log.of("gap") == [{"alarm": True, "shard": 0, "first": 1, "last": 3, "repaired": 2, "lost": 1, "keys": []}]
+    assert rows(psql, "SELECT key, version, op, gap FROM change ORDER BY key") == sorted(
+        [(one, 2, "delete", True), (two, 1, "set", False)]
+    )
+    assert agents.dirty(0) == set()
+    meta = agents.meta(0)
+    assert (meta["flushed"], meta["flushed_entries"], meta["flushed_bytes"]) == ("3", meta["entries"], meta["bytes"])
+    agents.commit((one, "later"))
+    await flush(worker)
+    assert rows(psql, "SELECT version, gap FROM change WHERE key = %s ORDER BY version", one) == [(2, True), (3, False)]
+
+
+async def test_entries_missing_in_the_middle_are_a_gap_and_the_rest_is_flushed_around_it(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
+) -> None:
+    await flush(worker)
+    key, other = agents.key_on(0), agents.key_on(0, "jobs")
+    for i in range(6):
+        agents.commit((key, str(i)))
+    agents.commit((other, "once"))
+    for i in range(2):
+        agents.commit((key, str(6 + i)))
+    redis_raw.xdel(keys.changes(0), "1-3", "1-4", "1-7")
+    await flush(worker)
+    assert [(line["first"], line["last"], line["repaired"], line["lost"]) for line in log.of("gap")] == [
+        (3, 4, 0, 2),
+        (7, 7, 1, 0),
+    ]
+    assert rows(psql, "SELECT version, gap FROM change WHERE key = %s ORDER BY version", key) == [
+        (1, False), (2, False), (5, True), (6, False), (7, False), (8, False),
+    ]  # fmt: skip
+    assert rows(psql, "SELECT n, value, gap FROM change WHERE key = %s", other) == [(7, b"once", False)]
+    assert flushed(psql)[0] == 9
+
+
+async def test_a_deleted_stream_is_repaired_and_written_to_again(
+    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
+) -> None:
+    await flush(worker)
+    key = agents.key_on(0)
+    agents.commit(key)
+    redis_raw.delete(keys.changes(0))
+    await flush(worker)
+    agents.commit(key)
+    await flush(worker)
+    assert rows(psql, "SELECT version, n, gap FROM change ORDER BY version") == [(1, 1, False), (2, 2, False)]
+
+
+async def test_the_states_of_one_lost_commit_are_repaired_as_one(
+    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
+) -> None:
+    await flush(worker)
+    group = agents.key_on(0)
+    agents.commit(group, f"{group}/a", f"{group}/b")
+    agents.commit(f"{group}/b")
+    redis_raw.delete(keys.changes(0))
+    await flush(worker)
+    assert rows(psql, "SELECT key, n, version FROM change ORDER BY key") == [
+        (group, 1, 1), (f"{group}/a", 1, 1), (f"{group}/b", 2, 2),
+    ]  # fmt: skip
+    assert rows(psql, "SELECT count(DISTINCT change_id) FROM change WHERE n = 1") == [(1,)]
+
+
+async def test_what_cannot_be_repaired_is_named(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
+) -> None:
+    await flush(worker)
+    key, gone = agents.key_on(0), agents.key_on(0, "jobs")
+    agents.commit(key)
+    agents.commit(gone)
+    redis_raw.delete(keys.changes(0), keys.state(gone))
+    await flush(worker)
+    (line,) = log.of("gap")
+    assert (line["repaired"], line["lost"], line["keys"]) == (1, 1, [gone])
+    assert flushed(psql)[0] == 2
+
+
+@pytest.mark.parametrize("limit", [{"flush_batch_max": 10}, {"flush_bytes_max": 1000}])
+async def test_a_long_gap_is_repaired_batch_by_batch(
+    agents: Agents, make_worker: MakeWorker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace, settings: Settings,
+    limit: dict[str, int],
+) -> None:  # fmt: skip
+    worker = make_worker(settings.model_copy(update=limit))
+    await flush(worker)
+    group = agents.key_on(0)
+    for i in range(35):
+        agents.commit((f"{group}/{i}", "x" * 300))
+    redis_raw.delete(keys.changes(0))
+    agents.commit(f"{group}/last")
+    await flush(worker)
+    assert rows(psql, "SELECT count(*), bool_or(gap) FROM change") == [(36, False)]
+    assert len(log.of("gap")) > 3
+    meta = agents.meta(0)
+    assert (meta["flushed"], meta["flushed_bytes"]) == ("36", meta["bytes"])
+
+
+async def test_a_damaged_state_in_a_gap_is_parked(
+    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
+) -> None:
+    await flush(worker)
+    key = agents.key_on(0)
+    agents.commit(key)
+    redis_raw.delete(keys.changes(0))
+    redis_raw.hdel(keys.state(key), "value")
+    await flush(worker)
+    assert rows(psql, "SELECT n, sqlstate, error FROM quarantine") == [
+        (1, "entry", "the state's field 'value' is missing")
+    ]
+    assert flushed(psql)[0] == 1

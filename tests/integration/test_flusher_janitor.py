@@ -1,0 +1,193 @@
+"""What leaves Redis behind the watermark, and that nothing else does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import Settings
+from statecache.keys import KeySpace
+from statecache.lua import script
+from statecache_workers.janitor import TOKEN_GRACE_MS
+from statecache_workers.worker import Worker
+from tests.fix_flusher import Agents, MakeWorker, flush, rows
+from tests.fix_servers import every_redis
+
+Psql = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def tidy(make_worker: MakeWorker, settings: Settings) -> Worker:
+    """A worker that keeps no flushed entry."""
+    return make_worker(settings.model_copy(update={"retention_s": 0.0, "redis_ttl_s": 1000.0}))
+
+
+async def _retire(worker: Worker, *, now_ms: int | None = None) -> None:
+    """This lets everything leave that may."""
+    link, database = await worker.connect()
+    heads = await worker.flusher.streams.heads(link, list(worker.holdings))
+    left = list(worker.holdings)
+    while left:
+        holdings = [worker.holdings[shard] for shard in left]
+        left = await worker.janitor.retire(link, database, holdings, now_ms=now_ms or heads.now_ms + 1)
+
+
+@every_redis
+async def test_a_clean_state_gets_its_time_to_live_when_its_entry_leaves(
+    agents: Agents, tidy: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    key = agents.key_on(0)
+    agents.commit({"key": key, "ttl": "5000"}, f"{key}/default")
+    await flush(tidy)
+    await _retire(tidy)
+    assert 0 < redis_raw.pttl(keys.state(key)) <= 5000
+    assert 990_000 < redis_raw.pttl(keys.state(f"{key}/default")) <= 1_000_000
+    assert agents.entries(0) == []
+
+
+async def test_a_state_that_was_written_again_keeps_no_time_to_live(
+    agents: Agents, tidy: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    """Both ways round: dirty when its older entry leaves, and clean with a time to live when it is written."""
+    key = agents.key_on(0)
+    agents.commit(key)
+    await flush(tidy)
+    agents.commit(key)
+    await _retire(tidy)
+    assert redis_raw.ttl(keys.state(key)) == -1
+    assert agents.entries(0) == ["1-2"], "it is not flushed yet"
+    await flush(tidy)
+    await _retire(tidy)
+    assert redis_raw.ttl(keys.state(key)) > 0
+    agents.commit(key)
+    assert redis_raw.ttl(keys.state(key)) == -1
+
+
+async def test_entries_stay_for_the_retention_by_their_own_time(
+    agents: Agents, make_worker: MakeWorker, settings: Settings, redis_raw: Any, keys: KeySpace
+) -> None:
+    worker = make_worker(settings.model_copy(update={"retention_s": 60.0}))
+    key = agents.key_on(0)
+    agents.commit(key)
+    await flush(worker)
+    seconds, _ = redis_raw.time()
+    await _retire(worker, now_ms=(seconds + 50) * 1000)
+    assert agents.entries(0) == ["1-1"]
+    await _retire(worker, now_ms=(seconds + 62) * 1000)
+    assert agents.entries(0) == []
+    assert redis_raw.ttl(keys.state(key)) > 0
+
+
+async def test_entries_stay_only_as_far_as_there_is_room(
+    agents: Agents, make_worker: MakeWorker, settings: Settings
+) -> None:
+    worker = make_worker(settings.model_copy(update={"retention_bytes_max": settings.shards * 5000}))
+    key = agents.key_on(0)
+    for _ in range(10):
+        agents.commit((key, "x" * 800))
+    await flush(worker)
+    await _retire(worker)
+    assert agents.entries(0) == [f"1-{n}" for n in range(6, 11)], "of a good 1,000 bytes each; the fifth reaches over"
+
+
+async def test_thousands_of_entries_leave_in_steps(
+    agents: Agents, tidy: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    group = agents.key_on(0)
+    for i in range(40):
+        agents.commit(*(f"{group}/{i}/{j}" for j in range(30)))
+    await flush(tidy)
+    await _retire(tidy)
+    assert agents.entries(0) == []
+    assert all(redis_raw.ttl(keys.state(f"{group}/{i}/7")) > 0 for i in range(40))
+
+
+async def test_a_turn_tidies_by_itself(agents: Agents, tidy: Worker) -> None:
+    key = agents.key_on(0)
+    agents.commit(key)
+    await flush(tidy)
+    for _ in range(200):
+        if not agents.entries(0):
+            return
+        if not await tidy.turn():
+            await tidy.rest()
+    raise AssertionError("nothing leaves")
+
+
+@every_redis
+async def test_nothing_leaves_that_is_not_behind_the_watermark(agents: Agents, redis_raw: Any, keys: KeySpace) -> None:
+    key = agents.key_on(0)
+    for _ in range(3):
+        agents.commit(key)
+    meta = keys.meta(0)
+    redis_raw.hset(meta, mapping={"flushed": 2, "flushed_entries": 2})
+    names = [meta, keys.changes(0)]
+
+    def retired(epoch: int, flushed: int) -> list[Any]:
+        found: list[Any] = redis_raw.eval(script("retired").text, 2, *names, epoch, flushed, "9999", 0, 100)
+        return [entry[0] for entry in found]
+
+    def retire(epoch: int, flushed: int, entry_id: str) -> int:
+        return int(redis_raw.eval(script("retire").text, 3, *names, keys.unflushed(0), epoch, flushed, entry_id))
+
+    assert retired(1, 9) == [b"1-1", b"1-2"], "by Redis' copy of the watermark"
+    assert retired(1, 1) == [b"1-1"], "by Postgres' watermark"
+    assert retired(2, 9) == [], "of another epoch"
+    assert retire(1, 9, "1-3") == -1
+    assert retire(1, 1, "1-2") == -1
+    assert retire(2, 9, "1-1") == -1
+    assert len(agents.entries(0)) == 3
+    assert retire(1, 9, "1-2") == 0
+    assert agents.entries(0) == ["1-3"]
+
+
+async def test_a_state_that_postgres_did_not_take_gets_no_time_to_live(
+    agents: Agents, tidy: Worker, redis_raw: Any, keys: KeySpace, psql: Psql
+) -> None:
+    """A quarantined state is nowhere else in a form that can be read."""
+    parked, good = agents.key_on(0), agents.key_on(0, "jobs")
+    agents.commit(parked, reason="a\0b")
+    agents.commit(good)
+    await flush(tidy)
+    assert rows(psql, "SELECT count(*) FROM quarantine") == [(1,)]
+    await _retire(tidy)
+    assert agents.entries(0) == []
+    assert redis_raw.ttl(keys.state(parked)) == -1
+    assert redis_raw.ttl(keys.state(good)) > 0
+
+
+@every_redis
+async def test_a_full_redis_is_acknowledged_and_tidied(
+    agents: Agents, tidy: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    """Were these refused, nothing would ever become clean, and nothing could be evicted."""
+    key = agents.key_on(0)
+    agents.commit(key)
+    held = redis_raw.config_get("maxmemory*")
+    redis_raw.config_set("maxmemory-policy", "noeviction")
+    redis_raw.config_set("maxmemory", 1)
+    try:
+        await flush(tidy)
+        await _retire(tidy)
+    finally:
+        redis_raw.config_set("maxmemory", held["maxmemory"])
+        redis_raw.config_set("maxmemory-policy", held["maxmemory-policy"])
+    assert agents.meta(0)["flushed"] == "1"
+    assert agents.entries(0) == []
+    assert redis_raw.ttl(keys.state(key)) > 0
+
+
+async def test_old_hydration_tokens_are_swept_and_young_ones_stay(
+    agents: Agents, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    await flush(worker)
+    seconds, _ = redis_raw.time()
+    now_ms = seconds * 1000
+    old = {f"runs/{i}": f"token|1|{now_ms - TOKEN_GRACE_MS - 1000}" for i in range(300)}
+    redis_raw.hset(keys.hydrating(0), mapping=old | {"runs/young": f"token|1|{now_ms}"})
+    link, _ = await worker.connect()
+    for _ in range(10):
+        await worker.janitor._sweep(link, list(worker.holdings.values()))
+    assert set(redis_raw.hkeys(keys.hydrating(0))) == {b"_", b"runs/young"}

@@ -1,0 +1,268 @@
+"""The worker as a process: signals, exit statuses, outages at the start and in the middle, and what it logs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import psycopg
+import pytest
+
+from statecache import Settings
+from statecache.keys import KeySpace
+from statecache.settings import process_environment
+from statecache.testing import servers
+from statecache.testing.embedded import Servers
+from tests.fix_flusher import Agents, rows
+from tests.fix_servers import MakeSettings, plain_client
+
+Psql = psycopg.Connection[Any]
+WAIT_S = 60.0
+
+
+class Process:
+    """This is a worker process and what it has logged so far."""
+
+    def __init__(self, settings: Settings, **more: Any) -> None:
+        given = {
+            "redis_url": settings.redis_url, "postgres_url": settings.postgres_url, "prefix": settings.prefix,
+            "postgres_schema": settings.postgres_schema, "shards": settings.shards, "fence": settings.fence,
+        } | more  # fmt: skip
+        self._environment = process_environment() | {
+            f"STATECACHE_{name}".upper(): str(value) for name, value in given.items()
+        }
+        self._process: asyncio.subprocess.Process | None = None
+        self.lines: list[dict[str, Any]] = []
+
+    async def __aenter__(self) -> Self:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "statecache", "worker", env=self._environment, stderr=asyncio.subprocess.PIPE
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def until(self, event: str) -> dict[str, Any]:
+        """This reads the log up to the next line of that event and gives its fields."""
+        assert self._process is not None
+        assert self._process.stderr is not None
+        async with asyncio.timeout(WAIT_S):
+            while line := await self._process.stderr.readline():
+                self.lines.append(json.loads(line))
+                if self.lines[-1]["event"] == event:
+                    return self.lines[-1]
+        raise AssertionError(f"it ended without {event}: {self.lines}")
+
+    def send(self, kind: signal.Signals) -> None:
+        """This sends a signal."""
+        assert self._process is not None
+        self._process.send_signal(kind)
+
+    async def ended(self) -> int:
+        """This gives the exit status."""
+        assert self._process is not None
+        async with asyncio.timeout(WAIT_S):
+            return await self._process.wait()
+
+
+@asynccontextmanager
+async def _ready(settings: Settings, **more: Any) -> AsyncIterator[Process]:
+    async with Process(settings, **more) as process:
+        await process.until("ready")
+        yield process
+
+
+async def _until_flushed(agents: Agents, shard: int, n: int) -> None:
+    """This returns when Redis has been told that the shard is flushed so far."""
+    listener = agents.raw.pubsub()
+    listener.ssubscribe(agents.keys.events(shard))
+    async with asyncio.timeout(WAIT_S):
+        while int(agents.meta(shard)["flushed"]) < n:
+            await asyncio.to_thread(listener.get_message, timeout=1)
+    listener.close()
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+async def test_told_to_stop_it_drains_gives_back_and_says_that_nothing_is_left(
+    agents: Agents, settings: Settings, psql: Psql, kind: signal.Signals
+) -> None:
+    async with _ready(settings) as process:
+        for i in range(300):
+            agents.commit((f"runs/{i % 9}", "x" * 100))
+        process.send(kind)
+        stopped = await process.until("stopped")
+        assert (stopped["left"], stopped["given_back"]) == (0, True)
+        assert await process.ended() == 0
+    assert rows(psql, "SELECT count(*) FROM change") == [(300,)]
+    assert rows(psql, "SELECT count(*) FROM shard WHERE owner IS NOT NULL OR lease_until IS NOT NULL") == [(0,)]
+    assert rows(psql, "SELECT count(*) FROM worker") == [(0,)]
+
+
+async def test_killed_it_loses_nothing_and_repeats_nothing(agents: Agents, settings: Settings, psql: Psql) -> None:
+    async with _ready(settings) as process:
+        for i in range(200):
+            agents.commit((f"runs/{i % 9}", str(i)))
+        process.send(signal.SIGKILL)
+        assert await process.ended() == -signal.SIGKILL
+    psql.execute("UPDATE shard SET lease_until = now() - interval '1 second'")
+    psql.execute("DELETE FROM worker")
+    async with _ready(settings) as process:
+        process.send(signal.SIGTERM)
+        assert await process.ended() == 0
+    assert rows(psql, "SELECT count(*), count(DISTINCT change_id), bool_or(gap) FROM change") == [(200, 200, False)]
+
+
+async def test_what_is_left_when_the_deadline_comes_is_counted(agents: Agents, settings: Settings, psql: Psql) -> None:
+    """Somebody holds the rows for longer than the worker may take."""
+    async with _ready(settings, drain_s=0.5) as process:
+        with psql.transaction():
+            psql.execute("SELECT FROM shard FOR UPDATE")
+            for i in range(7):
+                agents.commit((agents.key_on(0), str(i)))
+            process.send(signal.SIGTERM)
+            stopped = await process.until("stopped")
+            assert stopped["left"] == 7
+            assert await process.ended() == 1
+
+
+async def test_a_second_signal_cuts_the_draining_short(agents: Agents, settings: Settings, psql: Psql) -> None:
+    async with _ready(settings, drain_s=600) as process:
+        with psql.transaction():
+            psql.execute("SELECT FROM shard FOR UPDATE")
+            agents.commit(agents.key_on(0))
+            process.send(signal.SIGTERM)
+            await process.until("draining")
+            process.send(signal.SIGTERM)
+            await process.until("stopped")
+            assert await process.ended() == 1
+
+
+async def test_a_database_without_our_schema_is_a_matter_of_configuration(make_settings: MakeSettings) -> None:
+    async with Process(make_settings(migrated=False)) as process:
+        told = await process.until("configuration")
+        assert "statecache migrate" in told["detail"]
+        assert await process.ended() == 3
+
+
+@pytest.mark.parametrize("more", [{"shards": 8}, {"prefix": "other"}])
+async def test_a_pin_that_differs_is_refused(settings: Settings, more: dict[str, Any]) -> None:
+    async with Process(settings, **more) as process:
+        told = await process.until("configuration")
+        assert "pinned" in told["detail"]
+        assert await process.ended() == 3
+
+
+async def test_a_schema_that_is_too_new_is_refused(settings: Settings, psql: Psql) -> None:
+    psql.execute("UPDATE cluster SET min_code = 999")
+    async with Process(settings) as process:
+        assert "999" in (await process.until("configuration"))["detail"]
+        assert await process.ended() == 3
+
+
+async def test_the_redis_of_another_cluster_is_refused(settings: Settings, psql: Psql) -> None:
+    psql.execute("UPDATE cluster SET id = gen_random_uuid()")
+    async with Process(settings) as process:
+        await process.until("configuration")
+        assert await process.ended() == 3
+
+
+@pytest.mark.parametrize("which", ["redis_url", "postgres_url"])
+async def test_a_wrong_password_is_told_at_once_and_never_shown(settings: Settings, which: str) -> None:
+    url = getattr(settings, which)
+    secret = url.partition("@")[0].rpartition(":")[2]
+    async with Process(settings, **{which: url.replace(secret, "not-the-password")}) as process:
+        told = await process.until("unreachable")
+        assert told["reason"] == "authentication"
+        assert "not-the-password" not in repr(process.lines)
+        assert await process.ended() == 4
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Servers]:
+    """Servers that may be stopped."""
+    with servers(workers=0, settings={"shards": "4"}, fsync=False) as started:
+        yield started
+
+
+@pytest.fixture
+def own_settings(own: Servers) -> Settings:
+    """The settings of the deployment on the servers that may be stopped."""
+    return Settings(redis_url=own.redis_url, postgres_url=own.postgres_url, shards=4)
+
+
+@pytest.mark.parametrize("name", ["redis", "postgres"])
+async def test_a_server_that_is_down_at_the_start_is_waited_for(
+    own: Servers, own_settings: Settings, name: str
+) -> None:
+    own.stop(name)
+    async with Process(own_settings) as process:
+        told = await process.until("outage")
+        assert own_settings.redis_url not in repr(told)
+        await asyncio.to_thread(own.restart, name)
+        await process.until("ready")
+        process.send(signal.SIGTERM)
+        assert await process.ended() == 0
+
+
+@pytest.mark.parametrize("name", ["redis", "postgres"])
+async def test_a_server_that_dies_in_the_middle_is_waited_for_and_nothing_is_lost(
+    own: Servers, own_settings: Settings, name: str
+) -> None:
+    with plain_client(own_settings.redis_url) as raw:
+        keys = KeySpace("sc", 4)
+        agents = Agents(own_settings, keys, raw)
+        async with _ready(own_settings) as process:
+            key, other = agents.key_on(0), agents.key_on(0, f"jobs-{name}")
+            before = int(agents.commit((key, "before")).partition("-")[2])
+            await _until_flushed(agents, 0, before)
+            if name == "postgres":
+                own.kill(name)
+                agents.commit((other, "during"))
+            else:
+                own.kill(name)
+            await process.until("outage")
+            await asyncio.to_thread(own.restart, name)
+            await process.until("recovered")
+            if name == "redis":
+                await process.until("epoch_opened")
+            after = int(await _committed(agents, (other, "after")))
+            await _until_flushed(agents, 0, after)
+            process.send(signal.SIGTERM)
+            assert await process.ended() == 0
+    with psycopg.connect(own_settings.postgres_url) as psql:
+        found = rows(psql, "SELECT value, gap FROM statecache.change WHERE key = %s ORDER BY version", other)
+    assert found == ([(b"during", False)] if name == "postgres" else []) + [(b"after", False)]
+
+
+async def _committed(agents: Agents, state: Any) -> str:
+    """This commits as soon as the gate is open, and gives n."""
+    async with asyncio.timeout(WAIT_S):
+        while (answer := agents.ask(state))[1] == b"FENCED":
+            await asyncio.to_thread(agents.raw.xread, {agents.keys.changes(0): "$"}, block=50)
+    assert answer[1] == b"OK", answer
+    return str(answer[2].decode()).partition("-")[2]
+
+
+async def test_drained_during_an_outage_it_tells_what_is_left(own: Servers, own_settings: Settings) -> None:
+    with plain_client(own_settings.redis_url) as raw:
+        agents = Agents(own_settings, KeySpace("sc", 4), raw)
+        async with _ready(own_settings, drain_s=1) as process:
+            own.stop("postgres")
+            try:
+                await process.until("outage")
+                agents.commit(agents.key_on(1))
+                process.send(signal.SIGTERM)
+                stopped = await process.until("stopped")
+                assert stopped["left"] == 1
+                assert stopped["given_back"] is False
+                assert await process.ended() == 1
+            finally:
+                await asyncio.to_thread(own.restart, "postgres")
