@@ -22,7 +22,7 @@ lint: $(STAMP)  ## Check style, layout, types and the generated mirror
 demo: $(STAMP)  ## Replay recorded agent runs, kill everything on the way, audit the result
 	@.venv/bin/statecache replay --kill agent,flusher,redis,postgres $(ARGS)
 
-bench: $(STAMP)  ## Measure against hand-written code
+bench: $(STAMP)  ## Measure against hand-written code (JSON=path for the numbers, RUNS=path for real runs)
 	@$(PY) -m tests.benchmarks $(ARGS)
 
 sync: $(STAMP)  ## Generate the synchronous client from the asynchronous one

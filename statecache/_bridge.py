@@ -80,9 +80,12 @@ class timeout:  # noqa: N801
 
 def _shut(connection: Any) -> None:
     """This shuts the socket of a psycopg connection; its number is not closed, for it is psycopg's."""
-    with contextlib.suppress(OSError, ValueError, psycopg.Error):
-        with socket.socket(fileno=os.dup(connection.fileno())) as line:
-            line.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError, ValueError, psycopg.Error), socket.socket(fileno=_twin(connection)) as line:
+        line.shutdown(socket.SHUT_RDWR)
+
+
+def _twin(connection: Any) -> int:
+    return os.dup(connection.fileno())
 
 
 class async_deadline:  # noqa: N801
@@ -96,8 +99,8 @@ class async_deadline:  # noqa: N801
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
 
-    async def __aexit__(self, *exc_info: Any) -> bool | None:
-        return await self._timeout.__aexit__(*exc_info)
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await self._timeout.__aexit__(*exc_info)
 
 
 class deadline:  # noqa: N801
@@ -162,10 +165,16 @@ class AsyncSlots:
         self._free = count
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def acquire(self, seconds: float) -> bool:
-        """This waits for a slot for at most that many seconds and says whether it got one."""
+    def acquire_now(self) -> bool:
+        """This takes a slot if one is free and nobody waits for it, and says whether it did."""
         if self._free > 0 and not self._waiting:
             self._free -= 1
+            return True
+        return False
+
+    async def acquire(self, seconds: float) -> bool:
+        """This waits for a slot for at most that many seconds and says whether it got one."""
+        if self.acquire_now():
             return True
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
@@ -199,6 +208,14 @@ class Slots:
         self._free = count
         self._mutex = threading.Lock()
         self._waiting: deque[threading.Lock] = deque()
+
+    def acquire_now(self) -> bool:
+        """This takes a slot if one is free and nobody waits for it, and says whether it did."""
+        with self._mutex:
+            if self._free > 0 and not self._waiting:
+                self._free -= 1
+                return True
+        return False
 
     def acquire(self, seconds: float) -> bool:
         """This waits for a slot for at most that many seconds and says whether it got one."""

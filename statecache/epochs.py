@@ -3,50 +3,78 @@
 An epoch is raised whenever a shard's Redis data set may have lost something. Until the new epoch is open the shard's
 gate is closed: the commit script refuses, because `meta.replid` is not the server's. The states of a gate:
 
-    open      meta.replid is the server's and meta.epoch the row's
+    open      meta.replid is the server's and the row's, and meta.epoch the row's
     closed    anything else; somebody who may, claims it
     claimed   meta.replid is empty, meta.claim holds the claimer's token, meta.claimed the replids that this data set
-              may continue: a claimer that dies leaves enough for the next one
+              may continue, the server's own last: a claimer that dies leaves enough for the next one
     open      again, at a higher epoch, after the claimer's own bump of the row in Postgres and the validation
 
-A data set **continues** the row when it names the row's replid: a restart, or a promoted replica. Redis loses a
-suffix of one ordered log, so only keys that Postgres holds beyond the **common point** can be stale in it; and what a
-returning old branch holds beyond the common point belongs to no lineage.
+A data set **continues** the row when it names the row's replid: a restart, or a promoted replica. It is then a prefix
+of the lineage's one ordered log, so only keys that Postgres holds beyond its end can be stale in it. Anything else is
+another **branch**, an old primary that went on by itself, and opens on an operator's word alone.
+
+Either way data set and lineage hold the same log up to the **common point**: the end of the data set, or the lowest
+start of any epoch after its own, whichever is lower. An epoch that starts at n says: the lineage's log before me is
+what it was up to n, and nothing else. So what a data set holds beyond the common point belongs to no lineage, and what
+Postgres holds beyond it the data set has not.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
 
 import msgspec
 
 Authority = Literal["client", "worker", "operator"]
 
+EPOCH_MAX = 2**63 - 2
+"""The last epoch that Postgres can count beyond."""
+
+
+class Totals(NamedTuple):
+    """These are a shard's entries and bytes up to some position."""
+
+    entries: int
+    bytes: int
+
+
+class Pin(NamedTuple):
+    """This is what a data set and its users must agree on; empty texts where nothing is pinned yet."""
+
+    shards: str
+    hash: str
+    cluster: str
+
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a shard's row in Postgres."""
+    """This is what opening a gate needs of a shard's row in Postgres, with the cluster that it belongs to."""
 
     shard: int
     epoch: int
     replid: str
-    flushed: int
-    entries: int
-    bytes: int
+    cluster: str = ""
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """This is what a Redis server says of a shard: its meta, its stream's end, and its own replid.
 
-    `epoch` is None where meta is missing or was never opened. `last` is the stream's last generated (epoch, n); it
-    survives trimming and restarts.
+    `epoch` is None where meta is missing or was never opened. `n` and `totals` are those of the newest commit: meta
+    says so, or where it is missing, the stream's end. `last` is the stream's last generated (epoch, n); it survives
+    trimming and restarts. `flushed` is meta's copy of the watermark.
     """
 
     epoch: int | None
     replid: str
     claimed: tuple[str, ...]
     claim: str
+    claim_until: str
     claim_left_ms: int
     last: tuple[int, int]
+    n: int
+    totals: Totals | None
+    flushed: int
+    pin: Pin
     server: str
     role: str
 
@@ -55,52 +83,114 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         """These are the replids whose epoch this data set continues."""
         return frozenset((self.replid, *self.claimed)) - {""}
 
+    @property
+    def own(self) -> int:
+        """This is the epoch in which the data set was last open, told by meta or else by the stream's end."""
+        return self.last[0] if self.epoch is None else self.epoch
+
+    @property
+    def strays(self) -> bool:
+        """This says whether the stream went on beyond the newest commit: another program adds to it."""
+        return self.last > (self.own, self.n)
+
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """This says that the shard may be opened: the new epoch is above `seen`, its changes come after `last`."""
+    """This says that the shard may be opened; the new epoch is above `seen`."""
 
     seen: int
-    last: int
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """This says why the shard may not be opened by whoever asked; `wait` where another claim is under way."""
+    """This says why the shard may not be opened by whoever asked; `wait` where that may change by itself.
+
+    `redis_key` names a key of another type, if that is the reason.
+    """
 
     why: str
     wait: bool = False
+    redis_key: str = ""
 
 
-def decide(row: Row, look: Look, authority: Authority) -> Opening | Refusal | None:
+def decide(row: Row, look: Look, authority: Authority, *, pin: Pin) -> Opening | Refusal | None:
     """This decides whether the shard may be opened; None means that it is open already."""
     if look.role != "master":
         return Refusal(why="this server is a replica", wait=True)
-    if look.epoch == row.epoch and look.replid == look.server:
+    foreign = _another_pin(look.pin, pin, authority)
+    if foreign:
+        return Refusal(why=foreign)
+    if look.epoch == row.epoch and look.replid == look.server == row.replid:
         return None
     if look.claim and look.claim_left_ms > 0:
         return Refusal(why="another process is opening it", wait=True)
-    opening = Opening(seen=max(look.epoch or 0, look.last[0], row.epoch), last=look.last[1])
+    seen = max(look.epoch or 0, look.last[0], row.epoch)
+    if seen > EPOCH_MAX:
+        return Refusal(why=f"its stream has come to the id {look.last[0]}-{look.last[1]}; an operator must replace it")
     if authority == "operator":
-        return opening
+        return Opening(seen=seen)
     if look.epoch is None and not look.lineage:
         if authority == "worker":
-            return opening
+            return Opening(seen=seen)
         return Refusal(
             why="this Redis holds no data set of ours; a worker or `statecache migrate` adopts it", wait=True
         )
-    if row.replid in look.lineage and (look.epoch or 0) <= row.epoch:
-        return opening
+    if row.replid in look.lineage:
+        return Opening(seen=seen)
     return Refusal(
-        why=f"this Redis holds epoch {look.epoch or 0} of {look.replid or '-'.join(look.claimed) or 'nobody'}, "
+        why=f"this Redis ({look.server}) holds epoch {look.own} of {' or '.join(sorted(look.lineage)) or 'nobody'}, "
         f"Postgres says epoch {row.epoch} of {row.replid or 'nobody'}: whether this server is the primary is an "
         "operator's word (`statecache epoch claim`)"
     )
 
 
-def common_point(look: Look, later_starts: list[int]) -> int | None:
-    """This gives the n up to which this data set and Postgres hold the same log; None: nothing to compare.
+def _another_pin(found: Pin, ours: Pin, authority: Authority) -> str:
+    if found.shards and (found.shards, found.hash) != (ours.shards, ours.hash):
+        return f"this Redis holds {found.shards} shards by {found.hash}, ours are {ours.shards} by {ours.hash}"
+    if found.cluster not in ("", ours.cluster) and authority != "operator":
+        return (
+            f"this Redis belongs to cluster {found.cluster}, Postgres is {ours.cluster}: whether they belong together "
+            "is an operator's word (`statecache epoch claim`)"
+        )
+    return ""
 
-    `later_starts` are the start_n of Postgres' epochs after the data set's own, in order.
+
+def common_point(look: Look, later_start: int | None) -> int | None:
+    """This gives the n up to which this data set and the lineage hold the same log; None: nothing to compare.
+
+    `later_start` is the lowest start of the lineage's epochs after the data set's own. Not the next one's: a later
+    epoch that began on a data set with a lost tail starts lower.
     """
     if look.epoch is None and look.last == (0, 0):
         return None
-    return min([look.last[1], *later_starts[:1]])
+    return look.n if later_start is None else min(look.n, later_start)
+
+
+def must_set_aside(look: Look, common: int | None) -> str:
+    """This says what the data set holds that belongs to no lineage and has to be kept as such; empty for nothing."""
+    if common is not None and look.n > common:
+        return "changes of another branch"
+    return "entries of another program" if look.strays else ""
+
+
+def head_totals(flushed: Totals, head: Totals | None, *, behind: bool) -> Totals:
+    """This gives the totals to go on with: the head's where changes are still to be flushed, never below the row's."""
+    if head is None or not behind:
+        return flushed
+    return Totals(max(head.entries, flushed.entries), max(head.bytes, flushed.bytes))
+
+
+def pages(spans: Iterable[tuple[int, int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
+    """This cuts spans (shard, after, up to) into pages of at most that many positions."""
+    page: list[tuple[int, int, int]] = []
+    room = most
+    for shard, start, end in spans:
+        after = start
+        while after < end:
+            upto = min(end, after + room)
+            page.append((shard, after, upto))
+            room -= upto - after
+            after = upto
+            if not room:
+                yield page
+                page, room = [], most
+    if page:
+        yield page

@@ -37,7 +37,7 @@ def record_of(redis_key: str, key: str, reply: Sequence[bytes | None]) -> Record
             writer=writer.decode(),  # type: ignore[union-attr]
         )
     except (AttributeError, TypeError, ValueError) as error:
-        absent = [name for name, part in zip(FIELDS, reply, strict=True) if part is None]
+        absent = [name for name, part in zip(FIELDS, reply, strict=False) if part is None]
         reason = f"the fields {', '.join(absent)} are missing" if absent else str(error)
         raise ForeignData(redis_key, reason=reason) from error
     if record.key != key or value is None:

@@ -9,6 +9,7 @@ byte in, cancellation included, closes the connection, so that no later caller r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from hiredis import pack_command
@@ -41,7 +42,8 @@ Dial = Callable[[], Any]
 def dialer(settings: Settings) -> Dial:
     """This gives what makes connections to the settings' URL: no retries, RESP2, bytes."""
     try:
-        options = dict(parse_url(settings.redis_url))
+        parse: Any = parse_url
+        options = dict(parse(settings.redis_url))
     except ValueError as error:
         raise ConfigurationError(f"redis_url {masked(settings.redis_url)}: {error}") from None
     kind: Any = options.pop("connection_class", Connection)
@@ -88,10 +90,12 @@ class AsyncLink:
         self.watching = False
 
     @classmethod
-    async def open(cls, dial: Dial, settings: Settings) -> AsyncLink:
-        """This connects; RedisUnavailable names the masked URL and the reason."""
+    async def open(cls, dial: Dial, settings: Settings, seconds: float = inf) -> AsyncLink:
+        """This connects, each step in that time; RedisUnavailable names the masked URL and the reason."""
         where = masked(settings.redis_url)
         connection = dial()
+        connection.socket_connect_timeout = min(seconds, settings.connect_timeout_s)
+        connection.socket_timeout = min(seconds, settings.timeout_s)
         try:
             await connection.connect()
         except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
@@ -108,6 +112,7 @@ class AsyncLink:
             raise RedisUnavailable(
                 "connect", detail=f"{where}: {error}", hint="Is the server up, the URL right?"
             ) from error
+        connection.socket_timeout = settings.timeout_s
         return cls(connection, where)
 
     @property

@@ -13,6 +13,7 @@ the moment the read began.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
@@ -20,7 +21,7 @@ from redis.exceptions import ResponseError
 from statecache._async.redis import refusal
 from statecache._bridge import async_sleep
 from statecache.clock import monotonic
-from statecache.errors import Backpressure, ForeignData, RedisUnavailable, Unavailable
+from statecache.errors import Backpressure, ForeignData, PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.model import Record
 from statecache.records import absence, hash_of, record_of_row
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from statecache._async.redis import RedisTier
     from statecache.keys import KeySpace
     from statecache.settings import Settings
+
+_FORGET_S = 0.2
+"""How long giving tokens back may take; they end by themselves too."""
 
 
 class Hydrator:
@@ -69,7 +73,7 @@ class Hydrator:
                 raise Backpressure(shard, reason="Redis is out of memory")
             taken = [key for key, verdict in verdicts.items() if verdict in ("TAKEN", "FULL")]
             if taken:
-                loaded.update(await self._install(shard, taken, token, epoch, end))
+                loaded.update(await self._read_and_install(shard, taken, token, epoch, end))
             missing = [key for key, verdict in verdicts.items() if verdict in ("DIRTY", "WAIT", "FENCED")]
             if not missing:
                 return loaded
@@ -100,6 +104,19 @@ class Hydrator:
             await self._opener.open(shard, end=end)
             return dict.fromkeys(missing, "FENCED"), ""
         return dict(zip(missing, rest[1:], strict=True)), rest[0]
+
+    async def _read_and_install(
+        self, shard: int, taken: list[str], token: str, epoch: str, end: float
+    ) -> dict[str, Record]:
+        """This installs what Postgres holds; where it cannot be asked, the tokens are given back."""
+        try:
+            return await self._install(shard, taken, token, epoch, end)
+        except PostgresUnavailable:
+            with suppress(RedisUnavailable, ResponseError):
+                await self._redis.script(
+                    "hydrate_forget", [self._keys.hydrating(shard)], [token, *taken], seconds=_FORGET_S
+                )
+            raise
 
     async def _install(self, shard: int, taken: list[str], token: str, epoch: str, end: float) -> dict[str, Record]:
         seconds = max(end - monotonic(), 0.001)

@@ -1,19 +1,21 @@
 """How a client gets a closed shard opened: by itself where the data set continues the row, else on others' word.
 
-Writes that find the gate closed while Postgres is down raise `Unavailable(reason="epoch")`: better no write than one
-that may have to be taken back.
+Of a client's tasks one opens a shard and the others wait for it. While it waits for somebody else it holds no
+connection: reads go on. Writes that find the gate closed while Postgres is down raise `Unavailable(reason="epoch")`
+when their time is up: better no write than one that may have to be taken back.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import psycopg
 
-from statecache._async.gate import Gate
-from statecache._bridge import async_sleep
+from statecache._async.gate import Gate, Outcome
+from statecache._bridge import AsyncSlots, async_sleep
 from statecache.clock import monotonic
-from statecache.errors import PostgresUnavailable, Unavailable
+from statecache.errors import ConfigurationError, PostgresUnavailable, Unavailable
 
 if TYPE_CHECKING:
     from statecache._async.postgres import PostgresTier
@@ -27,29 +29,68 @@ class Opener:
 
     def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier) -> None:
         self._gate = Gate(settings, keys, by=settings.writer, authority="client")
+        self._timeout_s = settings.timeout_s
         self._redis = redis
         self._postgres = postgres
+        self._reset()
+
+    def _reset(self) -> None:
+        self._turns: dict[int, AsyncSlots] = {}
+        self._times: dict[int, int] = {}
+        self._pid = os.getpid()
 
     async def open(self, shard: int, *, end: float) -> None:
-        """This returns when the shard is open; Postgres is asked until `end`, then Unavailable(reason="epoch")."""
-        pause = 0.01
+        """This returns when the shard is open; it is tried until `end`, then Unavailable(reason="epoch")."""
+        if self._pid != os.getpid():
+            self._reset()
+        turn, times = self._turns.setdefault(shard, AsyncSlots(1)), self._times.get(shard, 0)
+        if not await turn.acquire(max(end - monotonic(), 0.001)):
+            raise Unavailable("epoch", detail=f"shard {shard} is still being opened")
+        try:
+            if self._times.get(shard, 0) == times:
+                await self._open(shard, end)
+                self._times[shard] = times + 1
+        finally:
+            turn.release()
+
+    async def _open(self, shard: int, end: float) -> None:
+        token, pause = self._gate.new_token(), 0.01
         while True:
+            seconds = max(min(end - monotonic(), self._timeout_s), 0.001)
             try:
-                return await self._open(shard, max(end - monotonic(), 0.001))
+                refused = (await self._attempt(shard, token, seconds)).refused
             except (PostgresUnavailable, psycopg.OperationalError) as error:
                 await self._postgres.pool.drop_idle()
                 if monotonic() + pause > end:
-                    raise Unavailable("epoch", detail=f"shard {shard} waits for its epoch: {error}") from error
+                    detail = f"shard {shard} waits for its epoch: {_first_line(error)}"
+                    raise Unavailable("epoch", detail=detail) from error
+            else:
+                if not refused:
+                    return
+                if not refused[shard].wait or monotonic() + pause > end:
+                    self._gate.refuse(refused)
             await async_sleep(pause)
             pause = min(pause * 2, 0.25)
 
-    async def _open(self, shard: int, seconds: float) -> None:
+    async def _attempt(self, shard: int, token: str, seconds: float) -> Outcome:
         session = await self._postgres.pool.take(seconds)
+        whole = False
         try:
             link = await self._redis.pool.take(seconds)
             try:
-                await self._gate.open(link, session.connection, [shard])
+                outcome = await self._gate.attempt(link, session.connection, [shard], token=token, seconds=seconds)
             finally:
                 self._redis.pool.give(link)
+            whole = True
+        except psycopg.ProgrammingError as error:
+            hint = "Run `statecache migrate`; grant agents SELECT on the tables and EXECUTE on begin_epoch."
+            raise ConfigurationError(f"Postgres: {_first_line(error)}", hint=hint) from error
         finally:
+            if not whole:
+                await session.close()
             self._postgres.pool.give(session)
+        return outcome
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

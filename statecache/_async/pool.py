@@ -31,9 +31,11 @@ C = TypeVar("C", bound=AsyncPooled)
 
 
 class AsyncPool(Generic[C]):
-    """This lends at most `size` connections; `open_one` makes a new one and raises what hinders it."""
+    """This lends at most `size` connections; `open_one` makes one in so many seconds, or raises what hinders it."""
 
-    def __init__(self, open_one: Callable[[], Awaitable[C]], *, size: int, busy: type[Unavailable], what: str) -> None:
+    def __init__(
+        self, open_one: Callable[[float], Awaitable[C]], *, size: int, busy: type[Unavailable], what: str
+    ) -> None:
         self._open_one = open_one
         self._size = size
         self._busy = busy
@@ -62,9 +64,11 @@ class AsyncPool(Generic[C]):
             if self._place is not None:
                 raise UsageError("it belongs to another event loop", hint="Make one client for each event loop.")
             self._place = here
-        await self._wait_for_slot(seconds)
+        started = monotonic()
+        if not self._slots.acquire_now():
+            await self._wait_for_slot(seconds, started)
         try:
-            connection = self._revived() or await self._open_one()
+            connection = self._revived() or await self._open_one(max(started + seconds - monotonic(), 0.001))
         except BaseException:  # whatever hindered it, the slot is free again
             self._slots.release()
             raise
@@ -81,8 +85,7 @@ class AsyncPool(Generic[C]):
             if connection.alive:
                 return connection
 
-    async def _wait_for_slot(self, seconds: float) -> None:
-        started = monotonic()
+    async def _wait_for_slot(self, seconds: float, started: float) -> None:
         if not await self._slots.acquire(seconds):
             raise self._busy(
                 "pool", detail=f"all {self._size} {self._what} connections were in use for {seconds:.3g} s"

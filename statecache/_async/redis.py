@@ -16,6 +16,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from statecache._async.connect import AsyncLink, Command, Dial, dialer
 from statecache._async.pool import AsyncPool
 from statecache._bridge import async_sleep
+from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
 from statecache.keys import HASH
 from statecache.lua import script
@@ -57,24 +58,23 @@ class RedisTier:
         self.cluster = ""
         self.pool = AsyncPool(self.link, size=settings.redis_connections_max, busy=RedisUnavailable, what="Redis")
 
-    async def link(self) -> AsyncLink:
+    async def link(self, seconds: float | None = None) -> AsyncLink:
         """This opens and greets one connection outside the pool."""
-        link = await AsyncLink.open(self._dial, self._settings)
+        seconds = self._settings.connect_timeout_s if seconds is None else seconds
+        link = await AsyncLink.open(self._dial, self._settings, seconds)
         try:
-            await self._greet(link)
+            await self._greet(link, min(seconds, self._settings.connect_timeout_s))
         except BaseException:  # a connection that was not greeted is never used
             await link.close()
             raise
         return link
 
-    async def _greet(self, link: AsyncLink) -> None:
+    async def _greet(self, link: AsyncLink, seconds: float) -> None:
         keys = self._keys
         shard, state = keys.place("_/greeting")
         at = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard), state]
         try:
-            reply = await link.script(
-                script("greet"), at, [self._settings.fence], seconds=self._settings.connect_timeout_s
-            )
+            reply = await link.script(script("greet"), at, [self._settings.fence], seconds=seconds)
         except ResponseError as error:
             if code_of(error) in AGAIN:
                 raise RedisUnavailable("loading", detail=str(error)) from error
@@ -101,11 +101,15 @@ class RedisTier:
             )
         self.cluster = cluster
 
-    async def exchange(self, commands: Sequence[Command], *, seconds: float) -> list[Any]:
-        """This runs commands on one connection and gives their replies, error replies as values. It never repeats."""
+    async def exchange(self, commands: Sequence[Command], *, seconds: float, patience: float = 1.0) -> list[Any]:
+        """This runs commands on one connection and gives their replies, error replies as values. It never repeats.
+
+        `patience` is the part of the time that the answer is waited for.
+        """
+        end = monotonic() + seconds
         link = await self.pool.take(seconds)
         try:
-            return await link.run(commands, seconds=seconds)
+            return await link.run(commands, seconds=max((end - monotonic()) * patience, 0.001))
         except RedisUnavailable:
             await self.pool.drop_idle()
             raise
@@ -114,9 +118,10 @@ class RedisTier:
 
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Any], *, seconds: float) -> Any:
         """This runs the named script once and gives its reply; an error reply is raised as redis-py's."""
+        end = monotonic() + seconds
         link = await self.pool.take(seconds)
         try:
-            return await link.script(script(name), keys, args, seconds=seconds)
+            return await link.script(script(name), keys, args, seconds=max(end - monotonic(), 0.001))
         except RedisUnavailable:
             await self.pool.drop_idle()
             raise
@@ -124,19 +129,26 @@ class RedisTier:
             self.pool.give(link)
 
     async def read(self, commands: Sequence[Command], *, seconds: float) -> list[Any]:
-        """This runs commands that change nothing, again after a fault, for at most that many seconds."""
+        """This runs commands that change nothing, again after a fault, for at most that many seconds in all."""
+        end = monotonic() + seconds
         try:
-            return await self.exchange(commands, seconds=seconds)
+            return await self.exchange(commands, seconds=seconds, patience=_patience(seconds))
         except RedisUnavailable as error:
-            if error.reason in ("authentication", "pool"):
+            if error.reason in ("authentication", "pool") or monotonic() >= end:
                 raise
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(RedisUnavailable),
             wait=wait_random_exponential(multiplier=0.02, max=0.5),
-            stop=stop_after_delay(seconds),
+            stop=stop_after_delay(end - monotonic()),
             sleep=async_sleep,
             reraise=True,
         ):
             with attempt:
-                return await self.exchange(commands, seconds=seconds)
+                left = max(end - monotonic(), 0.001)
+                return await self.exchange(commands, seconds=left, patience=_patience(left))
         raise AssertionError("tenacity gives a result or raises")
+
+
+def _patience(seconds: float) -> float:
+    """This leaves half of the time for another attempt, unless that is too little."""
+    return 0.5 if seconds > 0.2 else 1.0

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from statecache._async.redis import refusal
+from statecache._bridge import async_sleep
 from statecache.clock import monotonic
 from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
 from statecache.keys import checked_key
@@ -19,7 +20,8 @@ from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Write
 from statecache.records import FIELDS, record_of
 
 if TYPE_CHECKING:
-    from statecache._async.commits import Commit, Committed
+    from statecache._async.answers import Committed
+    from statecache._async.commits import Commit
     from statecache._async.connect import AsyncLink
     from statecache._async.verbs import AsyncVerbs
 
@@ -53,11 +55,20 @@ class AsyncTransaction:
         self.states: dict[str, State[Any]] = {}
 
     async def __aenter__(self) -> Self:
-        end = self._verbs.end_of(self._timeout)
+        end, pause = self._verbs.end_of(self._timeout), 0.005
+        await self._tier.committer.prepare(self._durability, self._shard, end=end)
         while not self._records:
             self._link = await self._tier.redis.pool.take(max(end - monotonic(), 0.001))
             try:
                 missing = await self._watch(self._link, end)
+            except RedisUnavailable as error:
+                await self._leave()
+                await self._tier.redis.pool.drop_idle()
+                if error.reason == "refused" or monotonic() + pause > end:
+                    raise
+                await async_sleep(pause)
+                pause = min(pause * 2, 0.25)
+                continue
             except BaseException:  # nothing may stay watched on a pooled connection
                 await self._leave()
                 raise
@@ -74,6 +85,9 @@ class AsyncTransaction:
         watched, *replies = await link.run(commands, seconds=max(end - monotonic(), 0.001))
         if isinstance(watched, Exception):
             raise refusal(watched, redis_keys[0]) from watched
+        if watched != b"OK":
+            await link.close()
+            raise RedisUnavailable("connection", detail="a reply belongs to another request")
         records: dict[str, Record] = {}
         for key, redis_key, reply in zip(self._keys, redis_keys, replies, strict=True):
             if isinstance(reply, Exception):
@@ -158,7 +172,7 @@ class AsyncTransaction:
         commit = self._tier.committer.new(
             writes, self._shard, durability=self._durability, actor=self._actor, reason=self._reason, end=end
         )
-        committed = await self._tier.committer.commit_watched(commit, link)
+        committed = await self._tier.committer.commit_watched(commit, link, self._leave)
         self._note(commit, committed)
 
     async def _compare(self, end: float) -> None:

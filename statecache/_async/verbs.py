@@ -12,7 +12,7 @@ from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
-from statecache._async.commits import Absent
+from statecache._async.answers import Absent
 from statecache._async.transaction import AsyncTransaction
 from statecache._bridge import async_called, async_sleep
 from statecache.clock import monotonic
@@ -35,12 +35,11 @@ from statecache.model import (
 from statecache.records import time_of
 
 if TYPE_CHECKING:
-    from statecache._async.commits import Committed
+    from statecache._async.answers import Committed
     from statecache._async.tiers import Tiers
 
 D = TypeVar("D")
 V = TypeVar("V")
-R = TypeVar("R")
 _SECONDS_MAX = 1_000_000
 """What a longer timeout is cut to, about eleven days: servers count it in milliseconds, in 32 bits."""
 
@@ -304,13 +303,13 @@ class AsyncVerbs(Generic[D]):
     async def transact(
         self,
         names: Sequence[str],
-        function: Callable[[AsyncTransaction], Awaitable[R] | R],
+        function: Callable[[AsyncTransaction], Any],
         *,
         durability: Durability | None = None,
         actor: str = "",
         reason: str = "",
         timeout: float | None = None,
-    ) -> R:
+    ) -> Any:
         """This runs the function in a transaction, again where someone else was quicker, and gives its result."""
         end, pause = self.end_of(timeout), 0.001
         while True:

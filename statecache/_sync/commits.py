@@ -15,32 +15,30 @@ when none of that can be had in time is the outcome unknown, and said to be so.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from redis.exceptions import NoScriptError
 
 from statecache._bridge import sleep
+from statecache._sync.answers import Committed, committed_of, error_of
 from statecache._sync.redis import AGAIN, code_of, refusal
 from statecache.clock import monotonic
 from statecache.errors import (
-    AlreadyExists,
     Backpressure,
     ConfigurationError,
     DurabilityNotMet,
     ForeignData,
-    LimitExceeded,
     OutcomeUnknown,
     RedisUnavailable,
     StateCacheError,
     Unavailable,
-    VersionConflict,
 )
 from statecache.lua import script
-from statecache.model import ABSENT, BLIND, COMMIT_BYTES_MAX, PRESENT, Position, Write
+from statecache.model import BLIND, COMMIT_BYTES_MAX, Write
 
 if TYPE_CHECKING:
     from statecache._sync.connect import Link
@@ -56,25 +54,6 @@ if TYPE_CHECKING:
 def new_change_id() -> str:
     """This makes a change_id: 96 random bits as 24 hexadecimal digits."""
     return secrets.token_hex(12)
-
-
-class Committed(msgspec.Struct, frozen=True):
-    """This is what an applied commit answers: its place, the server's time, each written state's version and parent."""
-
-    change_id: str
-    position: Position
-    updated_at: str
-    versions: tuple[int, ...]
-    parents: tuple[str, ...]
-
-
-class Absent(StateCacheError):
-    """{key!r} is absent, and the commit asked for it to be there."""
-
-    key: str
-
-    def __init__(self, key: str) -> None:
-        super().__init__(key=key)
 
 
 class Commit(msgspec.Struct, kw_only=True):
@@ -158,19 +137,24 @@ class Committer:
         """This applies the commit at most once and gives its outcome at the asked durability."""
         if commit.durability == "memory":
             return self._apply(commit)
-        self._prepare(commit)
+        self.prepare(commit.durability, commit.shard, end=commit.end)
         return self._endured(commit, self._apply(commit))
 
-    def commit_watched(self, commit: Commit, link: Link) -> Committed:
-        """This does the same in MULTI / EXEC on a connection that watches the commit's states."""
-        self._prepare(commit)
-        return self._endured(commit, self._exec(commit, link) or self._apply(commit))
+    def commit_watched(self, commit: Commit, link: Link, leave: Callable[[], None]) -> Committed:
+        """This does the same, once prepared, in MULTI / EXEC on a connection that watches the commit's states.
 
-    def _prepare(self, commit: Commit) -> None:
-        if commit.durability != "memory":
-            self._levels.check(commit.durability, end=commit.end)
-        if commit.durability == "postgres":
-            self._durable.watch(commit.shard, end=commit.end)
+        `leave` gives that connection back: who carries on outside of MULTI, or waits, must not keep others from theirs.
+        """
+        committed = self._exec(commit, link)
+        leave()
+        return self._endured(commit, committed or self._apply(commit))
+
+    def prepare(self, durability: str, shard: int, *, end: float) -> None:
+        """This refuses a level that cannot be given, and begins to listen where the commit will be waited for."""
+        if durability != "memory":
+            self._levels.check(durability, end=end)
+        if durability == "postgres":
+            self._durable.watch(shard, end=end)
 
     def _endured(self, commit: Commit, committed: Committed) -> Committed:
         """This waits until Postgres holds the commit; one that was lost with its Redis is applied again."""
@@ -193,21 +177,25 @@ class Committer:
         if commit.durability in ("replica", "disk"):
             commands.append(self._levels.wait_command(commit.durability, round(seconds * 400)))
         try:
-            _, queued, executed, *waited = link.run(commands, seconds=seconds if seconds < 0.2 else seconds / 2)
+            replies = link.run(commands, seconds=seconds if seconds < 0.2 else seconds / 2)
+            opened, queued, executed, *waited = replies
+            refused = isinstance(queued, Exception)
+            if opened != b"OK" or not (refused or queued == b"QUEUED"):
+                self._slipped(link)
+            link.watching = isinstance(executed, Exception)
+            if not refused and isinstance(executed, list):
+                self._check_nonce(link, commit, executed[0])
         except RedisUnavailable as error:
             commit.doubt, commit.repeat = error, True
             return None
-        link.watching = isinstance(executed, Exception)
-        if isinstance(queued, Exception):
+        if refused:
             self._refused(commit, queued)
-            return None
-        if executed is None:
-            return None
-        if isinstance(executed, Exception):
+        elif isinstance(executed, Exception):
             self._refused(commit, executed)
-            return None
-        self._noted(link, executed[0])
-        return self._outcome(commit, [executed[0], *waited])
+        elif executed is not None:
+            self._noted(link, executed[0])
+            return self._outcome(commit, [executed[0], *waited])
+        return None
 
     def _apply(self, commit: Commit) -> Committed:
         while True:
@@ -240,10 +228,17 @@ class Committer:
             commands.append(self._levels.wait_command(commit.durability, round(attempt_s * 800)))
         replies = link.run(commands, seconds=attempt_s)
         self._noted(link, replies[0])
-        if isinstance(replies[0], list) and replies[0][0] != commit.nonce.encode():
-            link.close()
-            raise RedisUnavailable("connection", detail="a reply belongs to another request")
+        self._check_nonce(link, commit, replies[0])
         return replies
+
+    def _check_nonce(self, link: Link, commit: Commit, reply: Any) -> None:
+        if isinstance(reply, list) and reply[0] != commit.nonce.encode():
+            self._slipped(link)
+
+    def _slipped(self, link: Link) -> NoReturn:
+        """This closes a connection that has answered something that was not asked, or refused to open a MULTI."""
+        link.close()
+        raise RedisUnavailable("connection", detail="a reply belongs to another request")
 
     def _noted(self, link: Link, reply: Any) -> None:
         """This keeps whether the server knows the script: a digest it has forgotten is known not to have run."""
@@ -264,8 +259,8 @@ class Committer:
         """This spells the script's ARGV."""
         settings = self._settings
         arguments: list[Any] = [
-            commit.nonce, commit.change_id, settings.fence, "1" if commit.repeat else "0", settings.writer, commit.actor,
-            commit.reason, *self._limits,
+            commit.nonce, commit.change_id, settings.fence, "1" if commit.repeat else "0", settings.writer,
+            commit.actor, commit.reason, *self._limits,
         ]  # fmt: skip
         for write in commit.writes:
             arguments += (
@@ -282,13 +277,7 @@ class Committer:
             return None
         verdict = reply[1]
         if verdict in (b"OK", b"DUP"):
-            committed = Committed(
-                commit.change_id,
-                Position.parse(reply[2]) or Position(0, 0),
-                reply[3].decode(),
-                tuple(map(int, reply[4::2])),
-                tuple(parent.decode() for parent in reply[5::2]),
-            )
+            committed = committed_of(commit.change_id, reply)
             if len(replies) > 1:
                 self._check_copies(commit, replies[1])
             return committed
@@ -303,7 +292,8 @@ class Committer:
         elif verdict == b"UNSURE":
             return self._looked_up(commit)
         elif not (verdict == b"CONFLICT" and reply[2] - 1 in commit.blind):
-            raise self._error(commit, reply)
+            refused = error_of(commit, reply)
+            raise commit.failed(refused) if isinstance(refused, ForeignData) else refused
         else:
             self._blind_again(commit)
         return None
@@ -350,13 +340,14 @@ class Committer:
             if found is not None:
                 return Committed(commit.change_id, *found)
             current = self._redis.read(
-                [("HGET", redis_key, "change_id") for redis_key in commit.redis_keys], seconds=commit.end - monotonic()
+                [("HGET", redis_key, "change_id") for redis_key in commit.redis_keys],
+                seconds=max(commit.end - monotonic(), 0.001),
             )
         except Unavailable as error:
             raise commit.failed(error) from error
         blind = set(commit.blind)
         for at, write in enumerate(commit.writes):
-            if write.op != "check" and write.expected == BLIND and current[at] is not None:
+            if write.op != "check" and write.expected == BLIND and isinstance(current[at], bytes):
                 blind.add(at)
                 commit.writes[at] = msgspec.structs.replace(write, expected=current[at].decode())
         commit.blind = frozenset(blind)
@@ -367,25 +358,3 @@ class Committer:
         for at in commit.blind:
             commit.writes[at] = msgspec.structs.replace(commit.writes[at], expected=BLIND)
         commit.blind, commit.repeat = frozenset(), True
-
-    def _error(self, commit: Commit, reply: Sequence[Any]) -> StateCacheError:
-        verdict, rest = reply[1].decode(), reply[2:]
-        if verdict == "CONFLICT":
-            write, actual = commit.writes[rest[0] - 1], rest[1].decode()
-            if write.expected == ABSENT:
-                return AlreadyExists(write.key)
-            if write.expected == PRESENT:
-                return Absent(write.key)
-            return VersionConflict(write.key, write.expected, actual)
-        if verdict == "BACKLOG":
-            entries, size = (int(part) for part in rest)
-            return Backpressure(commit.shard, reason=f"{entries} changes and {size} bytes are not yet flushed")
-        if verdict == "LIMIT":
-            at, actual, limit = int(rest[0]), int(rest[1]), int(rest[2])
-            if at == 0:
-                return LimitExceeded("the commit's size in bytes", actual=actual, limit=limit)
-            return LimitExceeded("the value", actual=actual, limit=limit, key=commit.writes[at - 1].key)
-        if verdict == "FOREIGN":
-            foreign = ForeignData(rest[0].decode("utf-8", "replace"), reason=rest[1].decode("utf-8", "replace"))
-            return commit.failed(foreign)
-        return ForeignData(commit.redis_keys[0], reason=f"the commit script answered {verdict!r}")

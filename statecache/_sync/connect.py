@@ -11,6 +11,7 @@ byte in, cancellation included, closes the connection, so that no later caller r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from hiredis import pack_command
@@ -43,7 +44,8 @@ Dial = Callable[[], Any]
 def dialer(settings: Settings) -> Dial:
     """This gives what makes connections to the settings' URL: no retries, RESP2, bytes."""
     try:
-        options = dict(parse_url(settings.redis_url))
+        parse: Any = parse_url
+        options = dict(parse(settings.redis_url))
     except ValueError as error:
         raise ConfigurationError(f"redis_url {masked(settings.redis_url)}: {error}") from None
     kind: Any = options.pop("connection_class", Connection)
@@ -90,10 +92,12 @@ class Link:
         self.watching = False
 
     @classmethod
-    def open(cls, dial: Dial, settings: Settings) -> Link:
-        """This connects; RedisUnavailable names the masked URL and the reason."""
+    def open(cls, dial: Dial, settings: Settings, seconds: float = inf) -> Link:
+        """This connects, each step in that time; RedisUnavailable names the masked URL and the reason."""
         where = masked(settings.redis_url)
         connection = dial()
+        connection.socket_connect_timeout = min(seconds, settings.connect_timeout_s)
+        connection.socket_timeout = min(seconds, settings.timeout_s)
         try:
             connection.connect()
         except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
@@ -110,6 +114,7 @@ class Link:
             raise RedisUnavailable(
                 "connect", detail=f"{where}: {error}", hint="Is the server up, the URL right?"
             ) from error
+        connection.socket_timeout = settings.timeout_s
         return cls(connection, where)
 
     @property

@@ -198,7 +198,7 @@ class Durable:
         if any(row[0] == "quarantine" for row in rows):
             raise Quarantined(keys[0], change_id)
         by_key = {row[1]: row for row in rows if row[0] == "change"}
-        if not by_key:
+        if not by_key.keys() >= set(keys):
             return None
         one = next(iter(by_key.values()))
         versions, parents = [], []
@@ -219,8 +219,8 @@ class Durable:
             if isinstance(reply, Exception) or not reply:
                 return None
             for entry_id, raw in reply:
-                if len(raw) > 3 and raw[3] == wanted:
-                    return _found_in(entry_id, raw, keys)
+                if len(raw) > 3 and raw[3] == wanted and (found := _found_in(entry_id, raw, keys)):
+                    return found
             start = b"(" + reply[-1][0]
 
     def close(self) -> None:
@@ -238,6 +238,8 @@ def _found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Fou
     except (ForeignEntry, NewerFormat):
         return None
     changes = {change.key: change for change in entry.changes}
+    if not changes.keys() >= set(keys):
+        return None
     versions = tuple(changes[key].version for key in keys)
     parents = tuple(changes[key].parent_change_id for key in keys)
     return entry.position, text_of(entry.at), versions, parents

@@ -33,9 +33,9 @@ C = TypeVar("C", bound=Pooled)
 
 
 class Pool(Generic[C]):
-    """This lends at most `size` connections; `open_one` makes a new one and raises what hinders it."""
+    """This lends at most `size` connections; `open_one` makes one in so many seconds, or raises what hinders it."""
 
-    def __init__(self, open_one: Callable[[], C], *, size: int, busy: type[Unavailable], what: str) -> None:
+    def __init__(self, open_one: Callable[[float], C], *, size: int, busy: type[Unavailable], what: str) -> None:
         self._open_one = open_one
         self._size = size
         self._busy = busy
@@ -64,9 +64,11 @@ class Pool(Generic[C]):
             if self._place is not None:
                 raise UsageError("it belongs to another event loop", hint="Make one client for each event loop.")
             self._place = here
-        self._wait_for_slot(seconds)
+        started = monotonic()
+        if not self._slots.acquire_now():
+            self._wait_for_slot(seconds, started)
         try:
-            connection = self._revived() or self._open_one()
+            connection = self._revived() or self._open_one(max(started + seconds - monotonic(), 0.001))
         except BaseException:  # whatever hindered it, the slot is free again
             self._slots.release()
             raise
@@ -83,8 +85,7 @@ class Pool(Generic[C]):
             if connection.alive:
                 return connection
 
-    def _wait_for_slot(self, seconds: float) -> None:
-        started = monotonic()
+    def _wait_for_slot(self, seconds: float, started: float) -> None:
         if not self._slots.acquire(seconds):
             raise self._busy(
                 "pool", detail=f"all {self._size} {self._what} connections were in use for {seconds:.3g} s"

@@ -8,6 +8,7 @@ transaction-mode pooler. The `cluster` row is compared on every new connection.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,11 @@ from statecache.sql import CODE, statement
 if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.settings import Settings
+
+_GRACE_S = 0.1
+"""How much longer than the server's own timeout its answer is waited for."""
+_QUOTED = re.compile(r'"[^"]*"')
+"""What libpq quotes of a conninfo that it cannot read may be a piece of a password."""
 
 
 class Session:
@@ -57,33 +63,38 @@ class PostgresTier:
             self.session, size=settings.postgres_connections_max, busy=PostgresUnavailable, what="Postgres"
         )
 
-    def session(self) -> Session:
-        """This opens one connection and compares the cluster's pin."""
-        where = masked(self._settings.postgres_url)
+    def session(self, seconds: float | None = None) -> Session:
+        """This opens one connection and compares the cluster's pin; two seconds are the least that libpq allows for."""
+        where, timeout_s = masked(self._settings.postgres_url), self._settings.timeout_s
+        connect_s = self._settings.connect_timeout_s
+        if seconds is not None:
+            timeout_s, connect_s = min(timeout_s, seconds), min(connect_s, seconds)
         try:
             connection = psycopg.Connection.connect(
                 self._settings.postgres_url,
                 autocommit=True,
                 prepare_threshold=None,
-                connect_timeout=max(2, round(self._settings.connect_timeout_s)),
+                connect_timeout=max(2, round(connect_s)),
                 application_name="statecache",
                 tcp_user_timeout=round(self._settings.timeout_s * 1000),
             )
         except psycopg.ProgrammingError as error:
-            raise ConfigurationError(f"postgres_url {where}: {_brief(error)}") from None
+            raise ConfigurationError(f"postgres_url {where}: {_QUOTED.sub('…', _brief(error))}") from None
         except psycopg.OperationalError as error:
+            if "does not exist" in str(error):
+                raise ConfigurationError(f"postgres_url {where}: {_brief(error)}") from None
             reason = "authentication" if "authentication" in str(error) else "connect"
             raise PostgresUnavailable(reason, detail=f"{where}: {_brief(error)}") from None
         session = Session(connection)
         try:
-            self._compare(session)
+            self._compare(session, timeout_s)
         except BaseException:  # a connection that was not compared is never used
             session.close()
             raise
         return session
 
-    def _compare(self, session: Session) -> None:
-        rows = self._run(session, "cluster", {}, self._settings.timeout_s)
+    def _compare(self, session: Session, seconds: float) -> None:
+        rows = self._run(session, "cluster", {}, seconds)
         if not rows:
             raise ConfigurationError("the schema holds no cluster row", hint="Run `statecache migrate`.")
         cluster, shards, hashed, rule, prefix, min_code = rows[0]
@@ -126,20 +137,23 @@ class PostgresTier:
     def _run(self, session: Session, name: str, parameters: Mapping[str, Any], seconds: float) -> list[tuple[Any, ...]]:
         connection = session.connection
         text = statement(name, self._settings.postgres_schema)
-        limit = f"{max(1, round(seconds * 1000))}ms"
+        limit_ms = f"{max(1, round(seconds * 1000))}ms"
+        limit = timeout(seconds + _GRACE_S, connection)
         whole = False
         try:
-            with timeout(seconds + 1.0), connection.transaction():
-                connection.execute("SELECT set_config('statement_timeout', %s, true)", (limit,))
+            with limit, connection.transaction():
+                connection.execute("SELECT set_config('statement_timeout', %s, true)", (limit_ms,))
                 rows = connection.execute(text, parameters).fetchall()
             whole = True
-        except (pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedFunction) as error:
+        except (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction, pg.InvalidSchemaName) as error:
             raise ConfigurationError(f"Postgres: {_brief(error)}", hint="Run `statecache migrate`.") from error
         except pg.InsufficientPrivilege as error:
             raise ConfigurationError(f"Postgres: {_brief(error)}", hint="Grant this role what it needs.") from error
-        except (psycopg.OperationalError, TimeoutError) as error:
+        except psycopg.Error as error:
             where = masked(self._settings.postgres_url)
-            reason = "timeout" if isinstance(error, (TimeoutError, pg.QueryCanceled)) else "connection"
+            broken = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+            late = limit.expired or isinstance(error, pg.QueryCanceled)
+            reason = "timeout" if late else "connection" if broken else "refused"
             raise PostgresUnavailable(reason, detail=f"{where}: {_brief(error)}") from error
         finally:
             if not whole:

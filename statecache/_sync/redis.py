@@ -18,6 +18,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from statecache._bridge import sleep
 from statecache._sync.connect import Command, Dial, Link, dialer
 from statecache._sync.pool import Pool
+from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
 from statecache.keys import HASH
 from statecache.lua import script
@@ -59,22 +60,23 @@ class RedisTier:
         self.cluster = ""
         self.pool = Pool(self.link, size=settings.redis_connections_max, busy=RedisUnavailable, what="Redis")
 
-    def link(self) -> Link:
+    def link(self, seconds: float | None = None) -> Link:
         """This opens and greets one connection outside the pool."""
-        link = Link.open(self._dial, self._settings)
+        seconds = self._settings.connect_timeout_s if seconds is None else seconds
+        link = Link.open(self._dial, self._settings, seconds)
         try:
-            self._greet(link)
+            self._greet(link, min(seconds, self._settings.connect_timeout_s))
         except BaseException:  # a connection that was not greeted is never used
             link.close()
             raise
         return link
 
-    def _greet(self, link: Link) -> None:
+    def _greet(self, link: Link, seconds: float) -> None:
         keys = self._keys
         shard, state = keys.place("_/greeting")
         at = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard), state]
         try:
-            reply = link.script(script("greet"), at, [self._settings.fence], seconds=self._settings.connect_timeout_s)
+            reply = link.script(script("greet"), at, [self._settings.fence], seconds=seconds)
         except ResponseError as error:
             if code_of(error) in AGAIN:
                 raise RedisUnavailable("loading", detail=str(error)) from error
@@ -101,11 +103,15 @@ class RedisTier:
             )
         self.cluster = cluster
 
-    def exchange(self, commands: Sequence[Command], *, seconds: float) -> list[Any]:
-        """This runs commands on one connection and gives their replies, error replies as values. It never repeats."""
+    def exchange(self, commands: Sequence[Command], *, seconds: float, patience: float = 1.0) -> list[Any]:
+        """This runs commands on one connection and gives their replies, error replies as values. It never repeats.
+
+        `patience` is the part of the time that the answer is waited for.
+        """
+        end = monotonic() + seconds
         link = self.pool.take(seconds)
         try:
-            return link.run(commands, seconds=seconds)
+            return link.run(commands, seconds=max((end - monotonic()) * patience, 0.001))
         except RedisUnavailable:
             self.pool.drop_idle()
             raise
@@ -114,9 +120,10 @@ class RedisTier:
 
     def script(self, name: str, keys: Sequence[str], args: Sequence[Any], *, seconds: float) -> Any:
         """This runs the named script once and gives its reply; an error reply is raised as redis-py's."""
+        end = monotonic() + seconds
         link = self.pool.take(seconds)
         try:
-            return link.script(script(name), keys, args, seconds=seconds)
+            return link.script(script(name), keys, args, seconds=max(end - monotonic(), 0.001))
         except RedisUnavailable:
             self.pool.drop_idle()
             raise
@@ -124,19 +131,26 @@ class RedisTier:
             self.pool.give(link)
 
     def read(self, commands: Sequence[Command], *, seconds: float) -> list[Any]:
-        """This runs commands that change nothing, again after a fault, for at most that many seconds."""
+        """This runs commands that change nothing, again after a fault, for at most that many seconds in all."""
+        end = monotonic() + seconds
         try:
-            return self.exchange(commands, seconds=seconds)
+            return self.exchange(commands, seconds=seconds, patience=_patience(seconds))
         except RedisUnavailable as error:
-            if error.reason in ("authentication", "pool"):
+            if error.reason in ("authentication", "pool") or monotonic() >= end:
                 raise
         for attempt in Retrying(
             retry=retry_if_exception_type(RedisUnavailable),
             wait=wait_random_exponential(multiplier=0.02, max=0.5),
-            stop=stop_after_delay(seconds),
+            stop=stop_after_delay(end - monotonic()),
             sleep=sleep,
             reraise=True,
         ):
             with attempt:
-                return self.exchange(commands, seconds=seconds)
+                left = max(end - monotonic(), 0.001)
+                return self.exchange(commands, seconds=left, patience=_patience(left))
         raise AssertionError("tenacity gives a result or raises")
+
+
+def _patience(seconds: float) -> float:
+    """This leaves half of the time for another attempt, unless that is too little."""
+    return 0.5 if seconds > 0.2 else 1.0

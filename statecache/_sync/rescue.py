@@ -1,92 +1,170 @@
 # Generated from statecache/_async/rescue.py by tests/unasync.py. Do not edit.
 
-"""What a returning old branch holds beyond the common point: kept as conflicts, never silently dropped."""
+"""What a data set holds that belongs to no lineage: kept in Postgres before it is taken out, never silently dropped.
+
+Beyond the common point a returning old branch holds changes that somebody was acknowledged; they go to `conflict`.
+What cannot be read as a change (of a newer release, or damaged) goes to `quarantine` as it is. Beyond the newest commit
+stand entries of other programs; they go to `quarantine` too, at -1 - n, apart from the shard's own numbering.
+
+Again is the same: what was kept already stays as it is, so whoever dies in the middle leaves no harm.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import psycopg
+from psycopg import errors as pg
 
-from statecache.entries import ForeignEntry, NewerFormat, change_set, position_of
+from statecache._bridge import timeout
+from statecache.entries import INTEGER_MAX, ForeignEntry, NewerFormat, change_set, salvaged, storable
+from statecache.epochs import Look, Totals
 from statecache.model import Change, ChangeSet
 from statecache.sql import statement
 
 if TYPE_CHECKING:
     from statecache._sync.connect import Link
-    from statecache.keys import KeySpace
 
-_PAGE = 500
+_PAGE = 100
+_CAUSE = "it stands beyond the point where this Redis and the current lineage part"
+_UNREADABLE = "entry"
+
+
+class _Entry(NamedTuple):
+    """This is a stream entry at its place; without a change-set it could not be read, `fault` says why."""
+
+    entry_id: bytes
+    fields: Sequence[bytes]
+    epoch: int
+    n: int
+    read: ChangeSet | None
+    fault: str
 
 
 class Branch(msgspec.Struct):
-    """This is a stream read against the common point.
+    """This is a stream gone through.
 
-    `changes` and `entry_ids` are what lies beyond it; `unflushed` are pairs (key, n) of what lies before it and is
-    still to be flushed; `head` is (n, entries, bytes) of the last entry before it.
+    `keys` are those of changes beyond the common point, `entry_ids` those of the entries to take out. `dirty` gives for
+    the keys of entries before that point that are still to be flushed the newest n, and `head` the totals there.
     """
 
-    found: bool = False
-    changes: list[tuple[ChangeSet, Change]] = []
+    conflicts: int = 0
+    keys: set[str] = set()
     entry_ids: list[bytes] = []
-    unflushed: list[Any] = []
-    head: tuple[int, int, int] | None = None
-
-    @property
-    def keys(self) -> set[str]:
-        """These are the keys whose states belong to no lineage."""
-        return {change.key for _, change in self.changes}
+    dirty: dict[str, int] = {}
+    head: Totals | None = None
 
 
-def read_branch(link: Link, keys: KeySpace, shard: int, common: int, flushed: int, *, seconds: float) -> Branch:
-    """This reads a shard's stream and sorts it at the common point; entries of other programs stay where they are."""
-    branch, start, newest = Branch(found=True), b"-", dict[str, int]()
-    while True:
-        reply = link.run([("XRANGE", keys.changes(shard), start, b"+", "COUNT", _PAGE)], seconds=seconds)[0]
-        if isinstance(reply, Exception):
-            raise reply
-        for entry_id, fields in reply:
-            try:
-                entry = change_set(entry_id, fields)
-            except (ForeignEntry, NewerFormat):
-                if position_of(entry_id).n > common:
-                    branch.entry_ids.append(entry_id)
-                continue
-            if entry.position.n > common:
-                branch.entry_ids.append(entry_id)
-                branch.changes += [(entry, change) for change in entry.changes]
+class Rescue:
+    """This goes through one shard's stream as it was when it was claimed."""
+
+    def __init__(self, link: Link, connection: psycopg.Connection[Any], schema: str, *, seconds: float) -> None:
+        self._link = link
+        self._connection = connection
+        self._schema = schema
+        self._seconds = seconds
+
+    def set_aside(self, shard: int, changes: str, look: Look, *, common: int, flushed: int) -> Branch:
+        """This keeps in Postgres what stands beyond the common point, and tells what there is on either side of it."""
+        branch, start = Branch(), b"-"
+        last = b"%d-%d" % look.last  # what comes behind it was written by whoever opened the shard meanwhile
+        while True:
+            (reply,) = self._link.run([("XRANGE", changes, start, last, "COUNT", _PAGE)], seconds=self._seconds)
+            if isinstance(reply, Exception):
+                raise reply
+            aside: list[_Entry] = []
+            for entry_id, fields in reply:
+                entry = _read(entry_id, fields)
+                if (entry.epoch, entry.n) > (look.own, look.n):
+                    aside.append(entry._replace(n=-1 - entry.n, read=None, fault="no commit wrote it"))
+                elif entry.n > common:
+                    aside.append(entry)
+                    branch.keys.update(_keys_of(entry))
+                elif entry.read is not None and entry.n > flushed:
+                    branch.dirty.update((change.key, entry.n) for change in entry.read.changes)
+                    branch.head = Totals(entry.read.entries, entry.read.bytes)
+            if aside:
+                self._keep(shard, aside)
+                branch.entry_ids += [entry.entry_id for entry in aside]
+                branch.conflicts += sum(len(entry.read.changes) for entry in aside if entry.read is not None)
+            if len(reply) < _PAGE:
+                return branch
+            start = b"(" + reply[-1][0]
+
+    def _keep(self, shard: int, entries: Sequence[_Entry]) -> None:
+        """This keeps entries; where Postgres refuses the data of some, one by one, and those raw."""
+        try:
+            self._write(shard, entries)
+        except (pg.DataError, pg.ProgramLimitExceeded) as error:
+            if len(entries) > 1:
+                for entry in entries:
+                    self._keep(shard, [entry])
+            elif entries[0].read is not None:
+                self._write(shard, [entries[0]._replace(read=None, fault=str(error).partition("\n")[0])])
             else:
-                branch.head = (entry.position.n, entry.entries, entry.bytes)
-                newest.update({change.key: entry.position.n for change in entry.changes if entry.position.n > flushed})
-        if len(reply) < _PAGE:
-            break
-        start = b"(" + reply[-1][0]
-    branch.unflushed = [part for pair in newest.items() for part in pair]
-    return branch
+                raise
+
+    def _write(self, shard: int, entries: Sequence[_Entry]) -> None:
+        changes = [(entry.read, change) for entry in entries if entry.read is not None for change in entry.read.changes]
+        with timeout(self._seconds, self._connection), self._connection.transaction():
+            if changes:
+                self._run("record_conflicts", _columns(shard, changes))
+            for entry in entries:
+                if entry.read is None:
+                    self._run("quarantine_park", _parked(shard, entry))
+
+    def _run(self, name: str, parameters: dict[str, Any]) -> None:
+        self._connection.execute(statement(name, self._schema), parameters)
 
 
-def record_branch(connection: psycopg.Connection[Any], schema: str, shard: int, branch: Branch) -> None:
-    """This writes the changes beyond the common point into `conflict`; again is the same."""
-    for at in range(0, len(branch.changes), _PAGE):
-        some = branch.changes[at : at + _PAGE]
-        parameters = {
-            "shard": shard,
-            "cause": "it stands beyond the point where this Redis and the current lineage part",
-            "change_id": [change.change_id for _, change in some],
-            "key": [change.key for _, change in some],
-            "epoch": [entry.position.epoch for entry, _ in some],
-            "n": [entry.position.n for entry, _ in some],
-            "op": [change.op for _, change in some],
-            "version": [change.version for _, change in some],
-            "parent_change_id": [change.parent_change_id for _, change in some],
-            "value": [change.value for _, change in some],
-            "encoding": [change.encoding for _, change in some],
-            "schema": [change.schema for _, change in some],
-            "writer": [entry.writer for entry, _ in some],
-            "actor": [entry.actor for entry, _ in some],
-            "reason": [entry.reason for entry, _ in some],
-            "at": [entry.at for entry, _ in some],
-        }
-        with connection.transaction():
-            connection.execute(statement("record_conflicts", schema), parameters)
+def _read(entry_id: bytes, fields: Sequence[bytes]) -> _Entry:
+    epoch, _, n = entry_id.partition(b"-")
+    read, fault = None, ""
+    try:
+        read = change_set(entry_id, fields)
+    except (ForeignEntry, NewerFormat) as error:
+        fault = str(error)
+    return _Entry(entry_id, fields, int(epoch), int(n), read, fault)
+
+
+def _keys_of(entry: _Entry) -> Sequence[str]:
+    if entry.read is not None:
+        return [change.key for change in entry.read.changes]
+    return [key for key in salvaged(entry.fields)[1] if "/" in key]
+
+
+def _parked(shard: int, entry: _Entry) -> dict[str, Any]:
+    change_id, keys = salvaged(entry.fields)
+    return {
+        "shard": shard,
+        "epoch": min(entry.epoch, INTEGER_MAX),
+        "n": max(min(entry.n, INTEGER_MAX), -INTEGER_MAX),
+        "change_id": change_id,
+        "keys": list(keys),
+        "entry": msgspec.msgpack.encode([bytes(field) for field in entry.fields]),
+        "sqlstate": _UNREADABLE,
+        "error": storable(entry.fault),
+    }
+
+
+def _columns(shard: int, changes: Sequence[tuple[ChangeSet, Change]]) -> dict[str, Any]:
+    return {
+        "shard": shard,
+        "cause": _CAUSE,
+        "change_id": [change.change_id for _, change in changes],
+        "key": [change.key for _, change in changes],
+        "epoch": [entry.position.epoch for entry, _ in changes],
+        "n": [entry.position.n for entry, _ in changes],
+        "op": [change.op for _, change in changes],
+        "version": [change.version for _, change in changes],
+        "parent_change_id": [change.parent_change_id for _, change in changes],
+        "value": [change.value for _, change in changes],
+        "encoding": [change.encoding for _, change in changes],
+        "schema": [change.schema for _, change in changes],
+        "writer": [entry.writer for entry, _ in changes],
+        "actor": [entry.actor for entry, _ in changes],
+        "reason": [entry.reason for entry, _ in changes],
+        "at": [entry.at for entry, _ in changes],
+    }

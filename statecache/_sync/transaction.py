@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+from statecache._bridge import sleep
 from statecache._sync.redis import refusal
 from statecache.clock import monotonic
 from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
@@ -21,7 +22,8 @@ from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Write
 from statecache.records import FIELDS, record_of
 
 if TYPE_CHECKING:
-    from statecache._sync.commits import Commit, Committed
+    from statecache._sync.answers import Committed
+    from statecache._sync.commits import Commit
     from statecache._sync.connect import Link
     from statecache._sync.verbs import Verbs
 
@@ -55,11 +57,20 @@ class Transaction:
         self.states: dict[str, State[Any]] = {}
 
     def __enter__(self) -> Self:
-        end = self._verbs.end_of(self._timeout)
+        end, pause = self._verbs.end_of(self._timeout), 0.005
+        self._tier.committer.prepare(self._durability, self._shard, end=end)
         while not self._records:
             self._link = self._tier.redis.pool.take(max(end - monotonic(), 0.001))
             try:
                 missing = self._watch(self._link, end)
+            except RedisUnavailable as error:
+                self._leave()
+                self._tier.redis.pool.drop_idle()
+                if error.reason == "refused" or monotonic() + pause > end:
+                    raise
+                sleep(pause)
+                pause = min(pause * 2, 0.25)
+                continue
             except BaseException:  # nothing may stay watched on a pooled connection
                 self._leave()
                 raise
@@ -76,6 +87,9 @@ class Transaction:
         watched, *replies = link.run(commands, seconds=max(end - monotonic(), 0.001))
         if isinstance(watched, Exception):
             raise refusal(watched, redis_keys[0]) from watched
+        if watched != b"OK":
+            link.close()
+            raise RedisUnavailable("connection", detail="a reply belongs to another request")
         records: dict[str, Record] = {}
         for key, redis_key, reply in zip(self._keys, redis_keys, replies, strict=True):
             if isinstance(reply, Exception):
@@ -160,7 +174,7 @@ class Transaction:
         commit = self._tier.committer.new(
             writes, self._shard, durability=self._durability, actor=self._actor, reason=self._reason, end=end
         )
-        committed = self._tier.committer.commit_watched(commit, link)
+        committed = self._tier.committer.commit_watched(commit, link, self._leave)
         self._note(commit, committed)
 
     def _compare(self, end: float) -> None:

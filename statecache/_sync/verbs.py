@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
 from statecache._bridge import called, sleep
-from statecache._sync.commits import Absent
+from statecache._sync.answers import Absent
 from statecache._sync.transaction import Transaction
 from statecache.clock import monotonic
 from statecache.codec import codec_for
@@ -37,12 +37,11 @@ from statecache.model import (
 from statecache.records import time_of
 
 if TYPE_CHECKING:
-    from statecache._sync.commits import Committed
+    from statecache._sync.answers import Committed
     from statecache._sync.tiers import Tiers
 
 D = TypeVar("D")
 V = TypeVar("V")
-R = TypeVar("R")
 _SECONDS_MAX = 1_000_000
 """What a longer timeout is cut to, about eleven days: servers count it in milliseconds, in 32 bits."""
 
@@ -306,13 +305,13 @@ class Verbs(Generic[D]):
     def transact(
         self,
         names: Sequence[str],
-        function: Callable[[Transaction], R | R],
+        function: Callable[[Transaction], Any],
         *,
         durability: Durability | None = None,
         actor: str = "",
         reason: str = "",
         timeout: float | None = None,
-    ) -> R:
+    ) -> Any:
         """This runs the function in a transaction, again where someone else was quicker, and gives its result."""
         end, pause = self.end_of(timeout), 0.001
         while True:

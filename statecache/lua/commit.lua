@@ -15,20 +15,17 @@
 --   LIMIT       index (0 = the whole commit), bytes, limit
 --   FOREIGN     Redis key, reason
 -- Nothing after the first write can fail: types, sizes and limits are checked before it, and XADD comes first.
--- Every commit waits for this script: it keeps globals in locals and does the work of rare cases only in those.
+-- Every commit waits for this script, and what it leaves to the garbage collector too: so globals are locals, there is
+-- no table or closure that most commits do without, and the work of rare cases is done in those only.
 
 local KEYS, ARGV, call, pcall, find, format = KEYS, ARGV, redis.call, redis.pcall, string.find, string.format
 local meta, changes, unflushed, hydrating = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local nonce, change_id = ARGV[1], ARGV[2]
 local count, first, width = #KEYS - 4, 12, 8
 
-local function foreign(key, reason)
-  return { nonce, 'FOREIGN', key, reason }
-end
-
 -- Fence: this server is the one that opened the shard's epoch.
 local head = pcall('HMGET', meta, 'epoch', 'replid', 'n', 'entries', 'bytes', 'flushed_entries', 'flushed_bytes')
-if head.err then return foreign(meta, head.err) end
+if head.err then return { nonce, 'FOREIGN', meta, head.err } end
 local epoch, replid, server = head[1], head[2], 'off'
 if ARGV[3] == 'on' then
   local info = call('INFO', 'replication')
@@ -40,26 +37,27 @@ if not epoch or replid ~= server then
 end
 
 -- Presence: every state is here, or its creator vouches that it is new.
-local states, missing = {}, { nonce, 'MISSING' }
+local states, missing = {}, nil
 local mine, seen = change_id .. '@', ARGV[4] == '1'
 for i = 1, count do
   local state = pcall('HMGET', KEYS[4 + i], 'version', 'change_id', 'op', 'recent', 'key')
-  if state.err then return foreign(KEYS[4 + i], state.err) end
+  if state.err then return { nonce, 'FOREIGN', KEYS[4 + i], state.err } end
   local at = first + (i - 1) * width
   if not state[1] then
-    if call('EXISTS', KEYS[4 + i]) == 1 then return foreign(KEYS[4 + i], 'fields are missing') end
+    if call('EXISTS', KEYS[4 + i]) == 1 then return { nonce, 'FOREIGN', KEYS[4 + i], 'fields are missing' } end
     if ARGV[at + 7] == '1' then
       state = { '0', '', 'absent', '', ARGV[at] }
     else
+      missing = missing or { nonce, 'MISSING' }
       missing[#missing + 1] = i
     end
   elseif not (state[2] and state[3] and state[4]) or state[5] ~= ARGV[at] then
-    return foreign(KEYS[4 + i], 'fields are missing or name another key')
+    return { nonce, 'FOREIGN', KEYS[4 + i], 'fields are missing or name another key' }
   end
   states[i] = state
   seen = seen or find(state[4] or '', mine, 1, true)
 end
-if #missing > 2 then return missing end
+if missing then return missing end
 
 -- Dedupe: a change that is in `recent` was applied; it answers as the first time did, and still writes.
 -- A repeat that `recent` no longer reaches is unsure, unless a parent that it names is still the tip.
@@ -136,9 +134,9 @@ for i = 1, count do
 end
 if size > tonumber(ARGV[10]) then return { nonce, 'LIMIT', 0, size, ARGV[10] } end
 local dirty = pcall('ZCARD', unflushed)
-if type(dirty) == 'table' then return foreign(unflushed, dirty.err) end
+if type(dirty) == 'table' then return { nonce, 'FOREIGN', unflushed, dirty.err } end
 local hydrations = pcall('HLEN', hydrating)
-if type(hydrations) == 'table' then return foreign(hydrating, hydrations.err) end
+if type(hydrations) == 'table' then return { nonce, 'FOREIGN', hydrating, hydrations.err } end
 
 -- Nothing below can fail but XADD, which comes first.
 local now = call('TIME')
@@ -198,18 +196,17 @@ else
   added = pcall(unpack(entry))
 end
 if type(added) == 'table' and added.err then
-  if string.find(added.err, 'WRONGTYPE') or string.find(added.err, 'XADD') then return foreign(changes, added.err) end
-  return added
+  local foreign = string.find(added.err, 'WRONGTYPE') or string.find(added.err, 'XADD')
+  return foreign and { nonce, 'FOREIGN', changes, added.err } or added
 end
 
 local answer = { nonce, 'OK', position, updated_at }
 for i = 1, count do
   local at, state = first + (i - 1) * width, states[i]
   if ARGV[at + 1] ~= 'check' then
-    local recent = mine .. position
-    if state[4] ~= '' then
-      recent = recent .. ' ' .. (string.match(state[4], '^%S+ %S+ %S+ %S+ %S+') or state[4])
-    end
+    local recent = state[4]
+    recent = recent == '' and mine .. position
+      or mine .. position .. ' ' .. (string.match(recent, '^%S+ %S+ %S+ %S+ %S+') or recent)
     local redis_key = KEYS[4 + i]
     call('HSET', redis_key, 'key', ARGV[at], 'op', ARGV[at + 1], 'value', ARGV[at + 3], 'version', state.version,
       'epoch', epoch, 'change_id', change_id, 'parent_change_id', state[2], 'position', position,

@@ -4,17 +4,20 @@
 -- ARGV  1 token  2 server's replid at the claim  3 fence (on|off)  4 epoch  5 n  6 entries  7 bytes
 --       8 flushed  9 flushed entries  10 flushed bytes  11 excepted
 --       12 shards  13 hash  14 prefix  15 schema  16 cluster
---       17… pairs: key, n of its newest change still to be flushed (only where entries were removed)
--- Gives 1, or 0 where the claim is lost or the server is another.
+--       17… pairs: key, n of its newest change still to be flushed (where the stream was gone through)
+-- Gives 1, or 0 where the claim is lost, the server is another, or the stream has gone beyond the new epoch meanwhile.
 
 local server = 'off'
 if ARGV[3] == 'on' then server = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') end
 if redis.call('HGET', KEYS[1], 'claim') ~= ARGV[1] or server ~= ARGV[2] then return 0 end
-redis.call('XADD', KEYS[2], ARGV[4] .. '-' .. ARGV[5], '_', '_')
-redis.call('XDEL', KEYS[2], ARGV[4] .. '-' .. ARGV[5])
+redis.call('DEL', KEYS[4]) -- first: a script that has removed something may go on when memory is full
+local start = ARGV[4] .. '-' .. ARGV[5]
+local added = redis.pcall('XADD', KEYS[2], start, '_', '_')
+if type(added) == 'table' and added.err then return 0 end
+redis.call('XDEL', KEYS[2], start)
+redis.call('ZREMRANGEBYSCORE', KEYS[3], 0, ARGV[8])
 redis.call('ZADD', KEYS[3], -1, '_')
 for i = 17, #ARGV, 2 do redis.call('ZADD', KEYS[3], ARGV[i + 1], ARGV[i]) end
-redis.call('DEL', KEYS[4])
 redis.call('HSET', KEYS[4], '_', '_')
 redis.call('HSET', KEYS[1], 'epoch', ARGV[4], 'replid', server, 'n', ARGV[5], 'entries', ARGV[6], 'bytes', ARGV[7],
   'flushed', ARGV[8], 'flushed_entries', ARGV[9], 'flushed_bytes', ARGV[10], 'excepted', ARGV[11],

@@ -1,2 +1,4 @@
--- This gives where each epoch after the data set's own began, up to the one being opened.
-SELECT start_n FROM {schema}.epoch WHERE shard = %(shard)s AND epoch > %(epoch)s AND epoch < %(opening)s ORDER BY epoch
+-- This gives, for each data set's epoch, the lowest position at which any later epoch of its shard began.
+SELECT a.shard, min(e.start_n)
+FROM unnest(%(shards)s::integer[], %(epochs)s::bigint[]) AS a (shard, epoch)
+JOIN {schema}.epoch e ON e.shard = a.shard AND e.epoch > a.epoch GROUP BY a.shard

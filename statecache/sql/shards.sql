@@ -1,3 +1,6 @@
--- This gives the rows of the asked shards, for whoever opens their gates.
-SELECT shard, epoch, replid, flushed, entries, bytes FROM {schema}.shard
-WHERE shard = ANY (%(shards)s) ORDER BY shard
+-- This gives the rows of the asked shards for whoever opens their gates, with the cluster that they belong to, and
+-- whether this role may begin epochs.
+SELECT s.shard, s.epoch, s.replid, c.id::text,
+       has_function_privilege('{schema}.begin_epoch(integer[], bigint[], text[], bigint[], bigint[], text, text, boolean)',
+                              'EXECUTE')
+FROM {schema}.shard s CROSS JOIN {schema}.cluster c WHERE s.shard = ANY (%(shards)s) ORDER BY s.shard

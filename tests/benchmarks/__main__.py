@@ -21,7 +21,7 @@ import redis
 
 from statecache import StateCache
 from statecache.keys import KeySpace
-from statecache.testing.embedded import Options, Servers
+from statecache.testing import servers
 from tests.benchmarks.exchanges import Exchanges
 from tests.benchmarks.flushing import Flushing
 from tests.benchmarks.measuring import Row
@@ -40,7 +40,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choices_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Choices:
-    """This reads NAME=value arguments, and the environment where an argument says nothing; ValueError if they are wrong."""
+    """This reads NAME=value arguments, which win over the environment; ValueError where they are wrong."""
     given = {name: environment[name] for name in ("JSON", "RUNS", "ROUNDS") if environment.get(name)}
     for argument in arguments:
         name, sign, value = argument.partition("=")
@@ -50,24 +50,29 @@ def choices_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Choi
     rounds = int(given.get("ROUNDS", Choices().rounds))
     if rounds < ROUNDS_MIN:
         raise ValueError(f"ROUNDS={rounds} is below {ROUNDS_MIN}")
-    path = given.get("JSON")
-    return Choices(json=Path(path) if path else None, runs=Path(given.get("RUNS", SAMPLE)), rounds=rounds)
+    runs, json = Path(given.get("RUNS", SAMPLE)), Path(given["JSON"]) if "JSON" in given else None
+    if not runs.is_file():
+        raise ValueError(f"RUNS={runs} is not a file")
+    if json is not None and not json.parent.is_dir():
+        raise ValueError(f"JSON={json}: its folder does not exist")
+    return Choices(json=json, runs=runs, rounds=rounds)
 
 
 def measure(choices: Choices) -> tuple[list[Row], dict[str, str]]:
     """This gives the rows, and what the servers are."""
     values = values_of(choices.runs)
-    with Servers(Options(workers=0)) as servers:
-        bare: Any = redis.Redis.from_url(servers.redis_url)
-        with bare, StateCache(redis_url=servers.redis_url, postgres_url=servers.postgres_url) as cache:
+    with servers(workers=0) as running:
+        bare: Any = redis.Redis.from_url(running.redis_url)
+        with bare, StateCache(redis_url=running.redis_url, postgres_url=running.postgres_url) as cache:
             rows = list(Exchanges(cache, bare, values).rows(choices.rounds))
             space = KeySpace(cache.settings.prefix, cache.settings.shards)
-            servers.start_workers(1)
-            rows += Flushing(servers, bare, space, values).rows(choices.rounds)
-            about = bare.info("server")
-    return rows, {
-        "server": f"{about.get('server_name', 'redis')} {about.get('valkey_version', about['redis_version'])}"
-    }
+            running.start_workers(1)
+            rows += Flushing(running, bare, space, values).rows(choices.rounds)
+            return rows, {"redis": _version(bare.info("server"))}
+
+
+def _version(about: Mapping[str, Any]) -> str:
+    return f"{about.get('server_name', 'redis')} {about.get('valkey_version', about['redis_version'])}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -77,10 +82,10 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    rows, servers = measure(choices)
+    rows, versions = measure(choices)
     sys.stdout.write(table(rows))
     if choices.json is not None:
-        choices.json.write_bytes(document(rows, rounds=choices.rounds, servers=servers))
+        choices.json.write_bytes(document(rows, rounds=choices.rounds, versions=versions))
     return 0
 
 

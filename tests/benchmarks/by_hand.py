@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import psycopg
-import redis
 
 BATCH = 1000
 STREAM = "by-hand:changes"
@@ -79,7 +78,7 @@ class Change(NamedTuple):
     at: datetime
 
 
-def flush_in_batches(bare: redis.Redis, connection: psycopg.Connection[Any]) -> float:
+def flush_in_batches(bare: Any, connection: psycopg.Connection[Any]) -> float:
     """This empties the stream into Postgres and gives the seconds that it took."""
     started = perf_counter()
     last: bytes = b"0-0"
@@ -94,7 +93,7 @@ def flush_in_batches(bare: redis.Redis, connection: psycopg.Connection[Any]) -> 
     return perf_counter() - started
 
 
-def flush_one_by_one(bare: redis.Redis, connection: psycopg.Connection[Any], count: int) -> float:
+def flush_one_by_one(bare: Any, connection: psycopg.Connection[Any], count: int) -> float:
     """This moves that many changes, a transaction each, and gives the seconds that it took."""
     started = perf_counter()
     entries: Any = bare.xrange(STREAM, count=count)
@@ -105,7 +104,7 @@ def flush_one_by_one(bare: redis.Redis, connection: psycopg.Connection[Any], cou
     return perf_counter() - started
 
 
-def _read(bare: redis.Redis, last: bytes) -> list[Any]:
+def _read(bare: Any, last: bytes) -> list[Any]:
     found: Any = bare.xread({STREAM: last}, count=BATCH)
     return found[0][1] if found else []
 

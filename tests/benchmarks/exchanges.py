@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
-import redis
-
 from statecache import StateCache
 from statecache.keys import KeySpace
 from tests.benchmarks.measuring import Row, in_turns
@@ -25,7 +23,7 @@ BY_HAND = "by-hand"
 class Exchanges:
     """These are the rows of single exchanges; each starts from states that exist."""
 
-    def __init__(self, cache: StateCache, bare: redis.Redis, values: Sequence[Value]) -> None:
+    def __init__(self, cache: StateCache, bare: Any, values: Sequence[Value]) -> None:
         self._cache = cache
         self._bare = bare
         self._space = KeySpace(cache.settings.prefix, cache.settings.shards)

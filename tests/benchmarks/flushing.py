@@ -15,7 +15,6 @@ from time import perf_counter
 from typing import Any
 
 import psycopg
-import redis
 
 from statecache.keys import KeySpace
 from statecache.lua import script
@@ -35,7 +34,7 @@ WAIT_S = 60.0
 class Flushing:
     """These are the rows of flushing; `servers` have one worker, which has nothing to do."""
 
-    def __init__(self, servers: Servers, bare: redis.Redis, space: KeySpace, values: Sequence[Value]) -> None:
+    def __init__(self, servers: Servers, bare: Any, space: KeySpace, values: Sequence[Value]) -> None:
         self._worker = servers.worker_pids[0]
         self._bare = bare
         self._space = space

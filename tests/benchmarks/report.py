@@ -21,12 +21,12 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def document(rows: Sequence[Row], *, rounds: int, servers: dict[str, str]) -> bytes:
+def document(rows: Sequence[Row], *, rounds: int, versions: dict[str, str]) -> bytes:
     """This gives the rows as JSON."""
     machine = {"python": platform.python_version(), "machine": platform.machine(), "cpus": os.cpu_count()}
     content: dict[str, Any] = {
         "rounds": rounds,
-        "machine": machine | servers,
+        "machine": machine | versions,
         "rows": [msgspec.to_builtins(row) | {"ratio": row.ratio, "met": row.met} for row in rows],
     }
     return msgspec.json.format(msgspec.json.encode(content)) + b"\n"

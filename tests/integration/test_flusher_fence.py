@@ -118,6 +118,23 @@ async def test_two_workers_on_one_shard_write_every_change_once(
     assert sum(flushed(psql).values()) == 20
 
 
+async def test_a_worker_whose_shard_another_has_taken_writes_nothing(
+    agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other has not flushed yet, so the watermark alone would let it."""
+    await flush(worker)
+    agents.commit("runs/1")
+
+    async def taken() -> None:
+        psql.execute("UPDATE shard SET owner = 'other', lease_until = now() + interval '1 hour'")
+
+    _once_before(monkeypatch, worker.flusher, "_write", taken)
+    await worker.turn()
+    assert rows(psql, "SELECT count(*) FROM change") == [(0,)]
+    await worker.turn()
+    assert worker.holdings == {}
+
+
 async def test_a_zombie_with_old_entries_does_not_resurrect_a_deleted_key(
     agents: Agents, make_worker: MakeWorker, psql: Psql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +154,7 @@ async def test_a_zombie_with_old_entries_does_not_resurrect_a_deleted_key(
     await zombie.turn()
     assert rows(psql, "SELECT version, op FROM state") == [(2, "delete")]
     assert rows(psql, "SELECT count(*) FROM change") == [(2,)]
+    assert sum(flushed(psql).values()) == 2, "the watermark never goes back"
     agents.commit("runs/1")
     await flush_through(zombie)
     assert rows(psql, "SELECT version, op FROM state") == [(3, "set")]

@@ -65,6 +65,26 @@ async def test_a_state_that_was_written_again_keeps_no_time_to_live(
     assert redis_raw.ttl(keys.state(key)) == -1
 
 
+@every_redis
+async def test_an_older_entry_leaving_marks_nothing_that_is_newer_or_dirty(
+    agents: Agents, redis_raw: Any, keys: KeySpace
+) -> None:
+    key = agents.key_on(0)
+    agents.commit(key, change_id="a" * 24)
+    agents.commit(key, change_id="b" * 24)
+    redis_raw.hset(keys.meta(0), "flushed", 2)
+    names = [keys.meta(0), keys.changes(0), keys.unflushed(0), keys.state(key)]
+
+    def retire(entry_id: str, change_id: str) -> int:
+        return int(redis_raw.eval(script("retire").text, 4, *names, 1, 2, entry_id, key, change_id, 1000))
+
+    assert retire("1-1", "b" * 24) == 0, "it is still dirty"
+    redis_raw.zrem(keys.unflushed(0), key)
+    assert retire("1-1", "a" * 24) == 0, "it is newer"
+    assert redis_raw.ttl(keys.state(key)) == -1
+    assert retire("1-2", "b" * 24) == 1
+
+
 async def test_entries_stay_for_the_retention_by_their_own_time(
     agents: Agents, make_worker: MakeWorker, settings: Settings, redis_raw: Any, keys: KeySpace
 ) -> None:

@@ -52,7 +52,7 @@ class Dialed:
         self.lines: list[Line] = []
         self.failing = False
 
-    async def __call__(self) -> Line:
+    async def __call__(self, seconds: float) -> Line:
         if self.failing:
             raise RedisUnavailable("connect", detail="told to")
         self.lines.append(Line())
@@ -228,7 +228,7 @@ def test_threads_share_it_and_each_line_has_one_borrower() -> None:
     lock, lines = threading.Lock(), list[SyncLine]()
     borrowers = Counter[int]()
 
-    def dial() -> SyncLine:
+    def dial(seconds: float) -> SyncLine:
         with lock:
             lines.append(SyncLine())
             return lines[-1]

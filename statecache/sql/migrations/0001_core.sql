@@ -149,16 +149,21 @@ CREATE VIEW {schema}.change_view AS
     FROM {schema}.change;
 
 -- This raises the epoch of each shard whose row is still as the caller read it, and gives the rows that it raised.
--- With p_wait false, rows that somebody holds are left out. Rows are locked in shard order, as everywhere.
+-- With p_wait false, rows that somebody holds are left out. Rows are locked in shard order, as everywhere. p_last is
+-- the n up to which the caller's data set and the lineage are the same: the epoch starts there, or at the watermark.
 CREATE FUNCTION {schema}.begin_epoch(
     p_shards integer[], p_epochs bigint[], p_replids text[], p_seen bigint[], p_last bigint[],
     p_replid text, p_by text, p_wait boolean
 ) RETURNS TABLE (shard integer, epoch bigint, start_n bigint, flushed bigint, entries bigint, bytes bigint, excepted bigint)
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
 #variable_conflict use_column
 DECLARE
     locked integer[];
 BEGIN
+    -- An epoch that Redis is told must be here after a crash, whatever the role's default is.
+    IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
     IF p_wait THEN
         SELECT array_agg(l.shard) INTO locked FROM (
             SELECT s.shard FROM {schema}.shard s WHERE s.shard = ANY (p_shards) ORDER BY s.shard FOR UPDATE) l;
@@ -183,3 +188,5 @@ BEGIN
     )
     SELECT r.shard, r.epoch, r.start_n, r.flushed, r.entries, r.bytes, r.excepted FROM raised r ORDER BY r.shard;
 END $$;
+REVOKE ALL ON FUNCTION {schema}.begin_epoch(integer[], bigint[], text[], bigint[], bigint[], text, text, boolean)
+    FROM PUBLIC;

@@ -1,0 +1,74 @@
+"""What the commit script's answers mean: an outcome, or the error to raise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecache.errors import (
+    AlreadyExists,
+    Backpressure,
+    ForeignData,
+    LimitExceeded,
+    StateCacheError,
+    VersionConflict,
+)
+from statecache.model import ABSENT, PRESENT, Position
+
+if TYPE_CHECKING:
+    from statecache._async.commits import Commit
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """This is what an applied commit answers: its place, the server's time, each written state's version and parent."""
+
+    change_id: str
+    position: Position
+    updated_at: str
+    versions: tuple[int, ...]
+    parents: tuple[str, ...]
+
+
+class Absent(StateCacheError):
+    """{key!r} is absent, and the commit asked for it to be there."""
+
+    key: str
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key=key)
+
+
+def committed_of(change_id: str, reply: Sequence[Any]) -> Committed:
+    """This reads the answer of a commit that is applied."""
+    return Committed(
+        change_id,
+        Position.parse(reply[2]) or Position(0, 0),
+        reply[3].decode(),
+        tuple(map(int, reply[4::2])),
+        tuple(map(bytes.decode, reply[5::2])),
+    )
+
+
+def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
+    """This reads the answer of a commit that is not applied."""
+    verdict, rest = reply[1].decode(), reply[2:]
+    if verdict == "CONFLICT":
+        write, actual = commit.writes[rest[0] - 1], rest[1].decode()
+        if write.expected == ABSENT:
+            return AlreadyExists(write.key)
+        if write.expected == PRESENT:
+            return Absent(write.key)
+        return VersionConflict(write.key, write.expected, actual)
+    if verdict == "BACKLOG":
+        entries, size = (int(part) for part in rest)
+        return Backpressure(commit.shard, reason=f"{entries} changes and {size} bytes are not yet flushed")
+    if verdict == "LIMIT":
+        at, actual, limit = int(rest[0]), int(rest[1]), int(rest[2])
+        if at == 0:
+            return LimitExceeded("the commit's size in bytes", actual=actual, limit=limit)
+        return LimitExceeded("the value", actual=actual, limit=limit, key=commit.writes[at - 1].key)
+    if verdict == "FOREIGN":
+        return ForeignData(rest[0].decode("utf-8", "replace"), reason=rest[1].decode("utf-8", "replace"))
+    return ForeignData(commit.redis_keys[0], reason=f"the commit script answered {verdict!r}")

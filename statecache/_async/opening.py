@@ -1,0 +1,366 @@
+"""One attempt at opening gates: look, claim, raise the row, validate, open.
+
+What is decided stands in `epochs`; here it is carried out, for many shards at once. Each step is safe to die after:
+the claim expires and keeps what the next claimer needs, a raised row only makes the next epoch higher, what is set
+aside is kept before it is taken out, and nothing of the new epoch is written to the shard until the last script, which
+checks the claim and the server once more.
+
+    look      what the data set says of itself
+    claim     closes the gate where all is still as it was looked at, and tells where the data set ends from then on
+    raise     the row in Postgres, by compare-and-set on what was read before the claim, so of several openers one wins
+    validate  what Postgres holds beyond the common point is stale here; what this data set holds beyond it is kept
+              in `conflict` and taken out, its states before its entries: whoever goes on must still find it
+    open      the claim and the server must be the same
+
+Only whoever's own bump succeeded opens; everybody else looks again. Rows are locked in shard order, for the length of
+one statement, those that nobody holds first: whoever is stuck holds up its own shards alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psycopg
+from psycopg import errors as pg
+
+from statecache._async.rescue import Branch, Rescue
+from statecache._bridge import async_timeout
+from statecache.epochs import (
+    Look,
+    Pin,
+    Refusal,
+    Row,
+    Totals,
+    common_point,
+    decide,
+    head_totals,
+    must_set_aside,
+    pages,
+)
+from statecache.errors import ConfigurationError
+from statecache.keys import HASH
+from statecache.lua import script
+from statecache.sql import statement
+
+if TYPE_CHECKING:
+    from statecache._async.connect import AsyncLink
+    from statecache._async.gate import Gate
+
+_KEYS_PER_DROP = 500
+_POSITIONS_PER_PAGE = 20_000
+_SCRIPTS_PER_ROUND = 256
+_GRACE_S = 0.1
+"""How much longer than Postgres' own timeout its answer is waited for."""
+_LIMITS = "SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', %s, true)"
+_MEANWHILE = Refusal(why="others keep opening it", wait=True)
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """This reports an opening: the new epoch, its start, stale states dropped, changes set aside as conflicts."""
+
+    shard: int
+    epoch: int
+    start_n: int
+    dropped: int
+    conflicts: int
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what one attempt came to: the shards that it opened, and why others are still closed."""
+
+    opened: list[Opened]
+    refused: dict[int, Refusal]
+
+
+class _Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what was read of a shard that may be opened.
+
+    The new epoch is above `seen`; `later` is the lowest start of the lineage's epochs after the data set's own.
+    """
+
+    row: Row
+    look: Look
+    seen: int
+    later: int | None = None
+
+    @property
+    def common(self) -> int | None:
+        """This is the n up to which the data set and the lineage are the same; None where there is no data set."""
+        return common_point(self.look, self.later)
+
+
+class _Raised(msgspec.Struct, frozen=True, kw_only=True):
+    """This is a shard whose row was raised for us, with what the row says."""
+
+    seen: _Seen
+    epoch: int
+    start_n: int
+    flushed: int
+    totals: Totals
+    excepted: int
+
+    @property
+    def shard(self) -> int:
+        """This is the shard's number."""
+        return self.seen.row.shard
+
+
+class Attempt:
+    """This is one attempt: what is the same in all of its steps."""
+
+    def __init__(
+        self, gate: Gate, link: AsyncLink, connection: psycopg.AsyncConnection[Any], *, token: str, seconds: float
+    ) -> None:
+        self._gate = gate
+        self._settings = gate.settings
+        self._keys = gate.keys
+        self._link = link
+        self._connection = connection
+        self._token = token
+        self._seconds = seconds
+        self._claim_ms = round(gate.settings.claim_s * 1000)
+        self._may_begin = False
+
+    async def run(self, shards: Sequence[int]) -> Outcome:
+        """This opens what it may."""
+        rows = await self._rows(shards)
+        seen, refused = await self._look(rows)
+        await self._confirm(rows, refused)
+        seen = await self._compare(seen, refused)
+        claimed = await self._claim(seen)
+        opened: list[Opened] = []
+        for wait in (False, True):
+            raised = await self._raise(claimed, wait=wait)
+            opened += await self._validate_and_open(raised)
+            ours = {one.shard for one in raised}
+            claimed = [one for one in claimed if one.row.shard not in ours]
+            if not claimed:
+                break
+        done = {one.shard for one in opened}
+        refused |= {one.row.shard: _MEANWHILE for one in seen if one.row.shard not in done}
+        return Outcome(opened=opened, refused=refused)
+
+    async def _rows(self, shards: Sequence[int]) -> list[Row]:
+        rows = await self._fetch("shards", {"shards": list(shards)})
+        if len(rows) != len(set(shards)):
+            raise ConfigurationError("Postgres has no row for some shards", hint="Run `statecache migrate`.")
+        self._may_begin = all(row[4] for row in rows)
+        return [Row(shard=row[0], epoch=row[1], replid=row[2], cluster=row[3]) for row in rows]
+
+    async def _look(self, rows: Sequence[Row]) -> tuple[list[_Seen], dict[int, Refusal]]:
+        replies = await self._scripts("gate_look", [(self._fixed(row.shard), [self._settings.fence]) for row in rows])
+        seen: list[_Seen] = []
+        refused: dict[int, Refusal] = {}
+        for row, reply in zip(rows, replies, strict=True):
+            look = self._looked(row.shard, reply)
+            pin = Pin(str(self._keys.shards), HASH, row.cluster)
+            verdict = look if isinstance(look, Refusal) else decide(row, look, self._gate.authority, pin=pin)
+            if isinstance(verdict, Refusal):
+                refused[row.shard] = verdict
+            elif isinstance(look, Look) and verdict is not None:
+                seen.append(_Seen(row=row, look=look, seen=verdict.seen))
+        return seen, refused
+
+    def _looked(self, shard: int, reply: Sequence[bytes]) -> Look | Refusal:
+        look = self._parsed(shard, reply)
+        if isinstance(look, Refusal) or not look.claim:
+            return look
+        if look.claim == self._token:
+            return msgspec.structs.replace(look, claim_left_ms=0)
+        return self._gate.outlived(shard, look)
+
+    def _parsed(self, shard: int, reply: Sequence[bytes]) -> Look | Refusal:
+        parts = [part.decode("utf-8", "replace") for part in reply]
+        if parts[0] == "FOREIGN":
+            return Refusal(why=parts[2], redis_key=parts[1])
+        try:
+            return _look_of(parts)
+        except ValueError as error:
+            return Refusal(why=str(error), redis_key=self._keys.meta(shard))
+
+    async def _confirm(self, rows: Sequence[Row], refused: dict[int, Refusal]) -> None:
+        """This lets a refusal be final only if the row did not change under the look: others may just have opened."""
+        before = {row.shard: row for row in rows}
+        doubtful = [shard for shard, refusal in refused.items() if not refusal.wait]
+        for row in await self._rows(doubtful) if doubtful else ():
+            if row != before[row.shard]:
+                refused[row.shard] = _MEANWHILE
+
+    async def _compare(self, seen: Sequence[_Seen], refused: dict[int, Refusal]) -> list[_Seen]:
+        """This finds the common points. What has to be set aside needs rights in Postgres that a client has not.
+
+        Rights are looked at before the claim: a claim that leads to nothing would hold up those who may.
+        """
+        if not seen:
+            return []
+        if not self._may_begin:
+            hint = "Grant EXECUTE on begin_epoch to agents, beside SELECT on the tables."
+            raise ConfigurationError("this Postgres role may not run begin_epoch", hint=hint)
+        parameters = {"shards": [one.row.shard for one in seen], "epochs": [one.look.own for one in seen]}
+        starts = dict(await self._fetch("later_starts", parameters))
+        compared: list[_Seen] = []
+        for each in seen:
+            one = msgspec.structs.replace(each, later=starts.get(each.row.shard))
+            aside = must_set_aside(one.look, one.common)
+            if aside and self._gate.authority == "client":
+                refused[one.row.shard] = Refusal(why=f"it holds {aside}, which a worker has to set aside", wait=True)
+            else:
+                compared.append(one)
+        return compared
+
+    async def _claim(self, seen: Sequence[_Seen]) -> list[_Seen]:
+        calls = [(self._fixed(one.row.shard), self._claim_arguments(one.look)) for one in seen]
+        claimed: list[_Seen] = []
+        for one, reply in zip(seen, await self._scripts("gate_look", calls), strict=True):
+            look = self._parsed(one.row.shard, reply)
+            if isinstance(look, Look) and look.claim == self._token and look.own == one.look.own:
+                claimed.append(msgspec.structs.replace(one, look=look, seen=max(one.seen, look.last[0])))
+        return claimed
+
+    def _claim_arguments(self, look: Look) -> list[Any]:
+        epoch = "" if look.epoch is None else look.epoch
+        return [self._settings.fence, self._token, self._claim_ms, epoch, look.replid, look.claim, look.server]
+
+    async def _raise(self, claimed: Sequence[_Seen], *, wait: bool) -> list[_Raised]:
+        """This bumps the rows that are as they were read; with `wait`, those too that somebody holds."""
+        raised: list[_Raised] = []
+        for server in sorted({one.look.server for one in claimed}):
+            group = {one.row.shard: one for one in claimed if one.look.server == server}
+            parameters = {
+                "shards": list(group),
+                "epochs": [one.row.epoch for one in group.values()],
+                "replids": [one.row.replid for one in group.values()],
+                "seen": [one.seen for one in group.values()],
+                "last": [one.common or 0 for one in group.values()],
+                "replid": server,
+                "by": self._gate.by,
+                "wait": wait,
+            }
+            try:
+                rows = await self._begin(parameters)
+            except (pg.LockNotAvailable, pg.DeadlockDetected, pg.SerializationFailure):
+                continue
+            for shard, epoch, start_n, flushed, entries, size, excepted in rows:
+                totals = Totals(entries, size)
+                raised.append(
+                    _Raised(
+                        seen=group[shard], epoch=epoch, start_n=start_n, flushed=flushed, totals=totals,
+                        excepted=excepted,
+                    )
+                )  # fmt: skip
+        return raised
+
+    async def _validate_and_open(self, raised: Sequence[_Raised]) -> list[Opened]:
+        branches = {one.shard: await self._set_aside(one) for one in raised}
+        dropped = dict.fromkeys(branches, 0)
+        spans = [
+            (one.shard, one.seen.common, one.flushed)
+            for one in raised
+            if one.seen.common is not None and one.seen.common < one.flushed
+        ]
+        for page in pages(spans, _POSITIONS_PER_PAGE):
+            shards, after, upto = zip(*page, strict=True)
+            parameters = {"shards": list(shards), "after": list(after), "upto": list(upto)}
+            stale: dict[int, list[str]] = {}
+            for shard, key in await self._fetch("keys_beyond", parameters):
+                stale.setdefault(shard, []).append(key)
+            await self._drop(dropped, [(shard, keys, []) for shard, keys in stale.items()])
+        for shard, branch in branches.items():
+            if not branch.entry_ids:
+                continue
+            await self._drop(dropped, [(shard, sorted(branch.keys), [])])
+            await self._drop(dropped, [(shard, [], branch.entry_ids)])
+        ready = [one for one in raised if dropped[one.shard] >= 0]
+        replies = await self._scripts("gate_open", [self._opening_of(one, branches[one.shard]) for one in ready])
+        return [
+            Opened(
+                shard=one.shard, epoch=one.epoch, start_n=one.start_n, dropped=dropped[one.shard],
+                conflicts=branches[one.shard].conflicts,
+            )
+            for one, reply in zip(ready, replies, strict=True)
+            if reply == 1
+        ]  # fmt: skip
+
+    async def _set_aside(self, one: _Raised) -> Branch:
+        """This goes through the stream where it holds what is no lineage's, or where Postgres has gone back."""
+        look, common = one.seen.look, one.seen.common
+        if common is None or not (must_set_aside(look, common) or look.flushed > one.flushed):
+            return Branch()
+        rescue = Rescue(self._link, self._connection, self._settings.postgres_schema, seconds=self._seconds)
+        return await rescue.set_aside(
+            one.shard, self._keys.changes(one.shard), look, common=common, flushed=one.flushed
+        )
+
+    async def _drop(self, dropped: dict[int, int], what: Sequence[tuple[int, Sequence[str], Sequence[bytes]]]) -> None:
+        """This deletes states and entries under the claims, and counts; -1 for a shard whose claim was lost."""
+        calls: list[tuple[list[str], list[Any]]] = []
+        order: list[int] = []
+        keys = self._keys
+        for shard, found, entries in what:
+            fixed = [keys.meta(shard), keys.unflushed(shard), keys.changes(shard)]
+            states = [key for key in found if keys.shard(key) == shard]  # a damaged entry may name any
+            for start in range(0, max(len(states), len(entries)), _KEYS_PER_DROP):
+                some = states[start : start + _KEYS_PER_DROP]
+                ids = entries[start : start + _KEYS_PER_DROP]
+                redis_keys = [*fixed, *(keys.state(key) for key in some)]
+                calls.append((redis_keys, [self._token, self._claim_ms, len(some), *some, *ids]))
+                order.append(shard)
+        for shard, reply in zip(order, await self._scripts("gate_drop", calls), strict=True):
+            dropped[shard] = -1 if reply < 0 or dropped[shard] < 0 else dropped[shard] + reply
+
+    def _opening_of(self, one: _Raised, branch: Branch) -> tuple[list[str], list[Any]]:
+        look, keys = one.seen.look, self._keys
+        common = one.seen.common or 0
+        gone_through = branch.head if look.n > common else look.totals
+        head = head_totals(one.totals, gone_through, behind=common > one.flushed)
+        numbers = [one.epoch, one.start_n, *head, one.flushed, *one.totals, one.excepted]
+        pin = [keys.shards, HASH, keys.prefix, self._settings.postgres_schema, one.seen.row.cluster]
+        dirty = [part for pair in branch.dirty.items() for part in pair]
+        return self._fixed(one.shard), [self._token, look.server, self._settings.fence, *numbers, *pin, *dirty]
+
+    def _fixed(self, shard: int) -> list[str]:
+        keys = self._keys
+        return [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard)]
+
+    async def _scripts(self, name: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
+        replies: list[Any] = []
+        for start in range(0, len(calls), _SCRIPTS_PER_ROUND):
+            some = calls[start : start + _SCRIPTS_PER_ROUND]
+            replies += await self._link.scripts(script(name), some, seconds=self._seconds)
+        return replies
+
+    async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """This reads, within the time that there is."""
+        limit = (f"{max(1, round(self._seconds * 1000))}ms",)
+        text = statement(name, self._settings.postgres_schema)
+        async with async_timeout(self._seconds + _GRACE_S, self._connection), self._connection.transaction():
+            await self._connection.execute(_LIMITS, limit)
+            return await (await self._connection.execute(text, parameters)).fetchall()
+
+    async def _begin(self, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """This raises rows in a statement that is its own transaction: whoever stops here holds no lock."""
+        text = statement("begin_epoch", self._settings.postgres_schema)
+        async with async_timeout(self._seconds + _GRACE_S, self._connection):
+            return await (await self._connection.execute(text, parameters)).fetchall()
+
+
+def _look_of(parts: Sequence[str]) -> Look:
+    epoch, replid, claimed, claim, until, left, last, n, entries, size, flushed, *pin, server, role = parts
+    last_epoch, _, last_n = last.partition("-")
+    return Look(
+        epoch=int(epoch) if epoch else None,
+        replid=replid,
+        claimed=tuple(claimed.split()),
+        claim=claim,
+        claim_until=until,
+        claim_left_ms=int(left),
+        last=(int(last_epoch), int(last_n)),
+        n=int(n or 0),
+        totals=Totals(int(entries), int(size)) if entries and size else None,
+        flushed=int(flushed or 0),
+        pin=Pin(*pin),
+        server=server,
+        role=role,
+    )

@@ -1,0 +1,185 @@
+"""Transactions watch, the script decides, and nothing stays watched on a connection that others will use."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from statecache import AsyncStateCache, Settings, VersionConflict
+from statecache.keys import KeySpace
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
+from tests.fix_servers import MakeClient, every_redis
+
+MARK = "the-unlucky"
+
+
+@pytest.fixture
+def single(make_client: MakeClient, settings: Settings) -> AsyncStateCache:
+    """A client with a single connection to Redis."""
+    return make_client(settings.model_copy(update={"redis_connections_max": 1}))
+
+
+async def _is_watching_nothing(single: AsyncStateCache, other: AsyncStateCache, watched: str) -> None:
+    """A key that is still watched, once it changed, would abort the next EXEC of the connection."""
+    call: Any = _awaiting if isinstance(single, AsyncStateCache) else asyncio.to_thread
+    pool = single.tier.redis.pool
+    link = await call(pool.take, 1)
+    pool.give(link)
+    await other.set(watched, "changed by somebody")
+    replies = await call(link.run, [("MULTI",), ("PING",), ("EXEC",)], seconds=5)
+    assert replies[-1] == [b"PONG"]
+
+
+async def _awaiting(function: Any, *arguments: Any, **more: Any) -> Any:
+    return await function(*arguments, **more)
+
+
+@every_redis
+async def test_an_aborted_transaction_watches_nothing_any_more(single: AsyncStateCache, cache: AsyncStateCache) -> None:
+    await cache.set("runs/1", 1)
+    with pytest.raises(LookupError):  # noqa: PT012
+        async with single.transaction("runs/1") as tx:
+            tx.set("runs/1", 2)
+            raise LookupError
+    await _is_watching_nothing(single, cache, "runs/1")
+
+
+@every_redis
+async def test_a_transaction_that_lost_watches_nothing_any_more(
+    single: AsyncStateCache, cache: AsyncStateCache
+) -> None:
+    await cache.set("runs/1", 1)
+    with pytest.raises(VersionConflict) as caught:  # noqa: PT012
+        async with single.transaction("runs/1", "runs/1/plan") as tx:
+            tx.set("runs/1/plan", 2)
+            winner = await cache.set("runs/1", 3)
+    assert (caught.value.key, caught.value.actual) == ("runs/1", winner.change_id)
+    await _is_watching_nothing(single, cache, "runs/1")
+
+
+async def test_a_transaction_that_cannot_be_begun_watches_nothing(
+    single: AsyncStateCache, cache: AsyncStateCache, redis_raw: Any, keys: KeySpace
+) -> None:
+    await cache.set("runs/1", 1)
+    redis_raw.set(keys.state("runs/1/plan"), "somebody's")
+    with pytest.raises(Exception, match="does not hold what statecache wrote"):
+        async with single.transaction("runs/1", "runs/1/plan"):
+            pass
+    await _is_watching_nothing(single, cache, "runs/1")
+
+
+async def test_a_transaction_that_was_read_only_or_refused_watches_nothing(
+    single: AsyncStateCache, cache: AsyncStateCache, redis_raw: Any
+) -> None:
+    await cache.set("runs/1", 1)
+    async with single.transaction("runs/1"):
+        pass
+    await _is_watching_nothing(single, cache, "runs/1")
+    with pytest.raises(Exception, match=r"Durability 'replica' cannot be given"):
+        async with single.transaction("runs/1", durability="replica") as tx:
+            tx.set("runs/1", 2)
+    await _is_watching_nothing(single, cache, "runs/1")
+
+
+async def test_a_cancelled_transaction_watches_nothing(cache: AsyncStateCache, settings: Settings) -> None:
+    await cache.set("runs/1", 1)
+    async with AsyncStateCache(settings=settings.model_copy(update={"redis_connections_max": 1})) as single:
+        inside = asyncio.Event()
+
+        async def work() -> None:
+            async with single.transaction("runs/1") as tx:
+                tx.set("runs/1", 2)
+                inside.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await _is_watching_nothing(single, cache, "runs/1")
+
+
+async def test_a_lost_exec_leaves_no_connection_that_watches(
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, proxy: FaultProxy
+) -> None:
+    single = make_client(through(settings, redis=proxy).model_copy(update={"redis_connections_max": 1}))
+    await cache.set("runs/1", 1)
+    fault = proxy.arm("drop_reply", at=MARK.encode())
+    async with single.transaction("runs/1", actor=MARK) as tx:
+        tx.set("runs/1", 2)
+    assert fault.struck
+    assert tx.states["runs/1"].version == 2
+    await _is_watching_nothing(single, cache, "runs/1")
+
+
+@every_redis
+async def test_what_touches_a_watched_state_without_changing_it_is_no_conflict(
+    client: AsyncStateCache, redis_raw: Any, keys: KeySpace
+) -> None:
+    """A time to live, or an eviction, aborts the EXEC; nobody was quicker."""
+    await client.set("runs/1", 1)
+    async with client.transaction("runs/1") as tx:
+        tx.set("runs/1", 2)
+        redis_raw.pexpire(keys.state("runs/1"), 10**6)
+    assert tx.states["runs/1"].version == 2
+    async with client.transaction("runs/1") as tx:
+        redis_raw.pexpire(keys.state("runs/1"), 10**6)
+    assert tx.states == {}
+
+
+async def test_a_transaction_begins_although_the_server_has_closed_its_connection(
+    client: AsyncStateCache, redis_raw: Any
+) -> None:
+    await client.set("runs/1", 1)
+    redis_raw.client_kill_filter(_type="normal", skipme=True)
+    async with client.transaction("runs/1") as tx:
+        tx.set("runs/1", 2)
+    assert tx.states["runs/1"].version == 2
+
+
+async def test_a_transaction_of_a_key_that_is_evicted_meanwhile_goes_on_from_postgres(
+    client: AsyncStateCache, redis_raw: Any, keys: KeySpace
+) -> None:
+    """Only what is clean may be evicted: here it is the record that nobody ever wrote."""
+    async with client.transaction("runs/1") as tx:
+        tx.set("runs/1", 1)
+        redis_raw.unlink(keys.state("runs/1"))
+    assert tx.states["runs/1"].version == 1
+
+
+async def test_many_transactions_on_few_connections_do_not_starve_each_other(
+    settings: Settings, redis_raw: Any
+) -> None:
+    """Each holds a connection while it watches; those that lose, or whose script was forgotten, need another turn."""
+    few = settings.model_copy(update={"redis_connections_max": 2})
+    async with AsyncStateCache(settings=few) as cache:
+        await cache.set("runs/1", 0)
+
+        async def add(tx: Any) -> None:
+            state = await tx.get("runs/1")
+            redis_raw.script_flush()
+            tx.set("runs/1", state.value + 1)
+
+        await asyncio.gather(*(cache.transact(["runs/1"], add, timeout=20) for _ in range(12)))
+        state = await cache.get("runs/1")
+        assert state is not None
+        assert (state.value, state.version) == (12, 13)
+
+
+@every_redis
+async def test_two_hundred_and_fifty_six_states_are_one_commit_and_one_entry(
+    client: AsyncStateCache, redis_raw: Any, keys: KeySpace
+) -> None:
+    names = [f"runs/1/{number}" for number in range(256)]
+    async with client.transaction(*names) as tx:
+        for number, name in enumerate(names):
+            tx.set(name, number)
+    assert {state.change_id for state in tx.states.values()} == {tx.states[names[0]].change_id}
+    assert len(tx.states) == 256
+    assert redis_raw.xlen(keys.changes(keys.shard("runs/1"))) == 1
+    assert redis_raw.hget(keys.meta(keys.shard("runs/1")), "n") == b"1"
+    assert (await client.get(names[255])).value == 255  # type: ignore[union-attr]

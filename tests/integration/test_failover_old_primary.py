@@ -1,0 +1,238 @@
+"""An old primary that went on by itself: its writes never reach the lineage, and are never dropped unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from statecache.errors import Unavailable
+from statecache.testing.valkey import Valkey
+from tests.fix_servers import MakeSettings
+from tests.gate_world import Fenced, World, world
+
+KEY = "runs/42"
+
+
+@pytest.fixture
+def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
+    """One shard, with Redis servers that the test starts and kills."""
+    with world(make_settings, tmp_path) as made:
+        yield made
+
+
+def parted(shard: World) -> tuple[Valkey, Valkey]:
+    """This gives an old primary that still takes writes, and its promoted replica; both hold KEY, flushed."""
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    shard.put(a, KEY, "both")
+    shard.flush(a)
+    shard.in_step(a)
+    shard.promote(b)
+    return a, b
+
+
+def test_an_old_primarys_writes_never_reach_the_lineage(shard: World) -> None:
+    a, b = parted(shard)
+    shard.open(b, "client")
+    shard.check(b)
+    row, epochs = shard.row(), shard.epochs()
+
+    alone = [shard.put(a, KEY, number) for number in range(3)]
+    with pytest.raises(Fenced):
+        shard.flush(a)
+    for authority in ("client", "worker"):
+        with pytest.raises(Unavailable, match="operator's word"):
+            shard.open(a, authority)
+    assert (shard.row(), shard.epochs()) == (row, epochs)
+
+    truth = shard.put(b, KEY, "the lineage")
+    shard.flush(b)
+    assert shard.chain(KEY)[1:] == [truth.change_id]
+    assert not {state.change_id for state in alone} & set(shard.chain(KEY))
+    shard.check(b)
+
+
+def test_an_old_primary_that_is_restarted_is_refused_and_both_servers_are_named(shard: World) -> None:
+    a, b = parted(shard)
+    shard.open(b, "client")
+    old = shard.replid(a)
+    a.kill()
+    a.start()
+    epochs = shard.epochs()
+
+    for authority in ("client", "worker"):
+        with pytest.raises(Unavailable) as refused:
+            shard.open(a, authority)
+        assert refused.value.reason == "epoch"
+        for part in (f"({shard.replid(a)})", f"of {old},", f"of {shard.replid(b)}:", f":{a.port}/", "epoch claim"):
+            assert part in refused.value.detail
+        assert a.password not in refused.value.detail
+    with pytest.raises(Unavailable, match="operator's word"):
+        shard.client(a, writer="of a new agent").set(KEY, "refused at once", timeout=60)
+    assert shard.epochs() == epochs
+    shard.put(b, KEY, "goes on")
+    shard.flush(b)
+    shard.check(b)
+
+
+def test_an_old_primary_that_was_quicker_keeps_the_real_one_closed_and_both_are_named(shard: World) -> None:
+    """Whoever comes first continues the row. The other takes no writes that could never be flushed."""
+    a, b = parted(shard)
+    a.kill()
+    a.start()
+    shard.open(a, "client")
+    with pytest.raises(Unavailable) as refused:
+        shard.put(b, KEY, "never acknowledged", timeout=60)
+    assert shard.replid(a) in refused.value.detail
+    assert shard.replid(b) in refused.value.detail
+    assert shard.state(b, KEY)["version"] == "1"
+
+    shard.open(b, "operator")
+    shard.check(b)
+    shard.put(b, KEY, "acknowledged")
+    shard.flush(b)
+    with pytest.raises(Fenced):
+        shard.flush(a)
+
+
+def test_a_returning_branch_goes_to_conflict_and_its_states_to_where_the_lineage_is(shard: World) -> None:
+    a, b = parted(shard)
+    shard.put(a, "runs/49", "untouched by the lineage")  # n = 2, lost by the replica, so of the branch
+    shard.open(b, "client")
+    with shard.client(a).transaction("runs/42", "runs/42/plan") as tx:
+        tx.set("runs/42", "branch")
+        tx.set("runs/42/plan", "branch")
+    shard.put(a, "runs/43", "new in the branch")
+    assert shard.client(a).delete("runs/43") is not None
+    branch = [(change.change_id, change.key) for entry in shard.entries(a)[1:] for change in entry.changes]
+    truth = shard.put(b, KEY, "the lineage")
+    shard.put(b, "runs/44", "the lineage")
+    shard.flush(b)
+    hydrated = shard.client(a).get("runs/44")  # an old primary that still reaches Postgres may even hydrate
+    assert hydrated is not None
+    unflushed = shard.put(b, "runs/45", "lost with its server, unflushed")
+    b.kill()
+
+    (opened,) = shard.open(a, "operator")
+
+    assert (opened.start_n, opened.conflicts) == (3, 5)
+    assert shard.sql("SELECT change_id, key FROM conflict ORDER BY n, key") == sorted(branch, key=branch.index)
+    shard.check(a)
+    agent = shard.client(a)
+    found = agent.get(KEY)
+    assert found is not None
+    assert found.change_id == truth.change_id
+    for key in ("runs/42/plan", "runs/43", "runs/49", "runs/45"):
+        assert agent.get(key) is None
+    written = [shard.put(a, key, "after") for key in (KEY, "runs/42/plan", "runs/43", "runs/49", "runs/44")]
+    assert [state.version for state in written] == [3, 1, 1, 1, 2]
+    shard.check(a)
+    assert shard.flush(a) == 5
+    assert shard.chain(KEY)[1:] == [truth.change_id, written[0].change_id]
+    assert unflushed.change_id not in shard.conflicts()  # no server holds it any more
+    shard.check(a)
+
+
+def test_what_stands_before_the_parting_and_is_not_flushed_is_an_ancestor_and_no_conflict(shard: World) -> None:
+    """A key may have both: its state goes, it stays dirty until its ancestor is flushed, and then loads that."""
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    ancestors = [shard.put(a, KEY, "ancestor"), shard.put(a, "runs/43", "ancestor")]
+    shard.in_step(a)
+    shard.promote(b)
+    shard.open(b, "client")
+    b.kill()
+    branch = [shard.put(a, KEY, "branch"), shard.put(a, "runs/44", "branch")]
+
+    (opened,) = shard.open(a, "operator")
+
+    assert (opened.start_n, opened.conflicts, opened.dropped) == (2, 2, 2)
+    assert shard.conflicts() == {state.change_id for state in branch}
+    assert shard.state(a, "runs/43")["change_id"] == ancestors[1].change_id
+    shard.check(a)
+    agent = shard.client(a)
+    with pytest.raises(Unavailable, match="not yet in Postgres"):
+        agent.get(KEY, timeout=0.1)
+    shard.flush(a)
+    found = agent.get(KEY)
+    assert found is not None
+    assert found.change_id == ancestors[0].change_id
+    shard.check(a)
+
+
+def test_the_replaced_lineage_may_be_put_back_in_its_turn(shard: World) -> None:
+    """Back and forth between two servers: every epoch's start says what the lineage before it was, and nothing else."""
+    a, b = parted(shard)
+    shard.open(b, "client")
+    told: dict[str, list[str]] = {"a": [], "b": []}
+    for turn in range(4):
+        server, other = (a, b) if turn % 2 else (b, a)
+        own = told[server.name]
+        own += [shard.put(server, f"runs/{turn}-{number}", turn).change_id for number in range(turn + 2)]
+        own.append(shard.put(server, KEY, turn).change_id)
+        shard.flush(server, most=turn)
+        shard.check(server)
+        shard.open(other, "operator")
+        shard.check(other)
+    everything = {*told["a"], *told["b"]}
+    flushed = {change_id for (change_id,) in shard.sql("SELECT change_id FROM change WHERE n > 1")}
+    assert flushed < everything
+    shard.open(b, "operator")
+    shard.open(a, "operator")
+    assert shard.conflicts() == everything - flushed
+    shard.check(a)
+    shard.put(a, KEY, "after")
+    shard.flush(a)
+    shard.chain(KEY)
+
+
+def test_writes_during_an_operators_claim_are_in_the_lineage_or_in_conflict(shard: World) -> None:
+    """The old primary's gate is open to its own agents until the claim: what comes between look and claim counts."""
+    a, b = parted(shard)
+    shard.open(b, "client")
+    early = shard.put(a, KEY, "before the look")
+    late = []
+
+    def agents_go_on(moment: str) -> None:
+        if moment == "before gate_claim":
+            late.append(shard.put(a, "runs/43", "between look and claim"))
+        elif moment == "after gate_claim":
+            with pytest.raises(Unavailable):
+                shard.client(a).set("runs/44", "after the claim", timeout=0.2)
+
+    (opened,) = shard.open(a, "operator", tap=agents_go_on)
+    assert opened.conflicts == 2
+    assert shard.conflicts() == {early.change_id, late[0].change_id}
+    shard.check(a)
+
+
+def test_entries_that_cannot_be_read_or_stored_are_kept_raw(shard: World) -> None:
+    """Of a newer release, damaged, or with data that Postgres refuses: kept in quarantine, and the gate opens."""
+    a, b = parted(shard)
+    shard.open(b, "client")
+    good = shard.put(a, KEY, "branch")
+    raw, changes = shard.raw(a), shard.keys.changes(0)
+    entry = raw.xrevrange(changes, count=1)[0][1]
+    epoch = shard.meta(a)["epoch"]
+    newer = entry | {"format": "2", "change_id": "newer", "key1": "runs/50"}
+    refused = entry | {"change_id": "refused", "writer": "a NUL \0 here", "key1": "runs/51"}
+    for n, fields in ((3, newer), (4, {"what": "is this"}), (5, refused)):
+        raw.xadd(changes, fields, id=f"{epoch}-{n}")
+        raw.hset(shard.keys.meta(0), mapping={"n": n, "entries": n})
+
+    (opened,) = shard.open(a, "operator")
+
+    assert opened.conflicts >= 1
+    assert shard.conflicts() == {good.change_id}
+    parked = shard.sql("SELECT n, change_id, keys, entry FROM quarantine ORDER BY n")
+    assert [row[:3] for row in parked] == [(3, "newer", ["runs/50"]), (4, "", []), (5, "refused", ["runs/51"])]
+    assert msgspec.msgpack.decode(parked[1][3]) == [b"what", b"is this"]
+    shard.check(a)
+    shard.put(a, KEY, "after")
+    shard.flush(a)
+    shard.check(a)

@@ -1,0 +1,180 @@
+"""Postgres is down, or paused, or restored to what it held earlier, while Redis goes on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from statecache import Settings
+from statecache._sync.migrate import migrate
+from statecache.clock import monotonic
+from statecache.errors import Unavailable
+from statecache.testing import servers
+from statecache.testing.embedded import Servers
+from tests.gate_world import World, once
+
+KEY = "runs/42"
+
+
+@pytest.fixture
+def tiers() -> Iterator[Servers]:
+    """A Postgres of the test's own, beside a Redis that it does not need."""
+    with servers(workers=0, migrate=False, fsync=False) as started:
+        yield started
+
+
+@pytest.fixture
+def shard(tiers: Servers, tmp_path: Path) -> Iterator[World]:
+    """One shard on it."""
+    with ExitStack() as ending:
+        settings = Settings(postgres_url=tiers.postgres_url, redis_url=tiers.redis_url, shards=1, timeout_s=10.0)
+        migrate(settings, redis=False)
+        yield World(settings, tmp_path, ending)
+
+
+class Backup:
+    """This is Postgres' data folder as it was at some moment."""
+
+    def __init__(self, tiers: Servers, folder: Path) -> None:
+        self._tiers = tiers
+        self._data = tiers.folder / "postgres" / "data"
+        self._copy = folder / "backup"
+        tiers.stop("postgres")
+        shutil.copytree(self._data, self._copy, copy_function=_copy)
+        tiers.restart("postgres")
+
+    def put_back(self) -> None:
+        """This makes Postgres what it was then."""
+        self._tiers.stop("postgres")
+        owner = self._data.stat()
+        shutil.rmtree(self._data)
+        shutil.copytree(self._copy, self._data, copy_function=_copy)
+        for path in (self._data, *self._data.rglob("*")):
+            shutil.chown(path, owner.st_uid, owner.st_gid)
+        self._tiers.restart("postgres")
+
+
+def _copy(source: str, target: str) -> str:
+    return shutil.copy2(source, target, follow_symlinks=False)
+
+
+def test_writes_wait_for_their_epoch_and_reads_go_on_while_postgres_is_down(tiers: Servers, shard: World) -> None:
+    a = shard.start("a")
+    shard.open(a)
+    before = shard.put(a, KEY, "before")
+    a.restart()
+    tiers.stop("postgres")
+
+    agent = shard.client(a, writer="of a new agent")
+    started = monotonic()
+    with pytest.raises(Unavailable) as refused:
+        agent.set(KEY, "no better than lost", timeout=0.5)
+    assert refused.value.reason == "epoch"
+    assert monotonic() - started < 5
+    found = agent.get(KEY)
+    assert found is not None
+    assert found.change_id == before.change_id
+
+    tiers.restart("postgres")
+    after = agent.set(KEY, "after")
+    assert (after.epoch, after.version) == (before.epoch + 1, 2)
+    shard.check(a)
+
+
+def test_a_restored_postgres_with_a_lower_epoch_is_overtaken_on_an_operators_word(
+    tiers: Servers, shard: World, tmp_path: Path
+) -> None:
+    """Redis has gone through two servers since: the new epoch lies above the row's, meta's and the stream's."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, 1)
+    shard.put(a, "runs/43", 1)
+    shard.flush(a)
+    backup = Backup(tiers, tmp_path)
+    for number in (2, 3):
+        a.restart()
+        shard.open(a, "client")
+        shard.put(a, KEY, number)
+    shard.flush(a)
+    unflushed = shard.put(a, "runs/44", 1)
+    backup.put_back()
+    assert (shard.row().epoch, shard.row().flushed, shard.meta(a)["epoch"]) == (1, 2, "3")
+
+    for authority in ("client", "worker"):
+        with pytest.raises(Unavailable) as refused:
+            shard.open(a, authority)
+        assert "holds epoch 3 of" in refused.value.detail
+        assert "Postgres says epoch 1 of" in refused.value.detail
+    (opened,) = shard.open(a, "operator")
+
+    assert opened.epoch == 4
+    assert (opened.start_n, opened.dropped, opened.conflicts) == (5, 0, 0)
+    shard.check(a)
+    again = shard.put(a, KEY, 4)
+    assert again.version == 4
+    assert shard.flush(a) == 4  # what was flushed after the backup is still in the stream
+    assert len(shard.chain(KEY)) == 4
+    assert shard.chain("runs/44") == [unflushed.change_id]
+    shard.check(a)
+
+
+def test_a_restored_postgres_that_knows_the_server_is_overtaken_by_whoever_comes(
+    tiers: Servers, shard: World, tmp_path: Path
+) -> None:
+    """The same server was opened anew since (its meta was lost): the data set still names the row's replid."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, 1)
+    shard.flush(a)
+    backup = Backup(tiers, tmp_path)
+    shard.raw(a).delete(shard.keys.meta(0))
+    shard.open(a)
+    shard.put(a, KEY, 2)
+    shard.flush(a)
+    shard.put(a, KEY, 3)
+    backup.put_back()
+    assert (shard.row().epoch, shard.meta(a)["epoch"]) == (1, "2")
+
+    (opened,) = shard.open(a, "worker")
+    assert opened.epoch == 3
+    shard.check(a)
+    shard.put(a, KEY, 4)
+    assert shard.flush(a) == 3
+    assert len(shard.chain(KEY)) == 4
+    shard.check(a)
+
+
+def test_what_postgres_forgot_is_dirty_again_when_the_gate_opens(tiers: Servers, shard: World, tmp_path: Path) -> None:
+    a = shard.start("a")
+    shard.open(a)
+    backup = Backup(tiers, tmp_path)
+    shard.put(a, KEY, 1)
+    shard.put(a, "runs/43", 1)
+    shard.flush(a)
+    assert shard.raw(a).zcard(shard.keys.unflushed(0)) == 1
+    backup.put_back()
+    a.restart()
+
+    shard.open(a, "client")
+    shard.check(a)
+    assert shard.raw(a).zcard(shard.keys.unflushed(0)) == 3
+    assert shard.flush(a) == 2
+    shard.check(a)
+
+
+def test_a_claimer_whom_postgres_fails_leaves_the_gate_to_the_next(tiers: Servers, shard: World) -> None:
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, 1)
+    a.restart()
+    agent = shard.client(a, writer="of a new agent")
+    with pytest.raises(psycopg.OperationalError):
+        shard.open(a, "client", tap=once("before begin_epoch", lambda: tiers.kill("postgres")))
+    tiers.restart("postgres")
+    assert agent.set(KEY, 2).version == 2
+    shard.check(a)

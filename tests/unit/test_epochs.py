@@ -1,0 +1,239 @@
+"""Who may open a gate, and what of a data set is stale when it opens."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statecache.epochs import (
+    EPOCH_MAX,
+    Authority,
+    Look,
+    Opening,
+    Pin,
+    Refusal,
+    Row,
+    Totals,
+    common_point,
+    decide,
+    head_totals,
+    must_set_aside,
+    pages,
+)
+
+PIN = Pin("64", "crc32", "a-cluster")
+ROW = Row(shard=7, epoch=5, replid="a")
+EMPTY = Look(
+    epoch=None, replid="", claimed=(), claim="", claim_until="", claim_left_ms=0, last=(0, 0), n=0, totals=None,
+    flushed=0, pin=Pin("", "", ""), server="s", role="master",
+)  # fmt: skip
+OURS = msgspec.structs.replace(EMPTY, epoch=5, replid="a", last=(5, 100), n=100, totals=Totals(100, 9000), pin=PIN)
+AUTHORITIES: tuple[Authority, ...] = ("client", "worker", "operator")
+
+
+def look(like: Look = OURS, **more: Any) -> Look:
+    return msgspec.structs.replace(like, **more)
+
+
+def verdicts(row: Row, seen: Look, pin: Pin = PIN) -> list[str]:
+    """This gives each authority's verdict in a word."""
+    words = []
+    for authority in AUTHORITIES:
+        verdict = decide(row, seen, authority, pin=pin)
+        if verdict is None:
+            words.append("open")
+        elif isinstance(verdict, Opening):
+            words.append(f"above {verdict.seen}")
+        else:
+            words.append("wait" if verdict.wait else "refused")
+    return words
+
+
+@pytest.mark.parametrize(
+    ("story", "seen", "row", "expected"),
+    [
+        ("it is open", look(server="a"), ROW, ["open"] * 3),
+        ("a restart", look(), ROW, ["above 5"] * 3),
+        ("a restart that lost its tail", look(last=(5, 90), n=90), ROW, ["above 5"] * 3),
+        ("a replica", look(server="a", role="slave"), ROW, ["wait"] * 3),
+        ("somebody is opening it", look(replid="", claimed=("a",), claim="x", claim_left_ms=9), ROW, ["wait"] * 3),
+        ("whoever was opening it died", look(replid="", claimed=("a", "s"), claim="x"), ROW, ["above 5"] * 3),
+        ("died after the row was raised", look(replid="", claimed=("a", "s"), claim="x"),
+         Row(shard=7, epoch=6, replid="s"), ["above 6"] * 3),
+        ("died, and another server was opened", look(replid="", claimed=("a", "s"), claim="x"),
+         Row(shard=7, epoch=6, replid="b"), ["refused", "refused", "above 6"]),
+        ("an old primary", look(server="a"), Row(shard=7, epoch=6, replid="b"), ["refused", "refused", "above 6"]),
+        ("an old primary, restarted", look(), Row(shard=7, epoch=6, replid="b"), ["refused", "refused", "above 6"]),
+        ("nothing at all", EMPTY, ROW, ["wait", "above 5", "above 5"]),
+        ("nothing, and somebody died adopting it", look(EMPTY, claim="x"), ROW, ["wait", "above 5", "above 5"]),
+        ("meta was deleted", look(EMPTY, last=(5, 100), n=100), ROW, ["wait", "above 5", "above 5"]),
+        ("Postgres went back behind it", look(epoch=9, last=(9, 100)), ROW, ["above 9"] * 3),
+        ("Postgres went back to another server", look(epoch=9, server="a"), Row(shard=7, epoch=5, replid="z"),
+         ["refused", "refused", "above 9"]),
+        ("Postgres went back, others were opened since", look(server="a"), Row(shard=7, epoch=5, replid="b"),
+         ["refused", "refused", "above 5"]),
+        ("another program's entry", look(last=(1763640000000, 0)), ROW, ["above 1763640000000"] * 3),
+        ("an id that nobody can count beyond", look(last=(2**64 - 1, 0)), ROW, ["refused"] * 3),
+        ("another cluster's", look(pin=Pin("64", "crc32", "other")), ROW, ["refused", "refused", "above 5"]),
+        ("another number of shards", look(pin=Pin("32", "crc32", "a-cluster")), ROW, ["refused"] * 3),
+    ],
+)  # fmt: skip
+def test_who_may_open(story: str, seen: Look, row: Row, expected: list[str]) -> None:
+    assert verdicts(row, seen) == expected
+
+
+def test_a_refusal_names_both_servers_and_the_way_out() -> None:
+    refusal = decide(Row(shard=7, epoch=6, replid="b"), look(server="s"), "client", pin=PIN)
+    assert isinstance(refusal, Refusal)
+    assert "(s) holds epoch 5 of a" in refusal.why
+    assert "epoch 6 of b" in refusal.why
+    assert "statecache epoch claim" in refusal.why
+
+
+def test_the_last_epoch_that_can_be_counted_is_refused_before_postgres_refuses_it() -> None:
+    assert isinstance(decide(ROW, look(last=(EPOCH_MAX, 0)), "operator", pin=PIN), Opening)
+    assert isinstance(decide(ROW, look(last=(EPOCH_MAX + 1, 0)), "operator", pin=PIN), Refusal)
+
+
+@pytest.mark.parametrize(
+    ("seen", "later", "common", "aside"),
+    [
+        (EMPTY, None, None, ""),
+        (EMPTY, 0, None, ""),
+        (OURS, None, 100, ""),
+        (OURS, 100, 100, ""),
+        (OURS, 120, 100, ""),
+        (OURS, 80, 80, "changes of another branch"),
+        (look(last=(5, 140)), None, 100, "entries of another program"),
+        (look(EMPTY, last=(5, 100), n=100), None, 100, ""),
+        (look(EMPTY, last=(5, 100), n=100), 80, 80, "changes of another branch"),
+        (look(last=(0, 0)), None, 100, ""),
+    ],
+)
+def test_the_common_point(seen: Look, later: int | None, common: int | None, aside: str) -> None:
+    assert common_point(seen, later) == common
+    assert must_set_aside(seen, common) == aside
+
+
+def test_totals_are_the_heads_only_while_something_is_to_be_flushed_and_never_below_the_rows() -> None:
+    row, head = Totals(90, 800), Totals(100, 900)
+    assert head_totals(row, head, behind=True) == head
+    assert head_totals(row, head, behind=False) == row
+    assert head_totals(row, None, behind=True) == row
+    assert head_totals(row, Totals(0, 0), behind=True) == row
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 60)), max_size=8),
+    st.integers(1, 40),
+)
+def test_pages_cover_every_position_once_and_are_bounded(widths: list[tuple[int, int]], most: int) -> None:
+    spans = [(shard, start, start + width) for shard, (start, width) in enumerate(widths)]
+    cut = list(pages(spans, most))
+    assert all(0 < sum(upto - after for _, after, upto in page) <= most for page in cut)
+    found = [(shard, n) for page in cut for shard, after, upto in page for n in range(after, upto)]
+    assert found == [(shard, n) for shard, start, end in spans for n in range(start, end)]
+
+
+class Server:
+    """This is a data set with its server, as a list of what its log holds: index n - 1."""
+
+    def __init__(self, log: list[int], *, epoch: int | None, replid: str, server: str) -> None:
+        self.log = log
+        self.epoch = epoch
+        self.replid = replid
+        self.server = server
+        self.claimed: tuple[str, ...] = ()
+
+    def look(self) -> Look:
+        last = (self.epoch or 0, len(self.log))
+        return look(
+            EMPTY, epoch=self.epoch, replid=self.replid, claimed=self.claimed, last=last, n=len(self.log),
+            server=self.server,
+        )  # fmt: skip
+
+
+class History:
+    """This is a shard's life: what Postgres holds, and every data set that ever was."""
+
+    def __init__(self) -> None:
+        self.flushed: list[int] = []
+        self.row = Row(shard=0, epoch=0, replid="")
+        self.starts: dict[int, int] = {}
+        self.servers = [Server([], epoch=None, replid="", server="0")]
+        self.current: list[int] = []
+        self.abandoned = False
+        self._changes = iter(range(10**6))
+
+    def write(self, server: Server) -> None:
+        if server.replid == server.server:
+            server.log.append(next(self._changes))
+            if server.server == self.row.replid and server.epoch == self.row.epoch:
+                self.current = server.log
+
+    def flush(self, server: Server, most: int) -> None:
+        if (server.epoch, server.replid, server.server) == (self.row.epoch, self.row.replid, self.row.replid):
+            self.flushed += server.log[len(self.flushed) : len(self.flushed) + most]
+
+    def lose(self, server: Server, tail: int) -> None:
+        """This promotes a replica that lacks the tail, or restarts a server that lost it; the old one may go on."""
+        log = server.log[: max(0, len(server.log) - tail)]
+        copy = Server(log, epoch=server.epoch, replid=server.replid, server=str(len(self.servers)))
+        copy.claimed = server.claimed
+        self.servers.append(copy)
+
+    def open(self, server: Server, authority: Authority, *, dies: bool) -> None:
+        seen = server.look()
+        verdict = decide(self.row, seen, authority, pin=PIN)
+        if not isinstance(verdict, Opening):
+            return
+        later = [start for epoch, start in self.starts.items() if epoch > seen.own]
+        common = common_point(seen, min(later, default=None))
+        at = common or 0
+        assert server.log[: min(at, len(self.flushed))] == self.flushed[:at], "a state that is kept is stale"
+        if server.log == self.current[: len(server.log)] and common is not None and not self.abandoned:
+            assert common == len(server.log), "changes that continue the lineage are set aside"
+        start = max(len(self.flushed), at)
+        assert verdict.seen >= max(self.starts, default=0)
+        self.row = Row(shard=0, epoch=verdict.seen + 1, replid=server.server)
+        self.starts[self.row.epoch] = start
+        server.claimed = (*server.claimed, server.replid, server.server) if server.epoch is not None else ()
+        server.replid = ""
+        if dies:
+            self.abandoned = True
+            return
+        server.log = self.flushed + server.log[len(self.flushed) : at]
+        assert len(server.log) == start, "n has a hole"
+        server.epoch, server.replid, server.claimed = self.row.epoch, server.server, ()
+        self.current = server.log
+
+
+def live(history: History, rng: Random) -> None:
+    """This lets a shard go through sixty random faults and moves."""
+    history.open(history.servers[0], "worker", dies=False)
+    for _ in range(60):
+        server = history.servers[-1 - min(int(rng.expovariate(0.7)), len(history.servers) - 1)]
+        what = rng.choice(["write", "write", "flush", "lose", "open", "open", "die"])
+        many = rng.randint(0, 4)
+        if what == "write":
+            for _ in range(many):
+                history.write(server)
+        elif what == "flush":
+            history.flush(server, many)
+        elif what == "lose":
+            history.lose(server, many)
+        else:
+            history.open(server, rng.choice(["worker", "operator"]), dies=what == "die" and many == 0)
+
+
+def test_whatever_happened_what_is_kept_is_true_and_what_continues_the_lineage_is_kept() -> None:
+    for seed in range(3000):
+        try:
+            live(History(), Random(seed))
+        except AssertionError as error:
+            pytest.fail(f"seed {seed}: {error}")
