@@ -126,6 +126,18 @@ class deadline:  # noqa: N801
         return None
 
 
+async def async_wake(connection: Any) -> None:
+    """This does nothing: a task that waits on a connection to Redis is cancelled."""
+
+
+def wake(connection: Any) -> None:
+    """This wakes the thread that waits on a connection to Redis, which finds it closed by the other side."""
+    line = connection._sock
+    with contextlib.suppress(OSError):
+        if line is not None:
+            line.shutdown(socket.SHUT_RDWR)
+
+
 async def async_sleep(seconds: float) -> None:
     """This lets others run for that many seconds."""
     await asyncio.sleep(seconds)
@@ -347,9 +359,11 @@ __all__ = [
     "async_place",
     "async_sleep",
     "async_timeout",
+    "async_wake",
     "called",
     "deadline",
     "place",
     "sleep",
     "timeout",
+    "wake",
 ]

@@ -15,7 +15,8 @@ A fault strikes once, at the first request (from now on) that holds its bytes:
     reset          like drop_reply, with a reset instead of an orderly end
 
 `trickle` hands on every byte by itself, `refusing` ends new connections at once, `silent` accepts and never answers.
-`requests` holds what clients have sent, so that a test can count.
+`requests` holds what clients have sent, so that a test can count; `holding` counts held requests that the server has
+not answered yet.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class FaultProxy:
         self._server: asyncio.Server | None = None
         self.requests = bytearray()
         self.connections = 0
+        self.holding = 0
         self.trickle = False
         self.refusing = False
         self.silent = False
@@ -166,6 +168,7 @@ class _Line:
         self._from_server, self._to_server = far
         self._at_reply: Fault | None = None
         self._before = b""
+        self._holds = 0
 
     async def run(self) -> None:
         """This hands bytes on in both directions until an end is closed or a fault closes both."""
@@ -175,6 +178,7 @@ class _Line:
             for way in done:
                 way.result()
         finally:
+            self._hold(-self._holds)
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
@@ -198,14 +202,20 @@ class _Line:
             fault.strike()
             raise _Cut
         if fault.kind == "hold_request":
+            self._hold(1)
             fault.strike()
             await fault.held()
         else:
             self._at_reply = fault
         await self._hand_on(self._to_server, data)
 
+    def _hold(self, more: int) -> None:
+        self._holds += more
+        self._proxy.holding += more
+
     async def _replies(self) -> None:
         while data := await self._from_server.read(65536):
+            self._hold(-self._holds)
             fault, self._at_reply = self._at_reply, None
             if fault is not None:
                 fault.strike()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +23,15 @@ import msgspec
 from statecache._bridge import AsyncBackground, AsyncMutex, AsyncSignal, async_sleep
 from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set
-from statecache.errors import Forked, OutcomeUnknown, PostgresUnavailable, Quarantined, RedisUnavailable, Unavailable
+from statecache.errors import (
+    Forked,
+    OutcomeUnknown,
+    PostgresUnavailable,
+    Quarantined,
+    RedisUnavailable,
+    Unavailable,
+    UsageError,
+)
 from statecache.model import Position
 from statecache.records import text_of
 
@@ -55,6 +64,7 @@ class Durable:
         self._redis = redis
         self._postgres = postgres
         self._closed = False
+        self._inherited: tuple[object, ...] = ()
         self._reset()
 
     def _reset(self) -> None:
@@ -68,23 +78,27 @@ class Durable:
 
     async def watch(self, shard: int, *, end: float) -> None:
         """This makes sure that the shard's events are listened to, before the commit that will be waited for."""
+        if self._closed:
+            raise UsageError("it is closed", hint="Make a new client.")
         if self._pid != os.getpid():
+            self._inherited = (self._link, self._background)  # kept: even to collect them could harm the parent's
             self._reset()
         if shard in self._wanted and self._link is not None and self._link.alive:
             return
         async with self._mutex:
-            if self._link is None or not self._link.alive:
-                try:
-                    self._link = await self._redis.link()
-                    for wanted in sorted(self._wanted):
-                        await self._link.send(("SSUBSCRIBE", self._keys.events(wanted)), seconds=end - monotonic())
-                except RedisUnavailable:
-                    return
-            if shard not in self._wanted:
-                self._wanted.add(shard)
-                await self._link.send(("SSUBSCRIBE", self._keys.events(shard)), seconds=max(end - monotonic(), 0.01))
-            if self._background is None or not self._background.alive:
-                self._background = AsyncBackground(self._listen, name="statecache-events")
+            with suppress(RedisUnavailable):
+                await self._subscribe(shard, end)
+
+    async def _subscribe(self, shard: int, end: float) -> None:
+        """This listens to one more shard; on a new connection to all that are wanted."""
+        new = sorted({*self._wanted, shard}) if self._link is None or not self._link.alive else [shard]
+        self._wanted.add(shard)
+        if self._link is None or not self._link.alive:
+            self._link = await self._redis.link(max(end - monotonic(), 0.01))
+        for wanted in new:
+            await self._link.send(("SSUBSCRIBE", self._keys.events(wanted)), seconds=max(end - monotonic(), 0.01))
+        if self._background is None or not self._background.alive:
+            self._background = AsyncBackground(self._listen, name="statecache-events")
 
     async def _listen(self) -> None:
         """This takes events off the connection until it breaks or the client is closed."""
@@ -99,8 +113,8 @@ class Durable:
     def _heard(self, message: Sequence[Any]) -> None:
         for shard in list(self._waiting):
             if self._keys.events(shard).encode() == message[1]:
-                epoch, flushed, excepted = (int(part) for part in message[2].split())
-                self._mark(shard, _Mark(epoch, flushed, excepted))
+                with suppress(ValueError, TypeError):  # somebody else may publish there
+                    self._mark(shard, _Mark(*(int(part) for part in message[2].split())))
 
     def _mark(self, shard: int, mark: _Mark) -> None:
         self._marks[shard] = mark
@@ -117,6 +131,8 @@ class Durable:
         ticket = (position.n, signal)
         self._waiting.setdefault(shard, []).append(ticket)
         try:
+            if self._passed(shard, position) is False:
+                await self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
             while True:
                 settled = await self._settle(shard, position, change_id, keys, end)
                 if settled is not None:
@@ -177,8 +193,8 @@ class Durable:
             reply = None
         if isinstance(reply, list) and None not in reply:
             self._mark(shard, _Mark(*(int(part) for part in reply)))
-        elif shard in self._marks:
-            known = self._marks[shard]
+        else:
+            known = self._marks.get(shard, _Mark(-1, 0, 0))
             self._marks[shard] = _Mark(known.epoch + 1, known.flushed, known.excepted)
 
     async def _ask(self, shard: int, change_id: str, seconds: float) -> list[tuple[Any, ...]]:
@@ -226,6 +242,10 @@ class Durable:
     async def close(self) -> None:
         """This stops listening."""
         self._closed = True
+        if self._pid != os.getpid():
+            return
+        if self._link is not None:
+            await self._link.hang_up()
         if self._background is not None:
             await self._background.stop()
         if self._link is not None:

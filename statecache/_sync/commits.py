@@ -9,7 +9,10 @@ when none of that can be had in time is the outcome unknown, and said to be so.
 
     OK, DUP    applied            CONFLICT, BACKLOG, LIMIT, FOREIGN, OOM   not applied, and that is certain
     FENCED     open the shard, again          MISSING   hydrate, again       UNSURE   look it up, again or done
-    no reply   again with the same change_id, marked as a repeat
+    no reply   again with the same change_id, marked as a repeat             LATE   again
+
+Every attempt tells the server when it will be given up. One that was held up on its way is refused, so it cannot be
+executed when the state's `recent` has long forgotten the attempt that came after it.
 """
 
 from __future__ import annotations
@@ -173,11 +176,12 @@ class Committer:
         script knows whether that was a change, and of which state.
         """
         seconds = max(commit.end - monotonic(), 0.001)
-        commands: list[Any] = [("MULTI",), self._call(link, commit), ("EXEC",)]
+        attempt_s = seconds if seconds < 0.2 else seconds / 2
+        commands: list[Any] = [("MULTI",), self._call(link, commit, attempt_s), ("EXEC",)]
         if commit.durability in ("replica", "disk"):
             commands.append(self._levels.wait_command(commit.durability, round(seconds * 400)))
         try:
-            replies = link.run(commands, seconds=seconds if seconds < 0.2 else seconds / 2)
+            replies = link.run(commands, seconds=attempt_s)
             opened, queued, executed, *waited = replies
             refused = isinstance(queued, Exception)
             if opened != b"OK" or not (refused or queued == b"QUEUED"):
@@ -222,8 +226,8 @@ class Committer:
 
     def _exchange(self, link: Link, commit: Commit, seconds: float) -> list[Any]:
         """This runs the script once, and WAIT behind it on the same connection where the level asks for it."""
-        commands = [self._call(link, commit)]
         attempt_s = seconds if seconds < 0.2 else seconds * 0.4
+        commands = [self._call(link, commit, attempt_s)]
         if commit.durability in ("replica", "disk"):
             commands.append(self._levels.wait_command(commit.durability, round(attempt_s * 800)))
         replies = link.run(commands, seconds=attempt_s)
@@ -241,15 +245,22 @@ class Committer:
         raise RedisUnavailable("connection", detail="a reply belongs to another request")
 
     def _noted(self, link: Link, reply: Any) -> None:
-        """This keeps whether the server knows the script: a digest it has forgotten is known not to have run."""
+        """This keeps whether the server knows the script: a digest it has forgotten is known not to have run.
+
+        A connection on which an attempt was late is closed: the next one asks for the server's time anew.
+        """
         if isinstance(reply, list):
             link.knows(self._script, True)
+            if reply[1] == b"LATE":
+                link.close()
         elif isinstance(reply, NoScriptError):
             link.knows(self._script, False)
 
-    def _call(self, link: Link, commit: Commit) -> Any:
+    def _call(self, link: Link, commit: Commit, attempt_s: float) -> Any:
+        """This spells the script's command, which the server refuses once this side has given the attempt up."""
         commit.nonce = str(next(self._nonces))
-        return link.call(self._script, self._script_keys(commit), self._arguments(commit))
+        latest_ms = int((monotonic() + attempt_s) * 1000 + link.ahead_ms)
+        return link.call(self._script, self._script_keys(commit), [*self._arguments(commit), latest_ms])
 
     def _script_keys(self, commit: Commit) -> list[str]:
         keys, shard = self._keys, commit.shard
@@ -283,6 +294,8 @@ class Committer:
             return committed
         if verdict == b"FENCED":
             self._opened(commit)
+        elif verdict == b"LATE":
+            self._pause(commit, RedisUnavailable("late", detail="the server got the commit after its time"))
         elif verdict == b"MISSING":
             missing = [commit.writes[at - 1].key for at in reply[2:]]
             try:

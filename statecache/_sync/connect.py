@@ -28,7 +28,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from statecache._bridge import deadline
+from statecache._bridge import deadline, wake
 from statecache.errors import ConfigurationError, RedisUnavailable
 from statecache.settings import masked
 
@@ -80,16 +80,18 @@ def dialer(settings: Settings) -> Dial:
 class Link:
     """This carries exchanges with one Redis server, one at a time, and is closed by the first that fails.
 
-    `watching` is for whoever sends WATCH: whether the server may still watch keys for this connection.
+    `watching` is for whoever sends WATCH: whether the server may still watch keys for this connection. `ahead_ms` is
+    how far the server's clock is ahead of `monotonic` here, in milliseconds, as of the greeting.
     """
 
-    __slots__ = ("_connection", "_known", "_where", "watching")
+    __slots__ = ("_connection", "_known", "_where", "ahead_ms", "watching")
 
     def __init__(self, connection: Any, where: str) -> None:
         self._connection = connection
         self._known: set[str] = set()
         self._where = where
         self.watching = False
+        self.ahead_ms = 0.0
 
     @classmethod
     def open(cls, dial: Dial, settings: Settings, seconds: float = inf) -> Link:
@@ -194,8 +196,14 @@ class Link:
 
     def send(self, command: Command, *, seconds: float) -> None:
         """This sends a command whose answer arrives among pushed messages."""
-        with deadline(self._connection, seconds):
-            self._connection.send_packed_command(_packed([command]))
+        if not self.alive:
+            raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
+        try:
+            with deadline(self._connection, seconds):
+                self._connection.send_packed_command(_packed([command]))
+        except (RedisError, OSError) as error:
+            self.close()
+            raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
 
     def receive(self, *, seconds: float) -> Any:
         """This gives the next pushed message, or None when none came in that time."""
@@ -210,6 +218,10 @@ class Link:
         except OSError as error:
             self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+
+    def hang_up(self) -> None:
+        """This wakes a thread that waits for a pushed message; a task is woken by being cancelled."""
+        wake(self._connection)
 
     def close(self) -> None:
         """This closes the connection without waiting for anything that is under way on it."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,7 +25,15 @@ import msgspec
 from statecache._bridge import Background, Mutex, Signal, sleep
 from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set
-from statecache.errors import Forked, OutcomeUnknown, PostgresUnavailable, Quarantined, RedisUnavailable, Unavailable
+from statecache.errors import (
+    Forked,
+    OutcomeUnknown,
+    PostgresUnavailable,
+    Quarantined,
+    RedisUnavailable,
+    Unavailable,
+    UsageError,
+)
 from statecache.model import Position
 from statecache.records import text_of
 
@@ -57,6 +66,7 @@ class Durable:
         self._redis = redis
         self._postgres = postgres
         self._closed = False
+        self._inherited: tuple[object, ...] = ()
         self._reset()
 
     def _reset(self) -> None:
@@ -70,23 +80,27 @@ class Durable:
 
     def watch(self, shard: int, *, end: float) -> None:
         """This makes sure that the shard's events are listened to, before the commit that will be waited for."""
+        if self._closed:
+            raise UsageError("it is closed", hint="Make a new client.")
         if self._pid != os.getpid():
+            self._inherited = (self._link, self._background)  # kept: even to collect them could harm the parent's
             self._reset()
         if shard in self._wanted and self._link is not None and self._link.alive:
             return
         with self._mutex:
-            if self._link is None or not self._link.alive:
-                try:
-                    self._link = self._redis.link()
-                    for wanted in sorted(self._wanted):
-                        self._link.send(("SSUBSCRIBE", self._keys.events(wanted)), seconds=end - monotonic())
-                except RedisUnavailable:
-                    return
-            if shard not in self._wanted:
-                self._wanted.add(shard)
-                self._link.send(("SSUBSCRIBE", self._keys.events(shard)), seconds=max(end - monotonic(), 0.01))
-            if self._background is None or not self._background.alive:
-                self._background = Background(self._listen, name="statecache-events")
+            with suppress(RedisUnavailable):
+                self._subscribe(shard, end)
+
+    def _subscribe(self, shard: int, end: float) -> None:
+        """This listens to one more shard; on a new connection to all that are wanted."""
+        new = sorted({*self._wanted, shard}) if self._link is None or not self._link.alive else [shard]
+        self._wanted.add(shard)
+        if self._link is None or not self._link.alive:
+            self._link = self._redis.link(max(end - monotonic(), 0.01))
+        for wanted in new:
+            self._link.send(("SSUBSCRIBE", self._keys.events(wanted)), seconds=max(end - monotonic(), 0.01))
+        if self._background is None or not self._background.alive:
+            self._background = Background(self._listen, name="statecache-events")
 
     def _listen(self) -> None:
         """This takes events off the connection until it breaks or the client is closed."""
@@ -101,8 +115,8 @@ class Durable:
     def _heard(self, message: Sequence[Any]) -> None:
         for shard in list(self._waiting):
             if self._keys.events(shard).encode() == message[1]:
-                epoch, flushed, excepted = (int(part) for part in message[2].split())
-                self._mark(shard, _Mark(epoch, flushed, excepted))
+                with suppress(ValueError, TypeError):  # somebody else may publish there
+                    self._mark(shard, _Mark(*(int(part) for part in message[2].split())))
 
     def _mark(self, shard: int, mark: _Mark) -> None:
         self._marks[shard] = mark
@@ -119,6 +133,8 @@ class Durable:
         ticket = (position.n, signal)
         self._waiting.setdefault(shard, []).append(ticket)
         try:
+            if self._passed(shard, position) is False:
+                self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
             while True:
                 settled = self._settle(shard, position, change_id, keys, end)
                 if settled is not None:
@@ -177,8 +193,8 @@ class Durable:
             reply = None
         if isinstance(reply, list) and None not in reply:
             self._mark(shard, _Mark(*(int(part) for part in reply)))
-        elif shard in self._marks:
-            known = self._marks[shard]
+        else:
+            known = self._marks.get(shard, _Mark(-1, 0, 0))
             self._marks[shard] = _Mark(known.epoch + 1, known.flushed, known.excepted)
 
     def _ask(self, shard: int, change_id: str, seconds: float) -> list[tuple[Any, ...]]:
@@ -226,6 +242,10 @@ class Durable:
     def close(self) -> None:
         """This stops listening."""
         self._closed = True
+        if self._pid != os.getpid():
+            return
+        if self._link is not None:
+            self._link.hang_up()
         if self._background is not None:
             self._background.stop()
         if self._link is not None:

@@ -75,6 +75,7 @@ class RedisTier:
         keys = self._keys
         shard, state = keys.place("_/greeting")
         at = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard), state]
+        sent_ms = monotonic() * 1000
         try:
             reply = link.script(script("greet"), at, [self._settings.fence], seconds=seconds)
         except ResponseError as error:
@@ -83,7 +84,9 @@ class RedisTier:
             if code_of(error) == "NOPERM":
                 raise refusal(error, state) from error
             raise ConfigurationError(f"Redis refuses the greeting: {error}", hint=_SERVERS) from error
-        shards, hashed, prefix, schema, cluster, *hindrances = [part.decode("utf-8", "replace") for part in reply]
+        shards, hashed, prefix, schema, cluster, now_ms, *hindrances = [
+            part.decode("utf-8", "replace") for part in reply
+        ]
         lacking = [what.removeprefix("!") for what in hindrances if what.startswith("!")]
         if lacking:
             raise ConfigurationError(f"this Redis server lacks {', '.join(lacking)}", hint=_SERVERS)
@@ -92,6 +95,7 @@ class RedisTier:
                 "the Redis user may not run " + ", ".join(sorted(set(hindrances))),
                 hint="Grant these commands on these keys.",
             )
+        link.ahead_ms = int(now_ms) - sent_ms
         if not shards:
             return
         found = (shards, hashed, prefix, schema)

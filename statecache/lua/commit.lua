@@ -5,8 +5,10 @@
 --       8 backlog entries max  9 backlog bytes max  10 commit bytes max  11 value bytes max
 --       12… per state: key, op (set|delete|check), expected (change_id, * blind, ! absent, ? present),
 --           value, encoding, schema, ttl in ms ('' = default), assume_new (0|1)
+--       last, optional: the server's time in ms past which this attempt must not be executed
 -- Gives { nonce, verdict, … }:
 --   OK | DUP    position, updated_at, then per state: version, parent
+--   LATE        this attempt was held up on its way, and whoever sent it has given it up
 --   FENCED      meta.replid, server's replid, meta.epoch
 --   MISSING     index of each state that is not in Redis
 --   UNSURE      this repeat may have been applied long ago: look it up
@@ -139,7 +141,8 @@ local hydrations = pcall('HLEN', hydrating)
 if type(hydrations) == 'table' then return { nonce, 'FOREIGN', hydrating, hydrations.err } end
 
 -- Nothing below can fail but XADD, which comes first.
-local now = call('TIME')
+local now, latest = call('TIME'), ARGV[first + count * width]
+if latest and now[1] * 1000 + now[2] / 1000 > tonumber(latest) then return { nonce, 'LATE' } end
 local of_day = now[1] % 86400
 local day = (now[1] - of_day) / 86400 + 719468 -- since 0000-03-01, for then leap days end their years
 local of_era = day % 146097 -- of 400 years

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import Settings
+from statecache import AsyncStateCache, Settings
 from statecache_workers.worker import Worker
 from tests.fix_flusher import Agents, Log, MakeWorker, flush, flushed, rows
 from tests.fix_servers import MakeSettings, every_redis
@@ -44,6 +44,17 @@ async def test_changes_and_tips_reach_postgres_and_redis_learns_the_watermark(
             meta["bytes"],
         )
         assert agents.dirty(shard) == set()
+
+
+async def test_a_redis_that_does_not_show_its_replid_is_flushed_when_the_settings_say_so(
+    make_settings: MakeSettings, make_worker: MakeWorker
+) -> None:
+    settings = make_settings(fence="off")
+    worker = make_worker(settings)
+    async with AsyncStateCache(settings=settings) as cache:
+        await cache.set("runs/1", {"a": 1})
+    await flush(worker)
+    assert [holding.row.flushed for holding in worker.holdings.values() if holding.row.replid == "off"].count(1) == 1
 
 
 async def test_one_state_many_times_in_a_batch_is_one_upsert(agents: Agents, worker: Worker, psql: Psql) -> None:

@@ -252,7 +252,7 @@ async def test_a_new_owner_takes_back_the_forks_that_a_dead_one_had_committed(
 async def test_epoch_and_server_are_asked_for_before_the_entries(
     agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch, keys: KeySpace, log: Log
 ) -> None:
-    """Everything in Redis is wiped between the two, and the shard opened anew: its entries are not the old epoch's."""
+    """Everything is wiped just after the read, and the shard opened anew: what was read is not of the new epoch."""
     await flush(worker)
     key = agents.key_on(0)
     agents.commit(key)
@@ -263,17 +263,18 @@ async def test_epoch_and_server_are_asked_for_before_the_entries(
         order.append("heads")
         return await look(*args)
 
-    async def wiped_then_read(*args: Any) -> Any:
+    async def read_then_wiped(*args: Any) -> Any:
         order.append("entries")
+        found = await read(*args)
         if order.count("entries") == 1:
             for name in agents.raw.scan_iter(f"{keys.prefix}:*"):
                 agents.raw.delete(name)
             await worker.gatekeeper._opened([0])
             agents.commit(key, change_id="a" * 24)
-        return await read(*args)
+        return found
 
     monkeypatch.setattr(worker.flusher.streams, "heads", noted_look)
-    monkeypatch.setattr(worker.flusher.streams, "read", wiped_then_read)
+    monkeypatch.setattr(worker.flusher.streams, "read", read_then_wiped)
     await worker.turn()
     assert order[:2] == ["heads", "entries"]
     assert rows(psql, "SELECT count(*) FROM change") == [(0,)]

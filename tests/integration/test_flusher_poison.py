@@ -137,6 +137,21 @@ async def test_while_poison_is_parked_an_outage_parks_nothing(agents: Agents, wo
     assert rows(psql, "SELECT count(*) FROM quarantine") == [(1,)]
 
 
+async def test_what_cannot_even_be_parked_stops_the_flush_with_an_alarm(
+    agents: Agents, worker: Worker, psql: Psql, log: Log
+) -> None:
+    await flush(worker)
+    psql.execute("ALTER TABLE quarantine ADD CONSTRAINT full_up CHECK (false)")
+    agents.commit("runs/1", reason=NUL)
+    with pytest.raises(PostgresUnavailable):
+        await flush(worker)
+    assert log.of("not_quarantined")[0]["alarm"]
+    assert sum(flushed(psql).values()) == 0
+    psql.execute("ALTER TABLE quarantine DROP CONSTRAINT full_up")
+    await flush(worker)
+    assert rows(psql, "SELECT count(*) FROM quarantine") == [(1,)]
+
+
 # Entries of other programs.
 
 

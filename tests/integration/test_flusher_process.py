@@ -251,6 +251,18 @@ async def _committed(agents: Agents, state: Any) -> str:
     return str(answer[2].decode()).partition("-")[2]
 
 
+async def test_told_to_stop_while_it_waits_for_a_server_it_goes_at_once(own: Servers, own_settings: Settings) -> None:
+    own.stop("postgres")
+    try:
+        async with Process(own_settings, drain_s=600) as process:
+            await process.until("outage")
+            process.send(signal.SIGTERM)
+            assert (await process.until("stopped"))["left"] == 0
+            assert await process.ended() == 0
+    finally:
+        await asyncio.to_thread(own.restart, "postgres")
+
+
 async def test_drained_during_an_outage_it_tells_what_is_left(own: Servers, own_settings: Settings) -> None:
     with plain_client(own_settings.redis_url) as raw:
         agents = Agents(own_settings, KeySpace("sc", 4), raw)

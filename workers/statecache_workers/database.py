@@ -110,7 +110,7 @@ class Database:
         transaction = Transaction(self)
         try:
             yield transaction
-        except BaseException:
+        except BaseException:  # cancelled or failed, nothing of it may stay open
             if not transaction.over:
                 await self._roll_back()
             raise

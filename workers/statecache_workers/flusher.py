@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from statecache.errors import InvalidKey
+from statecache.errors import InvalidKey, PostgresUnavailable
 from statecache.keys import checked_key
 from statecache.reconcile import NOTHING, Judgement, Tip
 from statecache_workers.arrays import integers, texts
@@ -179,8 +179,6 @@ class Flusher:
                     raise Poison("entry", "an entry cannot be read")
                 done = await self._write(database, slices, server, tips, missing)
             except Poison:
-                for one in slices:
-                    self.tips.drop(one.shard)
                 done = await self._write_carefully(database, slices, server)
             self._ahead = await reading
         finally:
@@ -268,15 +266,23 @@ class Flusher:
     async def _write_carefully(
         self, database: Database, slices: Sequence[Slice], server: str
     ) -> list[tuple[Slice, Outcome]]:
-        """This writes a batch piece by piece and parks what Postgres refuses."""
-        async with database.transaction() as transaction:
-            (rows,) = await transaction.run(self._lock(slices))
-            good = self._still_ours(slices, rows, server)
-            if not good:
-                return []
-            done = [(one, await write_carefully(transaction, one.shard, one.entries)) for one in good]
-            await transaction.run(watermarks([_mark(*pair) for pair in done], database.lease))
-            await transaction.commit()
+        """This writes a batch piece by piece, trusts no remembered tip, and parks what Postgres refuses."""
+        for one in slices:
+            self.tips.drop(one.shard)
+        try:
+            async with database.transaction() as transaction:
+                (rows,) = await transaction.run(self._lock(slices))
+                good = self._still_ours(slices, rows, server)
+                if not good:
+                    return []
+                done = [(one, await write_carefully(transaction, one.shard, one.entries)) for one in good]
+                await transaction.run(watermarks([_mark(*pair) for pair in done], database.lease))
+                await transaction.commit()
+        except (
+            Poison
+        ) as error:  # parking it is refused as well: that is for a person to see, and nothing is lost meanwhile
+            alarm("not_quarantined", shards=[one.shard for one in slices], sqlstate=error.sqlstate)
+            raise PostgresUnavailable(error.sqlstate, detail="what it refuses cannot be parked either") from error
         return done
 
     def _lock(self, slices: Sequence[Slice]) -> Call:

@@ -146,5 +146,5 @@ def shares(pending: dict[int, tuple[int, int]], entries_max: int, bytes_max: int
             if count > 0:
                 counts[shard] = had + count
                 entries_max -= count
-                bytes_max = max(0, bytes_max - count * size // entries)
+                bytes_max = max(0, bytes_max + -count * size // entries)
     return counts

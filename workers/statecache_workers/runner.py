@@ -139,6 +139,8 @@ class Runner:
 
     async def _drained(self) -> int | None:
         """This flushes what stands in the streams now, and gives how much is left in the end; None where unknown."""
+        if not self.worker.holdings:
+            return 0
         draining = asyncio.ensure_future(self._drain())
         hurried = asyncio.ensure_future(self._hurry.wait())
         both: set[asyncio.Future[Any]] = {draining, hurried}

@@ -100,8 +100,9 @@ def sliced(
     entries, expected, epoch = found.entries, start.n + 1, head.epoch or 0
     beyond: Entry | None = None
     for entry_id, fields in replies:
-        position = _place(entry_id)
-        if position is None:
+        try:
+            position = position_of(entry_id)
+        except ForeignEntry:
             found.cut = "stray"
             break
         try:
@@ -124,13 +125,6 @@ def sliced(
     if found.cut == "gap":
         _measure_gap(found, beyond)
     return found
-
-
-def _place(entry_id: bytes) -> Position | None:
-    try:
-        return position_of(entry_id)
-    except ForeignEntry:
-        return None
 
 
 def _measure_gap(found: Slice, beyond: Entry | None) -> None:

@@ -1,0 +1,224 @@
+"""Misses: what Postgres holds comes back under a token, and no slow reader puts an older version over a newer one."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AlreadyExists, AsyncStateCache, Settings, Unavailable
+from statecache.clock import monotonic
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
+from tests.fix_flusher import flush, rows
+from tests.fix_servers import MakeClient, MakeSettings, every_redis
+
+KEY = "runs/42"
+ASKS = b"row_number()"
+"""Bytes of the statement that reads states from Postgres, and of no other."""
+
+Psql = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    """Settings whose hydration tokens do not stand for long."""
+    return make_settings(hydrate_token_s=0.25)
+
+
+@pytest.fixture
+def slow(make_client: MakeClient, settings: Settings, postgres_proxy: FaultProxy) -> AsyncStateCache:
+    """A client whose way to Postgres leads through the proxy."""
+    return make_client(through(settings, postgres=postgres_proxy))
+
+
+def _evict(redis_raw: Any, keys: KeySpace, key: str = KEY) -> None:
+    """This does what Redis does for room, to a state that is clean."""
+    assert redis_raw.zscore(keys.unflushed(keys.shard(key)), key) is None
+    assert redis_raw.unlink(keys.state(key)) == 1
+
+
+async def _as_coroutine(call: Any) -> Any:
+    return await call
+
+
+@every_redis
+async def test_a_slow_reader_does_not_put_an_old_version_over_a_newer_one(
+    slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any,
+    keys: KeySpace, psql: Psql,
+) -> None:  # fmt: skip
+    first = await cache.set(KEY, 1)
+    await flush(worker)
+    _evict(redis_raw, keys)
+    fault = postgres_proxy.arm("hold_reply", at=ASKS)
+    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
+    await fault.wait()
+    second = await cache.set(KEY, 2)
+    assert (second.version, second.parent_change_id) == (2, first.change_id)
+    await flush(worker)
+    _evict(redis_raw, keys)
+    fault.release()
+    assert await reading == first
+    assert not redis_raw.exists(keys.state(KEY))
+    assert (await cache.set(KEY, 3)).parent_change_id == second.change_id
+    await flush(worker)
+    assert rows(psql, "SELECT version FROM change ORDER BY version") == [(1,), (2,), (3,)]
+    assert rows(psql, "SELECT * FROM conflict") == []
+
+
+async def test_a_slow_reader_of_an_earlier_epoch_installs_nothing(
+    slow: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
+) -> None:
+    fault = postgres_proxy.arm("hold_reply", at=ASKS)
+    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
+    await fault.wait()
+    redis_raw.hincrby(keys.meta(keys.shard(KEY)), "epoch", 1)
+    fault.release()
+    assert await reading is None
+    assert not redis_raw.exists(keys.state(KEY))
+
+
+@every_redis
+async def test_a_create_is_not_undone_by_a_slow_reader_that_found_nothing(
+    slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
+) -> None:
+    fault = postgres_proxy.arm("hold_reply", at=ASKS)
+    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
+    await fault.wait()
+    created = await cache.create(KEY, 1)
+    fault.release()
+    assert await reading is None
+    assert await cache.get(KEY) == created
+    assert redis_raw.pttl(keys.state(KEY)) == -1
+
+
+@every_redis
+async def test_of_many_that_create_one_succeeds(
+    make_client: MakeClient, settings: Settings, psql: Psql, worker: Worker
+) -> None:
+    clients = [make_client(settings) for _ in range(3)]
+    outcomes = await asyncio.gather(
+        *(client.create(KEY, number) for number, client in enumerate(clients * 3)), return_exceptions=True
+    )
+    assert [type(one).__name__ for one in outcomes].count("State") == 1
+    assert [one for one in outcomes if not hasattr(one, "version") and not isinstance(one, AlreadyExists)] == []
+    await flush(worker)
+    assert rows(psql, "SELECT key, version FROM change") == [(KEY, 1)]
+
+
+async def test_a_young_token_is_waited_for_and_postgres_is_asked_once(
+    slow: AsyncStateCache, postgres_proxy: FaultProxy
+) -> None:
+    fault = postgres_proxy.arm("hold_reply", at=ASKS)
+    first = asyncio.create_task(_as_coroutine(slow.get(KEY)))
+    await fault.wait()
+    others = [asyncio.create_task(_as_coroutine(slow.get(KEY))) for _ in range(5)]
+    await asyncio.wait(others, timeout=0.02)
+    fault.release()
+    assert await asyncio.gather(first, *others) == [None] * 6
+    assert bytes(postgres_proxy.requests).count(ASKS) == 1
+
+
+async def test_a_dead_readers_token_is_replaced_when_its_time_is_up(
+    settings: Settings, postgres_proxy: FaultProxy, client: AsyncStateCache
+) -> None:
+    async with AsyncStateCache(settings=through(settings, postgres=postgres_proxy)) as dying:
+        fault = postgres_proxy.arm("hold_reply", at=ASKS)
+        reading = asyncio.create_task(dying.get(KEY))
+        await fault.wait()
+        started = monotonic()
+        assert (await client.set(KEY, 1)).version == 1
+        assert monotonic() - started > 0.05
+        fault.release()
+        assert await reading is None
+
+
+async def test_many_states_are_loaded_by_one_query(slow: AsyncStateCache, postgres_proxy: FaultProxy) -> None:
+    async with slow.transaction(*(f"{KEY}/{number}" for number in range(50))) as tx:
+        tx.set(f"{KEY}/7", 7)
+    assert tx.states[f"{KEY}/7"].version == 1
+    assert bytes(postgres_proxy.requests).count(ASKS) == 1
+
+
+@every_redis
+async def test_a_recreation_goes_on_from_the_tombstone_that_postgres_keeps(
+    client: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace, psql: Psql
+) -> None:
+    await client.set(KEY, 1)
+    tombstone = await client.delete(KEY)
+    assert tombstone is not None
+    await flush(worker)
+    _evict(redis_raw, keys)
+    assert await client.get(KEY) is None
+    assert redis_raw.hmget(keys.state(KEY), "op", "version") == [b"delete", b"2"]
+    _evict(redis_raw, keys)
+    assert await client.delete(KEY) is None
+    _evict(redis_raw, keys)
+    again = await client.create(KEY, 3)
+    assert (again.version, again.parent_change_id) == (3, tombstone.change_id)
+    await flush(worker)
+    assert rows(psql, "SELECT version, op FROM change ORDER BY version") == [(1, "set"), (2, "delete"), (3, "set")]
+    assert rows(psql, "SELECT * FROM conflict") == []
+
+
+@every_redis
+async def test_a_dirty_state_that_somebody_deleted_is_waited_for_not_replaced_by_an_older_one(
+    client: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace, psql: Psql
+) -> None:
+    await client.set(KEY, 1)
+    await flush(worker)
+    second = await client.set(KEY, 2)
+    redis_raw.unlink(keys.state(KEY))
+    for call in (client.get, partial(client.set, value=3)):
+        with pytest.raises(Unavailable, match="not yet in Postgres") as caught:
+            await call(KEY, timeout=0.05)
+        assert caught.value.reason == "hydration"
+    await client.set("runs/another", "goes on")
+    await flush(worker)
+    assert await client.get(KEY) == second
+    assert (await client.set(KEY, 3)).version == 3
+    await flush(worker)
+    assert rows(psql, "SELECT * FROM conflict") == []
+
+
+@every_redis
+async def test_what_comes_back_is_what_was_there(
+    client: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    written = await client.namespace("runs", encoding="msgpack").set("42", {"é": [1, None, "\0", 2**63]})
+    before = redis_raw.hgetall(keys.state(KEY))
+    await flush(worker)
+    _evict(redis_raw, keys)
+    assert await client.get(KEY) == written
+    assert redis_raw.hgetall(keys.state(KEY)) == before
+    assert 0 < redis_raw.pttl(keys.state(KEY)) <= 7 * 86_400_000
+
+
+@every_redis
+async def test_a_repeat_is_recognised_in_a_state_that_came_back_from_postgres(
+    client: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    first = await client.set(KEY, 1)
+    last = [await client.set(KEY, number) for number in (2, 3)][-1]
+    await flush(worker)
+    for entries_stay in (True, False):
+        if not entries_stay:
+            redis_raw.xtrim(keys.changes(keys.shard(KEY)), maxlen=0, approximate=False)
+        _evict(redis_raw, keys)
+        assert await client.set(KEY, 3, change_id=last.change_id) == last
+        assert await client.set(KEY, 1, change_id=first.change_id) == first
+        redis_raw.zrem(keys.unflushed(keys.shard(KEY)), KEY)
+
+
+async def test_a_change_id_of_another_key_is_no_repeat(client: AsyncStateCache) -> None:
+    first = await client.set(KEY, 1)
+    for number in range(7):
+        await client.set(f"{KEY}/other", number)
+    other = await client.set(f"{KEY}/other", "mine", change_id=first.change_id)
+    assert (other.version, other.change_id) == (8, first.change_id)
+    assert await client.set(f"{KEY}/other", "mine", change_id=first.change_id) == other

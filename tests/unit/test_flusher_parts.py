@@ -1,0 +1,157 @@
+"""The flusher's pure parts: how a batch is shared out, a stream cut, a column spelled, a tip remembered."""
+
+from __future__ import annotations
+
+import struct
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as some
+from psycopg.adapt import PyFormat, Transformer
+
+from statecache.reconcile import Tip
+from statecache_workers.arrays import blobs, integers, texts, times, truths
+from statecache_workers.holdings import Head, Holding, Place, Row, agree, head_of, shares
+from statecache_workers.streams import Slice, sliced
+from statecache_workers.tips import Tips
+
+ROW = Row(epoch=3, replid="r", flushed=10, entries=10, bytes=1000, excepted=0)
+HEAD = Head(epoch=3, replid="r", n=13, entries=13, bytes=1600, flushed=10, excepted=0)
+
+pending_shards = some.dictionaries(
+    some.integers(0, 63), some.tuples(some.integers(1, 5000), some.integers(200, 10**9)), min_size=1
+)
+
+
+@given(pending_shards, some.integers(1, 1000), some.integers(1, 10**8), some.integers(0, 63))
+def test_a_batch_never_holds_more_than_it_may_and_always_something(
+    pending: dict[int, tuple[int, int]], entries_max: int, bytes_max: int, first: int
+) -> None:
+    counts = shares(pending, entries_max, bytes_max, first)
+    assert 1 <= sum(counts.values()) <= entries_max
+    assert all(1 <= count <= pending[shard][0] for shard, count in counts.items())
+    expected = sum(count * pending[shard][1] // pending[shard][0] for shard, count in counts.items())
+    assert expected <= bytes_max or sum(counts.values()) == 1
+
+
+@given(pending_shards, some.integers(1, 50))
+def test_every_shard_has_its_turn(pending: dict[int, tuple[int, int]], entries_max: int) -> None:
+    served: set[int] = set()
+    first = 0
+    for _ in range(len(pending) + 1):
+        counts = shares(pending, entries_max, 10**12, first)
+        served |= counts.keys()
+        first = list(counts)[-1] + 1
+    assert served == pending.keys()
+
+
+def test_a_light_shard_does_not_wait_behind_a_heavy_one() -> None:
+    assert shares({0: (100_000, 10**8), 1: (3, 300)}, 1000, 10**9, 0) == {0: 997, 1: 3}
+
+
+def _entry(n: int, *, epoch: int = 3, total: int | None = None) -> tuple[bytes, list[bytes]]:
+    fields = {
+        "format": b"1", "change_id": b"c", "at": b"2026-11-20T11:21:15.123456Z", "writer": b"w", "entries": b"%d" % n,
+        "bytes": b"%d" % (total if total is not None else 1000 + 200 * (n - 10)), "key1": b"g/1", "op1": b"set",
+        "version1": b"1", "parent1": b"", "encoding1": b"json", "schema1": b"", "value1": b"x" * 10,
+    }  # fmt: skip
+    return b"%d-%d" % (epoch, n), [part for name, value in fields.items() for part in (name.encode(), value)]
+
+
+def _cut(*entries: tuple[bytes, list[bytes]], asked: int = 10, head: Head = HEAD) -> Slice:
+    holding = Holding(0, ROW)
+    holding.after = b"3-10"
+    return sliced(holding, holding.place, head, entries, asked)
+
+
+def test_a_run_goes_as_far_as_it_is_contiguous() -> None:
+    found = _cut(_entry(11), _entry(12), _entry(13))
+    assert (found.cut, found.end) == ("", Place(b"3-13", 13, 13, 1600))
+    found = _cut(_entry(11), _entry(13))
+    assert (found.cut, found.end.n) == ("", 11), "the gap is the next batch's"
+
+
+def test_entries_of_an_older_epoch_continue_the_watermark() -> None:
+    assert _cut(_entry(11, epoch=2), _entry(12), _entry(13)).end.n == 13
+
+
+def test_a_gap_ends_before_the_next_entry_or_at_the_head() -> None:
+    found = _cut(_entry(13))
+    assert (found.cut, found.end) == ("gap", Place(b"3-10", 12, 12, 1600 - 213))
+    found = _cut()
+    assert (found.cut, found.end) == ("gap", Place(b"3-10", 13, 13, 1600))
+
+
+def test_a_full_reply_is_no_gap() -> None:
+    assert _cut(_entry(11), asked=1).cut == ""
+
+
+def test_entries_that_may_be_nobodys_are_told_from_gaps() -> None:
+    assert _cut(_entry(11, epoch=1763637675000)).cut == "stray"
+    assert _cut(_entry(5)).cut == "stray"
+    assert _cut((b"18446744073709551615-1", [b"a", b"b"])).cut == "stray"
+
+
+def test_a_newer_format_cuts_where_it_stands() -> None:
+    found = _cut(_entry(11), (b"3-12", [b"format", b"2"]))
+    assert (found.cut, found.end.n) == ("newer", 11)
+
+
+def test_a_gate_is_open_only_for_the_rows_epoch_on_the_rows_server() -> None:
+    assert agree(ROW, HEAD, "r")
+    assert not agree(ROW, HEAD, "other")
+    assert not agree(ROW, HEAD._replace(epoch=4), "r")
+    assert not agree(ROW, HEAD._replace(epoch=None), "r")
+    assert not agree(ROW, HEAD._replace(replid=""), "r")
+    assert not agree(ROW._replace(replid="other"), HEAD, "r")
+
+
+def test_a_meta_that_is_not_ours_says_so() -> None:
+    assert head_of([b"3", b"r", b"13", b"13", b"1600", b"10", b""]) == HEAD
+    assert head_of([b""] * 7) == Head(None, "", 0, 0, 0, 0, 0)
+    assert isinstance(head_of([b"x", b"r", b"1", b"1", b"1", b"1", b"1"]), str)
+    assert head_of(b"WRONGTYPE") == "WRONGTYPE"
+
+
+@given(some.lists(some.binary(max_size=5000)), some.lists(some.text()), some.lists(some.integers(-(2**63), 2**63 - 1)))
+def test_columns_are_spelled_as_psycopg_spells_them(values: list[bytes], names: list[str], numbers: list[int]) -> None:
+    names = [name.replace("\0", "").encode("utf-8", "replace").decode() for name in names]
+    for ours, items in ((blobs(values), values), (texts(names), names)):
+        assert not items or ours.wire[20:] == b"".join(struct.pack("!i", len(raw)) + raw for raw in _raw(items))
+    assert integers(numbers).wire[20:] == b"".join(struct.pack("!iq", 8, number) for number in numbers)
+    if values:
+        dumper = Transformer().get_dumper(values, PyFormat.BINARY)
+        assert bytes(dumper.dump(values) or b"") == blobs(values).wire
+
+
+def _raw(items: list[bytes] | list[str]) -> list[bytes]:
+    return [item if isinstance(item, bytes) else item.encode() for item in items]
+
+
+def test_times_and_truths_are_spelled_in_wire_form() -> None:
+    at = datetime(2000, 1, 1, 0, 0, 1, 7, tzinfo=UTC)
+    assert times([at]).wire[20:] == struct.pack("!iq", 8, 1_000_007)
+    assert truths([True, False]).wire[20:] == struct.pack("!i?i?", 1, True, 1, False)
+
+
+def test_tips_of_a_dropped_shard_are_forgotten_and_the_others_are_not() -> None:
+    tips = Tips(10)
+    tips.put(0, {"a/1": Tip(1, "x")})
+    tips.put(1, {"b/1": Tip(2, "y")})
+    tips.drop(0)
+    assert (tips.get("a/1"), tips.get("b/1")) == (None, Tip(2, "y"))
+    tips.put(0, {"a/1": Tip(3, "z")})
+    assert tips.get("a/1") == Tip(3, "z")
+    tips.clear()
+    assert len(tips) == 0
+
+
+@given(some.lists(some.tuples(some.integers(0, 30), some.integers(1, 9))))
+def test_what_is_remembered_is_the_newest_and_bounded(puts: list[tuple[int, int]]) -> None:
+    tips, truth = Tips(8), dict[str, Tip]()
+    for number, version in puts:
+        truth[f"a/{number}"] = Tip(version, str(version))
+        tips.put(0, {f"a/{number}": truth[f"a/{number}"]})
+        assert len(tips) <= 8
+        assert tips.get(f"a/{number}") == truth[f"a/{number}"]
+    assert all(tips.get(key) in (None, tip) for key, tip in truth.items())
