@@ -18,8 +18,11 @@ FIELDS = (
 
 def record_of(redis_key: str, key: str, reply: Sequence[bytes | None]) -> Record | None:
     """This reads the reply to an HMGET of FIELDS; None where nothing is there, ForeignData where it is not ours."""
-    if reply[0] is None and not any(part is not None for part in reply):
-        return None
+    if None in reply:
+        absent = [name for name, part in zip(FIELDS, reply, strict=False) if part is None]
+        if len(absent) == len(FIELDS):
+            return None
+        raise ForeignData(redis_key, reason=f"the fields {', '.join(absent)} are missing")
     try:
         found, op, value, version, epoch, change_id, parent, position, encoding, schema, updated_at, writer = reply
         record = Record(
@@ -37,10 +40,8 @@ def record_of(redis_key: str, key: str, reply: Sequence[bytes | None]) -> Record
             writer=writer.decode(),  # type: ignore[union-attr]
         )
     except (AttributeError, TypeError, ValueError) as error:
-        absent = [name for name, part in zip(FIELDS, reply, strict=False) if part is None]
-        reason = f"the fields {', '.join(absent)} are missing" if absent else str(error)
-        raise ForeignData(redis_key, reason=reason) from error
-    if record.key != key or value is None:
+        raise ForeignData(redis_key, reason=str(error)) from error
+    if record.key != key:
         raise ForeignData(redis_key, reason=f"it holds the state of {record.key!r}")
     return record
 

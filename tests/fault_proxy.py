@@ -10,7 +10,7 @@ A fault strikes once, at the first request (from now on) that holds its bytes:
     drop_request   the connection ends before the server sees anything of it
     cut            the server sees the request up to the bytes, then the connection ends
     drop_reply     the server gets the request and answers; the connection ends before the answer goes on
-    hold_request   the request waits for `fault.release()`
+    hold_request   the request waits for `fault.release()`, and goes on even if its sender has given it up
     hold_reply     the answer waits for `fault.release()`
     reset          like drop_reply, with a reset instead of an orderly end
 
@@ -41,6 +41,7 @@ class Fault:
         self.at = at
         self._struck = asyncio.Event()
         self._released = asyncio.Event()
+        self._answered = asyncio.Event()
         self._then: Callable[[], object] = lambda: None
 
     @property
@@ -60,6 +61,15 @@ class Fault:
     def release(self) -> None:
         """This lets go what the fault holds."""
         self._released.set()
+
+    def answer(self) -> None:
+        """This notes that the server has answered a request that was held."""
+        self._answered.set()
+
+    async def answered(self) -> None:
+        """This returns when the server has answered a request that was held and released."""
+        async with asyncio.timeout(WAIT_S):
+            await self._answered.wait()
 
     async def wait(self) -> None:
         """This returns when the fault has struck: with hold_reply and drop_reply, when the server has answered."""
@@ -167,6 +177,7 @@ class _Line:
         self._from_client, self._to_client = near
         self._from_server, self._to_server = far
         self._at_reply: Fault | None = None
+        self._late: Fault | None = None
         self._before = b""
         self._holds = 0
 
@@ -192,6 +203,8 @@ class _Line:
                 await self._hand_on(self._to_server, data)
                 continue
             await self._meet(fault, data)
+        if self._late is not None:
+            await self._late.answered()
 
     async def _meet(self, fault: Fault, data: bytes) -> None:
         if fault.kind == "drop_request":
@@ -205,6 +218,7 @@ class _Line:
             self._hold(1)
             fault.strike()
             await fault.held()
+            self._late = fault
         else:
             self._at_reply = fault
         await self._hand_on(self._to_server, data)
@@ -216,6 +230,8 @@ class _Line:
     async def _replies(self) -> None:
         while data := await self._from_server.read(65536):
             self._hold(-self._holds)
+            if self._late is not None:
+                self._late.answer()
             fault, self._at_reply = self._at_reply, None
             if fault is not None:
                 fault.strike()

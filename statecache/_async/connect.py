@@ -8,6 +8,7 @@ byte in, cancellation included, closes the connection, so that no later caller r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from redis.exceptions import (
 )
 
 from statecache._bridge import async_deadline, async_wake
-from statecache.errors import ConfigurationError, RedisUnavailable
+from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.settings import masked
 
 if TYPE_CHECKING:
@@ -82,12 +83,13 @@ class AsyncLink:
     how far the server's clock is ahead of `monotonic` here, in milliseconds, as of the greeting.
     """
 
-    __slots__ = ("_connection", "_known", "_where", "ahead_ms", "watching")
+    __slots__ = ("_connection", "_known", "_pid", "_where", "ahead_ms", "watching")
 
     def __init__(self, connection: Any, where: str) -> None:
         self._connection = connection
         self._known: set[str] = set()
         self._where = where
+        self._pid = os.getpid()
         self.watching = False
         self.ahead_ms = 0.0
 
@@ -98,8 +100,10 @@ class AsyncLink:
         connection = dial()
         connection.socket_connect_timeout = min(seconds, settings.connect_timeout_s)
         connection.socket_timeout = min(seconds, settings.timeout_s)
+        connected = False
         try:
             await connection.connect()
+            connected = True
         except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
             raise RedisUnavailable(
                 "authentication", detail=f"{where}: {error}", hint="Check user and password."
@@ -114,13 +118,16 @@ class AsyncLink:
             raise RedisUnavailable(
                 "connect", detail=f"{where}: {error}", hint="Is the server up, the URL right?"
             ) from error
+        finally:
+            if not connected:
+                await connection.disconnect(nowait=True)
         connection.socket_timeout = settings.timeout_s
         return cls(connection, where)
 
     @property
     def alive(self) -> bool:
-        """This says whether the connection still stands, as far as this side knows."""
-        return bool(self._connection.is_connected)
+        """This says whether the connection still stands, as far as this side knows; a forked child has none."""
+        return self._pid == os.getpid() and bool(self._connection.is_connected)
 
     def call(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Command:
         """This gives the command that runs a script: by digest once this connection has seen it run."""
@@ -135,6 +142,8 @@ class AsyncLink:
         the connection is closed: the commands may or may not have run.
         """
         connection = self._connection
+        if self._pid != os.getpid():
+            raise UsageError("the connection belongs to another process", hint="Begin anew in a forked child.")
         if not connection.is_connected:
             raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
         packed = _packed(commands)
@@ -216,6 +225,9 @@ class AsyncLink:
         except OSError as error:
             await self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+
+    def abandon(self) -> None:
+        """This does nothing: redis-py's connections are quiet as long as they are kept."""
 
     async def hang_up(self) -> None:
         """This wakes a thread that waits for a pushed message; a task is woken by being cancelled."""

@@ -35,13 +35,14 @@ from statecache.errors import (
     ConfigurationError,
     DurabilityNotMet,
     ForeignData,
+    LimitExceeded,
     OutcomeUnknown,
     RedisUnavailable,
     StateCacheError,
     Unavailable,
 )
 from statecache.lua import script
-from statecache.model import BLIND, COMMIT_BYTES_MAX, Write
+from statecache.model import BLIND, COMMIT_BYTES_MAX, STATE_OVERHEAD_BYTES, Write
 
 if TYPE_CHECKING:
     from statecache._sync.connect import Link
@@ -90,6 +91,10 @@ class Commit(msgspec.Struct, kw_only=True):
         return RedisUnavailable("timeout", detail=str(error))
 
 
+def _weight(write: Write) -> int:
+    return 0 if write.op == "check" else len(write.value) + len(write.key.encode()) + STATE_OVERHEAD_BYTES
+
+
 class Committer:
     """This commits change-sets and gives their outcome."""
 
@@ -124,6 +129,8 @@ class Committer:
         change_id: str | None = None,
     ) -> Commit:  # fmt: skip
         """This makes a commit of writes to one group; a change_id that was used before marks it as a repeat."""
+        if len(writes) > 1 and (size := sum(map(_weight, writes))) > COMMIT_BYTES_MAX:
+            raise LimitExceeded("the commit's size in bytes", actual=size, limit=COMMIT_BYTES_MAX)
         return Commit(
             change_id=change_id or new_change_id(),
             shard=shard,
@@ -306,7 +313,11 @@ class Committer:
             return self._looked_up(commit)
         elif not (verdict == b"CONFLICT" and reply[2] - 1 in commit.blind):
             refused = error_of(commit, reply)
-            raise commit.failed(refused) if isinstance(refused, ForeignData) else refused
+            if not isinstance(refused, ForeignData):
+                raise refused
+            if "equal or smaller" not in refused.reason or monotonic() + commit.pause > commit.end:
+                raise commit.failed(refused)
+            self._wait_a_little(commit)  # somebody else's entry is in the way, which a worker will remove
         else:
             self._blind_again(commit)
         return None
@@ -334,6 +345,9 @@ class Committer:
     def _pause(self, commit: Commit, error: RedisUnavailable) -> None:
         if error.reason == "authentication" or monotonic() + commit.pause > commit.end:
             raise commit.failed(error) from error
+        self._wait_a_little(commit)
+
+    def _wait_a_little(self, commit: Commit) -> None:
         sleep(commit.pause * self._rng.uniform(0.5, 1.0))
         commit.pause = min(commit.pause * 2, 0.25)
 

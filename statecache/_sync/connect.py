@@ -10,6 +10,7 @@ byte in, cancellation included, closes the connection, so that no later caller r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from statecache._bridge import deadline, wake
-from statecache.errors import ConfigurationError, RedisUnavailable
+from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.settings import masked
 
 if TYPE_CHECKING:
@@ -84,12 +85,13 @@ class Link:
     how far the server's clock is ahead of `monotonic` here, in milliseconds, as of the greeting.
     """
 
-    __slots__ = ("_connection", "_known", "_where", "ahead_ms", "watching")
+    __slots__ = ("_connection", "_known", "_pid", "_where", "ahead_ms", "watching")
 
     def __init__(self, connection: Any, where: str) -> None:
         self._connection = connection
         self._known: set[str] = set()
         self._where = where
+        self._pid = os.getpid()
         self.watching = False
         self.ahead_ms = 0.0
 
@@ -100,8 +102,10 @@ class Link:
         connection = dial()
         connection.socket_connect_timeout = min(seconds, settings.connect_timeout_s)
         connection.socket_timeout = min(seconds, settings.timeout_s)
+        connected = False
         try:
             connection.connect()
+            connected = True
         except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
             raise RedisUnavailable(
                 "authentication", detail=f"{where}: {error}", hint="Check user and password."
@@ -116,13 +120,16 @@ class Link:
             raise RedisUnavailable(
                 "connect", detail=f"{where}: {error}", hint="Is the server up, the URL right?"
             ) from error
+        finally:
+            if not connected:
+                connection.disconnect(nowait=True)
         connection.socket_timeout = settings.timeout_s
         return cls(connection, where)
 
     @property
     def alive(self) -> bool:
-        """This says whether the connection still stands, as far as this side knows."""
-        return bool(self._connection.is_connected)
+        """This says whether the connection still stands, as far as this side knows; a forked child has none."""
+        return self._pid == os.getpid() and bool(self._connection.is_connected)
 
     def call(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Command:
         """This gives the command that runs a script: by digest once this connection has seen it run."""
@@ -137,6 +144,8 @@ class Link:
         the connection is closed: the commands may or may not have run.
         """
         connection = self._connection
+        if self._pid != os.getpid():
+            raise UsageError("the connection belongs to another process", hint="Begin anew in a forked child.")
         if not connection.is_connected:
             raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
         packed = _packed(commands)
@@ -218,6 +227,9 @@ class Link:
         except OSError as error:
             self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+
+    def abandon(self) -> None:
+        """This does nothing: redis-py's connections are quiet as long as they are kept."""
 
     def hang_up(self) -> None:
         """This wakes a thread that waits for a pushed message; a task is woken by being cancelled."""

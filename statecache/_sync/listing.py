@@ -10,8 +10,10 @@ between the call and the end of the iteration.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from statecache._sync.redis import refusal
+from statecache.errors import ForeignData
 from statecache.keys import checked_prefix_of_list
 from statecache.model import Record
 from statecache.records import FIELDS, record_of, record_of_row
@@ -52,15 +54,16 @@ class Listing:
         """This reads the states under the prefix that Postgres may not have yet, tombstones too."""
         commands = [("ZRANGE", self._keys.unflushed(shard), 0, -1) for shard in shards]
         replies = self._redis.read(commands, seconds=seconds)
-        start = prefix.encode()
-        found = sorted(
-            name.decode() for reply in replies if isinstance(reply, list) for name in reply if name.startswith(start)
-        )
+        found: list[str] = []
+        for shard, reply in zip(shards, replies, strict=True):
+            found += _keys_in(reply, self._keys.unflushed(shard), prefix.encode())
         dirty: dict[str, Record] = {}
         for at in range(0, len(found), _KEYS_PER_READ):
             some = found[at : at + _KEYS_PER_READ]
             reads = [("HMGET", self._keys.state(key), *FIELDS) for key in some]
             for key, reply in zip(some, self._redis.read(reads, seconds=seconds), strict=True):
+                if isinstance(reply, Exception):
+                    raise refusal(reply, self._keys.state(key)) from reply
                 record = record_of(self._keys.state(key), key, reply)
                 if record is not None:
                     dirty[key] = record
@@ -95,6 +98,16 @@ class Listing:
             found[record.key] = _newer(record, found[record.key]) if record.key in found else record
         for record in sorted(found.values(), key=lambda record: (record.updated_at, record.key), reverse=True):
             yield record
+
+
+def _keys_in(reply: Any, redis_key: str, start: bytes) -> list[str]:
+    """This reads the dirty keys of one shard that start so."""
+    if isinstance(reply, Exception):
+        raise refusal(reply, redis_key) from reply
+    try:
+        return [name.decode() for name in reply if name.startswith(start)]
+    except UnicodeDecodeError as error:
+        raise ForeignData(redis_key, reason=f"it holds a member that is not UTF-8: {error.reason}") from None
 
 
 def _newer(one: Record, other: Record) -> Record:

@@ -25,6 +25,9 @@ class Pooled(Protocol):
     def alive(self) -> bool:
         """This says whether the connection still stands, as far as this side knows."""
 
+    def abandon(self) -> None:
+        """This lets go of a connection that belongs to the parent of this process, without a word to the server."""
+
     def close(self) -> None:
         """This closes the connection."""
 
@@ -55,8 +58,7 @@ class Pool(Generic[C]):
     def take(self, seconds: float) -> C:
         """This lends a connection, waiting for at most that many seconds for one to be free."""
         if self._pid != os.getpid():
-            self._inherited += (*self._idle, *self._lent)  # kept: even to collect them could harm the parent's
-            self._reset()
+            self._leave_to_the_parent()
         if self._closed:
             raise UsageError("it is closed", hint="Make a new client.")
         here = place()
@@ -74,6 +76,13 @@ class Pool(Generic[C]):
             raise
         self._lent.add(connection)
         return connection
+
+    def _leave_to_the_parent(self) -> None:
+        """This makes the pool an empty one; what it held is kept, for even to collect it could harm the parent."""
+        for connection in (*self._idle, *self._lent):
+            connection.abandon()
+            self._inherited.append(connection)
+        self._reset()
 
     def _revived(self) -> C | None:
         """This gives the idle connection that was used last and still stands; threads may take one at a time."""
@@ -113,7 +122,7 @@ class Pool(Generic[C]):
         """This closes every connection, lent ones too; taking one afterwards raises UsageError."""
         self._closed = True
         if self._pid != os.getpid():
-            return
+            self._leave_to_the_parent()
         self.drop_idle()
         for connection in list(self._lent):
             connection.close()

@@ -8,8 +8,10 @@ transaction-mode pooler. The `cluster` row is compared on every new connection.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -45,6 +47,16 @@ class Session:
     def alive(self) -> bool:
         """This says whether the connection still stands, as far as this side knows."""
         return not (self.connection.closed or self.connection.broken)
+
+    def abandon(self) -> None:
+        """This ends a forked parent's connection here, having first put nothing in the place of its socket."""
+        with suppress(OSError, psycopg.Error):
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            try:
+                os.dup2(nowhere, self.connection.fileno(), inheritable=False)
+            finally:
+                os.close(nowhere)
+            self.connection.pgconn.finish()
 
     def close(self) -> None:
         """This closes the connection."""

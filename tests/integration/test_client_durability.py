@@ -82,8 +82,9 @@ async def test_a_durable_write_is_in_postgres_when_it_returns(
 async def test_a_wait_that_is_too_short_does_not_read_as_failure(
     client: AsyncStateCache, worker: Worker, psql: Psql
 ) -> None:
+    assert await client.get(KEY) is None
     with pytest.raises(OutcomeUnknown, match="applied in Redis, and not yet known to be in Postgres") as caught:
-        await client.set(KEY, 1, durability="postgres", timeout=0.05)
+        await client.set(KEY, 1, durability="postgres", timeout=0.3)
     state = await client.get(KEY)
     assert state is not None
     assert state.change_id == caught.value.change_id

@@ -216,6 +216,24 @@ async def test_a_repeat_that_was_never_applied_is_applied_although_the_state_cou
     assert len(changes()) == 9
 
 
+@every_redis
+async def test_a_request_that_arrives_after_its_time_is_refused(
+    behind: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy, changes: Changes
+) -> None:
+    """Its sender was told that the outcome is unknown, and the state has forgotten more than it could recognise."""
+    await behind.set(KEY, 7)
+    fault = proxy.arm("hold_request", at=MARK)
+    fault.then(lambda: setattr(proxy, "refusing", True))
+    with pytest.raises(OutcomeUnknown) as caught:
+        await _set(behind, timeout=0.15)
+    again = await cache.set(KEY, "again", change_id=caught.value.change_id)
+    assert again.version == 2
+    await _commit_more_than_is_remembered(cache)
+    fault.release()
+    await fault.answered()
+    assert len(changes()) == 9
+
+
 async def _as_coroutine(write: Awaitable[Any]) -> Any:
     return await write
 

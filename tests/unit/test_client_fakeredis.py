@@ -243,7 +243,7 @@ async def test_a_change_by_somebody_else_ends_a_transaction_even_in_a_key_that_i
             await fake_cache.set("runs/42/plan", 2)
     assert caught.value.key == "runs/42/plan"
     assert await fake_cache.get("runs/42") is None
-    with pytest.raises(VersionConflict) as caught:  # noqa: PT012
+    with pytest.raises(VersionConflict) as caught:
         async with fake_cache.transaction("runs/42", "runs/42/plan") as tx:
             await fake_cache.set("runs/42/plan", 3)
     assert caught.value.key == "runs/42/plan"

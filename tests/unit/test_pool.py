@@ -22,11 +22,13 @@ WAIT_S = 20.0
 class Line:
     """This is a connection to nowhere."""
 
-    made = 0
-
     def __init__(self) -> None:
         self.alive = True
+        self.abandoned = False
         self.closed = 0
+
+    def abandon(self) -> None:
+        self.abandoned = True
 
     async def close(self) -> None:
         self.alive = False
@@ -39,6 +41,9 @@ class SyncLine:
     def __init__(self) -> None:
         self.alive = True
         self.closed = 0
+
+    def abandon(self) -> None:
+        raise AssertionError("there is no child here")
 
     def close(self) -> None:
         self.alive = False
@@ -209,6 +214,7 @@ async def test_a_forked_child_starts_with_an_empty_pool_and_leaves_the_parents_l
     assert idle not in own
     await pool.close()
     assert (idle.closed, lent.closed) == (0, 0)
+    assert (idle.abandoned, lent.abandoned) == (True, True)
     assert [line.closed for line in own] == [1, 1]
 
 

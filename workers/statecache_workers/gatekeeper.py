@@ -68,9 +68,15 @@ class Gatekeeper:
 
     async def _open(self, shards: list[int]) -> None:
         try:
-            for one in await self._opened(shards):
-                say("epoch_opened", shard=one.shard, epoch=one.epoch, start_n=one.start_n, dropped=one.dropped,
-                    conflicts=one.conflicts)  # fmt: skip
+            opened = await self._opened(shards)
+            if opened:
+                say(
+                    "epoch_opened",
+                    shards=[one.shard for one in opened],
+                    epochs=sorted({one.epoch for one in opened}),
+                    dropped=sum(one.dropped for one in opened),
+                    conflicts=sum(one.conflicts for one in opened),
+                )
             self._reason = ""
         except Unavailable as error:
             tell = alarm if error.reason == "epoch" and self._reason != error.detail else warn

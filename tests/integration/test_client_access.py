@@ -1,0 +1,339 @@
+"""Ways in: passwords, ACL users, TLS, sockets; what is refused is named, and no secret shows anywhere."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import psycopg
+import pytest
+
+from statecache import (
+    AsyncStateCache,
+    ConfigurationError,
+    PostgresUnavailable,
+    RedisUnavailable,
+    Settings,
+    StateCacheError,
+)
+from statecache.keys import KeySpace
+from statecache.testing.folders import Throwaway, ordinary_user
+from statecache.testing.ports import free_port
+from statecache.testing.valkey import Valkey
+from statecache_workers.worker import Worker
+from tests.fix_flusher import flush
+from tests.fix_servers import MakeClient, MakeSettings, every_redis
+
+KEY = "runs/42"
+SECRET = "s3cr3t%p@ss"
+
+NEEDED = [
+    "eval",
+    "evalsha",
+    "hmget",
+    "hget",
+    "hgetall",
+    "hset",
+    "hexists",
+    "hlen",
+    "hdel",
+    "hincrby",
+    "del",
+    "unlink",
+    "exists",
+    "type",
+    "persist",
+    "pexpire",
+    "xadd",
+    "xrange",
+    "xrevrange",
+    "xdel",
+    "xinfo|stream",
+    "zadd",
+    "zscore",
+    "zrange",
+    "zrem",
+    "time",
+    "watch",
+    "unwatch",
+    "multi",
+    "exec",
+    "info",
+]
+"""The commands without which a client is not let in; `select` and the like need no right."""
+
+
+def _with_user(url: str, user: str, password: str = SECRET) -> str:
+    parts = urlsplit(url)
+    netloc = f"{user}:{quote(password, safe='')}@{parts.netloc.rpartition('@')[2]}"
+    return parts._replace(netloc=netloc).geturl()
+
+
+def _everything_of(error: BaseException) -> str:
+    """This is all that a log, a report or a debugger would show of an error and of its causes."""
+    shown = "".join(traceback.format_exception(error))
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    return shown + "".join(f"{one!r} {one!s} {one.args} {getattr(one, 'facts', '')}" for one in chain)
+
+
+async def _refusal(client: AsyncStateCache) -> StateCacheError:
+    with pytest.raises(StateCacheError) as caught:
+        await client.set(KEY, 1, timeout=3)
+    for secret in (SECRET, quote(SECRET, safe=""), "s3cr3t"):
+        assert secret not in _everything_of(caught.value)
+        assert secret not in repr(client)
+    return caught.value
+
+
+# Passwords.
+
+
+async def test_a_wrong_password_of_redis(make_client: MakeClient, settings: Settings) -> None:
+    wrong = settings.model_copy(update={"redis_url": _with_user(settings.redis_url, "")})
+    error = await _refusal(make_client(wrong))
+    assert isinstance(error, RedisUnavailable)
+    assert error.reason == "authentication"
+    assert "redis://:***@127.0.0.1" in str(error)
+    assert "Check user and password" in str(error)
+
+
+async def test_no_password_of_redis(make_client: MakeClient, settings: Settings) -> None:
+    host = urlsplit(settings.redis_url).netloc.rpartition("@")[2]
+    error = await _refusal(make_client(settings.model_copy(update={"redis_url": f"redis://{host}/0"})))
+    assert isinstance(error, RedisUnavailable)
+    assert error.reason == "authentication"
+
+
+async def test_a_wrong_password_of_postgres(make_client: MakeClient, settings: Settings) -> None:
+    for url in (
+        _with_user(settings.postgres_url, "postgres"),
+        _with_user(settings.postgres_url, "nobody"),
+        psycopg.conninfo.make_conninfo(_with_user(settings.postgres_url, "postgres")),
+    ):
+        error = await _refusal(make_client(settings.model_copy(update={"postgres_url": url})))
+        assert isinstance(error, PostgresUnavailable)
+        assert error.reason == "authentication"
+        assert "***" in str(error)
+
+
+async def test_a_conninfo_that_cannot_be_read_shows_no_piece_of_itself(
+    make_client: MakeClient, settings: Settings
+) -> None:
+    wrong = settings.model_copy(update={"postgres_url": f"host=localhost password=a {SECRET} b"})
+    error = await _refusal(make_client(wrong))
+    assert isinstance(error, ConfigurationError)
+
+
+async def test_a_password_of_odd_characters_works_when_it_is_encoded(
+    make_client: MakeClient, settings: Settings, redis_raw: Any, psql: psycopg.Connection[Any]
+) -> None:
+    odd = "/?#[]@:%25 é\"'\\"
+    redis_raw.acl_setuser("odd", enabled=True, reset=True, passwords=[f"+{odd}"], keys=["*"], commands=["+@all"])
+    redis_raw.execute_command("ACL", "SETUSER", "odd", "&*")
+    psql.execute("DROP ROLE IF EXISTS odd")
+    psql.execute(psycopg.sql.SQL("CREATE ROLE odd SUPERUSER LOGIN PASSWORD {}").format(odd))
+    client = make_client(
+        settings.model_copy(
+            update={
+                "redis_url": _with_user(settings.redis_url, "odd", odd),
+                "postgres_url": _with_user(settings.postgres_url, "odd", odd),
+            }
+        )
+    )
+    assert (await client.set(KEY, 1)).version == 1
+    redis_raw.acl_deluser("odd")
+
+
+# ACL users and roles.
+
+
+@pytest.fixture
+def grant(redis_raw: Any, settings: Settings) -> Iterator[Any]:
+    """A maker of a user of the test's Redis, who may run these commands on the deployment's keys; it gives settings."""
+
+    def make(*commands: str, keys: str = f"~{settings.prefix}:*") -> Settings:
+        rules = [f"+{command}" for command in commands]
+        redis_raw.execute_command(
+            "ACL", "SETUSER", "agent", "reset", "on", f">{SECRET}", keys, f"&{settings.prefix}:*", *rules
+        )
+        return settings.model_copy(update={"redis_url": _with_user(settings.redis_url, "agent")})
+
+    yield make
+    redis_raw.acl_deluser("agent")
+
+
+@every_redis
+async def test_the_least_rights_are_enough(
+    make_client: MakeClient, grant: Any, worker: Worker, redis_raw: Any, keys: KeySpace, settings: Settings
+) -> None:
+    client = make_client(grant(*NEEDED, "ssubscribe"))
+    first = await client.set(KEY, 1)
+    async with client.transaction(KEY, f"{KEY}/b") as tx:
+        tx.set(f"{KEY}/b", 1)
+    await client.delete(f"{KEY}/b")
+    await flush(worker)
+    assert await client.wait_durable(first) == first
+    redis_raw.unlink(keys.state(KEY))
+    assert await client.get(KEY) == first
+    assert [state.key async for state in client.list("runs/")] == [KEY]
+    meta = keys.meta(keys.shard(KEY))
+    redis_raw.hset(meta, "replid", "a-restart", mapping={"claimed": redis_raw.hget(meta, "replid")})
+    assert (await client.set(KEY, 2)).version == 2
+
+
+@every_redis
+async def test_a_missing_right_is_refused_at_the_door_and_named(
+    make_client: MakeClient, grant: Any, redis_raw: Any, settings: Settings
+) -> None:
+    before = redis_raw.dbsize()
+    for command in NEEDED:
+        client = make_client(grant(*(one for one in NEEDED if one != command)))
+        error = await _refusal(client)
+        assert isinstance(error, ConfigurationError)
+        assert command.partition("|")[0] in str(error).lower()
+        await client.close()
+    assert redis_raw.dbsize() == before
+
+
+async def test_a_user_of_other_keys_is_refused(make_client: MakeClient, grant: Any) -> None:
+    error = await _refusal(make_client(grant("@all", keys="~other:*")))
+    assert isinstance(error, ConfigurationError)
+    assert "HSET" in str(error)
+
+
+async def test_a_role_without_rights_is_told_what_it_lacks(
+    make_client: MakeClient, settings: Settings, psql: psycopg.Connection[Any]
+) -> None:
+    psql.execute("DROP ROLE IF EXISTS agent")
+    psql.execute(psycopg.sql.SQL("CREATE ROLE agent LOGIN PASSWORD {}").format(SECRET))
+    limited = settings.model_copy(update={"postgres_url": _with_user(settings.postgres_url, "agent")})
+    error = await _refusal(make_client(limited))
+    assert isinstance(error, ConfigurationError)
+    assert "permission denied" in str(error)
+    schema = psycopg.sql.Identifier(settings.postgres_schema)
+    psql.execute(psycopg.sql.SQL("GRANT USAGE ON SCHEMA {} TO agent").format(schema))
+    psql.execute(psycopg.sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO agent").format(schema))
+    assert (await make_client(limited).set(KEY, 1)).version == 1
+    psql.execute(psycopg.sql.SQL("DROP OWNED BY agent; DROP ROLE agent"))
+
+
+# Sockets and TLS.
+
+
+async def test_a_unix_socket_of_redis(make_client: MakeClient, settings: Settings, redis_raw: Any) -> None:
+    path = redis_raw.config_get("unixsocket").get("unixsocket")
+    if not path:
+        pytest.fail("the embedded server has a socket file")
+    password = urlsplit(settings.redis_url).password
+    client = make_client(settings.model_copy(update={"redis_url": f"unix://:{password}@{path}?db=0"}))
+    assert (await client.set(KEY, 1)).version == 1
+
+
+async def test_a_unix_socket_of_postgres(
+    make_client: MakeClient, settings: Settings, psql: psycopg.Connection[Any]
+) -> None:
+    row = psql.execute("SHOW unix_socket_directories").fetchone()
+    assert row is not None
+    parts = urlsplit(settings.postgres_url)
+    folder = quote(row[0].strip('"'), safe="")
+    url = f"postgresql://{parts.username}:{parts.password}@{folder}:{parts.port}{parts.path}"
+    client = make_client(settings.model_copy(update={"postgres_url": url}))
+    assert await client.get(KEY) is None
+
+
+def _openssl(folder: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def _certificates(folder: Path) -> None:
+    """This makes a CA, another CA, and certificates of a server on loopback and of a client."""
+    for name in ("ca", "other"):
+        _openssl(
+            folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
+            "-keyout", f"{name}.key", "-out", f"{name}.pem",
+        )  # fmt: skip
+    (folder / "loopback.ext").write_text("subjectAltName=IP:127.0.0.1\n")
+    for name in ("server", "client"):
+        request = ["req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"]
+        _openssl(folder, *request, "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        sign = ["x509", "-req", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"]
+        _openssl(folder, *sign, "-in", f"{name}.csr", "-out", f"{name}.pem", "-extfile", "loopback.ext")
+
+
+@pytest.fixture(scope="module")
+def tls() -> Iterator[tuple[str, Path]]:
+    """The URL of a redis-server that speaks TLS with those whose certificate it knows, and the certificates."""
+    program = shutil.which("redis-server")
+    if program is None or shutil.which("openssl") is None:
+        pytest.skip("TLS is not tested: there is no redis-server, or no openssl, on PATH")
+    folder = Throwaway.create(ordinary_user())
+    _certificates(folder.path)
+    port = free_port()
+    config = {
+        "port": "0", "tls-port": str(port), "tls-cert-file": f"{folder.path}/server.pem", "tls-auth-clients": "yes",
+        "tls-key-file": f"{folder.path}/server.key", "tls-ca-cert-file": f"{folder.path}/ca.pem",
+    }  # fmt: skip
+    server = Valkey(folder.path, binary=Path(program), port=port, port_is_fixed=True, config=config)
+    try:
+        server.start()
+        yield server.url.replace("redis://", "rediss://"), folder.path
+    finally:
+        server.discard()
+        folder.remove()
+
+
+def _with_files(settings: Settings, folder: Path, *, ca: str = "ca", client: str = "client") -> Settings:
+    files = {"redis_ca_file": f"{folder}/{ca}.pem"} if ca else {}
+    if client:
+        files |= {"redis_certificate_file": f"{folder}/{client}.pem", "redis_key_file": f"{folder}/{client}.key"}
+    return settings.model_copy(update=files)
+
+
+async def test_tls_with_a_ca_and_a_client_certificate(
+    make_client: MakeClient, make_settings: MakeSettings, tls: tuple[str, Path]
+) -> None:
+    url, folder = tls
+    files = _with_files(Settings(), folder).model_dump(
+        include={name for name in Settings.model_fields if "_file" in name}
+    )
+    settings = make_settings(redis_url=url, **files)
+    client = make_client(settings)
+    assert (await client.set(KEY, "x" * 100_000)).version == 1
+    assert (await client.get(KEY)).value == "x" * 100_000  # type: ignore[union-attr]
+    async with client.transaction(KEY) as tx:
+        tx.set(KEY, 2)
+    assert tx.states[KEY].version == 2
+
+
+async def test_tls_is_refused_where_either_side_is_not_known(
+    make_client: MakeClient, settings: Settings, tls: tuple[str, Path]
+) -> None:
+    url, folder = tls
+    there = settings.model_copy(update={"redis_url": url})
+    strangers = {
+        "an unknown server": _with_files(there, folder, ca="other"),
+        "the system's authorities alone": _with_files(there, folder, ca=""),
+        "no certificate of the client": _with_files(there, folder, client=""),
+        "another name of the server": _with_files(
+            there.model_copy(update={"redis_url": url.replace("127.0.0.1", "localhost")}), folder
+        ),
+        "a plain connection": there.model_copy(update={"redis_url": url.replace("rediss://", "redis://")}),
+        "TLS to a plain port": settings.model_copy(
+            update={"redis_url": settings.redis_url.replace("redis://", "rediss://")}
+        ),
+    }
+    for who, stranger in strangers.items():
+        error = await _refusal(make_client(stranger))
+        assert isinstance(error, RedisUnavailable), who
+        assert error.reason in ("connect", "connection"), who
+    missing = _with_files(there, folder).model_copy(update={"redis_ca_file": f"{folder}/nowhere.pem"})
+    error = await _refusal(make_client(missing))
+    assert isinstance(error, ConfigurationError)
+    assert "nowhere.pem" in str(error)

@@ -1,0 +1,134 @@
+"""Listings: what Postgres holds and what is still on its way there, each key once, in order."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from statecache import AsyncStateCache, CodecError, InvalidKey, PostgresUnavailable, Settings, State
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.fix_flusher import flush
+from tests.fix_servers import MakeClient, every_redis
+
+
+class Run(msgspec.Struct, frozen=True):
+    goal: str
+
+
+async def _keys(listing: AsyncIterator[State[Any]]) -> list[str]:
+    return [state.key async for state in listing]
+
+
+@every_redis
+async def test_clean_and_dirty_states_are_listed_once_in_byte_order(client: AsyncStateCache, worker: Worker) -> None:
+    names = [
+        "runs/Z",
+        "runs/a",
+        "runs/a/steps/1",
+        "runs/a b",
+        "runs/é",
+        "runs/ä",
+        "runs/~",
+        "runs/\U0001f511",
+        "runs/10",
+    ]
+    for number, name in enumerate(names):
+        await client.set(name, number)
+        if number == 4:
+            await flush(worker)
+    await client.set("other/1", "not under the prefix")
+    await client.set("runs/Z", "again")
+    await client.delete("runs/a")
+    expected = sorted({*names} - {"runs/a"}, key=str.encode)
+    assert await _keys(client.list("runs/")) == expected
+    values = {state.key: state.value async for state in client.list("runs/")}
+    assert values["runs/Z"] == "again"
+    await flush(worker)
+    assert await _keys(client.list("runs/")) == expected
+
+
+async def test_a_prefix_may_end_anywhere_behind_the_namespace(client: AsyncStateCache, worker: Worker) -> None:
+    for name in ("runs/42", "runs/42/a", "runs/42/b", "runs/420", "runs/43", "runsmore/42"):
+        await client.set(name, 1)
+        if name == "runs/42/a":
+            await flush(worker)
+    assert await _keys(client.list("runs/42")) == ["runs/42", "runs/42/a", "runs/42/b", "runs/420"]
+    assert await _keys(client.list("runs/42/")) == ["runs/42/a", "runs/42/b"]
+    assert await _keys(client.list("runs/5")) == []
+    with pytest.raises(InvalidKey, match="names a whole namespace"):
+        await _keys(client.list("runs"))
+    with pytest.raises(InvalidKey):
+        await _keys(client.list())
+
+
+async def test_the_newest_come_first_and_a_limit_ends_it(client: AsyncStateCache, worker: Worker) -> None:
+    for number in range(6):
+        await client.set(f"runs/{number}", number)
+        if number == 3:
+            await flush(worker)
+    await client.set("runs/1", "again")
+    await client.delete("runs/5")
+    assert await _keys(client.list("runs/", order="newest")) == ["runs/1", "runs/4", "runs/3", "runs/2", "runs/0"]
+    assert await _keys(client.list("runs/", order="newest", limit=2)) == ["runs/1", "runs/4"]
+    assert await _keys(client.list("runs/", limit=3)) == ["runs/0", "runs/1", "runs/2"]
+
+
+async def test_a_listing_of_many_pages_is_whole(
+    client: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("statecache._async.listing", "statecache._sync.listing"):
+        monkeypatch.setattr(f"{module}._PAGE", 7)
+        monkeypatch.setattr(f"{module}._KEYS_PER_READ", 3)
+    names = [f"runs/{number:03d}" for number in range(50)]
+    for number, name in enumerate(names):
+        await client.set(name, number)
+        if number == 34:
+            await flush(worker)
+    for name in names[::9]:
+        await client.set(name, "dirty again")
+    assert await _keys(client.list("runs/")) == names
+    assert sorted(await _keys(client.list("runs/", order="newest"))) == names
+
+
+async def test_a_namespace_lists_its_own_with_its_type(client: AsyncStateCache) -> None:
+    runs = client.namespace("runs", type=Run)
+    await runs.set("1", Run("one"))
+    await client.set("other/1", 1)
+    assert [state.value async for state in runs.list()] == [Run("one")]
+    assert [state.value async for state in client.list("runs/", type=Run)] == [Run("one")]
+    await client.set("runs/2", {"goal": 2})
+    with pytest.raises(CodecError, match="'runs/2'"):
+        [state async for state in runs.list()]
+
+
+async def test_characters_that_like_patterns_are_themselves(client: AsyncStateCache, worker: Worker) -> None:
+    names = ["runs/%", "runs/%a", "runs/*", "runs/_", "runs/x", "runs/[x]"]
+    for name in names:
+        await client.set(name, 1)
+    for _ in range(2):
+        assert await _keys(client.list("runs/%")) == ["runs/%", "runs/%a"]
+        assert await _keys(client.list("runs/_")) == ["runs/_"]
+        assert await _keys(client.list("runs/[")) == ["runs/[x]"]
+        await flush(worker)
+
+
+async def test_a_state_that_is_flushed_during_the_listing_is_not_missed(
+    client: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    for number in range(4):
+        await client.set(f"runs/{number}", number)
+    seen = []
+    async for state in client.list("runs/"):
+        seen.append(state.key)
+        await flush(worker)
+    assert seen == [f"runs/{number}" for number in range(4)]
+
+
+async def test_without_postgres_there_is_no_listing(make_client: MakeClient, settings: Settings) -> None:
+    client = make_client(settings.model_copy(update={"postgres_url": "postgresql://x:hush@127.0.0.1:1/x"}))
+    with pytest.raises(PostgresUnavailable):
+        await _keys(client.list("runs/", timeout=0.2))

@@ -1,0 +1,203 @@
+"""Threads share a client, a forked child starts afresh, and nobody's connections are anybody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, Settings, StateCache, UsageError
+from statecache_workers.worker import Worker
+from tests.fix_flusher import flush, rows
+
+WAIT_S = 60.0
+
+Psql = psycopg.Connection[Any]
+
+
+def _in_a_child(work: Callable[[], object]) -> int:
+    """This runs the function in a forked child and gives its pid; the child's status is 0 where it succeeded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python >= 3.12 warns of threads; these are idle
+        pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        work()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _status(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_eight_threads_share_a_client(settings: Settings, psql: Psql) -> None:
+    few = settings.model_copy(update={"redis_connections_max": 3})
+    with StateCache(settings=few) as cache:
+
+        def work(number: int) -> None:
+            for turn in range(20):
+                cache.update("runs/shared", lambda value: value + 1, default=0)
+                cache.set(f"runs/{number}", turn)
+                with cache.transaction(f"runs/{number}", f"runs/{number}/log") as tx:
+                    tx.set(f"runs/{number}/log", turn)
+                assert cache.get(f"runs/{number}").value == turn  # type: ignore[union-attr]
+
+        with ThreadPoolExecutor(8) as threads:
+            assert [*threads.map(work, range(8))] == [None] * 8
+        state = cache.get("runs/shared")
+        assert state is not None
+        assert (state.value, state.version) == (160, 160)
+        assert len(rows(psql, "SELECT 1 FROM pg_stat_activity WHERE application_name = 'statecache'")) > 0
+
+
+async def test_forty_tasks_share_a_client(settings: Settings, worker: Worker, psql: Psql) -> None:
+    few = settings.model_copy(update={"redis_connections_max": 3})
+    async with AsyncStateCache(settings=few) as cache:
+
+        async def work(number: int) -> None:
+            for turn in range(5):
+                await cache.update("runs/shared", lambda value: value + 1, default=0)
+                await cache.set(f"runs/{number}", turn)
+
+        await asyncio.gather(*(work(number) for number in range(40)))
+        state = await cache.get("runs/shared")
+        assert state is not None
+        assert (state.value, state.version) == (200, 200)
+        assert cache.tier.redis.pool.longest_wait_s < WAIT_S
+    await flush(worker)
+    assert rows(psql, "SELECT count(*), bool_or(gap) FROM change") == [(400, False)]
+
+
+def test_a_forked_child_and_its_parent_both_work(settings: Settings, redis_raw: Any) -> None:
+    single = settings.model_copy(update={"redis_connections_max": 1, "postgres_connections_max": 1})
+    with StateCache(settings=single) as cache:
+        cache.set("runs/parent", 0)
+        assert cache.get("runs/nobody") is None
+        connections = {one["id"] for one in redis_raw.client_list(_type="normal")}
+
+        def work() -> None:
+            for _ in range(50):
+                cache.update("runs/both", lambda value: value + 1, default=0)
+                assert cache.get("runs/child") is None
+            assert cache.get("runs/nobody-in-the-child") is None
+            cache.set("runs/child", "was here")
+            cache.close()
+
+        pid = _in_a_child(work)
+        for _ in range(50):
+            cache.update("runs/both", lambda value: value + 1, default=0)
+            assert cache.get("runs/parent").value == 0  # type: ignore[union-attr]
+        assert _status(pid) == 0
+        assert cache.get("runs/child").value == "was here"  # type: ignore[union-attr]
+        both = cache.get("runs/both")
+        assert both is not None
+        assert (both.value, both.version) == (100, 100)
+        assert cache.get("runs/nobody-in-the-parent") is None
+        assert connections <= {one["id"] for one in redis_raw.client_list(_type="normal")}
+
+
+def test_a_transaction_that_a_child_inherits_is_the_parents(settings: Settings) -> None:
+    single = settings.model_copy(update={"redis_connections_max": 1})
+    with StateCache(settings=single) as cache:
+        cache.set("runs/1", 1)
+
+        def work(tx: Any) -> None:
+            with pytest.raises(UsageError, match="another process"):
+                tx.__exit__(None, None, None)
+            cache.set("runs/child", 1)
+
+        with cache.transaction("runs/1") as tx:
+            tx.set("runs/1", 2)
+            assert _status(_in_a_child(lambda: work(tx))) == 0
+        assert tx.states["runs/1"].version == 2
+
+
+def test_a_child_that_ends_as_programs_do_harms_nothing_of_its_parents(settings: Settings) -> None:
+    """It runs finalizers, collects what it inherited, and its parent's connections answer all the same."""
+    program = """
+        import gc, os, sys
+        from statecache import StateCache
+        cache = StateCache(redis_connections_max=1, postgres_connections_max=1)
+        cache.set("runs/1", 1)
+        assert cache.get("runs/nobody") is None
+        pid = os.fork()
+        if pid == 0:
+            cache.set("runs/2", 2)
+            assert cache.get("runs/nobody-else") is None
+            cache.close()
+            del cache
+            gc.collect()
+            sys.exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert cache.set("runs/1", 3).version == 2
+        assert cache.get("runs/not-yet-asked-for") is None
+        cache.close()
+    """
+    variables = {"REDIS_URL": settings.redis_url, "POSTGRES_URL": settings.postgres_url, "PREFIX": settings.prefix}
+    variables |= {"POSTGRES_SCHEMA": settings.postgres_schema, "SHARDS": str(settings.shards)}
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(program)],
+        env=os.environ | {f"STATECACHE_{name}": value for name, value in variables.items()},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_an_asynchronous_client_starts_afresh_in_a_child(settings: Settings) -> None:
+    async with AsyncStateCache(settings=settings.model_copy(update={"redis_connections_max": 1})) as cache:
+        await cache.set("runs/1", 1)
+        assert await cache.get("runs/nobody") is None
+
+        async def work() -> None:
+            assert (await cache.set("runs/1", 2)).version == 2
+            assert await cache.get("runs/nobody-else") is None
+            await cache.close()
+
+        status = await asyncio.to_thread(_status, _in_a_child(lambda: asyncio.run(work())))
+        assert status == 0
+        assert (await cache.set("runs/1", 3)).version == 3
+        assert await cache.get("runs/not-yet-asked-for") is None
+
+
+def test_a_client_belongs_to_one_event_loop(settings: Settings) -> None:
+    cache = AsyncStateCache(settings=settings)
+
+    async def use() -> None:
+        await cache.set("runs/1", 1)
+
+    async def close() -> None:
+        await cache.close()
+
+    with asyncio.Runner() as first:
+        first.run(use())
+        refused: list[BaseException] = []
+
+        def elsewhere() -> None:
+            try:
+                asyncio.run(use())
+            except UsageError as error:
+                refused.append(error)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join(WAIT_S)
+        first.run(close())
+    assert "another event loop" in str(refused[0])
+    assert "Make one client for each event loop" in str(refused[0])
