@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from statecache._async.redis import found_at
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
@@ -70,5 +71,5 @@ def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
             return LimitExceeded("the commit's size in bytes", actual=actual, limit=limit)
         return LimitExceeded("the value", actual=actual, limit=limit, key=commit.writes[at - 1].key)
     if verdict == "FOREIGN":
-        return ForeignData(rest[0].decode("utf-8", "replace"), reason=rest[1].decode("utf-8", "replace"))
+        return found_at(rest[0].decode("utf-8", "replace"), rest[1].decode("utf-8", "replace"))
     return ForeignData(commit.redis_keys[0], reason=f"the commit script answered {verdict!r}")

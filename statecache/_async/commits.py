@@ -25,7 +25,7 @@ import msgspec
 from redis.exceptions import NoScriptError
 
 from statecache._async.answers import Committed, committed_of, error_of
-from statecache._async.redis import AGAIN, code_of, refusal
+from statecache._async.redis import AGAIN, FINAL, code_of, refusal
 from statecache._bridge import async_sleep
 from statecache.clock import monotonic
 from statecache.errors import (
@@ -69,7 +69,7 @@ class Commit(msgspec.Struct, kw_only=True):
     reason: str
     end: float
     redis_keys: list[str]
-    doubt: Exception | None = None
+    doubt: StateCacheError | None = None
     repeat: bool = False
     pause: float = 0.005
     blind: frozenset[int] = frozenset()
@@ -79,14 +79,14 @@ class Commit(msgspec.Struct, kw_only=True):
         """These are the writes that change a state."""
         return [write for write in self.writes if write.op != "check"]
 
-    def failed(self, error: Exception) -> StateCacheError:
-        """This is the error to raise when no more can be tried: unknown where any attempt may have been applied."""
+    def fail(self, error: StateCacheError, cause: Exception | None = None) -> NoReturn:
+        """This raises what is to be said when no more can be tried: unknown where any attempt may have been applied."""
         if self.doubt is not None:
             keys = tuple(write.key for write in self.written())
-            return OutcomeUnknown(self.change_id, keys=keys, reason=str(error))
-        if isinstance(error, StateCacheError):
-            return error
-        return RedisUnavailable("timeout", detail=str(error))
+            raise OutcomeUnknown(self.change_id, keys=keys, reason=str(error)) from error
+        if cause is None:
+            raise error
+        raise error from cause
 
 
 def _weight(write: Write) -> int:
@@ -210,7 +210,7 @@ class Committer:
         while True:
             seconds = commit.end - monotonic()
             if seconds <= 0:
-                raise commit.failed(commit.doubt or RedisUnavailable("timeout", detail="the time was up"))
+                commit.fail(commit.doubt or RedisUnavailable("timeout", detail="the time was up"))
             try:
                 link = await self._redis.pool.take(seconds)
             except RedisUnavailable as error:
@@ -306,15 +306,15 @@ class Committer:
             try:
                 await self._hydrator.load(missing, end=commit.end, to_write=True)
             except StateCacheError as error:
-                raise commit.failed(error) from error
+                commit.fail(error)
         elif verdict == b"UNSURE":
             return await self._looked_up(commit)
         elif not (verdict == b"CONFLICT" and reply[2] - 1 in commit.blind):
             refused = error_of(commit, reply)
-            if not isinstance(refused, ForeignData):
+            if not isinstance(refused, (ForeignData, ConfigurationError)):
                 raise refused
             if "equal or smaller" not in refused.reason or monotonic() + commit.pause > commit.end:
-                raise commit.failed(refused)
+                commit.fail(refused)
             await self._wait_a_little(commit)  # somebody else's entry is in the way, which a worker will remove
         else:
             self._blind_again(commit)
@@ -338,11 +338,11 @@ class Committer:
         if isinstance(refused, RedisUnavailable) and code_of(error) in AGAIN:
             await self._pause(commit, refused)
             return
-        raise commit.failed(refused) from error
+        commit.fail(refused, error)
 
     async def _pause(self, commit: Commit, error: RedisUnavailable) -> None:
-        if error.reason == "authentication" or monotonic() + commit.pause > commit.end:
-            raise commit.failed(error) from error
+        if error.reason in FINAL or monotonic() + commit.pause > commit.end:
+            commit.fail(error)
         await self._wait_a_little(commit)
 
     async def _wait_a_little(self, commit: Commit) -> None:
@@ -355,7 +355,7 @@ class Committer:
         except RedisUnavailable as error:
             await self._pause(commit, error)
         except (Unavailable, ConfigurationError) as error:
-            raise commit.failed(error) from error
+            commit.fail(error)
 
     async def _looked_up(self, commit: Commit) -> Committed | None:
         """This finds out whether a repeat was applied long ago; where not, blind writes go on with what is there."""
@@ -369,7 +369,7 @@ class Committer:
                 seconds=max(commit.end - monotonic(), 0.001),
             )
         except Unavailable as error:
-            raise commit.failed(error) from error
+            commit.fail(error)
         blind = set(commit.blind)
         for at, write in enumerate(commit.writes):
             if write.op != "check" and write.expected == BLIND and isinstance(current[at], bytes):

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from statecache._async.redis import refusal
+from statecache._async.redis import found_at, refusal
 from statecache._bridge import async_sleep
 from statecache.clock import monotonic
-from statecache.errors import Backpressure, ForeignData, PostgresUnavailable, RedisUnavailable, Unavailable
+from statecache.errors import Backpressure, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
 from statecache.records import absence, hash_of, record_of_row
 
@@ -99,7 +99,7 @@ class Hydrator:
             raise refusal(error, fixed[2]) from error
         verdict, *rest = (part.decode("utf-8", "replace") for part in reply)
         if verdict == "FOREIGN":
-            raise ForeignData(rest[0], reason=rest[1])
+            raise found_at(rest[0], rest[1])
         if verdict == "FENCED":
             await self._opener.open(shard, end=end)
             return dict.fromkeys(missing, "FENCED"), ""
@@ -111,7 +111,7 @@ class Hydrator:
         """This installs what Postgres holds; where it cannot be asked, the tokens are given back."""
         try:
             return await self._install(shard, taken, token, epoch, end)
-        except PostgresUnavailable:
+        except StateCacheError:
             with suppress(RedisUnavailable, ResponseError):
                 await self._redis.script(
                     "hydrate_forget", [self._keys.hydrating(shard)], [token, *taken], seconds=_FORGET_S

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from statecache._async.connect import AsyncLink, Command, Dial, dialer
 from statecache._async.pool import AsyncPool
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 AGAIN = ("LOADING", "BUSY", "MASTERDOWN", "READONLY", "MISCONF", "NOREPLICAS", "TRYAGAIN", "CLUSTERDOWN")
 """First words of error replies that say: nothing was done, try again later."""
+FINAL = ("authentication", "tls")
+"""Reasons for which a connection is refused that no repeating changes."""
+_RIGHTS = ("NOPERM", "ACL failure", "can't run this command", "can't access at least one of the keys")
 _SERVERS = "Use Redis 7.0, Valkey 7.2 or newer; behind a proxy that hides what they can do, set fence=off."
 
 
@@ -36,15 +39,20 @@ def code_of(error: Exception) -> str:
     return getattr(error, "status_code", None) or str(error).partition(" ")[0]
 
 
+def found_at(redis_key: str, reason: str) -> StateCacheError:
+    """This says what hindered a script at that Redis key: somebody else's data, or a right that the user lacks."""
+    if any(words in reason for words in _RIGHTS):
+        return ConfigurationError(f"the Redis user lacks rights: {reason}", hint="Grant these commands on these keys.")
+    return ForeignData(redis_key, reason=reason)
+
+
 def refusal(error: Exception, redis_key: str) -> StateCacheError:
     """This translates an error reply about that Redis key."""
     text, code = str(error), code_of(error)
-    if code == "NOPERM":
-        return ConfigurationError(f"the Redis user lacks rights: {text}", hint="Grant these commands on these keys.")
+    if code in ("NOPERM", "WRONGTYPE") or any(words in text for words in _RIGHTS):
+        return found_at(redis_key, f"{code} {text.removeprefix(code).strip()}")
     if code == "OOM":
         return RedisUnavailable("memory", detail=f"Redis is out of memory: {text}")
-    if code == "WRONGTYPE":
-        return ForeignData(redis_key, reason=text)
     return RedisUnavailable("refused", detail=f"{redis_key}: {code}: {text.removeprefix(code).strip()}")
 
 
@@ -138,10 +146,10 @@ class RedisTier:
         try:
             return await self.exchange(commands, seconds=seconds, patience=_patience(seconds))
         except RedisUnavailable as error:
-            if error.reason in ("authentication", "pool") or monotonic() >= end:
+            if error.reason in (*FINAL, "pool") or monotonic() >= end:
                 raise
         async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(RedisUnavailable),
+            retry=retry_if_exception(lambda error: isinstance(error, RedisUnavailable) and error.reason not in FINAL),
             wait=wait_random_exponential(multiplier=0.02, max=0.5),
             stop=stop_after_delay(end - monotonic()),
             sleep=async_sleep,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from statecache._async.redis import refusal
+from statecache._async.redis import FINAL, refusal
 from statecache._bridge import async_sleep
 from statecache.clock import monotonic
 from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
@@ -64,7 +64,7 @@ class AsyncTransaction:
             except RedisUnavailable as error:
                 await self._leave()
                 await self._tier.redis.pool.drop_idle()
-                if error.reason == "refused" or monotonic() + pause > end:
+                if error.reason in ("refused", *FINAL) or monotonic() + pause > end:
                     raise
                 await async_sleep(pause)
                 pause = min(pause * 2, 0.25)

@@ -56,6 +56,8 @@ def dialer(settings: Settings) -> Dial:
         "ssl_keyfile": settings.redis_key_file,
     }
     if settings.redis_url.startswith("rediss://"):
+        for name, path in tls.items():
+            _check_file(name, path)
         options.update({name: value for name, value in tls.items() if value})
     options.update(
         retry=Retry(NoBackoff(), 0),
@@ -76,6 +78,16 @@ def dialer(settings: Settings) -> Dial:
             f"redis_url {masked(settings.redis_url)}: no connection has an option {unknown}"
         ) from None
     return lambda: kind(**options)
+
+
+def _check_file(name: str, path: str | None) -> None:
+    """This opens what a TLS option names, for redis-py would say that the server is missing."""
+    try:
+        if path:
+            with open(path, "rb"):
+                pass
+    except OSError as error:
+        raise ConfigurationError(f"{name.replace('ssl', 'the TLS file')} {path}: {error.strerror}") from error
 
 
 class Link:
@@ -118,7 +130,9 @@ class Link:
             raise RedisUnavailable(reason, detail=f"{where}: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
             raise RedisUnavailable(
-                "connect", detail=f"{where}: {error}", hint="Is the server up, the URL right?"
+                "tls" if "SSL" in str(error) else "connect",
+                detail=f"{where}: {error}",
+                hint="Is the server up, the URL right?",
             ) from error
         finally:
             if not connected:
@@ -163,7 +177,8 @@ class Link:
         except TimeoutError as error:
             raise RedisUnavailable("timeout", detail=f"{self._where}: no answer within {seconds:.3g} s") from error
         except (RedisError, OSError) as error:
-            reason = "timeout" if "imeout" in type(error).__name__ else "connection"
+            refused = "authentication" if isinstance(error, AuthenticationError) else "connection"
+            reason = "timeout" if "imeout" in type(error).__name__ else "tls" if "SSL" in str(error) else refused
             raise RedisUnavailable(reason, detail=f"{self._where}: {error}") from error
         finally:
             if not whole:

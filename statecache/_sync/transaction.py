@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from statecache._bridge import sleep
-from statecache._sync.redis import refusal
+from statecache._sync.redis import FINAL, refusal
 from statecache.clock import monotonic
 from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
 from statecache.keys import checked_key
@@ -66,7 +66,7 @@ class Transaction:
             except RedisUnavailable as error:
                 self._leave()
                 self._tier.redis.pool.drop_idle()
-                if error.reason == "refused" or monotonic() + pause > end:
+                if error.reason in ("refused", *FINAL) or monotonic() + pause > end:
                     raise
                 sleep(pause)
                 pause = min(pause * 2, 0.25)

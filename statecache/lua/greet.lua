@@ -11,15 +11,18 @@ for i = 1, 5 do answer[i] = not pin.err and pin[i] or '' end
 local now = redis.pcall('TIME')
 answer[6] = now.err and '' or string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000))
 local check, fenced = redis.acl_check_cmd, ARGV[1] == 'on'
-if fenced and not check then answer[#answer + 1] = '!script flags' end
+if fenced and not check then
+  answer[#answer + 1] = '!script flags'
+  return answer
+end
 if check then
   local meta, changes, unflushed, hydrating, state = unpack(KEYS)
   local needed = {
     { 'HMGET', meta, 'a' }, { 'HGET', meta, 'a' }, { 'HGETALL', meta }, { 'HSET', meta, 'a', 'b' }, { 'DEL', hydrating },
     { 'HINCRBY', meta, 'a', 1 }, { 'XADD', changes, '*', 'a', 'b' }, { 'XRANGE', changes, '-', '+' },
     { 'XREVRANGE', changes, '+', '-' }, { 'XINFO', 'STREAM', changes }, { 'XDEL', changes, '1-1' },
-    { 'ZADD', unflushed, 1, 'a' }, { 'ZSCORE', unflushed, 'a' }, { 'ZRANGE', unflushed, 0, -1 },
-    { 'ZREM', unflushed, 'a' }, { 'HLEN', hydrating }, { 'HDEL', hydrating, 'a' }, { 'HSET', state, 'a', 'b' },
+    { 'ZADD', unflushed, 1, 'a' }, { 'ZSCORE', unflushed, 'a' }, { 'ZCARD', unflushed }, { 'ZRANGE', unflushed, 0, -1 },
+    { 'ZREM', unflushed, 'a' }, { 'ZREMRANGEBYSCORE', unflushed, 0, 0 }, { 'HLEN', hydrating }, { 'HDEL', hydrating, 'a' }, { 'HSET', state, 'a', 'b' },
     { 'HEXISTS', state, 'a' }, { 'PERSIST', state }, { 'PEXPIRE', state, 1 }, { 'EXISTS', state }, { 'TYPE', state },
     { 'UNLINK', state }, { 'WATCH', state }, { 'UNWATCH' }, { 'MULTI' }, { 'EXEC' }, { 'EVALSHA', 'a', 0 }, { 'TIME' },
   }

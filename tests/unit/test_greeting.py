@@ -1,0 +1,42 @@
+"""The greeting asks for every right that a client's scripts will need: none of them may stop half-way."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from statecache import AsyncStateCache, ConfigurationError
+from statecache._async import connect
+from statecache.lua import script
+from tests.fix_redis import FakeDeployment
+
+CLIENT = Path(connect.__file__).parent
+
+
+def _sources() -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in CLIENT.glob("*.py"))
+
+
+def _asked_for() -> set[str]:
+    text = script("greet").text
+    asked = text[text.index("local needed") : text.index("for _, command")] + text[text.index("needed[#needed") :]
+    return {words[0] for words in re.findall(r"\{ '([A-Z]+)'(, '([A-Z]+)')?", asked)}
+
+
+def test_every_command_of_the_clients_scripts_is_asked_for() -> None:
+    names = set(re.findall(r'scripts?\(\s*"([a-z_]+)"', _sources())) - {"greet"}
+    assert {"commit", "hydrate_begin", "gate_open"} <= names
+    run = {command for name in names for command in re.findall(r"call\(\s*'([A-Z]+)'", script(name).text)}
+    assert len(run) > 15
+    assert run - _asked_for() == set()
+
+
+async def test_a_server_that_lacks_what_is_needed_is_refused_with_what_it_lacks(fake: FakeDeployment) -> None:
+    """Fakeredis stands for a server of old: its scripts know no flags, and its INFO shows no replication id."""
+    fenced = fake.settings.model_copy(update={"fence": "on"})
+    async with AsyncStateCache(settings=fenced, dial=fake.dial) as cache:
+        with pytest.raises(ConfigurationError, match="lacks script flags") as caught:
+            await cache.get("runs/42")
+    assert "Redis 7.0" in str(caught.value)
