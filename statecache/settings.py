@@ -34,7 +34,8 @@ def masked(url: str) -> str:
     """
     scheme, _, rest = url.partition("://")
     if not re.fullmatch(r"\w+", scheme):
-        return re.sub(r"(?is)\b(password|sslpassword)\s*=\s*('(?:[^'\\]|\\.)*(?:'|$)|\S+)", r"\1=***", url)
+        words = r"(?is)\b(password|sslpassword)\s*=\s*(?:'(?:[^'\\]|\\.)*(?:'|$)|.*?(?=\s+\w+\s*=|$))"
+        return re.sub(words, r"\1=***", url)
     before, at, after = rest.rpartition("@")
     user, colon, _ = before.partition(":")
     if not at:

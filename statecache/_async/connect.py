@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -251,6 +252,11 @@ class AsyncLink:
     async def close(self) -> None:
         """This closes the connection without waiting for anything that is under way on it."""
         await self._connection.disconnect(nowait=True)
+
+    async def end(self) -> None:
+        """This closes a connection that is idle and waits until it is closed: TLS takes leave of the other side."""
+        with suppress(RedisError, OSError):
+            await self._connection.disconnect()
 
 
 def _packed(commands: Sequence[Command]) -> list[bytes]:

@@ -27,7 +27,10 @@ class AsyncPooled(Protocol):
         """This lets go of a connection that belongs to the parent of this process, without a word to the server."""
 
     async def close(self) -> None:
-        """This closes the connection."""
+        """This closes the connection at once."""
+
+    async def end(self) -> None:
+        """This closes a connection that is idle, and waits until it is closed."""
 
 
 C = TypeVar("C", bound=AsyncPooled)
@@ -123,6 +126,7 @@ class AsyncPool(Generic[C]):
         self._closed = True
         if self._pid != os.getpid():
             self._leave_to_the_parent()
-        await self.drop_idle()
+        while (idle := self._revived()) is not None:
+            await idle.end()
         for connection in list(self._lent):
             await connection.close()

@@ -60,6 +60,10 @@ class AsyncSession:
         """This closes the connection."""
         await self.connection.close()
 
+    async def end(self) -> None:
+        """This closes the connection, which libpq does at once."""
+        await self.close()
+
 
 class PostgresTier:
     """This runs named statements on the Postgres primary."""

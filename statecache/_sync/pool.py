@@ -29,7 +29,10 @@ class Pooled(Protocol):
         """This lets go of a connection that belongs to the parent of this process, without a word to the server."""
 
     def close(self) -> None:
-        """This closes the connection."""
+        """This closes the connection at once."""
+
+    def end(self) -> None:
+        """This closes a connection that is idle, and waits until it is closed."""
 
 
 C = TypeVar("C", bound=Pooled)
@@ -123,6 +126,7 @@ class Pool(Generic[C]):
         self._closed = True
         if self._pid != os.getpid():
             self._leave_to_the_parent()
-        self.drop_idle()
+        while (idle := self._revived()) is not None:
+            idle.end()
         for connection in list(self._lent):
             connection.close()

@@ -62,6 +62,10 @@ class Session:
         """This closes the connection."""
         self.connection.close()
 
+    def end(self) -> None:
+        """This closes the connection, which libpq does at once."""
+        self.close()
+
 
 class PostgresTier:
     """This runs named statements on the Postgres primary."""

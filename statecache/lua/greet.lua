@@ -18,13 +18,14 @@ end
 if check then
   local meta, changes, unflushed, hydrating, state = unpack(KEYS)
   local needed = {
-    { 'HMGET', meta, 'a' }, { 'HGET', meta, 'a' }, { 'HGETALL', meta }, { 'HSET', meta, 'a', 'b' }, { 'DEL', hydrating },
+    { 'HMGET', meta, 'a' }, { 'HGET', meta, 'a' }, { 'HGETALL', meta }, { 'HSET', meta, 'a', 'b' },
     { 'HINCRBY', meta, 'a', 1 }, { 'XADD', changes, '*', 'a', 'b' }, { 'XRANGE', changes, '-', '+' },
     { 'XREVRANGE', changes, '+', '-' }, { 'XINFO', 'STREAM', changes }, { 'XDEL', changes, '1-1' },
     { 'ZADD', unflushed, 1, 'a' }, { 'ZSCORE', unflushed, 'a' }, { 'ZCARD', unflushed }, { 'ZRANGE', unflushed, 0, -1 },
-    { 'ZREM', unflushed, 'a' }, { 'ZREMRANGEBYSCORE', unflushed, 0, 0 }, { 'HLEN', hydrating }, { 'HDEL', hydrating, 'a' }, { 'HSET', state, 'a', 'b' },
-    { 'HEXISTS', state, 'a' }, { 'PERSIST', state }, { 'PEXPIRE', state, 1 }, { 'EXISTS', state }, { 'TYPE', state },
-    { 'UNLINK', state }, { 'WATCH', state }, { 'UNWATCH' }, { 'MULTI' }, { 'EXEC' }, { 'EVALSHA', 'a', 0 }, { 'TIME' },
+    { 'ZREM', unflushed, 'a' }, { 'ZREMRANGEBYSCORE', unflushed, 0, 0 }, { 'HLEN', hydrating }, { 'DEL', hydrating },
+    { 'HDEL', hydrating, 'a' }, { 'HSET', state, 'a', 'b' }, { 'HEXISTS', state, 'a' }, { 'PERSIST', state },
+    { 'PEXPIRE', state, 1 }, { 'EXISTS', state }, { 'TYPE', state }, { 'UNLINK', state }, { 'WATCH', state },
+    { 'UNWATCH' }, { 'MULTI' }, { 'EXEC' }, { 'EVALSHA', 'a', 0 }, { 'TIME' },
   }
   if fenced then needed[#needed + 1] = { 'INFO', 'replication' } end
   for _, command in ipairs(needed) do

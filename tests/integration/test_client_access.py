@@ -300,6 +300,6 @@ async def test_tls_is_refused_where_either_side_is_not_known(
     for who, stranger in strangers.items():
         error = await _refusal(make_client(settings.model_copy(update=stranger)))
         assert isinstance(error, RedisUnavailable), who
-        assert error.reason == ("connect" if who == "a plain connection" else "tls"), who
+        assert error.reason == ("connect" if "plain" in who else "tls"), who
     with pytest.raises(ConfigurationError, match=r"nowhere\.pem: No such file"):
         make_client(settings.model_copy(update=there | _files(folder, ca="nowhere")))

@@ -195,7 +195,9 @@ def test_what_cannot_be_encoded_is_refused_with_its_place(encoding: Encoding, va
     assert refused(Run(1, notes={"v": value}), Run, encoding).path == "$.notes.v"
 
 
-@pytest.mark.parametrize("value", [b"x", bytearray(b"x"), memoryview(b"x"), b""], ids=["bytes", "bytearray", "memoryview", "nothing"])
+@pytest.mark.parametrize(
+    "value", [b"x", bytearray(b"x"), memoryview(b"x"), b""], ids=["bytes", "array", "view", "nothing"]
+)
 def test_bytes_without_a_type_are_refused_in_json_and_kept_in_msgpack(value: Any) -> None:
     error = refused({"a": [1, value]})
     assert error.path == "$.a[1]"

@@ -34,6 +34,9 @@ class Line:
         self.alive = False
         self.closed += 1
 
+    async def end(self) -> None:
+        await self.close()
+
 
 class SyncLine:
     """This is a connection to nowhere, for threads."""
@@ -48,6 +51,9 @@ class SyncLine:
     def close(self) -> None:
         self.alive = False
         self.closed += 1
+
+    def end(self) -> None:
+        self.close()
 
 
 class Dialed:

@@ -173,6 +173,7 @@ URLS = [
     (f"host=localhost password={SECRET} dbname=db", "host=localhost password=*** dbname=db"),
     (f"password = 'a \\' {SECRET}' host=h", "password=*** host=h"),
     (f"host=h password='{SECRET} unterminated {SECRET}", "host=h password=***"),
+    (f"host=h password=a {SECRET} b port=1", "host=h password=*** port=1"),
     (f"password={SECRET} options='-c x=http://y'", "password=*** options='-c x=http://y'"),
     ("postgresql://localhost/db", "postgresql://localhost/db"),
     ("redis://localhost:6379/0", "redis://localhost:6379/0"),

@@ -1,0 +1,197 @@
+"""Outages: servers that are away, fall silent, go and come back; every wait has an end, and nothing is done twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from statecache import (
+    AsyncStateCache,
+    OutcomeUnknown,
+    PostgresUnavailable,
+    RedisUnavailable,
+    Settings,
+    Unavailable,
+)
+from statecache.clock import monotonic
+from statecache.keys import KeySpace
+from statecache.testing import servers
+from statecache.testing.embedded import Servers
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
+from tests.fix_servers import MakeClient
+
+GRACE_S = 1.5
+"""What a call may take beyond its timeout on a machine that has other things to do."""
+
+
+def _nowhere(settings: Settings, **urls: str) -> Settings:
+    return settings.model_copy(update=urls)
+
+
+async def test_redis_is_down(make_client: MakeClient, settings: Settings) -> None:
+    client = make_client(_nowhere(settings, redis_url="redis://:hush@127.0.0.1:1/0"))
+    for call in (client.get("runs/first", timeout=0.2), client.set("runs/first", 1, timeout=0.2)):
+        started = monotonic()
+        with pytest.raises(RedisUnavailable, match=r"redis://:\*\*\*@127.0.0.1:1/0.*Is the server up") as caught:
+            await call
+        assert caught.value.reason == "connect"
+        assert monotonic() - started < 0.2 + GRACE_S
+
+
+async def test_postgres_is_down_and_what_is_in_redis_goes_on(
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache
+) -> None:
+    await cache.set("runs/first", 1)
+    client = make_client(_nowhere(settings, postgres_url="postgresql://x:hush@127.0.0.1:1/x"))
+    assert (await client.set("runs/first", 2)).version == 2
+    assert (await client.create("runs/new", 1, assume_new=True)).version == 1
+    for call in (client.get("runs/second", timeout=0.2), client.set("runs/second", 1, timeout=0.2)):
+        started = monotonic()
+        with pytest.raises(PostgresUnavailable, match=r"postgresql://x:\*\*\*@127.0.0.1:1/x"):
+            await call
+        assert monotonic() - started < 0.2 + GRACE_S
+
+
+@pytest.mark.parametrize("tier", ["redis", "postgres"])
+async def test_a_server_that_accepts_and_never_answers_costs_no_more_than_the_timeout(
+    make_client: MakeClient, settings: Settings, proxy: FaultProxy, postgres_proxy: FaultProxy, tier: str
+) -> None:
+    """Or two seconds, where a new connection to Postgres is made: libpq knows no shorter timeout."""
+    least_s = 2.0 if tier == "postgres" else 0.2
+    client = make_client(through(settings, redis=proxy, postgres=postgres_proxy))
+    (proxy if tier == "redis" else postgres_proxy).silent = True
+    started = monotonic()
+    with pytest.raises(Unavailable):
+        await client.set("runs/first", 1, timeout=0.2)
+    assert monotonic() - started < least_s + GRACE_S
+
+
+async def test_a_server_that_falls_silent_costs_no_more_than_the_timeout(
+    behind: AsyncStateCache, proxy: FaultProxy, postgres_proxy: FaultProxy
+) -> None:
+    await behind.set("runs/first", 1)
+    held = proxy.arm("hold_reply", at=b"runs/first")
+    started = monotonic()
+    with pytest.raises(OutcomeUnknown):
+        await behind.set("runs/first", 2, timeout=0.2)
+    assert held.struck
+    assert monotonic() - started < 0.2 + GRACE_S
+
+
+async def test_a_client_that_is_cancelled_while_it_connects_leaves_nothing_open(
+    settings: Settings, proxy: FaultProxy
+) -> None:
+    proxy.silent = True
+    async with AsyncStateCache(settings=through(settings, redis=proxy)) as cache:
+        reading = asyncio.create_task(cache.get("runs/first"))
+        while not proxy.requests and not proxy.connections:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[Servers]:
+    """Servers that may be killed."""
+    with servers(workers=0, fsync=False, settings={"shards": "4"}) as started:
+        yield started
+
+
+@pytest.fixture
+def survivor(make_client: MakeClient, mortal: Servers, request: pytest.FixtureRequest) -> AsyncStateCache:
+    """A patient client of the servers that may be killed, all of which run."""
+    for name in ("redis", "postgres"):
+        if mortal.pid(name) is None:
+            mortal.restart(name)
+    return make_client(Settings(redis_url=mortal.redis_url, postgres_url=mortal.postgres_url, shards=4, timeout_s=30.0))
+
+
+def _own(request: pytest.FixtureRequest) -> str:
+    return f"runs/{request.node.name.translate({91: '-', 93: None})}"
+
+
+async def test_writers_go_on_when_redis_is_killed_and_comes_back(
+    survivor: AsyncStateCache, mortal: Servers, request: pytest.FixtureRequest
+) -> None:
+    key = _own(request)
+    first = await survivor.set(key, 0)
+    writing = asyncio.Event()
+
+    async def write() -> None:
+        for _ in range(200):
+            await survivor.update(key, lambda value: value + 1)
+            writing.set()
+
+    task = asyncio.create_task(write())
+    await asyncio.wait_for(writing.wait(), 10)
+    await asyncio.to_thread(mortal.kill, "redis")
+    await asyncio.to_thread(mortal.restart, "redis")
+    await task
+    state = await survivor.get(key)
+    assert state is not None
+    assert (state.value, state.version - first.version) == (200, 200)
+    assert state.epoch > first.epoch
+
+
+async def test_a_client_goes_on_when_postgres_is_killed_and_comes_back(
+    survivor: AsyncStateCache, mortal: Servers, request: pytest.FixtureRequest
+) -> None:
+    key = _own(request)
+    assert await survivor.get(key) is None
+    await asyncio.to_thread(mortal.kill, "postgres")
+    assert (await survivor.set(key, 1)).value == 1
+    with pytest.raises(PostgresUnavailable):
+        await survivor.get(f"{key}/unheard", timeout=0.3)
+    asking = asyncio.create_task(_get(survivor, f"{key}/unheard"))
+    await asyncio.to_thread(mortal.restart, "postgres")
+    assert await asking is None
+
+
+async def _get(client: AsyncStateCache, key: str) -> Any:
+    return await client.get(key)
+
+
+async def test_a_closed_gate_waits_for_postgres_and_reads_go_on(
+    survivor: AsyncStateCache, mortal: Servers, request: pytest.FixtureRequest
+) -> None:
+    key = _own(request)
+    before = await survivor.set(key, 1)
+    await asyncio.to_thread(mortal.kill, "postgres")
+    await asyncio.to_thread(mortal.restart, "redis")
+    assert await survivor.get(key) == before
+    started = monotonic()
+    with pytest.raises(Unavailable) as caught:
+        await survivor.set(key, 2, timeout=0.3)
+    assert caught.value.reason == "epoch"
+    assert monotonic() - started < 0.3 + GRACE_S
+    assert await survivor.get(key) == before
+    writing = asyncio.create_task(_set(survivor, key, 2))
+    await asyncio.to_thread(mortal.restart, "postgres")
+    after = await writing
+    assert (after.version, after.parent_change_id) == (before.version + 1, before.change_id)
+    assert after.epoch > before.epoch
+
+
+async def _set(client: AsyncStateCache, key: str, value: Any) -> Any:
+    return await client.set(key, value)
+
+
+async def test_a_claim_of_somebody_else_costs_no_more_than_the_timeout(
+    client: AsyncStateCache, redis_raw: Any, keys: KeySpace
+) -> None:
+    await client.set("runs/first", 1)
+    meta = keys.meta(keys.shard("runs/first"))
+    replid = redis_raw.hget(meta, "replid")
+    claim = {"replid": "", "claim": "somebody", "claimed": replid, "claim_until": 2**52}
+    redis_raw.hset(meta, mapping=claim)
+    started = monotonic()
+    with pytest.raises(Unavailable, match="another process is opening it"):
+        await client.set("runs/first", 2, timeout=0.2)
+    assert monotonic() - started < 0.2 + GRACE_S
+    redis_raw.hset(meta, "claim_until", 0)
+    assert (await client.set("runs/first", 2)).version == 2
