@@ -143,8 +143,8 @@ class FaultProxy:
             if self.refusing:
                 return
             if self.silent:
-                while self.silent and await reader.read(65536):
-                    pass
+                while self.silent and (data := await reader.read(65536)):
+                    self.requests += data
                 return
             far_reader, far_writer = await asyncio.open_connection(*self._target)
             both.append(far_writer)

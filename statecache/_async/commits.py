@@ -236,12 +236,12 @@ class Committer:
         if commit.durability in ("replica", "disk"):
             commands.append(self._levels.wait_command(commit.durability, round(attempt_s * 800)))
         replies = await link.run(commands, seconds=attempt_s)
-        await self._noted(link, replies[0])
         await self._check_nonce(link, commit, replies[0])
+        await self._noted(link, replies[0])
         return replies
 
     async def _check_nonce(self, link: AsyncLink, commit: Commit, reply: Any) -> None:
-        if isinstance(reply, list) and reply[0] != commit.nonce.encode():
+        if isinstance(reply, list) and reply[:1] != [commit.nonce.encode()]:
             await self._slipped(link)
 
     async def _slipped(self, link: AsyncLink) -> NoReturn:

@@ -238,12 +238,12 @@ class Committer:
         if commit.durability in ("replica", "disk"):
             commands.append(self._levels.wait_command(commit.durability, round(attempt_s * 800)))
         replies = link.run(commands, seconds=attempt_s)
-        self._noted(link, replies[0])
         self._check_nonce(link, commit, replies[0])
+        self._noted(link, replies[0])
         return replies
 
     def _check_nonce(self, link: Link, commit: Commit, reply: Any) -> None:
-        if isinstance(reply, list) and reply[0] != commit.nonce.encode():
+        if isinstance(reply, list) and reply[:1] != [commit.nonce.encode()]:
             self._slipped(link)
 
     def _slipped(self, link: Link) -> NoReturn:
