@@ -28,6 +28,8 @@ import msgspec
 
 Authority = Literal["client", "worker", "operator"]
 
+UNFENCED = "off"
+"""Stands in place of a replid where the fence is off."""
 EPOCH_MAX = 2**63 - 2
 """The last epoch that Postgres can count beyond."""
 
@@ -127,6 +129,12 @@ def decide(row: Row, look: Look, authority: Authority, *, pin: Pin) -> Opening |
         return Refusal(why=f"its stream has come to the id {look.last[0]}-{look.last[1]}; an operator must replace it")
     if authority == "operator":
         return Opening(seen=seen)
+    if row.replid and (row.replid == UNFENCED) != (look.server == UNFENCED):
+        return Refusal(
+            why=f"the fence is {'off' if look.server == UNFENCED else 'on'} in these settings and was "
+            f"{'off' if row.replid == UNFENCED else 'on'} when its epoch began: whether to change it is an operator's "
+            "word (`statecache epoch claim`)"
+        )
     if look.epoch is None and not look.lineage:
         if authority == "worker":
             return Opening(seen=seen)

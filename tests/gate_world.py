@@ -6,10 +6,11 @@ what a test puts into Postgres, and when, is its own choice.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 import redis
@@ -29,8 +30,9 @@ from statecache.model import ChangeSet
 from statecache.sql import statement
 from statecache.testing.binaries import valkey_server
 from statecache.testing.valkey import Valkey
+from tests.fix_servers import found
 
-CLAIM_S = 0.4
+CLAIM_S = 0.2
 SHARD = 0
 SYNC_MS = 20_000
 
@@ -159,12 +161,14 @@ class World:
 
     def flush(self, server: Valkey, *, most: int | None = None, ack: bool = True) -> int:
         """This moves changes into Postgres as the flusher does; Fenced where the row is another's."""
-        meta, replid = self.meta(server), self.replid(server)
+        replid, (epoch, opened_on, *_) = self.raw(server).eval(script("heads").text, 1, self.keys.meta(SHARD), "on")[
+            ::2
+        ]
         entries = self.entries(server)
         with self.session() as connection, connection.transaction():
             row = self._row(connection, lock=True)
-            if (str(row.epoch), row.replid, row.replid) != (meta["epoch"], meta["replid"], replid):
-                raise Fenced(f"{server.name} is at {meta['epoch']} of {meta['replid']}, the row is {row}")
+            if (str(row.epoch), row.replid, row.replid) != (epoch, opened_on, replid):
+                raise Fenced(f"{server.name} is at {epoch} of {opened_on}, the row is {row}")
             new = [entry for entry in entries if entry.position.n > row.flushed][:most]
             assert [entry.position.n for entry in new] == [*range(row.flushed + 1, row.flushed + 1 + len(new))]
             for entry in new:
@@ -174,7 +178,7 @@ class World:
                 totals = (last.position.n, last.entries, last.bytes)
                 connection.execute("UPDATE shard SET flushed = %s, entries = %s, bytes = %s", totals)
         if ack:
-            assert self.ack(server, epoch=int(meta["epoch"]), replid=replid) == 1
+            assert self.ack(server, epoch=int(epoch), replid=replid) == 1
         return len(new)
 
     def ack(self, server: Valkey, *, epoch: int, replid: str, numbers: Sequence[int] | None = None) -> int:
@@ -313,7 +317,7 @@ class TappedConnection:
 
     def execute(self, text: str, parameters: Any = None) -> Any:
         """This does what the connection does."""
-        names = ("begin_epoch", "shards", "later_starts", "keys_beyond", "record_conflicts", "quarantine_park")
+        names = ("begin_epoch", "shards", "later_starts", "keys_beyond", "rescue_branch", "quarantine_park")
         heads = {statement(name, "x").partition("\n")[0]: name for name in names}
         name = heads.get(text.partition("\n")[0], "limits")
         self._tap(f"before {name}")
@@ -364,12 +368,14 @@ def _insert(connection: psycopg.Connection[Any], entry: ChangeSet) -> None:
         )
 
 
-Kind = Literal["valkey", "redis"]
+KINDS = [kind for kind in found().kinds if kind in ("embedded", "debian")] or ["embedded"]
+"""The kinds of Redis whose programs are at hand to be started and killed."""
 
 
 @contextmanager
-def world(make_settings: Callable[..., Settings], folder: Path, *, binary: Path | None = None) -> Iterator[World]:
-    """This makes a deployment with nothing in it; the story starts its servers and adopts the first."""
+def world(make_settings: Callable[..., Settings], folder: Path, *, kind: str = "embedded") -> Iterator[World]:
+    """This makes a deployment with nothing in it; the story starts its servers, of that kind, and adopts the first."""
+    binary = Path(shutil.which("redis-server") or "") if kind == "debian" else valkey_server()
     with ExitStack() as ending:
         settings = make_settings(migrated=False, shards=1, redis_url="redis://127.0.0.1:1/0")
         migrate(settings, redis=False)

@@ -1,6 +1,7 @@
 """What a data set holds that belongs to no lineage: kept in Postgres before it is taken out, never silently dropped.
 
-Beyond the common point a returning old branch holds changes that somebody was acknowledged; they go to `conflict`.
+Beyond the common point a returning old branch holds changes that somebody was acknowledged; they go to `conflict`,
+unless their writer, not knowing, applied them again in the lineage.
 What cannot be read as a change (of a newer release, or damaged) goes to `quarantine` as it is. Beyond the newest commit
 stand entries of other programs; they go to `quarantine` too, at -1 - n, apart from the shard's own numbering.
 
@@ -110,7 +111,7 @@ class Rescue:
         changes = [(entry.read, change) for entry in entries if entry.read is not None for change in entry.read.changes]
         async with async_timeout(self._seconds, self._connection), self._connection.transaction():
             if changes:
-                await self._run("record_conflicts", _columns(shard, changes))
+                await self._run("rescue_branch", _columns(shard, changes))
             for entry in entries:
                 if entry.read is None:
                     await self._run("quarantine_park", _parked(shard, entry))

@@ -56,7 +56,7 @@ _SCRIPTS_PER_ROUND = 256
 _GRACE_S = 0.1
 """How much longer than Postgres' own timeout its answer is waited for."""
 _LIMITS = "SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', %s, true)"
-_MEANWHILE = Refusal(why="others keep opening it", wait=True)
+_MEANWHILE = Refusal(why="others are opening it, or hold its row in Postgres", wait=True)
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,15 +11,16 @@ from statecache.clock import monotonic
 from statecache.errors import Unavailable, VersionConflict
 from statecache.testing.valkey import Valkey
 from tests.fix_servers import MakeSettings
-from tests.gate_world import SHARD, Fenced, World, append_only_file, lose_from, world
+from tests.gate_world import KINDS, SHARD, Fenced, World, append_only_file, lose_from, world
 
 KEY = "runs/42"
+pytestmark = pytest.mark.parametrize("redis_kind", KINDS, indirect=True)
 
 
 @pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
+def shard(make_settings: MakeSettings, redis_kind: str, tmp_path: Path) -> Iterator[World]:
     """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
+    with world(make_settings, tmp_path, kind=redis_kind) as made:
         yield made
 
 

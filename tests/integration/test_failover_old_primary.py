@@ -236,3 +236,21 @@ def test_entries_that_cannot_be_read_or_stored_are_kept_raw(shard: World) -> Non
     shard.put(a, KEY, "after")
     shard.flush(a)
     shard.check(a)
+
+
+def test_a_change_that_was_applied_again_in_the_lineage_is_no_conflict(shard: World) -> None:
+    """Its writer never heard of the first time, which was lost with the old primary, and repeated it."""
+    a, b = parted(shard)
+    first = shard.put(a, KEY, "twice", change_id="a1b2c3d4e5f6a1b2c3d4e5f6")
+    other = shard.put(a, "runs/43", "once")
+    shard.open(b, "client")
+    again = shard.put(b, KEY, "twice", change_id=first.change_id)
+    assert (again.version, again.change_id) == (first.version, first.change_id)
+    shard.flush(b)
+
+    shard.open(a, "operator")
+    assert shard.conflicts() == {other.change_id}
+    shard.check(a)
+    found = shard.client(a).get(KEY)
+    assert found is not None
+    assert found.position == again.position

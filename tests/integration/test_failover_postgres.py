@@ -4,37 +4,34 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from statecache import Settings
-from statecache._sync.migrate import migrate
 from statecache.clock import monotonic
 from statecache.errors import Unavailable
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
-from tests.gate_world import World, once
+from tests.fix_servers import MakeSettings
+from tests.gate_world import World, once, world
 
 KEY = "runs/42"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tiers() -> Iterator[Servers]:
-    """A Postgres of the test's own, beside a Redis that it does not need."""
+    """A Postgres of these tests' own, beside a Redis that they do not need."""
     with servers(workers=0, migrate=False, fsync=False) as started:
         yield started
 
 
 @pytest.fixture
-def shard(tiers: Servers, tmp_path: Path) -> Iterator[World]:
+def shard(tiers: Servers, make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
     """One shard on it."""
-    with ExitStack() as ending:
-        settings = Settings(postgres_url=tiers.postgres_url, redis_url=tiers.redis_url, shards=1, timeout_s=10.0)
-        migrate(settings, redis=False)
-        yield World(settings, tmp_path, ending)
+    with world(partial(make_settings, postgres_url=tiers.postgres_url), tmp_path) as made:
+        yield made
 
 
 class Backup:
@@ -112,7 +109,7 @@ def test_a_restored_postgres_with_a_lower_epoch_is_overtaken_on_an_operators_wor
         assert "Postgres says epoch 1 of" in refused.value.detail
     (opened,) = shard.open(a, "operator")
 
-    assert opened.epoch == 4
+    assert [epoch for epoch, _ in shard.epochs()] == [1, 4]
     assert (opened.start_n, opened.dropped, opened.conflicts) == (5, 0, 0)
     shard.check(a)
     again = shard.put(a, KEY, 4)
@@ -142,6 +139,7 @@ def test_a_restored_postgres_that_knows_the_server_is_overtaken_by_whoever_comes
 
     (opened,) = shard.open(a, "worker")
     assert opened.epoch == 3
+    assert [epoch for epoch, _ in shard.epochs()] == [1, 3]
     shard.check(a)
     shard.put(a, KEY, 4)
     assert shard.flush(a) == 3
@@ -176,5 +174,27 @@ def test_a_claimer_whom_postgres_fails_leaves_the_gate_to_the_next(tiers: Server
     with pytest.raises(psycopg.OperationalError):
         shard.open(a, "client", tap=once("before begin_epoch", lambda: tiers.kill("postgres")))
     tiers.restart("postgres")
+    assert agent.set(KEY, 2).version == 2
+    shard.check(a)
+
+
+def test_a_postgres_that_is_silent_costs_a_writer_no_more_than_its_time(tiers: Servers, shard: World) -> None:
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, 1)
+    agent = shard.client(a, writer="of another agent")
+    assert agent.get("runs/unheard-of") is None  # so it has a connection to Postgres
+    a.restart()
+    assert agent.get(KEY) is not None
+    tiers.pause("postgres")
+    try:
+        started = monotonic()
+        with pytest.raises(Unavailable) as refused:
+            agent.set(KEY, 2, timeout=0.3)
+        assert refused.value.reason == "epoch"
+        assert monotonic() - started < 4
+        assert agent.get(KEY) is not None
+    finally:
+        tiers.resume("postgres")
     assert agent.set(KEY, 2).version == 2
     shard.check(a)

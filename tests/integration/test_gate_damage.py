@@ -154,7 +154,7 @@ def test_a_claim_ends_with_the_server_that_it_was_made_on(shard: World) -> None:
     assert shard.meta(a)["claim"]
     told: list[str] = []
     a.restart()
-    (opened,) = shard.open(a, "client", tap=told.append, claim_s=600)
+    (opened,) = shard.open(a, "client", tap=told.append)
     assert told.count("after gate_look") == 1
     assert opened.epoch == 2
     shard.check(a)

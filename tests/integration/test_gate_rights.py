@@ -12,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 
 from statecache._sync.migrate import migrate
+from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, DurabilityRefused, ForeignData, Unavailable
 from statecache.model import Durability
 from tests.fix_servers import MakeSettings
@@ -207,8 +208,9 @@ def test_waiting_writers_hold_no_connection_so_reads_go_on(shard: World) -> None
     agent = shard.client(a, redis_connections_max=2, postgres_connections_max=2)
     with ThreadPoolExecutor(8) as threads:
         writes = [threads.submit(agent.set, f"runs/{number}", 1) for number in range(8)]
-        for _ in range(20):
-            found = agent.get(KEY, timeout=2)
+        while_they_wait = monotonic() + 0.5
+        while monotonic() < while_they_wait:
+            found = agent.get(KEY, timeout=0.3)
             assert found is not None
             assert found.change_id == state.change_id
         assert not any(write.done() for write in writes)
