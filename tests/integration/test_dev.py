@@ -24,6 +24,8 @@ from statecache.testing.process import descendants, identity, wait_for_end
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
+pytestmark = pytest.mark.xdist_group("dev")
+"""One process runs these, for every new `dev` begins with the same two ports."""
 LAST_LINE = "Ctrl-C stops them."
 STAND_IN = """
 import os, signal, sys
