@@ -140,6 +140,10 @@ class KeySpace:
         """This is the hash of a checked key's state."""
         return self._state[self.shard(key)] + key
 
+    def greeting(self) -> tuple[str, ...]:
+        """These are the fixed keys of shard 0, which every deployment has, and a state's that is never written."""
+        return self.meta(0), self.changes(0), self.unflushed(0), self.hydrating(0), self._state[0] + "_/greeting"
+
     def place(self, key: str) -> tuple[int, str]:
         """This gives a checked key's shard and the hash of its state."""
         shard = self.shard(key)

@@ -79,16 +79,14 @@ class RedisTier:
 
     async def _greet(self, link: AsyncLink, seconds: float) -> None:
         keys = self._keys
-        shard, state = keys.place("_/greeting")
-        at = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard), state]
         sent_ms = monotonic() * 1000
         try:
-            reply = await link.script(script("greet"), at, [self._settings.fence], seconds=seconds)
+            reply = await link.script(script("greet"), keys.greeting(), [self._settings.fence], seconds=seconds)
         except ResponseError as error:
             if code_of(error) in AGAIN:
                 raise RedisUnavailable("loading", detail=str(error)) from error
             if code_of(error) == "NOPERM":
-                raise refusal(error, state) from error
+                raise refusal(error, keys.greeting()[-1]) from error
             raise ConfigurationError(f"Redis refuses the greeting: {error}", hint=_SERVERS) from error
         shards, hashed, prefix, schema, cluster, now_ms, *hindrances = [
             part.decode("utf-8", "replace") for part in reply

@@ -107,21 +107,16 @@ async def test_a_conninfo_that_cannot_be_read_shows_no_piece_of_itself(
 async def test_a_password_of_odd_characters_works_when_it_is_encoded(
     make_client: MakeClient, settings: Settings, redis_raw: Any, psql: psycopg.Connection[Any]
 ) -> None:
-    odd = "/?#[]@:%25 é\"'\\"
-    redis_raw.acl_setuser("odd", enabled=True, reset=True, passwords=[f"+{odd}"], keys=["*"], commands=["+@all"])
-    redis_raw.execute_command("ACL", "SETUSER", "odd", "&*")
-    psql.execute("DROP ROLE IF EXISTS odd")
-    psql.execute(psycopg.sql.SQL("CREATE ROLE odd SUPERUSER LOGIN PASSWORD {}").format(odd))
-    client = make_client(
-        settings.model_copy(
-            update={
-                "redis_url": _with_user(settings.redis_url, "odd", odd),
-                "postgres_url": _with_user(settings.postgres_url, "odd", odd),
-            }
-        )
-    )
+    odd, name = "/?#[]@:%25 é\"'\\", f"odd_{settings.prefix}"
+    redis_raw.execute_command("ACL", "SETUSER", name, "reset", "on", f">{odd}", "~*", "&*", "+@all")
+    role = psycopg.sql.Identifier(name)
+    psql.execute(psycopg.sql.SQL("CREATE ROLE {} SUPERUSER LOGIN PASSWORD {}").format(role, odd))
+    urls = {"redis_url": settings.redis_url, "postgres_url": settings.postgres_url}
+    changed = {one: _with_user(url, name, odd) for one, url in urls.items()}
+    client = make_client(settings.model_copy(update=changed))
     assert (await client.set(KEY, 1)).version == 1
-    redis_raw.acl_deluser("odd")
+    redis_raw.acl_deluser(name)
+    psql.execute(psycopg.sql.SQL("DROP ROLE {}").format(role))
 
 
 # ACL users and roles.
@@ -134,12 +129,12 @@ def grant(redis_raw: Any, settings: Settings) -> Iterator[Any]:
     def make(*commands: str, keys: str = f"~{settings.prefix}:*") -> Settings:
         rules = [f"+{command}" for command in commands]
         redis_raw.execute_command(
-            "ACL", "SETUSER", "agent", "reset", "on", f">{SECRET}", keys, f"&{settings.prefix}:*", *rules
+            "ACL", "SETUSER", settings.prefix, "reset", "on", f">{SECRET}", keys, f"&{settings.prefix}:*", *rules
         )
-        return settings.model_copy(update={"redis_url": _with_user(settings.redis_url, "agent")})
+        return settings.model_copy(update={"redis_url": _with_user(settings.redis_url, settings.prefix)})
 
     yield make
-    redis_raw.acl_deluser("agent")
+    redis_raw.acl_deluser(settings.prefix)
 
 
 @every_redis
@@ -185,17 +180,18 @@ async def test_a_user_of_other_keys_is_refused(make_client: MakeClient, grant: A
 async def test_a_role_without_rights_is_told_what_it_lacks(
     make_client: MakeClient, settings: Settings, psql: psycopg.Connection[Any]
 ) -> None:
-    psql.execute("DROP ROLE IF EXISTS agent")
-    psql.execute(psycopg.sql.SQL("CREATE ROLE agent LOGIN PASSWORD {}").format(SECRET))
-    limited = settings.model_copy(update={"postgres_url": _with_user(settings.postgres_url, "agent")})
+    name = settings.postgres_schema
+    role, schema = psycopg.sql.Identifier(f"agent_{name}"), psycopg.sql.Identifier(name)
+    psql.execute(psycopg.sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, SECRET))
+    limited = settings.model_copy(update={"postgres_url": _with_user(settings.postgres_url, f"agent_{name}")})
     error = await _refusal(make_client(limited))
     assert isinstance(error, ConfigurationError)
     assert "permission denied" in str(error)
-    schema = psycopg.sql.Identifier(settings.postgres_schema)
-    psql.execute(psycopg.sql.SQL("GRANT USAGE ON SCHEMA {} TO agent").format(schema))
-    psql.execute(psycopg.sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO agent").format(schema))
+    psql.execute(psycopg.sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(schema, role))
+    psql.execute(psycopg.sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}").format(schema, role))
     assert (await make_client(limited).set(KEY, 1)).version == 1
-    psql.execute(psycopg.sql.SQL("DROP OWNED BY agent; DROP ROLE agent"))
+    psql.execute(psycopg.sql.SQL("DROP OWNED BY {}").format(role))
+    psql.execute(psycopg.sql.SQL("DROP ROLE {}").format(role))
 
 
 # Sockets and TLS.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -186,20 +187,28 @@ async def test_a_database_that_does_not_exist(make_client: MakeClient, settings:
         await client.get("runs/first")
 
 
-@pytest.mark.parametrize("change", [{"shards": 8}, {"prefix": "another"}, {"postgres_schema": "another"}])
 async def test_settings_that_differ_from_the_pin_are_refused_by_both_tiers(
-    make_client: MakeClient, settings: Settings, change: dict[str, Any], redis_raw: Any, keys: KeySpace
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, redis_raw: Any, keys: KeySpace
 ) -> None:
-    """Redis refuses what meets its pin; with another prefix nothing is met there, and Postgres refuses."""
-    different = settings.model_copy(update=change)
-    with pytest.raises(ConfigurationError) as caught:
-        await make_client(different).set("runs/first", 1, timeout=5)
-    assert "Use the same settings everywhere" in str(caught.value) or "statecache migrate" in str(caught.value)
-    assert redis_raw.keys(f"{settings.prefix}:*:state:*") == []
+    """Redis says so first; where nothing is pinned in it, or with another prefix nothing met, Postgres says so."""
+    changes: list[dict[str, Any]] = [{"shards": count} for count in (1, 2, 3, 5, 8, 64)]
+    changes.append({"postgres_schema": "another"})
+    await cache.set("runs/first", 1)
+    states = redis_raw.keys(f"{settings.prefix}:*:state:*")
+    for change in changes:
+        client = make_client(settings.model_copy(update=change))
+        for call in (partial(client.get, "runs/first"), partial(client.create, "runs/new", 1, assume_new=True)):
+            with pytest.raises(ConfigurationError, match=r"this Redis is pinned.*Use the same settings everywhere"):
+                await call()
     for shard in range(settings.shards):
         redis_raw.unlink(keys.meta(shard))
-    with pytest.raises(ConfigurationError):
-        await make_client(different).get("runs/first", timeout=5)
+    changes.append({"prefix": "another"})
+    for change in changes:
+        client = make_client(settings.model_copy(update=change))
+        reason = "statecache migrate" if "postgres_schema" in change else "this schema is pinned.*Use the same settings"
+        with pytest.raises(ConfigurationError, match=reason):
+            await client.set("runs/second", 1)
+    assert redis_raw.keys(f"{settings.prefix}:*:state:*") == states
 
 
 async def test_two_tiers_of_two_deployments_are_not_mixed(

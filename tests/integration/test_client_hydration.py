@@ -97,6 +97,23 @@ async def test_a_create_is_not_undone_by_a_slow_reader_that_found_nothing(
     assert redis_raw.pttl(keys.state(KEY)) == -1
 
 
+async def test_a_commit_takes_the_token_of_a_slow_reader_away(
+    slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any,
+    keys: KeySpace,
+) -> None:  # fmt: skip
+    """Its writer vouched that the key is new, so it took no token of its own in the reader's place."""
+    fault = postgres_proxy.arm("hold_reply", at=ASKS)
+    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
+    await fault.wait()
+    created = await cache.create(KEY, 1, assume_new=True)
+    await flush(worker)
+    _evict(redis_raw, keys)
+    fault.release()
+    assert await reading is None
+    assert not redis_raw.exists(keys.state(KEY))
+    assert await cache.get(KEY) == created
+
+
 @every_redis
 async def test_of_many_that_create_one_succeeds(
     make_client: MakeClient, settings: Settings, psql: Psql, worker: Worker

@@ -88,6 +88,26 @@ async def test_a_server_that_falls_silent_costs_no_more_than_the_timeout(
     assert monotonic() - started < 0.2 + GRACE_S
 
 
+@pytest.mark.parametrize("at", [b"row_number()", b"begin_epoch("])
+async def test_a_postgres_that_falls_silent_costs_no_more_than_the_timeout(
+    make_client: MakeClient, settings: Settings, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace, at: bytes
+) -> None:
+    """Reading a state that is not in Redis, or opening a gate: neither a task nor a thread waits on."""
+    client = make_client(through(settings, postgres=postgres_proxy))
+    await client.set("runs/first", 1)
+    if at == b"begin_epoch(":
+        meta = keys.meta(keys.shard("runs/first"))
+        redis_raw.hset(meta, mapping={"replid": "", "claimed": redis_raw.hget(meta, "replid")})
+    fault = postgres_proxy.arm("hold_reply", at=at)
+    started = monotonic()
+    with pytest.raises(Unavailable) as caught:
+        await client.set("runs/first" if at == b"begin_epoch(" else "runs/first/b", 2, timeout=0.3)
+    assert fault.struck
+    assert caught.value.reason in ("timeout", "epoch")
+    assert monotonic() - started < 0.3 + GRACE_S
+    fault.release()
+
+
 async def test_a_client_that_is_cancelled_while_it_connects_leaves_nothing_open(
     settings: Settings, proxy: FaultProxy
 ) -> None:

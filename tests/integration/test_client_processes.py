@@ -44,6 +44,11 @@ def _status(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def _backends(psql: Psql) -> set[Any]:
+    """These are the connections of clients that Postgres knows."""
+    return {row[0] for row in rows(psql, "SELECT pid FROM pg_stat_activity WHERE application_name = 'statecache'")}
+
+
 def test_eight_threads_share_a_client(settings: Settings, psql: Psql) -> None:
     few = settings.model_copy(update={"redis_connections_max": 3})
     with StateCache(settings=few) as cache:
@@ -61,7 +66,7 @@ def test_eight_threads_share_a_client(settings: Settings, psql: Psql) -> None:
         state = cache.get("runs/shared")
         assert state is not None
         assert (state.value, state.version) == (160, 160)
-        assert len(rows(psql, "SELECT 1 FROM pg_stat_activity WHERE application_name = 'statecache'")) > 0
+        assert _backends(psql)
 
 
 async def test_forty_tasks_share_a_client(settings: Settings, worker: Worker, psql: Psql) -> None:
@@ -82,12 +87,13 @@ async def test_forty_tasks_share_a_client(settings: Settings, worker: Worker, ps
     assert rows(psql, "SELECT count(*), bool_or(gap) FROM change") == [(400, False)]
 
 
-def test_a_forked_child_and_its_parent_both_work(settings: Settings, redis_raw: Any) -> None:
+def test_a_forked_child_and_its_parent_both_work(settings: Settings, redis_raw: Any, psql: Psql) -> None:
     single = settings.model_copy(update={"redis_connections_max": 1, "postgres_connections_max": 1})
     with StateCache(settings=single) as cache:
         cache.set("runs/parent", 0)
         assert cache.get("runs/nobody") is None
-        connections = {one["id"] for one in redis_raw.client_list(_type="normal")}
+        connections, backends = {one["id"] for one in redis_raw.client_list(_type="normal")}, _backends(psql)
+        assert backends
 
         def work() -> None:
             for _ in range(50):
@@ -108,6 +114,7 @@ def test_a_forked_child_and_its_parent_both_work(settings: Settings, redis_raw: 
         assert (both.value, both.version) == (100, 100)
         assert cache.get("runs/nobody-in-the-parent") is None
         assert connections <= {one["id"] for one in redis_raw.client_list(_type="normal")}
+        assert backends <= _backends(psql)
 
 
 def test_a_transaction_that_a_child_inherits_is_the_parents(settings: Settings) -> None:
