@@ -1,16 +1,14 @@
 """Values to bytes and back, so that what a writer stored is what every reader gets.
 
-Writing goes in three steps, all of them before any effect: encode; read the bytes back as a reader will; compare with
-the value. What cannot be read back is refused, so that one writer's wrong object cannot break all readers. What comes
-back equal has lost nothing, and that is nearly always the answer. Where it does not, a walk over the value looks for
-what would be lost in silence: NaN and infinities (JSON makes them null), bytes without a type (JSON makes them text),
-dict keys that become the same text, a subclass that becomes its base.
+Writing goes in three steps, before any effect: encode; read the bytes back as a reader will; compare with the value.
+What cannot be read back is refused, for it would break all readers. What comes back equal has lost nothing. Where it
+does not, a walk over the value looks for what would be lost in silence: NaN and infinities (JSON makes them null),
+bytes without a type (JSON makes them text), dict keys that become the same text, a subclass that becomes its base.
 
 What changes its form but keeps its content is let through: without a type, a Struct comes back as a dict, a tuple or
 a set as a list, a UUID or an aware datetime as text. Datetimes without a time zone are refused on both ways. Nesting
-ends at NESTING_MAX levels, because the stack of the process that reads is not that of the process that wrote.
-Pydantic's models are known by their methods, without importing pydantic, and stored as its JSON mode has them.
-Reasons name places and types, not values: they end up in logs.
+ends at NESTING_MAX levels, for readers have stacks of their own. Pydantic's models are known by their methods and
+stored as its JSON mode has them. Reasons name places, types and remedies, not values: they end up in logs.
 """
 
 from __future__ import annotations
@@ -37,7 +35,8 @@ CODECS_MAX = 256
 _FRAMES_SAFE = 10_000 if sys.version_info < (3, 12) else sys.maxsize
 """Above this recursion limit Python 3.11 would overflow the C stack before it raises RecursionError."""
 _PATH_CHARACTERS_MAX = 120
-
+_CYCLE = "it contains itself; store a key or an id in place of the reference"
+_DEEP = f"it is nested deeper than {NESTING_MAX} levels; flatten it, or split it over several keys of its group"
 _NAIVE = "it is a datetime without a time zone; give it one, for instance datetime.now(UTC)"
 _LOST_BYTES = "JSON would bring these bytes back as text; give a type that says bytes, or use the msgpack encoding"
 
@@ -201,7 +200,7 @@ def _reader_of(kind: Any, encoding: str) -> Callable[[bytes], Any]:
 
 def _dumped(value: Any) -> Any:
     if not _is_model(value.__class__):
-        raise TypeError(f"a {_name_of(value.__class__)} cannot be stored")
+        raise TypeError(f"a {_name_of(value.__class__)} cannot be stored; make plain data or a Struct of it")
     try:
         return value.model_dump(mode="json", by_alias=True, round_trip=True, warnings="error")
     except Exception as error:  # pydantic runs users' code
@@ -266,9 +265,8 @@ def _walk(value: Any, key: str) -> Iterator[tuple[list[str], Any]]:
         if parts is None:
             path.pop()
             continue
-        if id(part) in above or len(above) >= NESTING_MAX:
-            reason = "it contains itself" if id(part) in above else f"it is nested deeper than {NESTING_MAX} levels"
-            raise CodecError(key=key, path=_spelled(path), reason=reason)
+        if id(part) in above or len(open_parts) > NESTING_MAX:
+            raise CodecError(key=key, path=_spelled(path), reason=_CYCLE if id(part) in above else _DEEP)
         above[id(part)] = part
         open_parts.append(parts)
 
@@ -330,7 +328,8 @@ def _fault_of_keys(node: dict[Any, Any], write: Callable[[Any], bytes], encoding
     except Exception as error:  # users' own classes take part
         return f"one of its keys cannot be stored: {_message_of(error)}"
     odd = encoding == "json" and any(name.__class__ is not str for name in node)
-    return "two of its keys become the same text" if odd and len(msgspec.json.decode(data)) < len(node) else ""
+    lost = odd and len(msgspec.json.decode(data)) < len(node)
+    return "two of its keys become the same text; rename one" if lost else ""
 
 
 def _is_deep(plain: Any) -> bool:
@@ -365,6 +364,7 @@ def _message_of(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply for this thread's stack"
     text = _input_in_message.sub("", " ".join(str(error).split()))
+    text += "; replace them" if isinstance(error, UnicodeEncodeError) else ""
     return text if isinstance(error, (TypeError, ValueError, OverflowError)) else f"{error.__class__.__name__}: {text}"
 
 

@@ -186,7 +186,8 @@ class CodecError(StateCacheError, ValueError):
 
     def __init__(self, *, reason: str, path: str = "$", verb: str = "encoded", key: str | None = None) -> None:
         where = f" of {key!r}" if key is not None else ""
-        super().__init__(reason=reason, path=path, verb=verb, key=key, where=where)
+        hint = "Read it with the type it was written with." if verb == "decoded" else ""
+        super().__init__(reason=reason, path=path, verb=verb, key=key, where=where, hint=hint)
 
 
 class ForeignData(StateCacheError):

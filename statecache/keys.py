@@ -161,7 +161,7 @@ class KeySpace:
             if not group:
                 group = group_of(key)
             elif group_of(key) != group:
-                raise InvalidKey(key, reason=f"it is not of the group {group!r} that this commit is about")
+                raise InvalidKey(key, reason=f"it is not of the group {group!r}; give it a commit of its own")
         if not group:
             raise UsageError("a commit needs at least one key")
         return self.shard(group)

@@ -5,6 +5,8 @@ Nothing here waits for time to pass: a worker is turned until it has nothing lef
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,6 +24,7 @@ from statecache_workers.logs import LOGGER
 from statecache_workers.worker import Worker
 
 TURNS_MAX = 500
+TURNS_S = 30.0
 _STATE = {
     "key": "",
     "op": "set",
@@ -127,12 +130,14 @@ async def flush(worker: Worker) -> None:
 
 async def turn_until(worker: Worker, log: Log, event: str) -> None:
     """This turns the worker until it has logged that event."""
-    for _ in range(TURNS_MAX):
-        more = await worker.turn()
-        if log.of(event):
-            return
-        if not more:
-            await worker.rest()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(TURNS_S):
+            while True:
+                more = await worker.turn()
+                if log.of(event):
+                    return
+                if not more:
+                    await worker.rest()
     raise AssertionError(f"no {event} in {log.lines}")
 
 

@@ -94,6 +94,7 @@ async def test_a_wrong_password_of_postgres(make_client: MakeClient, settings: S
         assert isinstance(error, PostgresUnavailable)
         assert error.reason == "authentication"
         assert "***" in str(error)
+        assert "Check user and password" in str(error)
 
 
 async def test_a_conninfo_that_cannot_be_read_shows_no_piece_of_itself(
@@ -227,9 +228,9 @@ def _certificates(folder: Path) -> None:
     for name in ("ca", "other"):
         _openssl(
             folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
-            "-keyout", f"{name}.key", "-out", f"{name}.pem",
+            "-keyout", f"{name}.key", "-out", f"{name}.pem", "-addext", "keyUsage=critical,keyCertSign",
         )  # fmt: skip
-    (folder / "loopback.ext").write_text("subjectAltName=IP:127.0.0.1\n")
+    (folder / "loopback.ext").write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
     for name in ("server", "client"):
         request = ["req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"]
         _openssl(folder, *request, "-keyout", f"{name}.key", "-out", f"{name}.csr")

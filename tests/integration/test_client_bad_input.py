@@ -200,7 +200,8 @@ async def test_keys_that_look_alike_or_like_redis_keys_never_meet(
 ) -> None:
     composed, decomposed = (unicodedata.normalize(form, "runs/é") for form in ("NFC", "NFD"))
     names = [
-        composed, decomposed, "runs/{42}", "runs/42", "runs/}{", "runs/{00}:state:runs/42", "runs/a:b", "runs/a/b",
+        composed, decomposed, "runs/{42}", "runs/42", "runs/}{", "runs/{00}:state:runs/42",
+        "runs/a/b:c", "runs/a/b/c", "runs/a/b{c",
         f"runs/{settings.prefix}:{{00}}:meta", "runs/ ", "runs/.", "runs/*", "runs/\\", "runs/'\"", "runs/%s",
         "runs/" + "x" * 507, "runs/" + "é" * 253,
     ]  # fmt: skip
@@ -279,6 +280,8 @@ async def test_a_foreign_type_at_a_states_key_is_named_and_other_states_go_on(
             with pytest.raises(ForeignData) as caught:
                 await call()
             assert caught.value.redis_key == keys.state(KEY)
+            assert ("missing" if redis_raw.type(keys.state(KEY)) == b"hash" else "WRONGTYPE") in caught.value.reason
+            assert "remove or rename it" in str(caught.value)
         with pytest.raises(ForeignData):
             async with client.transaction(KEY, f"{KEY}/b"):
                 pass
@@ -302,10 +305,12 @@ async def test_a_state_that_lacks_a_field_is_named(
             with pytest.raises(ForeignData, match=f"{field}|fields are missing") as caught:
                 await client.get(key)
             assert caught.value.redis_key == keys.state(key)
+            assert "remove or rename it" in str(caught.value)
         if field not in ("value", "epoch", "encoding"):
             with pytest.raises(ForeignData, match="fields are missing"):
                 await client.set(key, 2)
         assert snapshot() == before
+    assert (await client.set("runs/whole", 1)).version == 1
 
 
 async def test_a_state_in_an_encoding_of_the_future_is_named(

@@ -21,6 +21,7 @@ from statecache import (
 )
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
+from statecache.lua import script
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
 from tests.fix_servers import MakeClient, MakeSettings, every_redis
@@ -137,6 +138,24 @@ async def test_a_command_is_sent_once_whatever_becomes_of_its_reply(
         with pytest.raises(RedisUnavailable):
             await behind.tier.redis.exchange([("INCR", f"{settings.prefix}-a-counter")], seconds=1)
     assert redis_raw.getdel(f"{settings.prefix}-a-counter") == b"1"
+
+
+async def test_what_a_pipeline_could_not_run_because_the_script_was_forgotten_is_run_again(
+    settings: Settings, proxy: FaultProxy, redis_raw: Any, keys: KeySpace
+) -> None:
+    hydrating = keys.hydrating(0)
+    redis_raw.hset(hydrating, mapping={f"runs/{number}": f"token-{number}|1|0" for number in range(4)})
+    async with AsyncStateCache(settings=through(settings, redis=proxy)) as behind:
+        link = await behind.tier.redis.link(1.0)
+        fault = proxy.arm("hold_request", at=b"token-3")
+        calls = [([hydrating], [f"token-{number}", f"runs/{number}"]) for number in range(4)]
+        running = asyncio.create_task(link.scripts(script("hydrate_forget"), calls, seconds=5.0))
+        await fault.wait()
+        redis_raw.script_flush()
+        fault.release()
+        assert await running == [1, 1, 1, 1]
+        await link.close()
+    assert redis_raw.hkeys(hydrating) == [b"_"]
 
 
 async def test_a_read_is_repeated_when_its_reply_is_lost(behind: AsyncStateCache, proxy: FaultProxy) -> None:

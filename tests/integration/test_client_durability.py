@@ -160,6 +160,27 @@ async def test_a_quarantined_change_is_told_to_who_waits(
         await client.wait_durable(state)
 
 
+async def test_watermarks_are_compared_as_numbers(
+    client: AsyncStateCache, agents: Agents, worker: Worker, psql: Psql
+) -> None:
+    """Of texts, "10" would be the lower: the tenth change would never be durable, and its fault never be told."""
+    for number in range(1, 9):
+        await client.set(KEY, number)
+    await flush(worker)
+    for _ in (9, 10):
+        agents.commit(KEY, actor="a\0b")
+        parked = await client.get(KEY)
+        await flush(worker)
+        assert parked is not None
+        with pytest.raises(Quarantined):
+            await client.wait_durable(parked, timeout=2)
+    assert rows(psql, "SELECT n FROM quarantine ORDER BY n") == [(9,), (10,)]
+    for number in (11, 12):
+        state = await client.set(KEY, number)
+        await flush(worker)
+        assert await client.wait_durable(state, timeout=2) == state
+
+
 async def test_a_commit_that_was_lost_with_its_redis_is_applied_again(make_client: MakeClient) -> None:
     """Postgres did not have it yet; others have written since; the writer who still waits writes it once more."""
     with servers(workers=0, fsync=False, settings={"shards": "1"}) as mortal:
@@ -288,6 +309,28 @@ async def test_a_level_that_the_server_cannot_give_is_refused_with_the_reason(
             pair_raw.config_set(name, value)
 
 
+@pytest.mark.parametrize(
+    ("denied", "fence", "level", "reason"),
+    [
+        ("config", "on", "disk", "CONFIG GET appendfsync is refused"),
+        ("info", "off", "disk", "INFO is refused"),
+        ("info", "off", "replica", "INFO is refused"),
+    ],
+)
+async def test_what_may_not_be_asked_of_the_server_is_not_assumed(
+    make_client: MakeClient, paired: Settings, pair_raw: Any, denied: str, fence: str, level: Any, reason: str
+) -> None:
+    name = paired.prefix
+    pair_raw.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", "~*", "&*", "+@all", f"-{denied}")
+    where = paired.redis_url.rpartition("@")[2]
+    asking = paired.model_copy(update={"redis_url": f"redis://{name}:secret@{where}", "fence": fence})
+    try:
+        with pytest.raises(DurabilityRefused, match=reason):
+            await make_client(asking).set(KEY, 1, durability=level)
+    finally:
+        pair_raw.acl_deluser(name)
+
+
 async def test_a_level_that_was_refused_is_given_as_soon_as_the_server_can(
     make_client: MakeClient, paired: Settings, pair_raw: Any
 ) -> None:
@@ -299,6 +342,29 @@ async def test_a_level_that_was_refused_is_given_as_soon_as_the_server_can(
     finally:
         pair_raw.config_set("appendfsync", "everysec")
     assert (await client.set(KEY, 1, durability="disk")).version == 1
+
+
+@pytest.mark.parametrize("config", [{"appendfsync": "no"}, {"appendonly": "no"}])
+async def test_a_disk_that_ceases_to_be_synced_is_told_and_the_change_is_applied(
+    make_client: MakeClient, paired: Settings, pair_raw: Any, config: dict[str, str]
+) -> None:
+    """The level was given a moment ago, so it is not asked for again before the commit."""
+    client = make_client(paired)
+    await client.set(KEY, 1, durability="disk")
+    kept = {name: pair_raw.config_get(name)[name] for name in config}
+    for name, value in config.items():
+        pair_raw.config_set(name, value)
+    try:
+        with pytest.raises(DurabilityNotMet, match="0 of 1 copies") as caught:
+            await client.set(KEY, 2, durability="disk", timeout=2.0)
+        with pytest.raises(DurabilityNotMet):
+            async with client.transaction(KEY, durability="disk", timeout=2.0) as tx:
+                tx.set(KEY, 3)
+    finally:
+        for name, value in kept.items():
+            pair_raw.config_set(name, value)
+    assert (caught.value.applied, caught.value.level.partition(":")[0]) == (True, "disk")
+    assert (await client.get(KEY)).version == 3  # type: ignore[union-attr]
 
 
 @every_redis

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AlreadyExists, AsyncStateCache, Settings, Unavailable
+from statecache import AlreadyExists, AsyncStateCache, PostgresUnavailable, Settings, Unavailable
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
@@ -83,6 +83,34 @@ async def test_a_slow_reader_of_an_earlier_epoch_installs_nothing(
     assert not redis_raw.exists(keys.state(KEY))
 
 
+async def test_a_slow_reader_installs_nothing_behind_a_gate_that_closed_meanwhile(
+    slow: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
+) -> None:
+    """Whoever opens it may have looked already at what is stale: nobody would look at what comes now."""
+    fault = postgres_proxy.arm("hold_reply", at=ASKS)
+    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
+    await fault.wait()
+    _close_the_gate(redis_raw, keys)
+    fault.release()
+    assert await reading is None
+    assert not redis_raw.exists(keys.state(KEY))
+
+
+async def test_a_miss_behind_a_closed_gate_opens_it_first(
+    client: AsyncStateCache, redis_raw: Any, keys: KeySpace
+) -> None:
+    first = await client.set(f"{KEY}/first", 1)
+    _close_the_gate(redis_raw, keys)
+    assert await client.get(KEY) is None
+    assert int(redis_raw.hget(keys.meta(keys.shard(KEY)), "epoch")) == first.epoch + 1
+    assert redis_raw.hget(keys.state(KEY), "op") == b"absent"
+
+
+def _close_the_gate(redis_raw: Any, keys: KeySpace) -> None:
+    meta = keys.meta(keys.shard(KEY))
+    redis_raw.hset(meta, mapping={"replid": "", "claimed": redis_raw.hget(meta, "replid")})
+
+
 @every_redis
 async def test_a_create_is_not_undone_by_a_slow_reader_that_found_nothing(
     slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
@@ -153,6 +181,38 @@ async def test_a_dead_readers_token_is_replaced_when_its_time_is_up(
         assert monotonic() - started > 0.05
         fault.release()
         assert await reading is None
+
+
+async def test_what_was_brought_leaves_no_token_for_the_next_miss_to_wait_for(
+    client: AsyncStateCache, redis_raw: Any, keys: KeySpace
+) -> None:
+    for _ in range(2):
+        assert await client.get(KEY) is None
+        assert redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) == [b"_"]
+        _evict(redis_raw, keys)
+
+
+async def test_a_reader_that_fails_gives_its_token_back_and_no_other(
+    slow: AsyncStateCache, client: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
+) -> None:
+    hydrating = keys.hydrating(keys.shard(KEY))
+    failing = postgres_proxy.arm("hold_reply", at=ASKS)
+    first = asyncio.create_task(_as_coroutine(slow.get(KEY, timeout=0.6)))
+    await failing.wait()
+    held = postgres_proxy.arm("hold_reply", at=ASKS)
+    second = asyncio.create_task(_as_coroutine(slow.get(KEY)))
+    await held.wait()
+    with pytest.raises(PostgresUnavailable, match="timeout"):
+        await first
+    assert redis_raw.hexists(hydrating, KEY)
+    held.release()
+    assert await second is None
+    assert redis_raw.exists(keys.state(KEY))
+    failing = postgres_proxy.arm("hold_reply", at=ASKS)
+    with pytest.raises(PostgresUnavailable, match="timeout"):
+        await slow.get(f"{KEY}/b", timeout=0.1)
+    assert failing.struck
+    assert redis_raw.hkeys(hydrating) == [b"_"]
 
 
 async def test_many_states_are_loaded_by_one_query(slow: AsyncStateCache, postgres_proxy: FaultProxy) -> None:

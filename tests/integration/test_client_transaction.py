@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from statecache import AsyncStateCache, Settings, VersionConflict
+from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
@@ -114,6 +115,40 @@ async def test_a_lost_exec_leaves_no_connection_that_watches(
     assert fault.struck
     assert tx.states["runs/1"].version == 2
     await _is_watching_nothing(single, cache, "runs/1")
+
+
+async def test_a_connection_that_cannot_be_unwatched_is_closed_and_hides_no_error(
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, proxy: FaultProxy
+) -> None:
+    single = make_client(through(settings, redis=proxy).model_copy(update={"redis_connections_max": 1}))
+    await single.set("runs/1", 1)
+    fault = proxy.arm("drop_request", at=b"$7\r\nUNWATCH")
+    with pytest.raises(LookupError):  # noqa: PT012
+        async with single.transaction("runs/1") as tx:
+            tx.set("runs/1", 2)
+            raise LookupError
+    assert fault.struck
+    await _is_watching_nothing(single, cache, "runs/1")
+
+
+async def test_the_replies_of_an_earlier_exec_are_not_believed(settings: Settings, cache: AsyncStateCache) -> None:
+    """Each of them is of the kind that is waited for: only the nonce tells that they answer somebody else."""
+    await cache.set("runs/1", 1)
+    async with AsyncStateCache(settings=settings) as other:
+        committer, shard = other.tier.committer, other.tier.keys.shard("runs/1")
+        async with other.transaction("runs/2") as tx:
+            link = tx._link
+            assert link is not None
+            earlier = committer.new(
+                [other.write_of("runs/1", 2, expected="*")], shard, durability="memory", actor="", reason="",
+                end=monotonic() + 1,
+            )  # fmt: skip
+            for command in (("MULTI",), committer._call(link, earlier, 1.0), ("EXEC",)):
+                await link.send(command, seconds=1)
+            tx.set("runs/2", 1)
+        assert tx.states["runs/2"].version == 1
+        assert (await other.get("runs/2")) == tx.states["runs/2"]
+    assert not link.alive
 
 
 @every_redis

@@ -217,6 +217,26 @@ async def test_a_repeat_that_was_never_applied_is_applied_although_the_state_cou
 
 
 @every_redis
+async def test_a_blind_repeat_that_was_never_applied_goes_on_when_others_write_meanwhile(
+    behind: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy, changes: Changes
+) -> None:
+    """It goes on with the state that it looked up as its parent: who is quicker than that is no conflict to it."""
+    await behind.set(KEY, 7)
+    fault = proxy.arm("hold_request", at=MARK)
+    writing = asyncio.create_task(_as_coroutine(_set(behind)))
+    await fault.wait()
+    last = await _commit_more_than_is_remembered(cache)
+    with_parent = proxy.arm("hold_request", at=last.change_id.encode())
+    proxy.cut_all()
+    await with_parent.wait()
+    quicker = await cache.set(KEY, "quicker")
+    with_parent.release()
+    written = await writing
+    assert (written.version, written.parent_change_id) == (10, quicker.change_id)
+    assert len(changes()) == 10
+
+
+@every_redis
 async def test_a_request_that_arrives_after_its_time_is_refused(
     behind: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy, changes: Changes
 ) -> None:
@@ -272,6 +292,20 @@ async def test_a_full_backlog_refuses_what_is_new_and_not_what_was_applied(
     await client.set(other, "another shard goes on")
     await flush(worker)
     assert (await client.set(KEY, "there is room again")).version == 4
+
+
+@every_redis
+async def test_a_repeat_of_a_state_that_was_evicted_is_answered_although_the_backlog_is_full(
+    make_client: MakeClient, settings: Settings, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    client = make_client(settings.model_copy(update={"backlog_entries_max": 1}))
+    written = await client.set(KEY, 1)
+    await flush(worker)
+    await client.set(f"{KEY}/other", 1)
+    redis_raw.unlink(keys.state(KEY))
+    assert await client.set(KEY, 1, change_id=written.change_id) == written
+    with pytest.raises(Backpressure, match="1 changes"):
+        await client.set(KEY, 2)
 
 
 @every_redis

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -35,8 +36,15 @@ def _once_before(patch: pytest.MonkeyPatch, owner: Any, name: str, action: Calla
     patch.setattr(owner, name, meddled)
 
 
+@pytest.mark.parametrize("taken", ["epoch = epoch + 1, replid = 'elsewhere'", "replid = 'elsewhere'"])
 async def test_a_fenced_flusher_drops_its_batch_and_the_other_shards_go_on(
-    agents: Agents, worker: Worker, psql: Psql, log: Log, monkeypatch: pytest.MonkeyPatch, settings: Settings
+    agents: Agents,
+    worker: Worker,
+    psql: Psql,
+    log: Log,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Settings,
+    taken: str,
 ) -> None:
     """The epoch is taken by another server between the read and the write: this one is an old primary."""
     await flush(worker)
@@ -45,7 +53,7 @@ async def test_a_fenced_flusher_drops_its_batch_and_the_other_shards_go_on(
     agents.commit(other)
 
     async def promoted_elsewhere() -> None:
-        psql.execute("UPDATE shard SET epoch = epoch + 1, replid = 'elsewhere' WHERE shard = 0")
+        psql.execute(f"UPDATE shard SET {taken} WHERE shard = 0".encode())
 
     _once_before(monkeypatch, worker.flusher, "_write", promoted_elsewhere)
     await turn_until(worker, log, "gate_closed")
@@ -250,31 +258,13 @@ async def test_a_new_owner_takes_back_the_forks_that_a_dead_one_had_committed(
 
 
 async def test_epoch_and_server_are_asked_for_before_the_entries(
-    agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch, keys: KeySpace, log: Log
+    agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything is wiped just after the read, and the shard opened anew: what was read is not of the new epoch."""
     await flush(worker)
     key = agents.key_on(0)
     agents.commit(key)
-    order: list[str] = []
-    look, read = worker.flusher.streams.heads, worker.flusher.streams.read
-
-    async def noted_look(*args: Any) -> Any:
-        order.append("heads")
-        return await look(*args)
-
-    async def read_then_wiped(*args: Any) -> Any:
-        order.append("entries")
-        found = await read(*args)
-        if order.count("entries") == 1:
-            for name in agents.raw.scan_iter(f"{keys.prefix}:*"):
-                agents.raw.delete(name)
-            await worker.gatekeeper._opened([0])
-            agents.commit(key, change_id="a" * 24)
-        return found
-
-    monkeypatch.setattr(worker.flusher.streams, "heads", noted_look)
-    monkeypatch.setattr(worker.flusher.streams, "read", read_then_wiped)
+    order = _wiped_after_read(monkeypatch, agents, worker, 1, key)
     await worker.turn()
     assert order[:2] == ["heads", "entries"]
     assert rows(psql, "SELECT count(*) FROM change") == [(0,)]
@@ -283,10 +273,56 @@ async def test_epoch_and_server_are_asked_for_before_the_entries(
     assert rows(psql, "SELECT change_id, epoch, n FROM change") == [("a" * 24, 2, 1)]
 
 
-async def test_rows_are_locked_in_one_order_whatever_the_caller_asks(psql: Psql, settings: Settings) -> None:
+async def test_epoch_and_server_are_asked_for_before_the_entries_that_are_read_ahead(
+    agents: Agents, make_worker: MakeWorker, psql: Psql, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    """The same while another shard's batch is written: nothing else of the shard is under way that could tell."""
+    worker = make_worker(settings.model_copy(update={"flush_batch_max": 2}))
+    await flush(worker)
+    for _ in range(2):
+        agents.commit(agents.key_on(1))
+
+    async def next_is_another_shard() -> None:
+        agents.commit(agents.key_on(0))
+
+    _once_before(monkeypatch, worker.flusher, "_write", next_is_another_shard)
+    _wiped_after_read(monkeypatch, agents, worker, 2, agents.key_on(0))
+    await flush_through(worker)
+    assert rows(psql, "SELECT change_id, epoch, n FROM change WHERE shard = 0") == [("a" * 24, 2, 1)]
+    assert rows(psql, "SELECT count(*) FROM change WHERE shard = 1") == [(2,)]
+
+
+def _wiped_after_read(patch: pytest.MonkeyPatch, agents: Agents, worker: Worker, number: int, key: str) -> list[str]:
+    """This wipes shard 0, opens it anew and commits, just after entries were read so many times."""
+    order: list[str] = []
+    keys, streams = agents.keys, worker.flusher.streams
+    look, read = streams.heads, streams.read
+
+    async def noted_look(*args: Any) -> Any:
+        order.append("heads")
+        return await look(*args)
+
+    async def read_then_wiped(*args: Any) -> Any:
+        order.append("entries")
+        found = await read(*args)
+        if order.count("entries") == number:
+            agents.raw.delete(keys.meta(0), keys.changes(0), keys.unflushed(0), keys.hydrating(0), keys.state(key))
+            await worker.gatekeeper._opened([0])
+            agents.commit(key, change_id="a" * 24)
+        return found
+
+    patch.setattr(streams, "heads", noted_look)
+    patch.setattr(streams, "read", read_then_wiped)
+    return order
+
+
+@pytest.mark.parametrize("name", ["flush_lock", "shards_renew", "shards_give"])
+async def test_rows_are_locked_in_one_order_whatever_the_caller_asks(psql: Psql, settings: Settings, name: str) -> None:
     """Somebody holds shard 2: who asks for 3, 2, 1, 0 has locked 0 and 1 by then, and not yet 3."""
-    psql.execute("UPDATE shard SET owner = 'me'")
-    query = statement("flush_lock", settings.postgres_schema).encode()
+    for shard in (3, 2, 1, 0):  # so that this is the order in which the table holds them
+        psql.execute("UPDATE shard SET owner = 'me' WHERE shard = %s", (shard,))
+    query = statement(name, settings.postgres_schema).encode()
+    asked = {"shards": integers([3, 2, 1, 0]), "owner": "me", "lease": timedelta(seconds=5)}
     with (
         psycopg.connect(settings.postgres_url) as holder,
         psycopg.connect(settings.postgres_url, autocommit=True) as probe,
@@ -298,10 +334,23 @@ async def test_rows_are_locked_in_one_order_whatever_the_caller_asks(psql: Psql,
         await asker.execute("SET lock_timeout = '1s'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             await _meanwhile(
-                asker.execute(query, {"shards": integers([3, 2, 1, 0]), "owner": "me"}),
+                asker.execute(query, asked),
                 lambda: _locked(probe, table) == {0, 1, 2},
             )
         await asker.close()
+
+
+async def test_who_takes_shards_does_not_wait_for_a_row_that_somebody_holds(psql: Psql, settings: Settings) -> None:
+    query = statement("shards_take", settings.postgres_schema).encode()
+    asked = {"owner": "me", "room": 3, "avoid": integers([]), "lease": timedelta(seconds=5)}
+    with psycopg.connect(settings.postgres_url) as holder:
+        holder.execute(f'SELECT FROM "{settings.postgres_schema}".shard WHERE shard = 0 FOR UPDATE'.encode())
+        taker = await psycopg.AsyncConnection.connect(settings.postgres_url)
+        register(taker)
+        await taker.execute("SET lock_timeout = '1s'")
+        taken = await (await taker.execute(query, asked)).fetchall()
+        await taker.close()
+    assert sorted(row[0] for row in taken) == [1, 2, 3]
 
 
 def _locked(probe: Psql, table: str) -> set[int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from statecache.errors import Unavailable
 from tests.fix_servers import MakeSettings
 from tests.gate_world import SHARD, World, once, world
 
@@ -32,6 +33,9 @@ def test_meta_deleted_by_hand_takes_nothing_with_it(shard: World) -> None:
     unflushed = [shard.put(a, KEY, 2), shard.put(a, "runs/43", 1)]
     before = shard.meta(a)
     shard.raw(a).delete(shard.keys.meta(SHARD))
+    for attempt in (KEY, "runs/43"):
+        with pytest.raises(Unavailable, match="holds no data set of ours"):
+            shard.put(a, attempt, "its state is there, its epoch is not", timeout=0.1)
 
     (opened,) = shard.open(a, "worker")
 

@@ -312,8 +312,16 @@ def test_one_stuck_row_holds_up_its_own_shard_alone(several: Several) -> None:
             while_stuck.extend(several.are_open(raw))
             stuck.rollback()
 
-        opened = several.open(once("after gate_open", look_then_let_go))
+        told: list[str] = []
+        let_go = once("after gate_open", look_then_let_go)
+
+        def tap(moment: str) -> None:
+            told.append(moment)
+            let_go(moment)
+
+        opened = several.open(tap)
         assert while_stuck == [0, 1, 2, 4, 5, 6, 7]
+        assert told.count("after gate_claim") == 1, "what was held is waited for, not claimed again and again"
         assert sorted(opened) == several.are_open(raw) == [*range(8)]
 
 
@@ -341,14 +349,19 @@ def test_rows_are_locked_in_the_order_in_which_a_flush_locks_them(several: Sever
     begin = statement("begin_epoch", settings.postgres_schema).encode()
     asked = {"shards": [6, 1], "epochs": [1, 1], "seen": [1, 1], "last": [0, 0], "by": "the test", "wait": True}
 
+    heap_order = "-c enable_indexscan=off -c enable_bitmapscan=off"  # as the planner may choose by itself
+
     def open_both() -> list[Any]:
-        with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
+        with psycopg.connect(settings.postgres_url, autocommit=True, options=heap_order) as connection:
             replid = connection.execute(f"SELECT replid FROM {table}".encode()).fetchone()
             assert replid is not None
             return connection.execute(begin, asked | {"replids": [*replid, *replid], "replid": "x"}).fetchall()
 
     waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()"
     with psycopg.connect(settings.postgres_url) as flush, ThreadPoolExecutor(1) as threads:
+        for number in range(7, -1, -1):  # so that the table holds 6 before 1
+            flush.execute(f"UPDATE {table} SET owner = NULL WHERE shard = {number}".encode())
+        flush.commit()
         flush.execute(f"SELECT 1 FROM {table} WHERE shard = 1 FOR UPDATE".encode())
         with psycopg.connect(settings.postgres_url, autocommit=True) as watch:
             raised = threads.submit(open_both)

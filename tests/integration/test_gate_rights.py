@@ -99,7 +99,8 @@ def test_an_agent_at_an_empty_redis_does_not_take_the_epoch(shard: World) -> Non
     row, epochs = shard.row(), shard.epochs()
 
     astray = shard.client(wrong, writer="astray")
-    for verb in (partial(astray.set, KEY, "astray"), partial(astray.get, KEY)):
+    vouched_for = partial(astray.create, "runs/new", "astray", assume_new=True)
+    for verb in (partial(astray.set, KEY, "astray"), partial(astray.get, KEY), vouched_for):
         with pytest.raises(Unavailable, match="holds no data set of ours") as refused:
             verb(timeout=0.3)
         assert refused.value.reason == "epoch"
@@ -110,11 +111,14 @@ def test_an_agent_at_an_empty_redis_does_not_take_the_epoch(shard: World) -> Non
     shard.check(a)
 
 
-def test_an_agent_at_another_lineages_redis_does_not_take_the_epoch(shard: World) -> None:
-    """It was production's once and has been replaced, or it is another installation's altogether."""
+@pytest.mark.parametrize("flushed", [True, False])
+def test_an_agent_at_another_lineages_redis_does_not_take_the_epoch(shard: World, flushed: bool) -> None:
+    """It was production's once and has been replaced: also where it holds nothing that production lacks."""
     a, b = shard.start("a"), shard.start("b")
     shard.open(a)
     shard.put(a, KEY, 1)
+    if flushed:
+        shard.flush(a)
     shard.open(b, "operator")
     shard.put(b, KEY, 1)
     row, epochs = shard.row(), shard.epochs()

@@ -40,3 +40,23 @@ async def test_a_server_that_lacks_what_is_needed_is_refused_with_what_it_lacks(
         with pytest.raises(ConfigurationError, match="lacks script flags") as caught:
             await cache.get("runs/42")
     assert "Redis 7.0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shown", "fence", "lacks"),
+    [
+        ("role:master", "on", [b"!a replication id in INFO"]),
+        ("role:master\\r\\nmaster_replid:0a1b", "on", []),
+        ("role:master", "off", []),
+    ],
+)
+def test_a_server_that_shows_no_replication_id_cannot_be_fenced(
+    fake: FakeDeployment, shown: str, fence: str, lacks: list[bytes]
+) -> None:
+    """Such servers stand behind some proxies. Here only the script's Lua is real, and INFO says what it is told to."""
+    told = f"""
+        redis.acl_check_cmd = function() return true end
+        redis.pcall = function(name) return name == 'INFO' and '{shown}' or {{ err = 'wrong number of arguments' }} end
+    """
+    keys = fake.keys.greeting()
+    assert fake.redis.eval(told + script("greet").text, len(keys), *keys, fence)[6:] == lacks

@@ -204,7 +204,7 @@ def test_a_commit_is_about_one_group() -> None:
     with pytest.raises(InvalidKey) as caught:
         space.one_group(["runs/42", "runs/42/plan", "runs/43", "runs/44"])
     assert caught.value.key == "runs/43"
-    assert "is not of the group 'runs/42' that this commit is about" in caught.value.reason
+    assert "is not of the group 'runs/42'; give it a commit of its own" in caught.value.reason
     with pytest.raises(UsageError, match="at least one key"):
         space.one_group([])
 

@@ -1,0 +1,67 @@
+"""What a server lacks, and what it was pinned to by others, is found out before anything is written to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, ConfigurationError, Settings
+from statecache._async import redis as tier
+from statecache.keys import KeySpace
+from statecache.lua import Script, script
+from tests.fix_servers import MakeClient, every_redis
+
+WITHOUT = {
+    "sharded pub/sub": "name == 'SPUBLISH' then return { err = 'ERR Unknown Redis command called from script' }",
+    "a replication id in INFO": "name == 'INFO' then return 'role:master\\r\\n'",
+}
+"""What a server may lack, and how its scripts would then be answered."""
+
+SHADOW = """
+local server = redis
+local redis = setmetatable({{}}, {{ __index = server }})
+redis.pcall = function(name, ...)
+  if {answer} end
+  return server.pcall(name, ...)
+end
+"""
+
+
+@every_redis
+@pytest.mark.parametrize("lacking", WITHOUT)
+async def test_a_server_that_lacks_what_the_fence_needs_is_refused(
+    settings: Settings, redis_raw: Any, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    before = redis_raw.dbsize()
+
+    def shadowed(name: str) -> Script:
+        found = script(name)
+        text = SHADOW.format(answer=WITHOUT[lacking]) + found.text if name == "greet" else found.text
+        return found._replace(text=text)
+
+    monkeypatch.setattr(tier, "script", shadowed)
+    async with AsyncStateCache(settings=settings) as cache:
+        with pytest.raises(ConfigurationError, match=f"lacks {lacking}") as caught:
+            await cache.set("runs/42", 1)
+    assert "fence=off" in str(caught.value)
+    assert redis_raw.dbsize() == before
+
+
+async def test_a_rule_that_would_put_keys_on_other_shards_is_refused_by_both_tiers(
+    make_client: MakeClient, settings: Settings, redis_raw: Any, keys: KeySpace, psql: psycopg.Connection[Any]
+) -> None:
+    before = redis_raw.dbsize()
+    redis_raw.hset(keys.meta(0), "hash", "another")
+    with pytest.raises(ConfigurationError, match="this Redis is pinned"):
+        await make_client(settings).set("runs/42", 1)
+    redis_raw.hset(keys.meta(0), "hash", "crc32")
+    for column in (b"hash", b"group_rule"):
+        kept = psql.execute(b"SELECT " + column + b" FROM cluster").fetchone()
+        psql.execute(b"UPDATE cluster SET " + column + b" = 'another'")
+        with pytest.raises(ConfigurationError, match="this schema is pinned"):
+            await make_client(settings).set("runs/42", 1)
+        psql.execute(b"UPDATE cluster SET " + column + b" = %s", kept)
+    assert redis_raw.dbsize() == before
+    assert (await make_client(settings).set("runs/42", 1)).version == 1

@@ -1,0 +1,138 @@
+"""Repeats in a corner: an attempt lost in EXEC, one that arrives while it is looked for, one long forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from statecache import AsyncStateCache, OutcomeUnknown, Settings, State
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
+from tests.fix_flusher import flush
+from tests.fix_servers import MakeClient, every_redis
+
+KEY = "runs/42"
+ACTOR = "the-unlucky"
+MARK = ACTOR.encode()
+
+
+async def _others(cache: AsyncStateCache) -> State[Any]:
+    """These are more commits than a state remembers."""
+    return [await cache.set(KEY, f"other {number}") for number in range(7)][-1]
+
+
+async def _transaction(client: AsyncStateCache) -> State[Any]:
+    async with client.transaction(KEY, actor=ACTOR) as tx:
+        tx.set(KEY, "mine")
+    state: State[Any] = tx.states[KEY]
+    return state
+
+
+@every_redis
+async def test_a_lost_exec_that_the_state_no_longer_remembers_is_found_and_is_no_conflict(
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, proxy: FaultProxy
+) -> None:
+    behind = make_client(through(settings, redis=proxy))
+    await behind.set(KEY, 7)
+    fault = proxy.arm("hold_reply", at=MARK)
+    writing = asyncio.create_task(_transaction(behind))
+    await fault.wait()
+    last = await _others(cache)
+    proxy.cut_all()
+    written = await writing
+    assert written.position is not None
+    assert (written.version, written.position.n) == (2, 2)
+    assert await cache.get(KEY) == last
+
+
+@every_redis
+async def test_an_attempt_that_arrives_while_it_is_looked_for_is_not_applied_twice(
+    settings: Settings, cache: AsyncStateCache, proxy: FaultProxy, postgres_proxy: FaultProxy, redis_raw: Any,
+    keys: KeySpace,
+) -> None:  # fmt: skip
+    """Neither the stream nor Postgres had it when they were asked, and the state has forgotten it once more."""
+    async with AsyncStateCache(settings=through(settings, redis=proxy, postgres=postgres_proxy)) as behind:
+        await behind.set(KEY, 7)
+        attempt = proxy.arm("hold_request", at=MARK)
+        writing = asyncio.create_task(behind.set(KEY, "mine", actor=ACTOR))
+        await attempt.wait()
+        await _others(cache)
+        search = postgres_proxy.arm("hold_request", at=b"quarantine")
+        for link in list(behind.tier.redis.pool._lent):
+            await link.close()
+        await search.wait()
+        attempt.release()
+        await attempt.answered()
+        last = await _others(cache)
+        search.release()
+        written = await writing
+    assert (written.version, last.version) == (9, 16)
+    assert await cache.get(KEY) == last
+    assert redis_raw.xlen(keys.changes(keys.shard(KEY))) == 16
+
+
+@every_redis
+async def test_a_state_that_is_evicted_while_its_change_is_looked_for_is_no_proof(
+    settings: Settings, cache: AsyncStateCache, proxy: FaultProxy, postgres_proxy: FaultProxy, worker: Worker,
+    redis_raw: Any, keys: KeySpace,
+) -> None:  # fmt: skip
+    """There is nothing to go on from, so what arrives during the search would not show either."""
+    async with AsyncStateCache(settings=through(settings, redis=proxy, postgres=postgres_proxy)) as behind:
+        await behind.set(KEY, 7)
+        attempt = proxy.arm("hold_request", at=MARK)
+        writing = asyncio.create_task(behind.set(KEY, "mine", actor=ACTOR))
+        await attempt.wait()
+        await _others(cache)
+        look = proxy.arm("hold_request", at=b"$4\r\nHGET\r\n")
+        for link in list(behind.tier.redis.pool._lent):
+            await link.close()
+        await look.wait()
+        await flush(worker)
+        redis_raw.unlink(keys.state(KEY))
+        search = postgres_proxy.arm("hold_request", at=b"quarantine")
+        look.release()
+        await search.wait()
+        await cache.get(KEY)
+        attempt.release()
+        await attempt.answered()
+        last = await _others(cache)
+        search.release()
+        written = await writing
+    assert (written.version, last.version) == (9, 16)
+    assert await cache.get(KEY) == last
+
+
+@every_redis
+async def test_a_repeat_whose_parent_is_still_the_tip_needs_no_postgres(
+    make_client: MakeClient, settings: Settings, proxy: FaultProxy, postgres_proxy: FaultProxy
+) -> None:
+    """The state remembers too little to tell by itself, but had the change been applied it would not be the tip."""
+    behind = make_client(through(settings, redis=proxy, postgres=postgres_proxy))
+    last = await _others(behind)
+    postgres_proxy.refusing = True
+    postgres_proxy.cut_all()
+    fault = proxy.arm("drop_request", at=MARK)
+    written = await behind.set(KEY, "mine", expected=last, actor=ACTOR, timeout=2.0)
+    assert fault.struck
+    assert (written.version, written.parent_change_id) == (8, last.change_id)
+
+
+@every_redis
+async def test_a_write_of_unknown_outcome_may_be_repeated_long_after(
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, proxy: FaultProxy
+) -> None:
+    behind = make_client(through(settings, redis=proxy))
+    first = await behind.set(KEY, 7)
+    fault = proxy.arm("drop_reply", at=MARK)
+    fault.then(lambda: setattr(proxy, "refusing", True))
+    with pytest.raises(OutcomeUnknown) as caught:
+        await behind.set(KEY, "mine", actor=ACTOR, timeout=0.1)
+    last = await _others(cache)
+    proxy.refusing = False
+    again = await behind.set(KEY, "mine", change_id=caught.value.change_id)
+    assert (again.version, again.parent_change_id) == (2, first.change_id)
+    assert await cache.get(KEY) == last

@@ -1,0 +1,147 @@
+"""What a claim, a row and a script each check for themselves, where the other two would let an opener through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from statecache.errors import Quarantined, Unavailable
+from statecache.sql import statement
+from tests.fix_servers import MakeSettings
+from tests.gate_world import SHARD, World, once, world
+
+KEY = "runs/42"
+
+
+@pytest.fixture
+def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
+    """One shard, with Redis servers that the test starts and kills."""
+    with world(make_settings, tmp_path) as made:
+        yield made
+
+
+def test_a_server_that_was_replaced_under_its_opener_is_not_opened_for_the_row_that_names_its_former_self(
+    shard: World,
+) -> None:
+    """Claim and connection outlive two promotions: opened so, it would take writes that nobody may ever flush."""
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    shard.put(a, KEY, 1)
+    a.restart()
+    shard.in_step(a)
+    former = shard.replid(a)
+
+    def replaced() -> None:
+        assert shard.row().replid == former
+        shard.in_step(a)
+        shard.promote(b)
+        shard.demote(a, b)
+        shard.promote(a)
+        assert shard.meta(a)["claim"]
+
+    raised = shard.row().epoch + 1
+    (opened,) = shard.open(a, "client", tap=once("before gate_open", replaced))
+
+    assert opened.epoch == raised + 1
+    assert shard.replid(a) != former
+    shard.check(a)
+    shard.put(a, KEY, 2)
+    assert shard.flush(a) == 2
+    shard.check(a)
+
+
+def test_an_opener_whose_own_bump_failed_does_not_open_with_anothers_epoch(shard: World) -> None:
+    """Its claim stands, for a FLUSHALL made all as it was looked at: the row alone tells that an epoch was used up."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.raw(a).flushall()
+    written = []
+
+    def another_opens_and_all_is_flushed() -> None:
+        shard.open(a, "worker")
+        written.append(shard.put(a, KEY, "of an epoch that is gone"))
+        shard.raw(a).flushall()
+
+    told: list[str] = []
+    flushed = once("before gate_claim", another_opens_and_all_is_flushed)
+
+    def tap(moment: str) -> None:
+        told.append(moment)
+        flushed(moment)
+
+    (opened,) = shard.open(a, "worker", tap=tap)
+
+    assert opened.epoch == written[0].epoch + 1
+    assert told.count("after gate_claim") == 2, "its first claim stood, and its bump came to nothing"
+    assert [epoch for epoch, _ in shard.epochs()] == [1, 2, 3]
+    shard.check(a)
+
+
+def test_a_row_is_raised_only_where_epoch_and_server_are_as_they_were_read(shard: World) -> None:
+    """Either alone may come again: the server's with a FLUSHALL, the epoch's with a Postgres that was restored."""
+    a = shard.start("a")
+    shard.open(a)
+    row = shard.row()
+    begin = statement("begin_epoch", shard.settings.postgres_schema).encode()
+    asked = {"shards": [SHARD], "seen": [row.epoch], "last": [0], "replid": "mine", "by": "the test", "wait": True}
+
+    def raised(epoch: int, replid: str) -> int:
+        with shard.session() as connection:
+            return len(connection.execute(begin, asked | {"epochs": [epoch], "replids": [replid]}).fetchall())
+
+    assert raised(row.epoch, "another") == 0
+    assert raised(row.epoch - 1, row.replid) == 0
+    assert raised(row.epoch + 1, row.replid) == 0
+    assert shard.row() == row
+    assert raised(row.epoch, row.replid) == 1
+    assert shard.row()[:2] == (row.epoch + 1, "mine")
+
+
+def test_a_worker_that_dies_adopting_a_redis_leaves_nothing_that_a_client_could_take_for_a_data_set(
+    shard: World,
+) -> None:
+    """The row names the empty server by then: only what the claim left behind tells whether it continues anything."""
+    a = shard.start("a")
+    with pytest.raises(ZeroDivisionError):
+        shard.open(a, "worker", tap=once("after begin_epoch", lambda: 1 // 0))
+    assert shard.row()[:2] == (1, shard.replid(a))
+    with pytest.raises(Unavailable, match="holds no data set of ours"):
+        shard.open(a, "client")
+    assert shard.epochs() == [(1, 0)]
+    (opened,) = shard.open(a, "worker")
+    assert opened.epoch == 2
+    shard.check(a)
+
+
+def test_a_state_whose_next_change_stands_in_quarantine_is_as_stale_as_any_other(shard: World) -> None:
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    shard.put(a, KEY, 1)
+    kept = shard.put(a, "runs/43", 1)
+    shard.flush(a)
+    shard.in_step(a)
+    shard.promote(b)
+    parked = shard.put(a, KEY, "refused by Postgres")
+    shard.sql(
+        "INSERT INTO quarantine (shard, epoch, n, change_id, keys, entry, sqlstate, error)"
+        " VALUES (0, 1, 3, %s, ARRAY[%s], '', '22021', 'for its data')",
+        parked.change_id,
+        KEY,
+    )
+    shard.sql("UPDATE state SET op = 'quarantined', version = 2, n = 3, change_id = %s WHERE key = %s",
+              parked.change_id, KEY)  # fmt: skip
+    shard.sql("UPDATE shard SET flushed = 3, entries = 3, bytes = %s", int(shard.meta(a)["bytes"]))
+    a.kill()
+
+    (opened,) = shard.open(b, "client")
+
+    assert (opened.start_n, opened.dropped) == (3, 1)
+    assert shard.state(b, KEY) == {}
+    assert shard.state(b, "runs/43")["change_id"] == kept.change_id
+    shard.check(b)
+    with pytest.raises(Quarantined):
+        shard.client(b).get(KEY)
