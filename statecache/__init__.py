@@ -30,7 +30,7 @@ from statecache.errors import (
     UsageError,
     VersionConflict,
 )
-from statecache.model import Durability, Policy, Position, State
+from statecache.model import Durability, Observer, Operation, Policy, Position, State
 
 if TYPE_CHECKING:
     from statecache._async.client import AsyncStateCache
@@ -53,6 +53,8 @@ __all__ = [
     "InvalidKey",
     "LimitExceeded",
     "NotFound",
+    "Observer",
+    "Operation",
     "OutcomeUnknown",
     "Policy",
     "Position",

@@ -7,7 +7,7 @@ edge where a user hands one in or takes one out.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -151,3 +151,31 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     durability: Durability | None = None
     redis_ttl: timedelta | None = None
     value_bytes_max: int | None = None
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """This is one call of a verb, as it ended: what an `Observer` is told. It names no key and holds no value.
+
+    `outcome` is `ok`, the name of the error, as in `VersionConflict`, `cancelled`, or `raised` for an error that is not
+    of statecache: the caller's own function raised it. `seconds` is the time inside the verb, a function given to
+    `update` and `transact` and the block of a `transaction` included, between the states of a `list` not. `attempts` is
+    1 and one more for whatever was tried again, a hydration apart; `conflicts` counts the times that someone else was
+    quicker, also where the verb then went on; `hydrations` the states that were looked for in Postgres.
+    """
+
+    verb: str
+    outcome: str
+    seconds: float
+    attempts: int = 1
+    conflicts: int = 0
+    hydrations: int = 0
+
+
+class Observer(Protocol):
+    """This is told of every verb of a client as it ends, in the task or thread that called it: be quick.
+
+    What it raises is logged and goes no further, for the verb has done its work by then.
+    """
+
+    def ended(self, operation: Operation) -> None:
+        """This is called once for each call of a verb."""

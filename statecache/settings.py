@@ -19,6 +19,7 @@ from statecache.model import VALUE_BYTES_MAX, Durability
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?")
 
 
 def process_environment() -> dict[str, str]:
@@ -96,6 +97,8 @@ class Settings(BaseSettings):
     retention_bytes_max: int = Field(256 * 1024 * 1024, ge=0)
     drain_s: float = Field(20.0, ge=0)
     tips_max: int = Field(50_000, ge=1)
+    health_host: str = "127.0.0.1"
+    health_port: int | None = Field(None, ge=0, le=65535)
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -127,6 +130,13 @@ class Settings(BaseSettings):
         if "\0" in value or len(value.encode("utf-8", "surrogatepass")) > 256 or re.search("[\ud800-\udfff]", value):
             raise ValueError("must be at most 256 UTF-8 bytes without NUL and lone surrogates")
         return value or f"{socket.gethostname()}:{os.getpid()}"
+
+    @field_validator("health_host")
+    @classmethod
+    def _health_host_is_a_name_or_an_address(cls, value: str) -> str:
+        if not _HOST.fullmatch(value):
+            raise ValueError("must be a host name or an address, like 127.0.0.1, 0.0.0.0 or ::1, without a port")
+        return value
 
     @field_validator("redis_url")
     @classmethod

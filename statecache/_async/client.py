@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from statecache._async.connect import Dial
+    from statecache.model import Observer
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -33,7 +34,7 @@ class AsyncStateCache(AsyncVerbs[Any]):
     Settings come from `settings`, or from STATECACHE_* variables with keyword arguments winning over them. Nothing is
     connected before the first verb. One client serves all tasks of one event loop (the synchronous one all threads of
     a process); it starts afresh in a forked child, and cannot be pickled. Use it as a context manager or call close;
-    afterwards every verb raises UsageError.
+    afterwards every verb raises UsageError. An `observer` is told of every verb as it ends.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class AsyncStateCache(AsyncVerbs[Any]):
         settings: Settings | None = None,
         rng: Random | None = None,
         dial: Dial | None = None,
+        observer: Observer | None = None,
         **more: Any,
     ) -> None:
         given = {"redis_url": redis_url, "postgres_url": postgres_url, **more}
@@ -52,7 +54,7 @@ class AsyncStateCache(AsyncVerbs[Any]):
             settings = Settings(**given)
         elif given:
             settings = Settings(**{**settings.model_dump(), **given})
-        super().__init__(Tiers(settings, rng=rng or SystemRandom(), dial=dial), Policy(), "")
+        super().__init__(Tiers(settings, rng=rng or SystemRandom(), dial=dial, observer=observer), Policy(), "")
 
     @property
     def settings(self) -> Settings:

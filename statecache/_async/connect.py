@@ -93,10 +93,11 @@ class AsyncLink:
     """This carries exchanges with one Redis server, one at a time, and is closed by the first that fails.
 
     `watching` is for whoever sends WATCH: whether the server may still watch keys for this connection. `ahead_ms` is
-    how far the server's clock is ahead of `monotonic` here, in milliseconds, as of the greeting.
+    how far the server's clock is at most ahead of `monotonic` here, in milliseconds, as of the greeting; it may be less
+    by `greeting_s`, the seconds that the greeting took.
     """
 
-    __slots__ = ("_connection", "_known", "_pid", "_where", "ahead_ms", "watching")
+    __slots__ = ("_connection", "_known", "_pid", "_where", "ahead_ms", "greeting_s", "watching")
 
     def __init__(self, connection: Any, where: str) -> None:
         self._connection = connection
@@ -105,6 +106,7 @@ class AsyncLink:
         self._pid = os.getpid()
         self.watching = False
         self.ahead_ms = 0.0
+        self.greeting_s = 0.0
 
     @classmethod
     async def open(cls, dial: Dial, settings: Settings, seconds: float = inf) -> AsyncLink:

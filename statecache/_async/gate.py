@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """This opens shards on the word of `authority`: a client, a worker, or an operator."""
+    """This opens shards on the word of `authority`: a client, a worker, or an operator.
+
+    It counts the epochs that it opened and the changes that it set aside, those of attempts that ended in an error too.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Gate:
         self.by = by
         self.authority: Authority = authority
         self.new_token = new_token
+        self.epochs_opened = self.conflicts = 0
         self._standing: dict[int, tuple[str, float]] = {}
 
     async def open(
@@ -62,6 +66,8 @@ class Gate:
         while waiting:
             outcome = await self.attempt(link, connection, waiting, token=token, seconds=self.settings.timeout_s)
             opened += outcome.opened
+            self.epochs_opened += len(outcome.opened)
+            self.conflicts += sum(one.conflicts for one in outcome.opened)
             final |= {shard: reason for shard, reason in outcome.refused.items() if not reason.wait}
             waiting = sorted(outcome.refused.keys() - final.keys())
             if waiting and monotonic() > end:

@@ -98,7 +98,8 @@ class PostgresTier:
             if "does not exist" in str(error):
                 raise ConfigurationError(f"postgres_url {where}: {_brief(error)}") from None
             reason = "authentication" if "authentication" in str(error) else "connect"
-            raise PostgresUnavailable(reason, detail=f"{where}: {_brief(error)}") from None
+            hint = "Is the server up, the URL right?" if reason == "connect" else "Check user and password."
+            raise PostgresUnavailable(reason, detail=f"{where}: {_brief(error)}", hint=hint) from None
         session = AsyncSession(connection)
         try:
             await self._compare(session, timeout_s)

@@ -13,6 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
 from statecache._async.answers import Absent
+from statecache._async.observing import note, observe
 from statecache._async.transaction import AsyncTransaction
 from statecache._bridge import async_called, async_sleep
 from statecache.clock import monotonic
@@ -55,6 +56,8 @@ class AsyncVerbs(Generic[D]):
         self._codec = codec_for(policy.type if policy.type is not None else Any, policy.encoding)
         self._bytes_max = min(policy.value_bytes_max or tier.settings.value_bytes_max, tier.settings.value_bytes_max)
         self._ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
+        if tier.observer is not None:
+            observe(self, tier.observer)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client holds connections and cannot be pickled: make one in each process")
@@ -259,6 +262,7 @@ class AsyncVerbs(Generic[D]):
             except VersionConflict:
                 if monotonic() + pause > end:
                     raise
+            note(retries=1, conflicts=1)
             await async_sleep(self.tier.rng.uniform(0, pause))
             pause = min(pause * 2, 0.1)
 
@@ -315,8 +319,8 @@ class AsyncVerbs(Generic[D]):
         while True:
             left = max(end - monotonic(), 0.001)
             try:
-                async with self.transaction(
-                    *names, durability=durability, actor=actor, reason=reason, timeout=left
+                async with AsyncVerbs.transaction(
+                    self, *names, durability=durability, actor=actor, reason=reason, timeout=left
                 ) as tx:
                     result = await async_called(function(tx))
             except VersionConflict:
@@ -324,6 +328,7 @@ class AsyncVerbs(Generic[D]):
                     raise
             else:
                 return result
+            note(retries=1, conflicts=1)
             await async_sleep(self.tier.rng.uniform(0, pause))
             pause = min(pause * 2, 0.1)
 

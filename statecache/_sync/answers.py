@@ -21,7 +21,7 @@ from statecache.errors import (
 from statecache.model import ABSENT, PRESENT, Position
 
 if TYPE_CHECKING:
-    from statecache._sync.commits import Commit
+    from statecache._sync.underway import Commit
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -75,3 +75,10 @@ def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
     if verdict == "FOREIGN":
         return found_at(rest[0].decode("utf-8", "replace"), rest[1].decode("utf-8", "replace"))
     return ForeignData(commit.redis_keys[0], reason=f"the commit script answered {verdict!r}")
+
+
+def is_lasting(commit: Commit, reply: Sequence[Any]) -> bool:
+    """This says whether every attempt of the commit meets this refusal, whenever it arrives."""
+    if reply[1] == b"CONFLICT":
+        return commit.writes[reply[2] - 1].expected not in (ABSENT, PRESENT)
+    return bool(reply[1] == b"LIMIT")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from statecache._sync.connect import Dial
+    from statecache.model import Observer
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -35,7 +36,7 @@ class StateCache(Verbs[Any]):
     Settings come from `settings`, or from STATECACHE_* variables with keyword arguments winning over them. Nothing is
     connected before the first verb. One client serves all tasks of one event loop (the synchronous one all threads of
     a process); it starts afresh in a forked child, and cannot be pickled. Use it as a context manager or call close;
-    afterwards every verb raises UsageError.
+    afterwards every verb raises UsageError. An `observer` is told of every verb as it ends.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class StateCache(Verbs[Any]):
         settings: Settings | None = None,
         rng: Random | None = None,
         dial: Dial | None = None,
+        observer: Observer | None = None,
         **more: Any,
     ) -> None:
         given = {"redis_url": redis_url, "postgres_url": postgres_url, **more}
@@ -54,7 +56,7 @@ class StateCache(Verbs[Any]):
             settings = Settings(**given)
         elif given:
             settings = Settings(**{**settings.model_dump(), **given})
-        super().__init__(Tiers(settings, rng=rng or SystemRandom(), dial=dial), Policy(), "")
+        super().__init__(Tiers(settings, rng=rng or SystemRandom(), dial=dial, observer=observer), Policy(), "")
 
     @property
     def settings(self) -> Settings:

@@ -27,8 +27,10 @@ import msgspec
 from redis.exceptions import NoScriptError
 
 from statecache._bridge import sleep
-from statecache._sync.answers import Committed, committed_of, error_of
+from statecache._sync.answers import Committed, committed_of, error_of, is_lasting
+from statecache._sync.observing import note
 from statecache._sync.redis import AGAIN, FINAL, code_of, refusal
+from statecache._sync.underway import Commit
 from statecache.clock import monotonic
 from statecache.errors import (
     Backpressure,
@@ -36,7 +38,6 @@ from statecache.errors import (
     DurabilityNotMet,
     ForeignData,
     LimitExceeded,
-    OutcomeUnknown,
     RedisUnavailable,
     StateCacheError,
     Unavailable,
@@ -58,37 +59,6 @@ if TYPE_CHECKING:
 def new_change_id() -> str:
     """This makes a change_id: 96 random bits as 24 hexadecimal digits."""
     return secrets.token_hex(12)
-
-
-class Commit(msgspec.Struct, kw_only=True):
-    """This is one commit under way: what it writes, its identity, and what is known of its outcome."""
-
-    change_id: str
-    shard: int
-    writes: list[Write]
-    durability: str
-    actor: str
-    reason: str
-    end: float
-    redis_keys: list[str]
-    doubt: StateCacheError | None = None
-    repeat: bool = False
-    pause: float = 0.005
-    blind: frozenset[int] = frozenset()
-    nonce: str = ""
-
-    def written(self) -> list[Write]:
-        """These are the writes that change a state."""
-        return [write for write in self.writes if write.op != "check"]
-
-    def fail(self, error: StateCacheError, cause: Exception | None = None) -> NoReturn:
-        """This raises what is to be said when no more can be tried: unknown where any attempt may have been applied."""
-        if self.doubt is not None:
-            keys = tuple(write.key for write in self.written())
-            raise OutcomeUnknown(self.change_id, keys=keys, reason=str(error)) from error
-        if cause is None:
-            raise error
-        raise error from cause
 
 
 def _weight(write: Write) -> int:
@@ -130,7 +100,9 @@ class Committer:
     ) -> Commit:  # fmt: skip
         """This makes a commit of writes to one group; a change_id that was used before marks it as a repeat."""
         if len(writes) > 1 and (size := sum(map(_weight, writes))) > COMMIT_BYTES_MAX:
-            raise LimitExceeded("the commit's size in bytes", actual=size, limit=COMMIT_BYTES_MAX)
+            hint = "Split the commit, or store less in each of its values."
+            what, first = "the commit's size in bytes", writes[0].key
+            raise LimitExceeded(what, actual=size, limit=COMMIT_BYTES_MAX, key=first, hint=hint)
         return Commit(
             change_id=change_id or new_change_id(),
             shard=shard,
@@ -157,7 +129,10 @@ class Committer:
         """
         committed = self._exec(commit, link)
         leave()
-        return self._endured(commit, committed or self._apply(commit))
+        if committed is None:
+            note(retries=1)
+            committed = self._apply(commit)
+        return self._endured(commit, committed)
 
     def prepare(self, durability: str, shard: int, *, end: float) -> None:
         """This refuses a level that cannot be given, and begins to listen where the commit will be waited for."""
@@ -197,7 +172,7 @@ class Committer:
             if not refused and isinstance(executed, list):
                 self._check_nonce(link, commit, executed[0])
         except RedisUnavailable as error:
-            commit.doubt, commit.repeat = error, True
+            commit.unanswered(error)
             return None
         if refused:
             self._refused(commit, queued)
@@ -221,7 +196,7 @@ class Committer:
             try:
                 replies = self._exchange(link, commit, seconds)
             except RedisUnavailable as error:
-                commit.doubt, commit.repeat = error, True
+                commit.unanswered(error)
                 self._redis.pool.drop_idle()
                 self._pause(commit, error)
                 continue
@@ -266,7 +241,9 @@ class Committer:
     def _call(self, link: Link, commit: Commit, attempt_s: float) -> Any:
         """This spells the script's command, which the server refuses once this side has given the attempt up."""
         commit.nonce = str(next(self._nonces))
-        latest_ms = int((monotonic() + attempt_s) * 1000 + link.ahead_ms)
+        given_up = monotonic() + attempt_s
+        commit.latest = given_up + link.greeting_s
+        latest_ms = int(given_up * 1000 + link.ahead_ms)
         return link.call(self._script, self._script_keys(commit), [*self._arguments(commit), latest_ms])
 
     def _script_keys(self, commit: Commit) -> list[str]:
@@ -314,7 +291,8 @@ class Committer:
         elif not (verdict == b"CONFLICT" and reply[2] - 1 in commit.blind):
             refused = error_of(commit, reply)
             if not isinstance(refused, (ForeignData, ConfigurationError)):
-                raise refused
+                self._certain(commit, refused, lasting=is_lasting(commit, reply))
+                return None
             if "equal or smaller" not in refused.reason or monotonic() + commit.pause > commit.end:
                 commit.fail(refused)
             self._wait_a_little(commit)  # somebody else's entry is in the way, which a worker will remove
@@ -336,11 +314,22 @@ class Committer:
             return
         refused = refusal(error, commit.redis_keys[0])
         if code_of(error) == "OOM":
-            raise Backpressure(commit.shard, reason=f"Redis is out of memory: {error}") from error
+            self._certain(commit, Backpressure(commit.shard, reason=f"Redis is out of memory: {error}"))
+            return
         if isinstance(refused, RedisUnavailable) and code_of(error) in AGAIN:
             self._pause(commit, refused)
             return
         commit.fail(refused, error)
+
+    def _certain(self, commit: Commit, refused: StateCacheError, *, lasting: bool = False) -> None:
+        """This raises a refusal, or returns to ask again where an earlier attempt might still meet another answer.
+
+        Such an attempt is waited for until the server would refuse it: what is refused is never applied afterwards.
+        """
+        lingers_s = commit.lingers - monotonic()
+        if lasting or lingers_s <= 0:
+            raise refused
+        sleep(lingers_s)
 
     def _pause(self, commit: Commit, error: RedisUnavailable) -> None:
         if error.reason in FINAL or monotonic() + commit.pause > commit.end:
@@ -348,40 +337,47 @@ class Committer:
         self._wait_a_little(commit)
 
     def _wait_a_little(self, commit: Commit) -> None:
+        note(retries=1)
         sleep(commit.pause * self._rng.uniform(0.5, 1.0))
         commit.pause = min(commit.pause * 2, 0.25)
 
     def _opened(self, commit: Commit) -> None:
         try:
             self._opener.open(commit.shard, end=commit.end)
+            note(retries=1)
         except RedisUnavailable as error:
             self._pause(commit, error)
         except (Unavailable, ConfigurationError) as error:
             commit.fail(error)
 
     def _looked_up(self, commit: Commit) -> Committed | None:
-        """This finds out whether a repeat was applied long ago; where not, blind writes go on with what is there."""
+        """This finds out whether a repeat was applied long ago; where not, blind writes go on with what was there.
+
+        What was there is read first: an earlier attempt that arrives during the search then meets a changed state.
+        """
         keys = [write.key for write in commit.written()]
         try:
-            found = self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
-            if found is not None:
-                return Committed(commit.change_id, *found)
             current = self._redis.read(
                 [("HGET", redis_key, "change_id") for redis_key in commit.redis_keys],
                 seconds=max(commit.end - monotonic(), 0.001),
             )
+            found = self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
         except Unavailable as error:
             commit.fail(error)
+        if found is not None:
+            return Committed(commit.change_id, *found)
         blind = set(commit.blind)
         for at, write in enumerate(commit.writes):
             if write.op != "check" and write.expected == BLIND and isinstance(current[at], bytes):
                 blind.add(at)
                 commit.writes[at] = msgspec.structs.replace(write, expected=current[at].decode())
+        commit.repeat = None in current  # what was evicted in this moment is looked up again once it is back
         commit.blind = frozenset(blind)
-        commit.repeat = False
+        note(retries=1)
         return None
 
     def _blind_again(self, commit: Commit) -> None:
         for at in commit.blind:
             commit.writes[at] = msgspec.structs.replace(commit.writes[at], expected=BLIND)
         commit.blind, commit.repeat = frozenset(), True
+        note(retries=1)

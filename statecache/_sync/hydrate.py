@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from statecache._bridge import sleep
+from statecache._sync.observing import note
 from statecache._sync.redis import found_at, refusal
 from statecache.clock import monotonic
 from statecache.errors import Backpressure, RedisUnavailable, StateCacheError, Unavailable
@@ -66,22 +67,29 @@ class Hydrator:
         Raises Unavailable past `end`, and Backpressure where there is no memory for them.
         """
         loaded: dict[str, Record] = {}
-        missing, pause = list(keys), 0.002
+        missing, pause, waiting = list(keys), 0.002, None
         shard = self._keys.shard(missing[0])
         while True:
             token = self._new_token()
-            verdicts, epoch = self._begin(shard, missing, token, end)
+            try:
+                verdicts, epoch = self._begin(shard, missing, token, end)
+            except RedisUnavailable as error:
+                if waiting is not None and error.reason == "timeout":
+                    raise waiting from error
+                raise
             if to_write and "FULL" in verdicts.values():
                 raise Backpressure(shard, reason="Redis is out of memory")
             taken = [key for key, verdict in verdicts.items() if verdict in ("TAKEN", "FULL")]
             if taken:
+                note(hydrations=len(taken))
                 loaded.update(self._read_and_install(shard, taken, token, epoch, end))
             missing = [key for key, verdict in verdicts.items() if verdict in ("DIRTY", "WAIT", "FENCED")]
             if not missing:
                 return loaded
+            why = "not yet in Postgres" if "DIRTY" in verdicts.values() else "another reader is loading it"
+            waiting = Unavailable("hydration", detail=f"{missing[0]!r} is not in Redis and {why}")
             if monotonic() + pause > end:
-                why = "not yet in Postgres" if "DIRTY" in verdicts.values() else "another reader is loading it"
-                raise Unavailable("hydration", detail=f"{missing[0]!r} is not in Redis and {why}")
+                raise waiting
             if "FENCED" not in verdicts.values():
                 sleep(pause)
                 pause = min(pause * 2, 0.1)

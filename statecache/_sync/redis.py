@@ -81,7 +81,7 @@ class RedisTier:
 
     def _greet(self, link: Link, seconds: float) -> None:
         keys = self._keys
-        sent_ms = monotonic() * 1000
+        sent = monotonic()
         try:
             reply = link.script(script("greet"), keys.greeting(), [self._settings.fence], seconds=seconds)
         except ResponseError as error:
@@ -101,7 +101,7 @@ class RedisTier:
                 "the Redis user may not run " + ", ".join(sorted(set(hindrances))),
                 hint="Grant these commands on these keys.",
             )
-        link.ahead_ms = int(now_ms) - sent_ms
+        link.ahead_ms, link.greeting_s = int(now_ms) - sent * 1000, monotonic() - sent
         if not shards:
             return
         found = (shards, hashed, prefix, schema)

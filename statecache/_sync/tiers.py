@@ -20,14 +20,18 @@ from statecache.keys import KeySpace
 
 if TYPE_CHECKING:
     from statecache._sync.connect import Dial
+    from statecache.model import Observer
     from statecache.settings import Settings
 
 
 class Tiers:
     """This wires one client's parts together; nothing is connected before it is needed."""
 
-    def __init__(self, settings: Settings, *, rng: Random, dial: Dial | None = None) -> None:
+    def __init__(
+        self, settings: Settings, *, rng: Random, dial: Dial | None = None, observer: Observer | None = None
+    ) -> None:
         self.settings = settings
+        self.observer = observer
         self.rng = rng
         self.keys = KeySpace(prefix=settings.prefix, shards=settings.shards)
         self.redis = RedisTier(settings, self.keys, dial=dial)

@@ -23,8 +23,8 @@ from statecache.records import FIELDS, record_of
 
 if TYPE_CHECKING:
     from statecache._sync.answers import Committed
-    from statecache._sync.commits import Commit
     from statecache._sync.connect import Link
+    from statecache._sync.underway import Commit
     from statecache._sync.verbs import Verbs
 
 
@@ -43,7 +43,11 @@ class Transaction:
         self._tier = verbs.tier
         self._names = {name: checked_key(verbs.full(name)) for name in names}
         if not 1 <= len(names) <= STATES_PER_COMMIT_MAX:
-            raise UsageError(f"a transaction takes 1 to {STATES_PER_COMMIT_MAX} keys, not {len(names)}")
+            first = f", of which {names[0]!r} is the first" if names else ""
+            raise UsageError(
+                f"a transaction takes 1 to {STATES_PER_COMMIT_MAX} keys, not {len(names)}{first}",
+                hint="What need not change together may be written in several transactions.",
+            )
         self._keys = list(dict.fromkeys(self._names.values()))
         self._shard = self._tier.keys.one_group(self._keys)
         self._durability = verbs.durability_of(durability)

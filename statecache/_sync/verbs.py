@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, over
 
 from statecache._bridge import called, sleep
 from statecache._sync.answers import Absent
+from statecache._sync.observing import note, observe
 from statecache._sync.transaction import Transaction
 from statecache.clock import monotonic
 from statecache.codec import codec_for
@@ -57,6 +58,8 @@ class Verbs(Generic[D]):
         self._codec = codec_for(policy.type if policy.type is not None else Any, policy.encoding)
         self._bytes_max = min(policy.value_bytes_max or tier.settings.value_bytes_max, tier.settings.value_bytes_max)
         self._ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
+        if tier.observer is not None:
+            observe(self, tier.observer)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client holds connections and cannot be pickled: make one in each process")
@@ -261,6 +264,7 @@ class Verbs(Generic[D]):
             except VersionConflict:
                 if monotonic() + pause > end:
                     raise
+            note(retries=1, conflicts=1)
             sleep(self.tier.rng.uniform(0, pause))
             pause = min(pause * 2, 0.1)
 
@@ -317,13 +321,16 @@ class Verbs(Generic[D]):
         while True:
             left = max(end - monotonic(), 0.001)
             try:
-                with self.transaction(*names, durability=durability, actor=actor, reason=reason, timeout=left) as tx:
+                with Verbs.transaction(
+                    self, *names, durability=durability, actor=actor, reason=reason, timeout=left
+                ) as tx:
                     result = called(function(tx))
             except VersionConflict:
                 if monotonic() + pause > end:
                     raise
             else:
                 return result
+            note(retries=1, conflicts=1)
             sleep(self.tier.rng.uniform(0, pause))
             pause = min(pause * 2, 0.1)
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
 
-from statecache import AsyncStateCache, Settings
+import pytest
+
+from statecache import AlreadyExists, AsyncStateCache, Backpressure, RedisUnavailable, Settings, VersionConflict
+from statecache._async.connect import AsyncLink
 from statecache.model import Position
+from statecache_workers.worker import Worker
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
+from tests.fix_flusher import flush
 
 COMMITS = 8
 """More than a state's `recent` holds."""
@@ -40,6 +48,100 @@ async def test_a_server_whose_clock_was_set_forward_is_asked_anew(settings: Sett
     state = await cache.set("runs/42", 2)
     assert state.version == 2
     assert not link.alive
+
+
+class Stray:
+    """This is the first attempt of a write: its connection breaks as it is sent, but a network still has it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Awaitable[object]]) -> None:
+        self._commands: Sequence[Any] = ()
+        self._meanwhile = meanwhile
+        run = AsyncLink.run
+
+        async def run_or_lose(link: AsyncLink, commands: Sequence[Any], *, seconds: float) -> Any:
+            if self._commands or b'"astray"' not in commands[0]:
+                return await run(link, commands, seconds=seconds)
+            self._commands = commands
+            await link.close()
+            await self._meanwhile()
+            raise RedisUnavailable("connection", detail="lost on the way")
+
+        monkeypatch.setattr(AsyncLink, "run", run_or_lose)
+
+    async def arrives(self, cache: AsyncStateCache) -> bytes:
+        """This lets the server have it at last, and gives its verdict, which nobody waits for."""
+        reply = await cache.tier.redis.exchange(self._commands, seconds=5)
+        verdict: bytes = reply[0][1]
+        return verdict
+
+
+@pytest.fixture
+async def limited(settings: Settings) -> AsyncIterator[AsyncStateCache]:
+    """A client whose backlog takes two changes of a shard."""
+    async with AsyncStateCache(settings=settings.model_copy(update={"backlog_entries_max": 2})) as client:
+        yield client
+
+
+async def test_a_create_that_is_refused_is_not_applied_when_it_arrives_afterwards(
+    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its repeat meets somebody's state, which is deleted before the first attempt arrives."""
+    assert await cache.get("runs/42") is None
+    stray = Stray(monkeypatch, partial(cache.set, "runs/42", "somebody's"))
+    async with AsyncStateCache(settings=settings) as client:
+        with pytest.raises(AlreadyExists):
+            await client.create("runs/42", "astray", timeout=1.0)
+    await cache.delete("runs/42")
+    assert await stray.arrives(cache) == b"LATE"
+    assert await cache.get("runs/42") is None
+
+
+async def test_what_a_full_backlog_refuses_is_not_applied_when_it_arrives_afterwards(
+    cache: AsyncStateCache, limited: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its repeat meets a backlog that was full for a moment."""
+    first = await cache.set("runs/42", 1)
+    stray = Stray(monkeypatch, partial(cache.set, "runs/42/more", 2))
+    with pytest.raises(Backpressure):
+        await limited.set("runs/42", "astray", timeout=1.0)
+    await flush(worker)
+    assert await stray.arrives(cache) == b"LATE"
+    assert await cache.get("runs/42") == first
+
+
+async def test_a_refusal_that_passes_in_time_is_none(
+    cache: AsyncStateCache, limited: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backlog that the repeat met is flushed while the first attempt is waited for."""
+    await cache.set("runs/42", 1)
+    stray = Stray(monkeypatch, partial(cache.set, "runs/42/more", 2))
+    writing = asyncio.create_task(_awaited(limited.set("runs/42", "astray", timeout=5.0)))
+    flushing = asyncio.create_task(_flushed_on(worker, writing))
+    assert (await writing).version == 2
+    await flushing
+    assert await stray.arrives(cache) == b"DUP"
+
+
+async def test_a_refusal_that_lasts_is_told_at_once(
+    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt that names the change it expects meets the same answer whenever it arrives."""
+    first = await cache.set("runs/42", 1)
+    stray = Stray(monkeypatch, partial(cache.set, "runs/42", 2))
+    async with AsyncStateCache(settings=settings) as client, asyncio.timeout(10.0):
+        with pytest.raises(VersionConflict):
+            await client.set("runs/42", "astray", expected=first, timeout=60.0)
+    assert await stray.arrives(cache) == b"CONFLICT"
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
+
+
+async def _flushed_on(worker: Worker, until: asyncio.Future[Any]) -> None:
+    """This flushes again and again until that is done."""
+    while not until.done():
+        await flush(worker)
 
 
 async def executed(proxy: FaultProxy) -> None:

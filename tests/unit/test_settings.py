@@ -42,6 +42,25 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _refusal().startswith("shards:")
 
 
+def test_the_health_port_is_off_and_on_this_machine_alone_where_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert (Settings().health_host, Settings().health_port) == ("127.0.0.1", None)
+    monkeypatch.setenv("STATECACHE_HEALTH_PORT", "0")
+    monkeypatch.setenv("STATECACHE_HEALTH_HOST", "::1")
+    assert (Settings().health_host, Settings().health_port) == ("::1", 0)
+
+
+@pytest.mark.parametrize("value", ["", "localhost:9464", "a b", "http://localhost", "[::1]", "h" * 254])
+def test_a_health_host_that_is_none_is_named(value: str) -> None:
+    assert _refusal(health_host=value).startswith("health_host: must be a host name or an address")
+
+
+@pytest.mark.parametrize("value", [-1, 65536, "all"])
+def test_a_health_port_that_is_none_is_named(value: object) -> None:
+    assert _refusal(health_port=value).startswith("health_port:")
+
+
 def test_a_child_gets_a_copy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATECACHE_PREFIX", "p")
     copy = process_environment()
@@ -143,7 +162,8 @@ def test_an_option_in_the_url_that_is_not_for_a_connection_is_refused() -> None:
 
 
 def test_the_url_cannot_turn_repeating_back_on() -> None:
-    dial = dialer(Settings(redis_url="redis://localhost/0?retry_on_timeout=yes&health_check_interval=5&protocol=3"))
+    again = "retry=3&retry_on_timeout=yes&retry_on_error=TimeoutError"
+    dial = dialer(Settings(redis_url=f"redis://localhost/0?{again}&health_check_interval=5&protocol=3"))
     connection = dial()
     assert connection.retry.get_retries() == 0
     assert not connection.retry_on_timeout

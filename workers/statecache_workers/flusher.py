@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from statecache.clock import monotonic
 from statecache.errors import InvalidKey, PostgresUnavailable
 from statecache.keys import checked_key
 from statecache.reconcile import NOTHING, Judgement, Tip
@@ -36,6 +37,7 @@ from statecache_workers.quarantine import Outcome, write_carefully
 from statecache_workers.repair import Repair
 from statecache_workers.strays import find_strays, place_of
 from statecache_workers.streams import Entry, Slice, Streams, Wanted
+from statecache_workers.tally import Tally
 from statecache_workers.tips import Tips
 from statecache_workers.writing import Judged, Mark, judged, watermarks, write
 
@@ -76,6 +78,7 @@ class Flusher:
         self._owner = owner
         self.streams = Streams(settings, keys)
         self.tips = Tips(settings.tips_max)
+        self.tally = Tally()
         self._repair = Repair(settings, keys, self.streams)
         self._first = 0
         self._ahead: _Ahead | None = None
@@ -107,7 +110,7 @@ class Flusher:
             await self._prepare(link, one, progress)
         slices = [one for one in slices if one.end.n > one.start.n]
         if slices:
-            await self._flush(link, database, holdings, slices, heads.server, progress)
+            await self._flush(link, database, holdings, slices, heads, progress)
         return progress
 
     def _wanted(self, holdings: dict[int, Holding], heads: Heads, woken: set[int], progress: Progress) -> list[Wanted]:
@@ -167,10 +170,11 @@ class Flusher:
         database: Database,
         holdings: dict[int, Holding],
         slices: list[Slice],
-        server: str,
+        heads: Heads,
         progress: Progress,
     ) -> None:
         """This writes a batch and acknowledges it; while it is written, the next one is read."""
+        server, begun = heads.server, monotonic()
         tips, missing = self._remembered(slices)
         reading = asyncio.ensure_future(self._read_ahead(link, holdings, slices))
         try:
@@ -180,10 +184,12 @@ class Flusher:
                 done = await self._write(database, slices, server, tips, missing)
             except Poison:
                 done = await self._write_carefully(database, slices, server)
+            written = monotonic()
             self._ahead = await reading
         finally:
             reading.cancel()
             await asyncio.wait([reading])
+        self._count(done, begun=begun, written=written, heads=heads)
         kept = {one.shard for one, _ in done}
         for one in slices:
             if one.shard not in kept:
@@ -312,6 +318,7 @@ class Flusher:
             forks[one.shard] = [(fork.change.key, fork.change.change_id) for fork in outcome.forked]
             for fork in outcome.forked[:10]:
                 alarm("forked", shard=one.shard, key=fork.change.key, change_id=fork.change.change_id, cause=fork.cause)
+        self.tally.changes += progress.changes
         progress.unsure += await self.acknowledge(link, [one.holding for one, _ in done], forks)
 
     async def acknowledge(
@@ -338,6 +345,27 @@ class Flusher:
                 holding.doubt()
                 unsure.append(holding.shard)
         return unsure
+
+    def _count(self, done: Sequence[tuple[Slice, Outcome]], *, begun: float, written: float, heads: Heads) -> None:
+        """This counts what Postgres has just committed."""
+        tally, entries = self.tally, 0
+        for one, outcome in done:
+            entries += len(one.entries)
+            tally.bytes += max(0, one.end.bytes - one.start.bytes)
+            tally.quarantined += outcome.parked
+            for fork in outcome.forked:
+                tally.conflicts[fork.cause] = tally.conflicts.get(fork.cause, 0) + 1
+            if one.cut == "gap":
+                tally.gaps += 1
+                tally.repaired += len(one.entries)
+                tally.lost += one.end.n - one.start.n - len(one.entries)
+            oldest = next((entry.change_set for entry in one.entries if entry.change_set is not None), None)
+            if oldest is not None:
+                tally.lag_s.note(heads.now_ms / 1000 - oldest.at.timestamp() + written - heads.seen)
+        if done:
+            tally.entries += entries
+            tally.batch_entries.note(entries)
+            tally.transaction_s.note(written - begun)
 
     def forget(self, holdings: dict[int, Holding]) -> None:
         """This forgets all that is believed, as after an outage."""

@@ -49,6 +49,18 @@ class Gatekeeper:
         self._tries: dict[int, int] = {}
         self._not_before: dict[int, float] = {}
         self._reason = ""
+        self.failures = 0
+        """How often opening came to an error."""
+
+    @property
+    def epochs_opened(self) -> int:
+        """This is how many epochs it has opened."""
+        return self._gate.epochs_opened
+
+    @property
+    def conflicts(self) -> int:
+        """This is how many changes of an old branch it has set aside."""
+        return self._gate.conflicts
 
     def ask(self, shards: Collection[int]) -> None:
         """This starts to open those of the shards whose turn it is, unless others are being opened."""
@@ -81,10 +93,13 @@ class Gatekeeper:
         except Unavailable as error:
             tell = alarm if error.reason == "epoch" and self._reason != error.detail else warn
             self._reason = error.detail
+            self.failures += 1
             tell("gate_closed", reason=error.reason, detail=error.detail, shards=len(shards))
         except (ForeignData, psycopg.Error) as error:
+            self.failures += 1
             warn("gate_closed", reason=type(error).__name__, detail=str(error).partition("\n")[0], shards=len(shards))
         except Exception:  # the flush of other shards goes on, whatever is wrong with these
+            self.failures += 1
             crash("gate_closed", shards=len(shards))
         finally:
             for shard in shards:

@@ -51,10 +51,14 @@ class Place(NamedTuple):
 
 
 class Heads(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what one server said of shards at one moment: a head each, or the reason why it cannot be read."""
+    """This is what one server said of shards at one moment: a head each, or the reason why it cannot be read.
+
+    `now_ms` is that moment on the server's clock, `seen` on the monotonic clock of this process.
+    """
 
     server: str
     now_ms: int
+    seen: float
     of: dict[int, Head | str]
 
 

@@ -55,6 +55,7 @@ class Janitor:
         self._round: deque[int] = deque()
         self._next_round = self._next_sweep = monotonic()
         self._cursors: dict[int, bytes] = {}
+        self.trimmed = self.marked = 0
 
     @property
     def due(self) -> bool:
@@ -93,14 +94,19 @@ class Janitor:
             for one in holdings
         ]
         calls: list[tuple[list[str], list[Any]]] = []
+        leaving: list[int] = []
         more = []
         for one, reply in zip(holdings, await self._streams.pipeline(link, "retired", asked), strict=True):
             if reply and not isinstance(reply, Exception):
                 calls.append(await self._call(database, one, reply))
+                leaving.append(len(reply))
                 if sum(max(1, len(entry) // 2 - 1) for entry in reply) >= STATES_PER_STEP:
                     more.append(one.shard)
                 whisper("retired", shard=one.shard, entries=len(reply))
-        await self._streams.pipeline(link, "retire", calls)
+        for entries, marked in zip(leaving, await self._streams.pipeline(link, "retire", calls), strict=True):
+            if isinstance(marked, int) and marked >= 0:
+                self.trimmed += entries
+                self.marked += marked
         return more
 
     async def _call(self, database: Database, one: Holding, leaving: Sequence[_Leaving]) -> tuple[list[str], list[Any]]:

@@ -4,6 +4,9 @@ SIGTERM or SIGINT: what stands in the streams at that moment is flushed, for at 
 given back and what is left is logged. A second signal cuts the draining short. Outages are waited out, at the start
 too, with ever longer pauses. Statuses: 0 everything flushed, 1 something left, 3 configuration, 4 a server that will
 never let us in.
+
+Where a health port is set it is served from before the first turn until after the last, and in an outage of Postgres
+Redis is still asked how far the shards are, so that the lag which grows meanwhile is seen.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from statecache.clock import monotonic
-from statecache.errors import ConfigurationError, Unavailable
+from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.settings import masked
+from statecache_workers.health import HealthServer, Page, Pulse, verdict
 from statecache_workers.logs import alarm, crash, log_to_stderr, say, warn
 from statecache_workers.worker import Worker
 
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 DRAINED, LEFT, CONFIGURATION, UNREACHABLE = 0, 1, 3, 4
 PAUSE_MAX_S = 5.0
 LEAVE_S = 5.0
+LOOK_S = 2.0
+NO_METRICS = Page(501, b"no metrics: this needs the extra, pip install 'statecache[metrics]'\n")
 
 
 async def run_worker(settings: Settings) -> int:
@@ -43,6 +49,9 @@ class Runner:
 
     def __init__(self, settings: Settings) -> None:
         self.worker = Worker(settings)
+        self.pulse = Pulse(timeout_s=settings.timeout_s, lease_s=settings.lease_s)
+        self.health: HealthServer | None = None
+        self._beating: asyncio.Task[None] | None = None
         self._settings = settings
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -62,6 +71,7 @@ class Runner:
         say("started", worker=self.worker.id, redis=masked(settings.redis_url), postgres=masked(settings.postgres_url),
             prefix=settings.prefix, schema=settings.postgres_schema, shards=settings.shards)  # fmt: skip
         try:
+            self._open_health()
             await self._work_until_told()
             return await self._end()
         except ConfigurationError as error:
@@ -76,6 +86,27 @@ class Runner:
             return LEFT
         finally:
             await self.worker.close()
+            await self._close_health()
+
+    def _open_health(self) -> None:
+        settings = self._settings
+        if settings.health_port is None:
+            return
+        pages = {
+            "/healthz": lambda: verdict(self.pulse.unhealthy()),
+            "/readyz": lambda: verdict(self.pulse.unready()),
+            "/metrics": _metrics(self.worker, self.pulse),
+        }
+        self.health = HealthServer(settings.health_host, settings.health_port, pages)
+        self._beating = asyncio.create_task(self.pulse.keep(), name="pulse")
+        say("listening", host=self.health.host, port=self.health.port)
+
+    async def _close_health(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.wait([self._beating])
+        if self.health is not None:
+            await asyncio.to_thread(self.health.close)
 
     async def _work_until_told(self) -> None:
         while not self._stop.is_set():
@@ -93,6 +124,7 @@ class Runner:
 
     def _recovered(self) -> None:
         self._connected = True
+        self.pulse.turn_passed(settled=self.worker.ready)
         if self._troubled:
             self._troubled = False
             say("recovered")
@@ -104,7 +136,7 @@ class Runner:
             wait=wait_random_exponential(multiplier=0.1, max=PAUSE_MAX_S),
             stop=lambda _: give_up(),
             before_sleep=self._note,
-            sleep=self._pause,
+            sleep=self._wait_out,
             reraise=True,
         ):
             with attempt:
@@ -117,8 +149,22 @@ class Runner:
         error = state.outcome.exception() if state.outcome else None
         self._troubled = True
         reason = error.reason if isinstance(error, Unavailable) else ""
+        self.pulse.turn_failed(_server_of(error), reason)
+        if isinstance(error, RedisUnavailable):
+            self.pulse.reached("postgres")  # which is always asked first
         warn("outage", reason=reason, detail=str(error), attempt=state.attempt_number,
              pause_s=round(state.upcoming_sleep, 3))  # fmt: skip
+
+    async def _wait_out(self, seconds: float) -> None:
+        """This pauses before the next attempt; where only Postgres is gone, Redis tells how the backlog grows."""
+        if self.health is not None and "postgres" in self.pulse.troubles:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self.worker.look()
+                self.pulse.reached("redis")
+            except (Unavailable, TimeoutError) as error:
+                self.pulse.lost("redis", error.reason if isinstance(error, Unavailable) else "timeout")
+        await self._pause(seconds)
 
     async def _pause(self, seconds: float) -> None:
         event = self._hurry if self._stop.is_set() else self._stop
@@ -131,6 +177,7 @@ class Runner:
         begun = monotonic()
         worker = self.worker
         worker.taking = False
+        self.pulse.draining = True
         say("draining", owned=len(worker.holdings), within_s=self._settings.drain_s)
         left = await self._drained()
         given_back = await self._leave()
@@ -184,6 +231,23 @@ class Runner:
         except TimeoutError:
             warn("not_given_back", detail="Postgres does not answer")
             return False
+
+
+def _server_of(error: BaseException | None) -> str:
+    if isinstance(error, PostgresUnavailable):
+        return "postgres"
+    return "redis" if isinstance(error, RedisUnavailable) else "other"
+
+
+def _metrics(worker: Worker, pulse: Pulse) -> Callable[[], Page]:
+    """This makes the page of metrics, or one that says what it needs."""
+    try:
+        from statecache_workers.metrics import Exposition
+    except ModuleNotFoundError as error:
+        if error.name != "prometheus_client":
+            raise
+        return lambda: NO_METRICS
+    return Exposition(worker, pulse).page
 
 
 @contextlib.contextmanager

@@ -42,13 +42,13 @@ async def find_strays(
     return () if isinstance(reply, Exception) else reply
 
 
-async def expel(link: AsyncLink, database: Database, streams: Streams, keys: KeySpace, holding: Holding) -> None:
-    """This parks what no commit wrote and takes it out of the stream."""
+async def expel(link: AsyncLink, database: Database, streams: Streams, keys: KeySpace, holding: Holding) -> int:
+    """This parks what no commit wrote, takes it out of the stream, and gives how many entries were parked."""
     shard = holding.shard
     strays = await find_strays(link, streams, keys, shard)
     if not strays:
         holding.doubt()
-        return
+        return 0
     async with database.transaction() as transaction:
         for entry_id, fields in strays:
             place = place_of(entry_id)
@@ -64,3 +64,4 @@ async def expel(link: AsyncLink, database: Database, streams: Streams, keys: Key
         set_apart(holding, "foreign_data", f"{keys.changes(shard)}: {error.detail}")
     else:
         alarm("expelled", shard=shard, entries=len(strays))
+    return len(strays)

@@ -9,13 +9,16 @@ n is contiguous in every shard, so what follows the watermark must be n + 1. A c
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 from redis.exceptions import NoScriptError
 
+from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set, position_of
 from statecache.errors import RedisUnavailable
 from statecache.lua import script
@@ -37,6 +40,20 @@ class Entry(NamedTuple):
     position: Position
     change_set: ChangeSet | None
     fault: str = ""
+
+
+class Stock(NamedTuple):
+    """This is what a shard's stream held at the moment `seen`, when the shard was flushed up to `flushed`.
+
+    `entries` and `bytes` count what stands in it, flushed or not. `waiting` is the moment at which its oldest unflushed
+    entry was committed, None where there was none; both moments are on the monotonic clock of this process.
+    """
+
+    seen: float
+    flushed: int
+    entries: int
+    bytes: int
+    waiting: float | None
 
 
 class Wanted(NamedTuple):
@@ -168,6 +185,7 @@ class Streams:
         """This gives what the server says of these shards now."""
         metas = [self._keys.meta(shard) for shard in shards]
         (answer,) = await self.pipeline(link, "heads", [(metas, [self._settings.fence])])
+        seen = monotonic()
         server, now_ms, *replies = answer
         heads = {}
         for shard, reply in zip(shards, replies, strict=True):
@@ -176,7 +194,7 @@ class Streams:
                 head = head_of(reply)
                 self._known[shard] = (reply, head)
             heads[shard] = head
-        return Heads(server=server.decode(), now_ms=int(now_ms), of=heads)
+        return Heads(server=server.decode(), now_ms=int(now_ms), seen=seen, of=heads)
 
     async def read(self, link: AsyncLink, wanted: Sequence[Wanted]) -> list[Slice]:
         """This reads so many entries of each shard; one whose stream cannot be read is set apart."""
@@ -194,6 +212,19 @@ class Streams:
             left = max(0, left - found.shorten(left))
             slices.append(found)
         return slices
+
+    async def measure(self, link: AsyncLink, holdings: Sequence[Holding], heads: Heads) -> dict[int, Stock]:
+        """This measures the streams of the shards; one that cannot be read is left out."""
+        asked = [one for one in holdings if isinstance(heads.of.get(one.shard), Head)]
+        calls = [
+            ([self._keys.changes(one.shard)], [one.after or f"{one.row.epoch}-{one.row.flushed}"]) for one in asked
+        ]
+        found: dict[int, Stock] = {}
+        for one, reply in zip(asked, await self.pipeline(link, "measure", calls), strict=True):
+            head = heads.of[one.shard]
+            if not isinstance(reply, Exception) and isinstance(head, Head):
+                found[one.shard] = _stock(reply, head, heads, flushed=one.row.flushed)
+        return found
 
     async def pipeline(
         self, link: AsyncLink, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]]
@@ -223,3 +254,13 @@ class Streams:
             return [one.shard for one in holdings]
         woken = {name for name, _ in reply or ()}
         return [one.shard for one, name in zip(holdings, names, strict=True) if name.encode() in woken]
+
+
+def _stock(reply: Sequence[Any], head: Head, heads: Heads, *, flushed: int) -> Stock:
+    entries, first, oldest = reply
+    size = head.bytes - int(first) if first.isdigit() else 0
+    waiting = None
+    if oldest:
+        with contextlib.suppress(ValueError):
+            waiting = heads.seen - max(0.0, heads.now_ms / 1000 - datetime.fromisoformat(oldest.decode()).timestamp())
+    return Stock(heads.seen, flushed, entries, max(0, size), waiting)

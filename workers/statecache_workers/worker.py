@@ -30,15 +30,18 @@ from statecache_workers.logs import say, warn
 from statecache_workers.ownership import Ownership, Share
 from statecache_workers.settling import settle
 from statecache_workers.strays import expel
+from statecache_workers.tally import SECONDS, Buckets
 
 if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
     from statecache.settings import Settings
+    from statecache_workers.streams import Stock
 
 AVOID_S = 30.0
 """How long a shard with entries of a newer release is left to others."""
 REST_MIN_S = 0.002
 REPORT_S = 10.0
+MEASURE_S = 2.0
 
 
 class Worker:
@@ -58,12 +61,15 @@ class Worker:
         )
         self.holdings: dict[int, Holding] = {}
         self.heads: Heads | None = None
+        self.stocks: dict[int, Stock] = {}
+        self.share = Share()
+        self.turn_s = Buckets(SECONDS)
         self.ready = False
         self.taking = True
         self._monotonic = monotonic
         self._nudge = asyncio.Event()
         self._next_tend = monotonic()
-        self._share = Share()
+        self._leased_until = self._next_measure = monotonic()
         self._avoid: dict[int, float] = {}
         self._woken: list[int] = []
         self._flushed = (0, 0)
@@ -103,17 +109,22 @@ class Worker:
 
     async def turn(self) -> bool:
         """This does one turn of work and says whether there is more to do at once."""
+        begun = self._monotonic()
         try:
             return await self._turn()
         except BaseException:  # whatever it was, what is believed may no longer be so
             self.forget()
             raise
+        finally:
+            self.turn_s.note(self._monotonic() - begun)
 
     async def _turn(self) -> bool:
         link, database = await self.connect()
         if self._monotonic() >= self._next_tend:
             await self._tend(database)
         if not self.holdings:
+            if self.settings.health_port is not None:
+                await self.look()  # nothing else would tell this worker that Redis is gone
             self._announce()
             return False
         heads = self.heads = await self.flusher.look(link, self.holdings)
@@ -123,14 +134,15 @@ class Worker:
         await self._see_to(link, database, progress)
         if self.janitor.due:
             await self.janitor.step(link, database, self.holdings, now_ms=heads.now_ms)
+        await self._measure(link, heads)
         self._announce()
         return progress.entries > 0 or self.janitor.due or self._monotonic() >= self._next_tend
 
     async def _tend(self, database: Database) -> None:
         now = self._monotonic()
         self._avoid = {shard: until for shard, until in self._avoid.items() if until > now}
-        share = self._share = await self.ownership.tend(database, avoid=self._avoid, take=self.taking)
-        self._next_tend = now + self.settings.lease_renew_s
+        share = self.share = await self.ownership.tend(database, avoid=self._avoid, take=self.taking)
+        self._next_tend, self._leased_until = now + self.settings.lease_renew_s, now + self.settings.lease_s
         taken, lost = share.rows.keys() - self.holdings.keys(), self.holdings.keys() - share.rows.keys()
         for shard in lost:
             del self.holdings[shard]
@@ -160,7 +172,8 @@ class Worker:
 
     async def _see_to(self, link: AsyncLink, database: Database, progress: Progress) -> None:
         for shard in progress.strays:
-            await expel(link, database, self.flusher.streams, self.keys, self.holdings[shard])
+            parked = await expel(link, database, self.flusher.streams, self.keys, self.holdings[shard])
+            self.flusher.tally.quarantined += parked
         if progress.newer:
             self._avoid |= dict.fromkeys(progress.newer, self._monotonic() + AVOID_S)
             await self.ownership.give_back(database, progress.newer)
@@ -180,12 +193,12 @@ class Worker:
             self._flushed, self._next_report = (0, 0), now + REPORT_S
 
     def _announce(self) -> None:
-        if self.ready or not (self.holdings or self._share.unowned == 0):
+        if self.ready or not (self.holdings or self.share.unowned == 0):
             return
         waiting = [one for one in self.holdings.values() if one.standing == "new"]
         if all(self.gatekeeper.tried(one.shard) for one in waiting):
             self.ready = True
-            say("ready", worker=self.id, owned=len(self.holdings), closed=len(waiting), workers=self._share.live)
+            say("ready", worker=self.id, owned=len(self.holdings), closed=len(waiting), workers=self.share.live)
 
     async def rest(self) -> None:
         """This waits until a stream has something to read, until something falls due, or for a nudge."""
@@ -218,11 +231,22 @@ class Worker:
         return await self.flusher.streams.wait(self._waker, watched, seconds=seconds)
 
     async def look(self) -> None:
-        """This asks Redis for the heads alone."""
-        if self.holdings:
-            if self._link is None or not self._link.alive:
-                self._link = await self.redis.link()
-            self.heads = await self.flusher.streams.heads(self._link, list(self.holdings))
+        """This asks Redis alone how far the shards are."""
+        if self._link is None or not self._link.alive:
+            self._link = await self.redis.link()
+        self.heads = await self.flusher.streams.heads(self._link, list(self.holdings))
+        await self._measure(self._link, self.heads)
+
+    async def _measure(self, link: AsyncLink, heads: Heads) -> None:
+        """This measures the streams now and then, where somebody may ask for it."""
+        if self.settings.health_port is not None and self._monotonic() >= self._next_measure:
+            self.stocks = await self.flusher.streams.measure(link, list(self.holdings.values()), heads)
+            self._next_measure = self._monotonic() + MEASURE_S
+
+    @property
+    def owned(self) -> int:
+        """This is how many shards are its own by leases that stand."""
+        return len(self.holdings) if self._monotonic() < self._leased_until else 0
 
     def behind(self, targets: dict[int, int]) -> int:
         """This is how many change-sets up to these positions are still to be flushed."""

@@ -1,0 +1,182 @@
+# Generated from statecache/_async/observing.py by tests/unasync.py. Do not edit.
+
+"""What an observer is told of a client's verbs, without a cost for clients that have none.
+
+A client with an observer gets verbs of its own, wrapped, as attributes that hide the class's; one without has the bare
+verbs and none of this runs. On the way down nothing is noted but in the branches that are taken when a first attempt
+was not enough: `note` finds the call under way by a context variable, which tasks and threads have each their own.
+
+A verb that another verb is made of is not told by itself: it is called on the class.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Self
+
+from statecache import errors
+from statecache.clock import monotonic
+from statecache.errors import StateCacheError, VersionConflict
+from statecache.model import Operation
+
+if TYPE_CHECKING:
+    from statecache._sync.transaction import Transaction
+    from statecache._sync.verbs import Verbs
+    from statecache.model import Observer, State
+
+CALLED = ("get", "set", "create", "update", "delete", "transact", "wait_durable")
+"""The verbs that are called and give a result; `list` and `transaction` go on after the call."""
+
+_logger = logging.getLogger("statecache")
+
+
+class Noted:
+    """This is a call under way: what was tried again, lost to others, and looked for in Postgres."""
+
+    __slots__ = ("_observer", "_verb", "conflicts", "hydrations", "retries", "seconds")
+
+    def __init__(self, observer: Observer, verb: str) -> None:
+        self._observer = observer
+        self._verb = verb
+        self.retries = self.conflicts = self.hydrations = 0
+        self.seconds = 0.0
+
+    def end(self, error: BaseException | None) -> None:
+        """This tells the observer; what it raises is logged."""
+        conflicts = self.conflicts + isinstance(error, VersionConflict)
+        operation = Operation(
+            verb=self._verb,
+            outcome=_outcome(error),
+            seconds=self.seconds,
+            attempts=1 + self.retries,
+            conflicts=conflicts,
+            hydrations=self.hydrations,
+        )
+        try:
+            self._observer.ended(operation)
+        except Exception:  # the verb has done its work: what is wrong with the observer must not look like its failure
+            _logger.warning("an observer failed", exc_info=True)
+
+
+_current: ContextVar[Noted | None] = ContextVar("statecache_noted", default=None)
+
+
+def note(*, retries: int = 0, conflicts: int = 0, hydrations: int = 0) -> None:
+    """This adds to what is known of the call under way, where somebody wants to know."""
+    noted = _current.get()
+    if noted is not None:
+        noted.retries += retries
+        noted.conflicts += conflicts
+        noted.hydrations += hydrations
+
+
+@contextlib.contextmanager
+def _under_way(noted: Noted) -> Iterator[None]:
+    """This is a stretch of a call: its time, and what is noted during it, belong to the call."""
+    token, begun = _current.set(noted), monotonic()
+    try:
+        yield
+    finally:
+        noted.seconds += monotonic() - begun
+        _current.reset(token)
+
+
+def observe(verbs: Verbs[Any], observer: Observer) -> None:
+    """This has the verbs of one client or namespace tell the observer."""
+    for verb in CALLED:
+        setattr(verbs, verb, _told(observer, verb, getattr(verbs, verb)))
+    bound: Any = verbs
+    bound.list = _listed(observer, verbs.list)
+    bound.transaction = _opened(observer, verbs.transaction)
+
+
+def _told(observer: Observer, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def observed(*args: Any, **more: Any) -> Any:
+        noted = Noted(observer, verb)
+        try:
+            with _under_way(noted):
+                result = call(*args, **more)
+        except BaseException as error:  # whatever it is, it is told and raised again
+            noted.end(error)
+            raise
+        noted.end(None)
+        return result
+
+    return observed
+
+
+def _listed(observer: Observer, call: Callable[..., Iterator[State[Any]]]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def observed(*args: Any, **more: Any) -> Iterator[State[Any]]:
+        noted = Noted(observer, "list")
+        begun = monotonic()
+        try:
+            for state in call(*args, **more):
+                noted.seconds += monotonic() - begun
+                yield state
+                begun = monotonic()
+        except GeneratorExit:
+            noted.end(None)  # the caller has seen enough
+            raise
+        except BaseException as error:  # whatever it is, it is told and raised again
+            noted.seconds += monotonic() - begun
+            noted.end(error)
+            raise
+        noted.seconds += monotonic() - begun
+        noted.end(None)
+
+    return observed
+
+
+def _opened(observer: Observer, call: Callable[..., Transaction]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def observed(*args: Any, **more: Any) -> ObservedTransaction:
+        return ObservedTransaction(call(*args, **more), Noted(observer, "transaction"))
+
+    return observed
+
+
+class ObservedTransaction:
+    """This is a transaction that is told when it is over: its opening, the caller's block and its end."""
+
+    def __init__(self, transaction: Transaction, noted: Noted) -> None:
+        self._transaction = transaction
+        self._noted = noted
+        self._entered = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transaction, name)
+
+    def __enter__(self) -> Self:
+        try:
+            with _under_way(self._noted):
+                self._transaction.__enter__()
+        except BaseException as error:  # whatever it is, it is told and raised again
+            self._noted.end(error)
+            raise
+        self._entered = monotonic()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._noted.seconds += monotonic() - self._entered
+        try:
+            with _under_way(self._noted):
+                self._transaction.__exit__(kind, error, trace)
+        except BaseException as failure:  # whatever it is, it is told and raised again
+            self._noted.end(failure)
+            raise
+        self._noted.end(error)
+
+
+def _outcome(error: BaseException | None) -> str:
+    if error is None:
+        return "ok"
+    if isinstance(error, StateCacheError):
+        kinds = (kind.__name__ for kind in type(error).__mro__)
+        return next(kind for kind in kinds if hasattr(errors, kind))
+    return "raised" if isinstance(error, Exception) else "cancelled"

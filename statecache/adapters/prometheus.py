@@ -1,0 +1,90 @@
+"""Metrics of a client for Prometheus: an observer that counts what verbs do and how long they take.
+
+    from statecache.adapters.prometheus import PrometheusObserver
+
+    observer = PrometheusObserver()                   # once in a process, on the default registry
+    cache = AsyncStateCache(observer=observer)        # any number of clients may share it
+
+How the registry gets to Prometheus is the program's affair: `prometheus_client.start_http_server`, or whatever it
+serves already. Labels are the verb and the outcome, never a key. docs/metrics.md explains each name. It needs the extra
+`statecache[metrics]`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from statecache import ConfigurationError
+
+try:
+    from prometheus_client import REGISTRY, Counter, Histogram
+except ModuleNotFoundError as missing:
+    raise ConfigurationError(
+        "metrics for Prometheus need the package prometheus-client", hint="pip install 'statecache[metrics]'"
+    ) from missing
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from statecache import Operation
+
+SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""The bounds of the histogram: a commit takes some hundred microseconds, a wait for Postgres some ten milliseconds."""
+
+
+class PrometheusObserver:
+    """This counts what it is told of, in a registry; the names can be taken there once."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        try:
+            self._operations = Counter(
+                "statecache_client_operations", "Calls of verbs that have ended, by outcome.", ["verb", "outcome"],
+                registry=registry,
+            )  # fmt: skip
+            self._seconds = Histogram(
+                "statecache_client_operation_seconds", "How long calls of verbs took.", ["verb"], buckets=SECONDS,
+                registry=registry,
+            )  # fmt: skip
+            self._retries = Counter(
+                "statecache_client_retries", "What had to be tried again inside of verbs.", ["verb"], registry=registry
+            )
+            self._conflicts = Counter(
+                "statecache_client_conflicts", "How often someone else was quicker.", ["verb"], registry=registry
+            )
+            self._hydrations = Counter(
+                "statecache_client_hydrations", "States looked for in Postgres because Redis had none.", ["verb"],
+                registry=registry,
+            )  # fmt: skip
+        except ValueError as error:
+            raise ConfigurationError(
+                f"the registry has such metrics already: {error}", hint="Make one observer and give it to every client."
+            ) from error
+
+        self._by_verb: dict[str, tuple[Histogram, Counter, Counter, Counter]] = {}
+        self._by_outcome: dict[tuple[str, str], Counter] = {}
+
+    def ended(self, operation: Operation) -> None:
+        """This counts one call."""
+        verb, outcome = operation.verb, operation.outcome
+        known = self._by_verb.get(verb) or self._known(verb)
+        ended = self._by_outcome.get((verb, outcome))
+        if ended is None:
+            ended = self._by_outcome[verb, outcome] = self._operations.labels(verb, outcome)
+        ended.inc()
+        seconds, retries, conflicts, hydrations = known
+        seconds.observe(operation.seconds)
+        for counter, times in (
+            (retries, operation.attempts - 1), (conflicts, operation.conflicts), (hydrations, operation.hydrations),
+        ):  # fmt: skip
+            if times:
+                counter.inc(times)
+
+    def _known(self, verb: str) -> tuple[Histogram, Counter, Counter, Counter]:
+        """This looks up a verb's series, once; they begin at zero."""
+        found = self._by_verb[verb] = (
+            self._seconds.labels(verb),
+            self._retries.labels(verb),
+            self._conflicts.labels(verb),
+            self._hydrations.labels(verb),
+        )
+        return found

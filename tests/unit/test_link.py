@@ -1,0 +1,66 @@
+"""A link of which one exchange broke is closed, whatever broke it, so that nobody reads what was left on it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis
+
+from statecache import RedisUnavailable
+from statecache._async.connect import AsyncLink
+
+
+class Line:
+    """This stands for a connection that stays open whatever happens on it, until it is told to close."""
+
+    def __init__(self, replies: list[Any], *, at_sending: BaseException | None = None) -> None:
+        self.is_connected = True
+        self._replies = replies
+        self._at_sending = at_sending
+
+    async def send_packed_command(self, packed: list[bytes]) -> None:
+        if self._at_sending is not None:
+            raise self._at_sending
+
+    async def read_response(self) -> Any:
+        reply = self._replies.pop(0)
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+    async def disconnect(self, *, nowait: bool = False) -> None:
+        self.is_connected = False
+
+
+FAULTS = [
+    (asyncio.CancelledError(), asyncio.CancelledError),
+    (TimeoutError(), RedisUnavailable),
+    (redis.ConnectionError("closed"), RedisUnavailable),
+    (OSError("reset"), RedisUnavailable),
+    (redis.InvalidResponse("no protocol of ours"), RedisUnavailable),
+    (MemoryError(), MemoryError),
+    (KeyboardInterrupt(), KeyboardInterrupt),
+]
+
+
+@pytest.mark.parametrize(("fault", "kind"), FAULTS)
+@pytest.mark.parametrize("when", ["while it is sent", "before the first reply", "between two replies"])
+async def test_an_exchange_that_broke_closes_its_connection(fault: Any, kind: type[BaseException], when: str) -> None:
+    line = Line(["one"] if when == "between two replies" else [])
+    if when == "while it is sent":
+        line = Line([], at_sending=fault)
+    line._replies += [fault, "left behind"]
+    link = AsyncLink(line, "somewhere")
+    with pytest.raises(kind):
+        await link.run([("GET", "a"), ("GET", "b")], seconds=5)
+    assert not link.alive
+
+
+async def test_an_error_reply_is_a_reply_and_the_connection_stays() -> None:
+    link = AsyncLink(Line([redis.ResponseError("WRONGTYPE"), b"two"]), "somewhere")
+    first, second = await link.run([("GET", "a"), ("GET", "b")], seconds=5)
+    assert isinstance(first, redis.ResponseError)
+    assert second == b"two"
+    assert link.alive

@@ -1,0 +1,50 @@
+"""How far a worker is behind: what its rows, heads and streams say, put together when somebody asks.
+
+A shard is behind by what Redis holds beyond the row's watermark. After an outage the row may be an old one while
+another worker has gone on; Redis' copy of the watermark shows that, and such a shard is not counted as ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from statecache_workers.holdings import Head, Heads, Holding
+from statecache_workers.streams import Stock
+
+
+class Lag(msgspec.Struct, kw_only=True):
+    """This is how far behind a worker's shards are: in all, and in entries by shard.
+
+    `bytes` is what only Redis holds. `age_s` is the age of the oldest change of it, in seconds.
+    """
+
+    entries: int = 0
+    bytes: int = 0
+    age_s: float = 0.0
+    of: dict[int, int] = {}
+
+
+def lag_of(holdings: Iterable[Holding], heads: Heads | None, stocks: Mapping[int, Stock], *, now: float) -> Lag:
+    """This puts it together; `now` is on the clock of `heads.seen`."""
+    lag = Lag(of={})
+    for one in holdings:
+        head, row = heads.of.get(one.shard) if heads is not None else None, one.row
+        if heads is None or not isinstance(head, Head):
+            continue
+        if head.flushed > row.flushed and one.standing != "open":
+            continue
+        behind = lag.of[one.shard] = max(0, head.n - row.flushed)
+        lag.entries += behind
+        if behind:
+            lag.bytes += max(0, head.bytes - row.bytes)
+            lag.age_s = max(lag.age_s, now - heads.seen, _age_s(stocks.get(one.shard), row.flushed, now))
+    return lag
+
+
+def _age_s(stock: Stock | None, flushed: int, now: float) -> float:
+    """This is how long the oldest change has waited; where some were flushed since, how long it had when measured."""
+    if stock is None or stock.waiting is None:
+        return 0.0
+    return (now if stock.flushed == flushed else stock.seen) - stock.waiting
