@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import statecache
-from tests import house_rules, unasync
+from tests import house_rules, reference, unasync
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("statecache", "workers/statecache_workers")
@@ -180,6 +180,10 @@ def _loaded_by(code: str) -> list[str]:
     report = f"{code}\nimport sys\nsys.stdout.write(' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", report], cwd=ROOT, capture_output=True, text=True, check=True)
     return [name for name in HEAVY if name in done.stdout.split()]
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    assert reference.main(["--check"]) == 0
 
 
 def test_importing_statecache_stays_light() -> None:

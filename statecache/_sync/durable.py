@@ -119,6 +119,10 @@ class Durable:
                     self._mark(shard, _Mark(*(int(part) for part in message[2].split())))
 
     def _mark(self, shard: int, mark: _Mark) -> None:
+        """This notes a watermark, forward only: what was looked up may be older than what was heard meanwhile."""
+        known = self._marks.get(shard)
+        if known is not None and known.epoch == mark.epoch:
+            mark = _Mark(mark.epoch, max(known.flushed, mark.flushed), max(known.excepted, mark.excepted))
         self._marks[shard] = mark
         for n, signal in list(self._waiting.get(shard, ())):
             if mark.flushed >= n:
@@ -148,8 +152,10 @@ class Durable:
                     )
                 if not signal.wait(min(left, _LOOK_S)):
                     self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
-                elif self._passed(shard, position) is not True:
+                elif (passed := self._passed(shard, position)) is not True:
                     sleep(min(left, 0.05))
+                    if passed is False:  # woken by another epoch's mark than the one that stands now
+                        self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
         finally:
             self._waiting[shard].remove(ticket)
 

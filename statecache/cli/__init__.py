@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from statecache.cli.status import CONFIGURATION
+from statecache.cli.status import CONFIGURATION, INTERRUPTED
 
 NEEDS = "statecache: the command line needs typer and rich: pip install 'statecache[cli]'"
 
@@ -15,11 +15,18 @@ NEEDS = "statecache: the command line needs typer and rich: pip install 'stateca
 def main() -> None:
     """This runs the command line and ends the process with its exit status."""
     try:
+        sys.exit(_status())
+    except KeyboardInterrupt:  # while modules are still being read
+        sys.exit(INTERRUPTED)
+
+
+def _status() -> int:
+    try:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ModuleNotFoundError:
         print(NEEDS, file=sys.stderr)
-        sys.exit(CONFIGURATION)
+        return CONFIGURATION
     from statecache.cli.run import run
 
-    sys.exit(run(sys.argv[1:]))
+    return run(sys.argv[1:])

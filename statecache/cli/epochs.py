@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
-from statecache._async.connect import AsyncLink, dialer
-from statecache._async.gate import Gate, Opened
-from statecache._async.postgres import PostgresTier
+import typer
+
+from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, operator, settings_of
+from statecache.cli.screen import print_json
+from statecache.cli.status import OK
 from statecache.errors import UsageError
 from statecache.keys import KeySpace
-from statecache.settings import Settings
+from statecache.settings import masked
+
+if TYPE_CHECKING:
+    from statecache._async.gate import Opened
+    from statecache.settings import Settings
 
 
 def numbers(words: Sequence[str], shards: int) -> list[int]:
@@ -29,6 +37,10 @@ async def claim(settings: Settings, shards: Sequence[int], *, by: str) -> list[O
 
     The connection is not greeted first: the pin in a Redis that has to be claimed may be another lineage's.
     """
+    from statecache._async.connect import AsyncLink, dialer
+    from statecache._async.gate import Gate
+    from statecache._async.postgres import PostgresTier
+
     keys = KeySpace(settings.prefix, settings.shards)
     session = await PostgresTier(settings, keys).session()
     try:
@@ -40,3 +52,38 @@ async def claim(settings: Settings, shards: Sequence[int], *, by: str) -> list[O
             await link.close()
     finally:
         await session.close()
+
+
+def claim_command(
+    shards: Annotated[list[str], typer.Argument(metavar="SHARD…|all", help="Shard numbers, or all.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Say that this Redis is the primary.")] = False,
+    redis_url: RedisUrl = None,
+    postgres_url: PostgresUrl = None,
+    as_json: AsJson = False,
+) -> int:
+    """Declare this Redis the primary of shards that nobody else may open, and open them.
+
+    What it holds that is not the current lineage's goes to `conflict`; what it lacks is loaded from Postgres.
+
+    \b
+    Examples:
+      statecache epoch claim all --yes
+      statecache epoch claim 7 12 --yes
+    """
+    settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
+    asked = numbers(shards, settings.shards)
+    if not yes:
+        raise UsageError(
+            f"this declares {masked(settings.redis_url)} the primary of {len(asked)} shards, whatever other Redis "
+            f"still serves agents of {masked(settings.postgres_url)}",
+            hint="Say --yes if it is.",
+        )
+    opened = asyncio.run(claim(settings, asked, by=f"operator {operator()}"))
+    if as_json:
+        print_json({"opened": opened})
+        return OK
+    for one in opened:
+        print(f"shard {one.shard}: epoch {one.epoch}, {one.dropped} states dropped, {one.conflicts} conflicts")
+    if not opened:
+        print("nothing to do: these shards are open")
+    return OK

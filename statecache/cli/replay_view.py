@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from statecache.replay.report import Report
+from statecache.replay.standing import Standing
 
 
 class View:
@@ -40,13 +42,18 @@ class View:
     ) -> None:
         self._progress.stop()
 
-    def __call__(self, doing: str, acknowledged: int, kills: dict[str, int]) -> None:
+    def __call__(self, standing: Standing) -> None:
         """This is what the supervisor calls at every turn."""
         if not self._progress.disable:
-            self._progress.update(self._task, description=doing, completed=acknowledged, kills=killed(kills))
+            self._progress.update(
+                self._task,
+                description=standing.doing,
+                completed=standing.acknowledged,
+                kills=killed(standing.kills),
+            )
 
 
-def killed(kills: dict[str, int]) -> str:
+def killed(kills: Mapping[str, int]) -> str:
     """This tells the kills in a few words."""
     return "killed: " + ", ".join(f"{kind} {count}" for kind, count in kills.items()) if kills else ""
 

@@ -33,7 +33,7 @@ KEY = "runs/42"
 SECRET = "s3cr3t%p@ss"
 
 NEEDED = (
-    "eval", "evalsha", "hmget", "hget", "hgetall", "hset", "hexists", "hlen", "hdel", "hincrby", "del", "unlink",
+    "eval", "evalsha", "hmget", "hget", "hset", "hexists", "hlen", "hdel", "hincrby", "del", "unlink",
     "exists", "type", "persist", "pexpire", "xadd", "xrange", "xrevrange", "xdel", "xinfo|stream", "zadd", "zcard",
     "zscore", "zrange", "zrem", "zremrangebyscore", "time", "watch", "unwatch", "multi", "exec", "info",
 )  # fmt: skip

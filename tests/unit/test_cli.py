@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from statecache.cli import NEEDS, app
+from statecache.cli import NEEDS, states
 from statecache.cli.epochs import numbers
 from statecache.cli.run import run
 from statecache.cli.status import line_of, status_of
@@ -28,7 +28,12 @@ from statecache.replay import supervisor
 from statecache.replay.report import Report
 from statecache.settings import process_environment
 
-COMMANDS = (["migrate"], ["worker"], ["dev"], ["replay"], ["where"], ["epoch", "claim"], ["version"])
+COMMANDS = (
+    *(["get"], ["set"], ["rm"], ["ls"], ["where"], ["status"], ["top"], ["doctor"], ["migrate"], ["worker"], ["dev"]),
+    *(["quarantine", name] for name in ("list", "show", "retry", "drop")),
+    *(["replay"], ["epoch", "claim"], ["version"]),
+)
+FOR_PROGRAMS = [command for command in COMMANDS if command not in (["worker"], ["dev"])]
 NOBODY = "127.0.0.1:1"
 PASSED = Report(
     runs=12,
@@ -93,6 +98,11 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
     assert (status, err) == (0, "")
     assert "Example" in out
     assert f"\n    statecache {' '.join(command)}" in out or f" statecache {' '.join(command)}" in out
+
+
+@pytest.mark.parametrize("command", FOR_PROGRAMS, ids=" ".join)
+def test_every_command_that_ends_has_json_for_programs(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    assert "--json" in told(capsys, *command, "--help")[1]
 
 
 def test_the_main_help_names_every_command_and_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,7 +249,7 @@ def test_a_mistake_of_ours_is_one_line_too(capsys: pytest.CaptureFixture[str], m
     def broken(**_: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(app, "_settings", broken)
+    monkeypatch.setattr(states, "settings_of", broken)
     status, _, err = told(capsys, "where", "a/b")
     assert (status, err) == (1, "statecache: unexpected ZeroDivisionError: division by zero (--debug shows where)\n")
 
@@ -248,7 +258,7 @@ def test_an_interrupt_is_silent(capsys: pytest.CaptureFixture[str], monkeypatch:
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(app, "_settings", interrupted)
+    monkeypatch.setattr(states, "settings_of", interrupted)
     assert told(capsys, "where", "a/b") == (130, "", "")
 
 
@@ -284,7 +294,7 @@ def test_without_the_extra_one_line_says_what_to_install(missing: str) -> None:
 
 
 def test_piped_output_has_no_colours() -> None:
-    for arguments in (["--help"], ["replay", "--help"], ["where", "runs/42"], ["where"]):
+    for arguments in (["--help"], ["replay", "--help"], ["where", "runs/42"], ["where"], ["top"], ["doctor", *URLS]):
         _, out, err = command_line(*arguments)
         assert "\x1b" not in out + err
 

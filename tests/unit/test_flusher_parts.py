@@ -134,6 +134,13 @@ def test_times_and_truths_are_spelled_in_wire_form() -> None:
     assert truths([True, False]).wire[20:] == struct.pack("!i?i?", 1, True, 1, False)
 
 
+def test_a_broken_tip_is_asked_for_anew_for_an_operator_may_have_mended_it() -> None:
+    tips = Tips(10)
+    tips.put(0, {"a/1": Tip(1, "x")})
+    tips.put(0, {"a/1": Tip(2, "y", broken=True)})
+    assert tips.get("a/1") is None
+
+
 def test_tips_of_a_dropped_shard_are_forgotten_and_the_others_are_not() -> None:
     tips = Tips(10)
     tips.put(0, {"a/1": Tip(1, "x")})

@@ -1,0 +1,201 @@
+"""`doctor`: what both servers' settings really promise, what each wrong one costs, and the line that mends it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from statecache.cli.findings import Finding, LevelSeen, error, warning
+from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
+from statecache.cli.screen import print_json, print_labelled, print_table
+from statecache.cli.status import CONFIGURATION, FINDING, OK, UNREACHABLE
+from statecache.clock import monotonic
+from statecache.errors import ConfigurationError, DurabilityRefused, StateCacheError, Unavailable
+from statecache.model import DURABILITIES
+from statecache.settings import masked
+
+if TYPE_CHECKING:
+    from statecache.cli.doctor_postgres import PostgresFacts
+    from statecache.cli.doctor_redis import RedisFacts
+    from statecache.settings import Settings
+
+CLOCKS_APART_S = 2.0
+_LABEL = 10
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what `doctor` found."""
+
+    redis: str
+    postgres: str
+    unreachable: list[str]
+    findings: list[Finding]
+    levels: list[LevelSeen]
+
+
+def doctor(
+    worker: Annotated[bool, typer.Option("--worker", help="Insist on a worker's rights, not an agent's.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings lead to exit status 1 too.")] = False,
+    redis_url: RedisUrl = None,
+    postgres_url: PostgresUrl = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check both servers: which durability they give, what each wrong setting costs, and how to mend it.
+
+    It changes nothing. Run it with the URLs of agents for the agents' rights, and with --worker and the URLs of
+    workers for theirs. Exit status 1 when there is an error, with --strict also when there is a warning; 4 when a
+    server does not answer, 3 when a URL or a user is not right; the other server is looked at all the same.
+
+    \b
+    Examples:
+      statecache doctor
+      statecache doctor --worker --strict
+      statecache doctor --json | jq '.findings[] | select(.severity == "error")'
+    """
+    settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
+    found, status = asyncio.run(_examine(settings, worker=worker))
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+    bad = ("error", "warning") if strict else ("error",)
+    return status or (FINDING if any(one.severity in bad for one in found.findings) else OK)
+
+
+async def _examine(settings: Settings, *, worker: bool) -> tuple[Diagnosis, int]:
+    from statecache.cli import doctor_postgres, doctor_redis
+
+    redis, postgres = await asyncio.gather(
+        doctor_redis.ask(settings), doctor_postgres.ask(settings), return_exceptions=True
+    )
+    found: list[Finding] = []
+    status = OK
+    for answer in (redis, postgres):
+        if isinstance(answer, StateCacheError):
+            status = max(status, UNREACHABLE if isinstance(answer, Unavailable) else CONFIGURATION)
+        elif isinstance(answer, BaseException):
+            raise answer
+    redis_facts = None if isinstance(redis, BaseException) else redis
+    postgres_facts = None if isinstance(postgres, BaseException) else postgres
+    if redis_facts is not None:
+        found += doctor_redis.findings(redis_facts, settings, worker=worker)
+    if postgres_facts is not None:
+        found += doctor_postgres.findings(postgres_facts, settings, worker=worker)
+    found += between(redis_facts, postgres_facts, settings)
+    diagnosis = Diagnosis(
+        redis=masked(settings.redis_url),
+        postgres=masked(settings.postgres_url),
+        unreachable=[" ".join(str(one).split()) for one in (redis, postgres) if isinstance(one, StateCacheError)],
+        findings=sorted(found, key=lambda one: ("error", "warning", "note").index(one.severity)),
+        levels=await _levels(settings, redis_facts, postgres_facts),
+    )
+    return diagnosis, status
+
+
+def between(redis: RedisFacts | None, postgres: PostgresFacts | None, settings: Settings) -> list[Finding]:
+    """This judges what concerns both servers, or neither. Pure."""
+    found = []
+    if settings.fence == "off":
+        found.append(warning("redis", "the fence is off", "a Redis that lost its data goes unnoticed; no `postgres`",
+                             "unset STATECACHE_FENCE, where the server shows its replid"))  # fmt: skip
+    if redis and postgres and redis.pin[4:] and postgres.cluster and redis.pin[4] != postgres.cluster[0]:
+        found.append(error("both", f"Redis belongs to cluster {redis.pin[4]}, Postgres to {postgres.cluster[0]}",
+                           "clients and workers refuse them", "name the two tiers of one deployment"))  # fmt: skip
+    for where, facts in (("Redis", redis), ("Postgres", postgres)):
+        if facts is not None and abs(facts.ahead_s) > CLOCKS_APART_S:
+            off = f"{abs(facts.ahead_s):.1f} s {'ahead of' if facts.ahead_s > 0 else 'behind'}"
+            found.append(warning("both", f"the clock of {where} is {off} this machine's",
+                                 "times in records are off; order never depends on them",
+                                 "run an NTP client on both machines"))  # fmt: skip
+    return found
+
+
+async def _levels(settings: Settings, redis: RedisFacts | None, postgres: PostgresFacts | None) -> list[LevelSeen]:
+    refused = await _refusals(settings) if redis is not None else dict.fromkeys(DURABILITIES, "Redis does not answer")
+    if not refused["postgres"]:
+        refused["postgres"] = _against_postgres(postgres)
+    return [
+        LevelSeen(level=level, given=not refused[level], why=refused[level] or _worth(level, settings, redis, postgres))
+        for level in DURABILITIES
+    ]
+
+
+async def _refusals(settings: Settings) -> dict[str, str]:
+    """This asks as a client does, and gives each level's reason for being refused, or nothing."""
+    from statecache._async.levels import Levels
+    from statecache._async.redis import RedisTier
+    from statecache.keys import KeySpace
+
+    tier = RedisTier(settings, KeySpace(settings.prefix, settings.shards))
+    levels = Levels(settings, tier)
+    reasons: dict[str, str] = {}
+    try:
+        link = await tier.link()
+        await link.close()
+        for level in DURABILITIES:
+            try:
+                await levels.check(level, end=monotonic() + settings.timeout_s)
+                reasons[level] = ""
+            except DurabilityRefused as refused:
+                reasons[level] = refused.reason
+    except (ConfigurationError, Unavailable) as failed:
+        return dict.fromkeys(DURABILITIES, " ".join(str(failed).split()))
+    finally:
+        await tier.pool.close()
+    return reasons
+
+
+def _against_postgres(postgres: PostgresFacts | None) -> str:
+    if postgres is None:
+        return "Postgres does not answer"
+    if postgres.standby:
+        return "this Postgres is a standby: nothing is flushed into it"
+    return "" if postgres.tables else "the schema is not there: statecache migrate"
+
+
+def _worth(level: str, settings: Settings, redis: RedisFacts | None, postgres: PostgresFacts | None) -> str:
+    """This tells what a level that is given survives here."""
+    if level == "memory":
+        kept = redis is not None and redis.info.get("aof_enabled") == "1"
+        return "survives agents, workers and Postgres" + (
+            ", and a restart of Redis" if kept else "; no restart of Redis"
+        )
+    if level == "replica":
+        return f"{settings.replicas} replicas acknowledge; survives the primary, if one of them is promoted"
+    if level == "disk":
+        return "the append-only file is synced; survives a power loss of the primary"
+    if postgres is not None and postgres.settings.get("fsync") == "off":
+        return "survives any loss of Redis, but no crash of Postgres' machine: fsync is off"
+    asynchronous = postgres is not None and postgres.standbys and not postgres.settings.get("synchronous_standby_names")
+    if asynchronous:
+        return "survives any loss of Redis; a standby of Postgres that takes over may lack the last commits"
+    return "survives any loss of Redis"
+
+
+def _show(found: Diagnosis) -> None:
+    print_labelled("Redis", found.redis, width=_LABEL, style="note")
+    print_labelled("Postgres", found.postgres, width=_LABEL, style="note")
+    for reason in found.unreachable:
+        print_labelled("unreachable", reason, width=_LABEL + 3, style="error", label_style="error")
+    print()
+    print_table(
+        ["level", "given", "why"],
+        [[one.level, "yes" if one.given else "no", one.why] for one in found.levels],
+        styles=["" if one.given else "note" for one in found.levels],
+    )
+    for one in found.findings:
+        _show_finding(one)
+    counts = [sum(one.severity == severity for one in found.findings) for severity in ("error", "warning", "note")]
+    print(f"\n{counts[0]} errors, {counts[1]} warnings, {counts[2]} notes")
+
+
+def _show_finding(one: Finding) -> None:
+    where = {"redis": "Redis", "postgres": "Postgres", "both": "both"}[one.where]
+    print()
+    print_labelled(one.severity, f"{where}: {one.what}", width=_LABEL, label_style=one.severity)
+    for label, text in (("  costs", one.costs), ("  remedy", one.remedy)):
+        if text:
+            print_labelled(label, text, width=_LABEL, label_style="note")

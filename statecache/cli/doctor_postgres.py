@@ -1,0 +1,248 @@
+"""What `doctor` asks a Postgres, and what it makes of the answers. Nothing is compared before: a finding says more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psycopg
+
+from statecache.cli.findings import Finding, error, note, warning
+from statecache.clock import wall
+from statecache.errors import ConfigurationError, PostgresUnavailable
+from statecache.keys import GROUP_RULE, HASH
+from statecache.settings import masked
+from statecache.sql import CODE, migrations, statement
+
+if TYPE_CHECKING:
+    from statecache.settings import Settings
+
+VERSION_MIN = 150000
+SETTINGS = (
+    "fsync", "synchronous_commit", "full_page_writes", "synchronous_standby_names", "max_connections",
+    "superuser_reserved_connections", "reserved_connections", "idle_in_transaction_session_timeout",
+    "default_transaction_read_only",
+)  # fmt: skip
+OF_AGENTS = dict.fromkeys(("state", "change", "conflict", "quarantine", "shard", "epoch", "cluster"), ("SELECT",))
+OF_WORKERS = {
+    "state": ("SELECT", "INSERT", "UPDATE"), "change": ("SELECT", "INSERT"), "conflict": ("SELECT", "INSERT"),
+    "quarantine": ("SELECT", "INSERT"), "shard": ("SELECT", "UPDATE"), "epoch": ("SELECT",), "cluster": ("SELECT",),
+    "worker": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+}  # fmt: skip
+
+
+class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what a Postgres said; None is what it would not say."""
+
+    version: str
+    version_num: int
+    settings: Mapping[str, str]
+    standby: bool
+    role: str
+    encoding: str
+    standbys: Sequence[tuple[str, str | None]]
+    connections: int
+    tables: Mapping[str, Mapping[str, bool]]
+    may_use: bool | None
+    begin_epoch: bool | None
+    applied: Sequence[int] | None
+    cluster: Sequence[Any] | None
+    ahead_s: float
+
+
+async def ask(settings: Settings) -> PostgresFacts:
+    """This asks; PostgresUnavailable where there is no answer, ConfigurationError where the URL fits nothing."""
+    where = masked(settings.postgres_url)
+    try:
+        async with asyncio.timeout(settings.connect_timeout_s + settings.timeout_s):
+            connection = await psycopg.AsyncConnection.connect(
+                settings.postgres_url, autocommit=True, prepare_threshold=None,
+                connect_timeout=max(2, round(settings.connect_timeout_s)), application_name="statecache doctor",
+            )  # fmt: skip
+            async with connection:
+                return await _facts(settings, connection)
+    except TimeoutError as late:
+        raise PostgresUnavailable("timeout", detail=f"{where}: no answer") from late
+    except psycopg.ProgrammingError as refused:
+        raise ConfigurationError(f"postgres_url {where}: {_first_line(refused)}") from None
+    except psycopg.Error as failed:
+        reason = "authentication" if "authentication" in str(failed) else "connect"
+        raise PostgresUnavailable(reason, detail=f"{where}: {_first_line(failed)}") from None
+
+
+async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -> PostgresFacts:
+    before = wall()
+    server = await _one(settings, connection, "doctor_server", {"names": list(SETTINGS)})
+    middle = before + (wall() - before) / 2
+    rights = await _one(settings, connection, "doctor_rights", {"schema": settings.postgres_schema})
+    tables = rights["tables"] or {}
+    applied = cluster = None
+    if rights["usage"] and tables.get("migration", {}).get("SELECT"):
+        applied = [row[0] for row in await _rows(settings, connection, "migrate_seen", {})]
+    if rights["usage"] and tables.get("cluster", {}).get("SELECT"):
+        cluster = next(iter(await _rows(settings, connection, "cluster", {})), None)
+    return PostgresFacts(
+        version=server["version"],
+        version_num=server["version_num"],
+        settings=server["settings"],
+        standby=server["standby"],
+        role=server["role"],
+        encoding=server["encoding"],
+        standbys=[(name, state) for name, state in server["standbys"]],
+        connections=int(server["connections"]),
+        tables=tables,
+        may_use=rights["usage"],
+        begin_epoch=rights["begin_epoch"],
+        applied=applied,
+        cluster=cluster,
+        ahead_s=float(server["now"]) - middle.timestamp(),
+    )
+
+
+async def _rows(settings: Settings, connection: psycopg.AsyncConnection[Any], name: str, parameters: Any) -> list[Any]:
+    return await (await connection.execute(statement(name, settings.postgres_schema), parameters)).fetchall()
+
+
+async def _one(settings: Settings, connection: psycopg.AsyncConnection[Any], name: str, parameters: Any) -> Any:
+    return (await _rows(settings, connection, name, parameters))[0][0]
+
+
+def _first_line(failed: BaseException) -> str:
+    return next(iter(str(failed).strip().splitlines()), type(failed).__name__)
+
+
+def findings(facts: PostgresFacts, settings: Settings, *, worker: bool) -> Iterator[Finding]:
+    """This judges the answers. Pure."""
+    yield from _what_it_is(facts)
+    yield from _what_it_keeps(facts)
+    yield from _connections(facts, settings)
+    yield from _schema(facts, settings)
+    yield from _rights(facts, worker=worker)
+
+
+def _what_it_is(facts: PostgresFacts) -> Iterator[Finding]:
+    if facts.version_num < VERSION_MIN:
+        yield error("postgres", f"this is Postgres {facts.version}", "it is not tested with less than 15",
+                    "upgrade Postgres")  # fmt: skip
+    if facts.standby:
+        yield error("postgres", "this is a standby", "nothing can be flushed into it, no epoch begun",
+                    "give the primary's URL: STATECACHE_POSTGRES_URL")  # fmt: skip
+    elif facts.settings.get("default_transaction_read_only") == "on":
+        yield warning("postgres", f"the role {facts.role} reads only (default_transaction_read_only)",
+                      "it can open no gate after a failover, and run no worker",
+                      f"ALTER ROLE {facts.role} SET default_transaction_read_only = off")  # fmt: skip
+    if facts.encoding != "UTF8":
+        yield error("postgres", f"the database's encoding is {facts.encoding}",
+                    "text that it cannot hold ends in quarantine", "CREATE DATABASE … ENCODING 'UTF8'")  # fmt: skip
+
+
+def _what_it_keeps(facts: PostgresFacts) -> Iterator[Finding]:
+    have = facts.settings.get
+    system = "ALTER SYSTEM SET {} = on; SELECT pg_reload_conf()"
+    if have("fsync") == "off":
+        yield error("postgres", "fsync is off", "a crash of the machine can destroy the database",
+                    system.format("fsync"))  # fmt: skip
+    if have("full_page_writes") == "off":
+        yield error("postgres", "full_page_writes is off", "a crash in the middle of a write can tear pages",
+                    system.format("full_page_writes"))  # fmt: skip
+    if have("synchronous_commit") in ("off", "local"):
+        yield note("postgres", f"synchronous_commit is {have('synchronous_commit')}",
+                   "workers and begin_epoch ask for `on` in their transactions; other programs' commits may be lost",
+                   system.format("synchronous_commit"))  # fmt: skip
+    names = have("synchronous_standby_names", "")
+    if facts.standbys and not names:
+        yield warning("postgres", f"{len(facts.standbys)} standbys, and synchronous_standby_names is empty",
+                      "a standby that takes over may lack the last commits, those of `postgres` durability too",
+                      "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf()")  # fmt: skip
+    elif names and not any(state in ("sync", "quorum") for _, state in facts.standbys):
+        unseen = facts.standbys and all(state is None for _, state in facts.standbys)
+        what = f"synchronous_standby_names is {names!r}, and no synchronous standby is seen"
+        if unseen:
+            yield note("postgres", what, "pg_stat_replication does not tell this role",
+                       f"GRANT pg_monitor TO {facts.role}")  # fmt: skip
+        else:
+            yield error(
+                "postgres", what, "every COMMIT waits for ever", "bring the standby back, or take it off the list"
+            )
+
+
+def _connections(facts: PostgresFacts, settings: Settings) -> Iterator[Finding]:
+    have = facts.settings.get
+    reserved = int(have("superuser_reserved_connections", 0)) + int(have("reserved_connections", 0))
+    left = int(have("max_connections", 0)) - reserved - facts.connections
+    if left < 2 * settings.postgres_connections_max:
+        yield warning(
+            "postgres", f"{left} of {have('max_connections')} connections are left",
+            f"a client takes up to {settings.postgres_connections_max} (postgres_connections_max)",
+            "ALTER SYSTEM SET max_connections = …, or put a pooler in transaction mode before it",
+        )  # fmt: skip
+    if have("idle_in_transaction_session_timeout") == "0":
+        yield note("postgres", "idle_in_transaction_session_timeout is 0",
+                   "a program that hangs in a transaction can hold locks and stop the cleaning up of old rows",
+                   f"ALTER ROLE {facts.role} SET idle_in_transaction_session_timeout = '60s'")  # fmt: skip
+
+
+def _schema(facts: PostgresFacts, settings: Settings) -> Iterator[Finding]:
+    schema = settings.postgres_schema
+    if facts.may_use is None or (facts.may_use and not facts.tables):
+        yield error("postgres", f"there is no schema {schema!r} with tables", "nothing works", "statecache migrate")
+        return
+    known = {step.number for step in migrations(schema)}
+    if facts.applied is None:
+        yield note("postgres", "which migrations were applied cannot be seen", "",
+                   f'GRANT SELECT ON "{schema}".migration TO {facts.role}')  # fmt: skip
+    elif behind := sorted(known - set(facts.applied)):
+        yield error("postgres", f"migrations {', '.join(map(str, behind))} are not applied",
+                    "this release may find tables or columns missing", "statecache migrate")  # fmt: skip
+    elif newer := sorted(set(facts.applied) - known):
+        yield note("postgres", f"a newer release has applied {', '.join(map(str, newer))}", "", "upgrade this one")
+    if facts.cluster is not None:
+        yield from _pin(facts.cluster, settings)
+
+
+def _pin(cluster: Sequence[Any], settings: Settings) -> Iterator[Finding]:
+    _, *found, code = cluster
+    ours = [settings.shards, HASH, GROUP_RULE, settings.prefix]
+    if found != ours:
+        what = (
+            f"Postgres is pinned to (shards, hash, group rule, prefix) = {tuple(found)}, the settings say {tuple(ours)}"
+        )
+        yield error("both", what, "clients and workers refuse it",
+                    "set STATECACHE_SHARDS and STATECACHE_PREFIX as they were")  # fmt: skip
+    if code > CODE:
+        yield error("postgres", f"the schema asks for code level {code}, this program has {CODE}",
+                    "clients and workers refuse it", "upgrade statecache")  # fmt: skip
+
+
+def _rights(facts: PostgresFacts, *, worker: bool) -> Iterator[Finding]:
+    if facts.may_use is False:
+        yield error("postgres", f"the role {facts.role} may not use the schema", "nothing works",
+                    f"GRANT USAGE ON SCHEMA … TO {facts.role}")  # fmt: skip
+        return
+    if not facts.tables:
+        return
+    if lacking := _lacking(facts.tables, OF_AGENTS):
+        yield error("postgres", f"the role {facts.role} lacks {lacking}", "clients are refused what they ask",
+                    f"GRANT … TO {facts.role}")  # fmt: skip
+    if not facts.begin_epoch:
+        yield error("postgres", f"the role {facts.role} may not run begin_epoch",
+                    "after a failover of Redis it can open no gate",
+                    f"GRANT EXECUTE ON FUNCTION begin_epoch TO {facts.role}")  # fmt: skip
+    if lacking := _lacking(facts.tables, OF_WORKERS):
+        what = f"the role {facts.role} lacks {lacking}"
+        if worker:
+            yield error("postgres", what, "no worker can run as it", f"GRANT … TO {facts.role}")
+        else:
+            yield note("postgres", what, "it cannot be a worker's; an agent needs none of it")
+
+
+def _lacking(tables: Mapping[str, Mapping[str, bool]], needed: Mapping[str, Sequence[str]]) -> str:
+    missing = [
+        f"{right} on {name}" if name in tables else f"the table {name}"
+        for name, rights in needed.items()
+        for right in rights
+        if not tables.get(name, {}).get(right)
+    ]
+    return ", ".join(dict.fromkeys(missing))

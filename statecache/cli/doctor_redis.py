@@ -1,0 +1,232 @@
+"""What `doctor` asks a Redis, and what it makes of the answers. The connection is not greeted: a greeting refuses.
+
+Managed servers often refuse CONFIG GET; what INFO tells is taken from there, and the rest is named as not seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from statecache._async.connect import AsyncLink, dialer
+from statecache.cli.findings import Finding, error, note, warning
+from statecache.cli.sample import info_of, software
+from statecache.clock import wall
+from statecache.keys import HASH, KeySpace
+from statecache.lua import script
+
+if TYPE_CHECKING:
+    from statecache.settings import Settings
+
+CONFIG = (
+    "appendfsync", "save", "maxmemory-clients", "min-replicas-to-write", "client-output-buffer-limit",
+)  # fmt: skip
+REPLICA_BUFFER_MIN = 256 * 1024 * 1024
+"""A burst of large commits fits into this much, in bytes, before a replica is cut off and starts over."""
+
+
+class RedisFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what a Redis said. `config` lacks what was refused; a right is named by its refused command."""
+
+    info: Mapping[str, str]
+    config: Mapping[str, str]
+    config_refused: str
+    pin: Sequence[str]
+    lacking: Sequence[str]
+    greeting_refused: Sequence[str]
+    agent_refused: Sequence[str]
+    worker_refused: Sequence[str]
+    ahead_s: float
+
+
+async def ask(settings: Settings) -> RedisFacts:
+    """This asks; RedisUnavailable where there is no answer."""
+    keys, seconds = KeySpace(settings.prefix, settings.shards), settings.timeout_s
+    link = await AsyncLink.open(dialer(settings), settings)
+    try:
+        before = wall()
+        now = (await link.run([("TIME",)], seconds=seconds))[0]
+        after = wall()
+        info, config, pin = await link.run(
+            [
+                ("INFO",),
+                ("CONFIG", "GET", *CONFIG),
+                ("HMGET", keys.meta(0), "shards", "hash", "prefix", "schema", "cluster"),
+            ],
+            seconds=seconds,
+        )
+        greeting = await _script(link, "greet", keys.greeting(), [settings.fence], seconds)
+        agent = await _script(link, "rights", [], _beyond_the_greeting(keys), seconds)
+        worker = await _script(link, "rights", [], _of_workers(keys), seconds)
+    finally:
+        await link.close()
+    hindrances = greeting[6:]
+    middle = before + (after - before) / 2
+    at = middle.timestamp() if isinstance(now, Exception) else int(now[0]) + int(now[1]) / 1e6
+    return RedisFacts(
+        info=info_of(info) if isinstance(info, bytes) else {},
+        config=_pairs(config),
+        config_refused=str(config) if isinstance(config, Exception) else "",
+        pin=[] if isinstance(pin, Exception) or pin[0] is None else [(part or b"").decode() for part in pin],
+        lacking=[one[1:] for one in hindrances if one.startswith("!")],
+        greeting_refused=[one for one in hindrances if not one.startswith("!")],
+        agent_refused=agent,
+        worker_refused=worker,
+        ahead_s=at - middle.timestamp(),
+    )
+
+
+async def _script(
+    link: AsyncLink, name: str, keys: Sequence[str], arguments: Sequence[Any], seconds: float
+) -> list[str]:
+    """This runs a script that only looks; one that is refused as a whole is the refused command."""
+    try:
+        reply = await link.script(script(name), keys, arguments, seconds=seconds)
+    except ResponseError:
+        return [""] * 6 + ["EVAL"] if name == "greet" else []
+    return [part.decode("utf-8", "replace") for part in reply]
+
+
+def _pairs(reply: Any) -> dict[str, str]:
+    if isinstance(reply, Exception):
+        return {}
+    words = [part.decode("utf-8", "replace") for part in reply]
+    return dict(zip(words[::2], words[1::2], strict=False))
+
+
+def _beyond_the_greeting(keys: KeySpace) -> list[str]:
+    """These an agent runs beside what every connection is greeted with."""
+    return [f"SSUBSCRIBE {keys.events(0)}", "INFO", "WAIT 1 1"]
+
+
+def _of_workers(keys: KeySpace) -> list[str]:
+    """These a worker runs beside what every connection is greeted with."""
+    meta, changes, unflushed, hydrating = keys.meta(0), keys.changes(0), keys.unflushed(0), keys.hydrating(0)
+    return [
+        f"XREAD COUNT 1 STREAMS {changes} 0", f"XTRIM {changes} MINID 1", f"XLEN {changes}", f"DEL {changes}~",
+        f"XADD {changes}~ * a b", f"RENAME {changes}~ {changes}", f"HSCAN {hydrating} 0", f"TYPE {meta}",
+        f"ZRANGEBYSCORE {unflushed} 0 1", f"SPUBLISH {keys.events(0)} x",
+    ]  # fmt: skip
+
+
+def findings(facts: RedisFacts, settings: Settings, *, worker: bool) -> Iterator[Finding]:
+    """This judges the answers. Pure."""
+    yield from _what_it_is(facts, settings)
+    yield from _what_it_keeps(facts)
+    yield from _memory(facts)
+    yield from _replicas(facts)
+    yield from _rights(facts, worker=worker)
+    if facts.config_refused or not facts.config:
+        yield note(
+            "redis", f"CONFIG GET is refused ({facts.config_refused or 'it told nothing'})",
+            f"not seen: {', '.join(CONFIG)}; `disk` is refused, for nobody knows whether the file is synced",
+            "ACL SETUSER <user> +config|get, or look at your provider's parameters",
+        )  # fmt: skip
+    if not facts.info:
+        yield error("redis", "INFO is refused", "the fence cannot tell servers apart: every commit is refused",
+                    "ACL SETUSER <user> +info")  # fmt: skip
+
+
+def _what_it_is(facts: RedisFacts, settings: Settings) -> Iterator[Finding]:
+    if facts.lacking:
+        yield error("redis", f"{software(facts.info) or 'the server'} lacks {', '.join(facts.lacking)}",
+                    "clients refuse it", "use Redis 7.0, Valkey 7.2 or newer")  # fmt: skip
+    if facts.info.get("role") == "slave":
+        yield error("redis", "this is a replica", "it takes no writes", "give the primary's URL: STATECACHE_REDIS_URL")
+    if facts.info.get("cluster_enabled") == "1":
+        yield warning("redis", "this is a Redis Cluster node", "keys of other nodes' slots are out of reach here",
+                      "use one primary, with replicas")  # fmt: skip
+    ours = [str(settings.shards), HASH, settings.prefix, settings.postgres_schema]
+    if not facts.pin and facts.info:
+        yield error("redis", f"no data set under the prefix {settings.prefix!r} has been opened here",
+                    "a worker has to adopt it, or this is the wrong Redis", "statecache migrate")  # fmt: skip
+    elif facts.pin and facts.pin[:4] != ours:
+        yield error(
+            "both", f"Redis is pinned to (shards, hash, prefix, schema) = {tuple(facts.pin[:4])}, the settings say "
+            f"{tuple(ours)}", "clients and workers refuse it",
+            "set STATECACHE_SHARDS, STATECACHE_PREFIX and STATECACHE_POSTGRES_SCHEMA as they were at first",
+        )  # fmt: skip
+
+
+def _what_it_keeps(facts: RedisFacts) -> Iterator[Finding]:
+    info, config = facts.info, facts.config
+    if info.get("aof_enabled") == "0":
+        snapshots = (
+            "what came since the last snapshot" if config.get("save") else "everything that is not in Postgres yet"
+        )
+        yield warning("redis", "there is no append-only file", f"a restart of Redis loses {snapshots}; no `disk`",
+                      "CONFIG SET appendonly yes, and in redis.conf")  # fmt: skip
+    elif config.get("appendfsync") == "no":
+        yield warning("redis", "appendfsync is no", "a power loss takes what the system had not written; no `disk`",
+                      "CONFIG SET appendfsync everysec, and in redis.conf")  # fmt: skip
+    elif config.get("appendfsync") == "everysec":
+        yield note("redis", "appendfsync is everysec",
+                   "a power loss takes up to two seconds of what `memory` acknowledged; `disk` waits")  # fmt: skip
+    if "err" in (info.get("aof_last_write_status"), info.get("aof_last_bgrewrite_status")):
+        yield error("redis", "the append-only file could not be written", "commits are refused, or kept in memory only",
+                    "look at the server's log and its disk")  # fmt: skip
+    if info.get("rdb_last_bgsave_status") == "err":
+        yield warning("redis", "the last snapshot failed", "with stop-writes-on-bgsave-error commits are refused",
+                      "look at the server's log and its disk")  # fmt: skip
+
+
+def _memory(facts: RedisFacts) -> Iterator[Finding]:
+    policy, most = facts.info.get("maxmemory_policy", ""), facts.info.get("maxmemory")
+    if policy.startswith("allkeys-"):
+        yield error("redis", f"maxmemory-policy is {policy}", "Redis may evict changes that are not in Postgres yet",
+                    "CONFIG SET maxmemory-policy volatile-lru, and in redis.conf")  # fmt: skip
+    elif policy not in ("", "volatile-lru", "noeviction"):
+        yield warning("redis", f"maxmemory-policy is {policy}",
+                      "what leaves is in Postgres, but it is not what was used least",
+                      "CONFIG SET maxmemory-policy volatile-lru, and in redis.conf")  # fmt: skip
+    if most == "0":
+        yield warning("redis", "there is no maxmemory", "Redis grows until the system kills it, and its tail with it",
+                      "CONFIG SET maxmemory <three quarters of the machine's>, and in redis.conf")  # fmt: skip
+    if facts.config.get("maxmemory-clients") == "0":
+        yield warning("redis", "maxmemory-clients is 0", "one client that stops reading can fill the memory of all",
+                      "CONFIG SET maxmemory-clients 20%, and in redis.conf")  # fmt: skip
+    limits = facts.config.get("client-output-buffer-limit", "")
+    if re.search(r"pubsub 0 0 ", limits):
+        yield warning("redis", "client-output-buffer-limit has none for pubsub",
+                      "a subscriber that stops reading can fill the memory",
+                      'CONFIG SET client-output-buffer-limit "pubsub 32mb 8mb 60", and in redis.conf')  # fmt: skip
+
+
+def _replicas(facts: RedisFacts) -> Iterator[Finding]:
+    count = int(facts.info.get("connected_slaves", 0))
+    if not count:
+        return
+    if facts.config.get("min-replicas-to-write") == "0":
+        yield warning("redis", f"min-replicas-to-write is 0 with {count} replicas",
+                      "a primary that was cut off goes on taking commits, which end in `conflict`",
+                      "CONFIG SET min-replicas-to-write 1, and in redis.conf")  # fmt: skip
+    limit = re.search(r"(?:replica|slave) (\d+) ", facts.config.get("client-output-buffer-limit", ""))
+    if limit and 0 < int(limit.group(1)) < REPLICA_BUFFER_MIN:
+        yield warning("redis", f"client-output-buffer-limit for replicas is {limit.group(1)} bytes",
+                      "a burst of large commits cuts replicas off, again and again",
+                      'CONFIG SET client-output-buffer-limit "replica 512mb 128mb 60", and in redis.conf')  # fmt: skip
+
+
+def _rights(facts: RedisFacts, *, worker: bool) -> Iterator[Finding]:
+    remedy = "ACL SETUSER <user> +<command> … ~<prefix>:{* &<prefix>:{*"
+    if facts.greeting_refused:
+        yield error("redis", f"this user may not run {_commands(facts.greeting_refused)}",
+                    "clients and workers refuse to work", remedy)  # fmt: skip
+    for who, refused, insisted in (
+        ("agent", facts.agent_refused, not worker),
+        ("worker", facts.worker_refused, worker),
+    ):
+        what = f"this user may not run {_commands(refused)}"
+        if refused and insisted:
+            yield error("redis", what, f"it cannot be {'an' if who == 'agent' else 'a'} {who}'s", remedy)
+        elif refused:
+            yield note("redis", what, f"it cannot be {'an' if who == 'agent' else 'a'} {who}'s; others need none of it")
+
+
+def _commands(refused: Sequence[str]) -> str:
+    """This names commands with the first of what they were tried on."""
+    return ", ".join(sorted({" ".join(one.split()[:2]) for one in refused}))

@@ -1,0 +1,44 @@
+"""The options that many commands share, and what becomes of them."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from typing import Annotated, Any
+
+import typer
+
+from statecache.errors import UsageError
+from statecache.model import DURABILITIES, Durability
+from statecache.settings import Settings
+
+RedisUrl = Annotated[str | None, typer.Option("--redis-url", metavar="URL", help="Else STATECACHE_REDIS_URL.")]
+PostgresUrl = Annotated[str | None, typer.Option("--postgres-url", metavar="URL", help="Else STATECACHE_POSTGRES_URL.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line of stdout.")]
+Level = Annotated[str | None, typer.Option("--durability", help=f"One of {', '.join(DURABILITIES)}; else as set.")]
+Actor = Annotated[str, typer.Option(metavar="NAME", help="Who does it; else the user of this system.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; kept with the change.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+
+def settings_of(**given: Any) -> Settings:
+    """This gives the settings, with the options that were given winning over the environment."""
+    return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def operator() -> str:
+    """This names the user of this system, or the number where it has no name."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return f"uid {os.getuid()}"
+
+
+def checked_durability(level: str | None) -> Durability | None:
+    """This refuses a level that there is not."""
+    for known in DURABILITIES:
+        if level == known:
+            return known
+    if level is None:
+        return None
+    raise UsageError(f"durability {level!r} is not one of {', '.join(DURABILITIES)}")

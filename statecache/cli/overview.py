@@ -1,0 +1,253 @@
+"""`status`: how a deployment stands, on one screen, and whether a person should look."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
+from statecache.cli.screen import print_json, print_labelled, size_text, time_text
+from statecache.cli.status import FINDING, OK, UNREACHABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from statecache.cli.sample import Sample, Server, Shard
+    from statecache.settings import Settings
+
+BACKLOG_LIMIT = 0.8
+"""What part of a shard's backlog limit is used when a person should look."""
+NEW_CONFLICT = "24 hours"
+OPENINGS_MAX = 5
+WORST_MAX = 5
+PATIENCE_S = 3.0
+"""How long a server may take to answer, in seconds."""
+_LABEL = 12
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what `status` shows; `attention` are the reasons why a person should look."""
+
+    attention: list[str]
+    redis: Server
+    postgres: Server
+    shards: dict[str, int | None]
+    lag: dict[str, Any]
+    backlog: dict[str, Any]
+    epoch: int | None
+    openings: list[dict[str, Any]] | None
+    workers: list[Any] | None
+    quarantined: int | None
+    conflicts: int | None
+    new_conflicts: int | None
+
+
+def status(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None, as_json: AsJson = False) -> int:
+    """Show how a deployment stands: servers, shards, lag, workers, epochs, and what was set aside.
+
+    Exit status 1 when a person should look: something is in quarantine, changes were set aside as conflicts within the
+    last 24 hours, a shard has no worker, a gate is closed, or a shard's backlog has used more than 80 % of its limit.
+    Exit status 4 when a server does not answer; what the other one says is shown all the same.
+
+    \b
+    Examples:
+      statecache status
+      statecache status --json | jq .attention
+    """
+    settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
+    found = asyncio.run(_overview(settings))
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+    if not (found.redis.reachable and found.postgres.reachable):
+        return UNREACHABLE
+    return FINDING if found.attention else OK
+
+
+async def _overview(settings: Settings) -> Overview:
+    from statecache.cli.sample import Sampler
+    from statecache.errors import PostgresUnavailable
+
+    sampler = Sampler(settings, patience_s=min(PATIENCE_S, settings.timeout_s))
+    try:
+        sample = await sampler.take(strict=True)
+        history: dict[str, Any] = {}
+        if sample.postgres.reachable:
+            try:
+                history = await sampler.history(new=NEW_CONFLICT, openings=OPENINGS_MAX)
+            except PostgresUnavailable:
+                history = {}
+        return overview_of(settings, sample, history)
+    finally:
+        await sampler.close()
+
+
+def overview_of(settings: Settings, sample: Sample, history: dict[str, Any]) -> Overview:
+    """This puts a look together and says what a person should see to. Pure."""
+    shards = sample.shards
+    openings = [
+        {"age_s": age, "shards": count, "epoch": epoch, "opened_by": by}
+        for age, count, epoch, by in history.get("openings", ())
+    ]
+    found = Overview(
+        attention=[],
+        redis=sample.redis,
+        postgres=sample.postgres,
+        shards=counts_of(sample),
+        lag=lag_of(shards),
+        backlog=backlog_of(settings, shards),
+        epoch=max((one.epoch for one in shards if one.epoch is not None), default=None),
+        openings=openings if history else None,
+        workers=sample.workers,
+        quarantined=sample.quarantined,
+        conflicts=history.get("conflicts", sample.conflicts),
+        new_conflicts=history.get("new_conflicts"),
+    )
+    return msgspec.structs.replace(found, attention=_attention(found, shards))
+
+
+def counts_of(sample: Sample) -> dict[str, int | None]:
+    """This counts the shards: None where the side that knows is away."""
+    shards = sample.shards
+    redis, postgres = sample.redis.reachable, sample.postgres.reachable
+    return {
+        "count": len(shards),
+        "open": sum(bool(one.open) for one in shards) if redis else None,
+        "closed": sum(not one.open for one in shards) if redis else None,
+        "unowned": sum(not one.owned for one in shards) if postgres else None,
+    }
+
+
+def lag_of(shards: Sequence[Shard], *, most: int = WORST_MAX) -> dict[str, Any]:
+    """This sums the lag up; the oldest entry's age is None where it was not read, or nothing is known."""
+    known = [one for one in shards if one.lag_entries is not None]
+    worst = sorted((one for one in known if one.lag_entries), key=lambda one: (-(one.lag_entries or 0), one.shard))
+    ages = [one.lag_s for one in known if one.lag_s is not None]
+    return {
+        "entries": sum(one.lag_entries or 0 for one in known) if known else None,
+        "bytes": sum(one.lag_bytes or 0 for one in known) if known else None,
+        "seconds": max(ages, default=None),
+        "worst": worst[:most],
+    }
+
+
+def backlog_of(settings: Settings, shards: Sequence[Shard]) -> dict[str, Any]:
+    """This tells which shard is nearest to its backlog limit, and what part of it is used."""
+    used = [
+        (
+            max(
+                (one.lag_entries or 0) / settings.backlog_entries_max,
+                (one.lag_bytes or 0) / settings.backlog_bytes_max,
+            ),
+            one.shard,
+        )
+        for one in shards
+        if one.lag_entries is not None
+    ]
+    part, shard = max(used, default=(None, None), key=lambda one: (one[0], -one[1]))
+    return {
+        "used": part, "shard": shard, "over": sorted(one for part, one in used if part > BACKLOG_LIMIT),
+        "entries_max": settings.backlog_entries_max, "bytes_max": settings.backlog_bytes_max,
+    }  # fmt: skip
+
+
+def _attention(found: Overview, shards: Sequence[Shard]) -> list[str]:
+    reasons = []
+    for name, server in (("Redis", found.redis), ("Postgres", found.postgres)):
+        if not server.reachable:
+            reasons.append(f"{name} does not answer: {server.trouble}")
+    if found.redis.role.startswith("replica"):
+        reasons.append("Redis is a replica: it takes no writes")
+    if found.postgres.role == "standby":
+        reasons.append("Postgres is a standby: nothing can be flushed into it")
+    some = [one for one in shards if one.open is False][:3]
+    reasons += [f"the gate of shard {one.shard} is closed: {one.closed_because}" for one in some]
+    if (closed := found.shards["closed"] or 0) > 3:
+        reasons.append(f"the gates of {closed - 3} more shards are closed")
+    if found.shards["unowned"]:
+        reasons.append(f"{found.shards['unowned']} of {found.shards['count']} shards have no worker")
+    if found.backlog["over"]:
+        reasons.append(f"the backlog of {_named(found.backlog['over'])} is above {BACKLOG_LIMIT:.0%} of its limit")
+    if found.quarantined:
+        reasons.append(f"{found.quarantined} entries are in quarantine: statecache quarantine list")
+    if found.new_conflicts:
+        reasons.append(f"{found.new_conflicts} changes were set aside as conflicts within {NEW_CONFLICT}")
+    return reasons
+
+
+def _named(shards: list[int]) -> str:
+    some = ", ".join(map(str, shards[:8])) + ("…" if len(shards) > 8 else "")
+    return f"shard{'' if len(shards) == 1 else 's'} {some}"
+
+
+def _show(found: Overview) -> None:
+    def line(label: str, text: str, style: str = "") -> None:
+        print_labelled(label, text, width=_LABEL, style=style)
+
+    for name, server in (("Redis", found.redis), ("Postgres", found.postgres)):
+        line(name, server_text(server), "" if server.reachable else "error")
+        line("", server.url, "note")
+    line("Shards", shards_text(found.shards), "warning" if found.shards["closed"] or found.shards["unowned"] else "")
+    line("Lag", lag_text(found.lag))
+    for one in found.lag["worst"]:
+        line("", f"shard {one.shard}: {one.lag_entries:,} entries, {size_text(one.lag_bytes)}, {_seconds(one.lag_s)}")
+    line("Backlog", backlog_text(found.backlog), "warning" if found.backlog["over"] else "")
+    line("Workers", "not known" if found.workers is None else str(len(found.workers)))
+    for worker in found.workers or ():
+        line("", f"{worker.id}: {worker.shards} shards, heartbeat {time_text(worker.heartbeat_s)} ago")
+    line("Epoch", "not known" if found.epoch is None else f"{found.epoch} at most")
+    for opening in found.openings or ():
+        line("", f"{time_text(opening['age_s'])} ago: {opening['shards']} shards, up to {opening['epoch']}, "
+                 f"by {opening['opened_by']}")  # fmt: skip
+    line("Set aside", aside_text(found))
+    for reason in found.attention:
+        line("Look", reason, "error")
+    if not found.attention:
+        line("", "Nothing needs a person.", "ok")
+
+
+def server_text(server: Server) -> str:
+    """This tells how a server stands in one line."""
+    if not server.reachable:
+        return f"does not answer: {server.trouble}"
+    memory = f"{size_text(server.memory)} of {size_text(server.memory_max) if server.memory_max else 'no limit'}"
+    parts = [server.version or "version not told", server.role or "role not told", server.keeps]
+    return ", ".join([*filter(None, parts), *([memory] if server.memory else [])])
+
+
+def shards_text(shards: dict[str, int | None]) -> str:
+    """This tells the counts of shards."""
+    names = [(name, shards[name]) for name in ("open", "closed", "unowned")]
+    return f"{shards['count']}: " + ", ".join(f"{'?' if count is None else count} {name}" for name, count in names)
+
+
+def lag_text(lag: dict[str, Any]) -> str:
+    """This tells the lag."""
+    if lag["entries"] is None:
+        return "not known"
+    if not lag["entries"]:
+        return "none"
+    return f"{lag['entries']:,} entries, {size_text(lag['bytes'])}, oldest {_seconds(lag['seconds'])}"
+
+
+def backlog_text(backlog: dict[str, Any]) -> str:
+    """This tells how near to its limit the fullest shard is."""
+    if backlog["used"] is None:
+        return "not known"
+    limit = f"{backlog['entries_max']:,} entries or {size_text(backlog['bytes_max'])} a shard"
+    return f"{backlog['used']:.0%} of {limit}" + (f" (shard {backlog['shard']})" if backlog["used"] else "")
+
+
+def aside_text(found: Overview) -> str:
+    """This tells what is in quarantine and in conflict."""
+    if found.quarantined is None:
+        return "not known"
+    new = f", {found.new_conflicts} of them new" if found.new_conflicts else ""
+    return f"{found.quarantined} in quarantine, {found.conflicts} in conflict{new}"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "age not read" if seconds is None else time_text(seconds)

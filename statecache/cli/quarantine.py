@@ -1,0 +1,212 @@
+"""`quarantine list|show|retry|drop`: looking after what Postgres refused."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from statecache.cli.options import (
+    Actor,
+    AsJson,
+    Level,
+    PostgresUrl,
+    Reason,
+    RedisUrl,
+    checked_durability,
+    operator,
+    settings_of,
+)
+from statecache.cli.screen import plain, print_json, print_table, size_text, time_text
+from statecache.cli.status import FINDING, OK
+from statecache.clock import wall
+from statecache.errors import UsageError
+
+if TYPE_CHECKING:
+    from statecache.cli.parked import Parked
+    from statecache.cli.release import Done
+    from statecache.settings import Settings
+
+EXCERPT_BYTES = 400
+Ids = Annotated[list[str], typer.Argument(metavar="ID…", help="As `list` shows them, like 58:3-1207.")]
+Dropped = Annotated[bool, typer.Option("--dropped", help="Also what was dropped.")]
+
+
+def list_command(dropped: Dropped = False, postgres_url: PostgresUrl = None, as_json: AsJson = False) -> int:
+    """List the entries that Postgres refused for their data, newest first.
+
+    With --json, one object with `parked`, a list.
+
+    \b
+    Examples:
+      statecache quarantine list
+      statecache quarantine list --dropped --json
+    """
+    found = asyncio.run(_listed(settings_of(postgres_url=postgres_url), dropped=dropped))
+    if as_json:
+        print_json({"parked": [_facts(one) for one in found]})
+        return OK
+    if not found:
+        print("nothing is in quarantine")
+        return OK
+    now = wall()
+    rows = [
+        [
+            str(one.place), time_text((now - one.recorded_at).total_seconds()), one.sqlstate,
+            _some(one.keys), size_text(one.size), one.error,
+        ]
+        for one in found
+    ]  # fmt: skip
+    print_table(["id", "age", "reason", "keys", "bytes", "error"], rows)
+    return OK
+
+
+async def _listed(settings: Settings, *, dropped: bool) -> list[Parked]:
+    from statecache.cli.release import opened
+
+    async with opened(settings) as quarantine:
+        return await quarantine.listed(dropped=dropped)
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+
+
+def _facts(one: Parked) -> dict[str, Any]:
+    return {
+        "id": str(one.place), "change_id": one.change_id, "keys": one.keys, "bytes": one.size,
+        "reason": one.sqlstate, "error": one.error, "recorded_at": one.recorded_at, "dropped": one.dropped,
+    }  # fmt: skip
+
+
+def show(
+    id: Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")],  # noqa: A002
+    postgres_url: PostgresUrl = None,
+    as_json: AsJson = False,
+) -> int:
+    """Show one parked entry: why it is there, and what it holds.
+
+    With --json the raw fields too, in base64. Exit status 1 where there is no such entry.
+
+    \b
+    Examples:
+      statecache quarantine show 58:3-1207
+      statecache quarantine show 58:3-1207 --json
+    """
+    from statecache.cli.parked import Place
+
+    place = Place.parse(id)
+    parked = asyncio.run(_found(settings_of(postgres_url=postgres_url), place))
+    if parked is None:
+        if as_json:
+            print_json({"id": id, "found": False})
+        else:
+            print(f"{id} is not in quarantine")
+        return FINDING
+    fields = parked.fields()
+    pairs = list(zip(fields[::2], fields[1::2], strict=False))
+    if as_json:
+        raw = [[base64.b64encode(part).decode() for part in pair] for pair in pairs]
+        print_json(_facts(parked) | {"fields": raw})
+        return OK
+    for name, value in _facts(parked).items():
+        text = ", ".join(value) if isinstance(value, list) else str(value)
+        print(f"{name:<12}  {plain(text)}")
+    _print_fields(pairs)
+    return OK
+
+
+def _print_fields(pairs: list[tuple[bytes, bytes]]) -> None:
+    from statecache.cli.parked import excerpt
+
+    print()
+    for name, value in pairs:
+        size = f"  ({size_text(len(value))})" if len(value) > EXCERPT_BYTES else ""
+        print(f"  {plain(excerpt(name, 40)):<12}  {plain(excerpt(value, EXCERPT_BYTES))}{size}")
+
+
+async def _found(settings: Settings, place: Any) -> Parked | None:
+    from statecache.cli.release import opened
+
+    async with opened(settings) as quarantine:
+        return await quarantine.found(place)
+
+
+def retry(
+    ids: Ids,
+    redis_url: RedisUrl = None,
+    postgres_url: PostgresUrl = None,
+    as_json: AsJson = False,
+) -> int:
+    """Take parked entries in after all, when what Postgres refused them for is gone; `all` for every one.
+
+    A change goes to the version that it has always had, its gap closes, and a key that still ends with it can be read
+    again. An entry goes in whole or not at all: not where Postgres still refuses it, and not where the key's chain
+    went on without it. It takes the role that owns the schema. Exit status 1 where any did not go in.
+
+    \b
+    Examples:
+      statecache quarantine retry 58:3-1207
+      statecache quarantine retry all
+    """
+    from statecache.cli.parked import Place
+    from statecache.cli.release import retry as run
+
+    places = None if ids == ["all"] else [Place.parse(one) for one in ids]
+    done = asyncio.run(run(settings_of(redis_url=redis_url, postgres_url=postgres_url), places))
+    return _report(done, "retried", as_json=as_json)
+
+
+def drop(
+    ids: Ids,
+    yes: Annotated[bool, typer.Option("--yes", help="Say that these changes are given up.")] = False,
+    actor: Actor = "",
+    reason: Reason = "",
+    durability: Level = None,
+    redis_url: RedisUrl = None,
+    postgres_url: PostgresUrl = None,
+    as_json: AsJson = False,
+) -> int:
+    """Give parked entries up: they are kept and marked as dropped, with who, when and why.
+
+    A key that still ends with the parked change gets its value before it back, as a new version, or is deleted where
+    there was none: agents that hold the dropped value are told of a conflict. A key that was written since is left
+    alone. Exit status 1 where an id is not in quarantine.
+
+    \b
+    Examples:
+      statecache quarantine drop 58:3-1207 --yes --reason "test data"
+    """
+    from statecache.cli.parked import Place
+    from statecache.cli.release import drop as run
+
+    places = [Place.parse(one) for one in ids]
+    level = checked_durability(durability)
+    settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
+    if not yes:
+        raise UsageError(
+            f"this gives {len(places)} parked entries up; their keys go back to what was before",
+            hint="Say --yes if that is meant.",
+        )
+    done = asyncio.run(run(settings, places, actor=actor or operator(), reason=reason, durability=level))
+    return _report(done, "dropped", as_json=as_json)
+
+
+def _report(done: list[Done], verb: str, *, as_json: bool) -> int:
+    whole = all(one.done for one in done)
+    if as_json:
+        print_json({verb: done})
+        return OK if whole else FINDING
+    for one in done:
+        said = [f"{len(keys)} {what}" for keys, what in (
+            (one.unmarked, "keys can be read again"), (one.mended, "gaps closed"),
+            (one.restored, "keys went back to the value before"),
+        ) if keys]  # fmt: skip
+        taken = [f"{one.taken} changes taken in"] if verb == "retried" and one.done else []
+        text = ", ".join([*taken, *said, *([one.why] if one.why else [])])
+        print(plain(f"{one.id}  {verb if one.done else 'stays'}" + (f": {text}" if text else "")))
+    if not done:
+        print("nothing is in quarantine")
+    return OK if whole else FINDING

@@ -1,0 +1,249 @@
+"""Taking parked entries back in, or giving them up: transactions under the shard's lock.
+
+`retry` writes the change rows at their own versions, gives marked states their values, closes the gaps behind, and
+ends the quarantine, all in one transaction. Whatever Postgres still refuses, it refuses here too, and nothing is done.
+Redis is told afterwards: states that were loaded as quarantined are loaded again. Watermarks stay where they are.
+
+`drop` never changes what agents have committed since. Where a key still ends with the parked change, the value before
+it is committed anew, as the next version, by the ordinary path and only if nobody was quicker; then the entry is
+marked as dropped, with who, when and why. A key's version never goes down, and the gap in its history stays visible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecache._async.client import AsyncStateCache
+from statecache._async.postgres import PostgresTier
+from statecache._async.redis import RedisTier
+from statecache.cli.parked import Parked, Place, Spot, Unfit, newest_first, plan, readable
+from statecache.clock import wall
+from statecache.entries import storable
+from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, VersionConflict
+from statecache.keys import KeySpace
+from statecache.lua import script
+from statecache.model import Write
+from statecache_workers.database import Call, Database, Poison, Transaction
+
+if TYPE_CHECKING:
+    from statecache.model import ChangeSet
+    from statecache.settings import Settings
+
+LIST_MAX = 10_000
+RIGHTS = "42501"
+"""The SQLSTATE of a missing right."""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what became of one parked entry: `done`, or why not."""
+
+    id: str
+    done: bool
+    why: str = ""
+    taken: int = 0
+    """Changes that are in their chains now."""
+    unmarked: list[str] = []
+    """Keys whose state has its value again."""
+    mended: list[str] = []
+    """Keys with a gap that is closed."""
+    restored: list[str] = []
+    """Keys whose value before the dropped change was committed anew."""
+
+
+class Quarantine:
+    """This reads and changes one deployment's quarantine."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self.settings = settings
+        self.keys = KeySpace(settings.prefix, settings.shards)
+        self._database = database
+
+    async def listed(self, *, dropped: bool, limit: int = LIST_MAX) -> list[Parked]:
+        """This gives what is parked, newest first, without the entries themselves."""
+        async with self._database.transaction() as transaction:
+            (rows,) = await transaction.run(Call("quarantine_list", {"dropped": dropped, "limit": limit}))
+        return [_parked(row) for row in rows]
+
+    async def found(self, place: Place) -> Parked | None:
+        """This gives one parked entry whole."""
+        async with self._database.transaction() as transaction:
+            return await self._read(transaction, place)
+
+    async def _read(self, transaction: Transaction, place: Place) -> Parked | None:
+        (rows,) = await transaction.run(Call("quarantine_entry", place._asdict()))
+        return _parked(rows[0]) if rows else None
+
+    async def take_in(self, place: Place) -> Done:
+        """This takes an entry in, or says why it cannot be."""
+        try:
+            async with self._database.transaction() as transaction:
+                await transaction.run(Call("quarantine_lock", {"shard": place.shard}))
+                parked = await self._read(transaction, place)
+                if parked is None:
+                    raise Unfit("it is not in quarantine")
+                change_set = readable(parked, self.keys)
+                takings = plan(change_set, await _spots(transaction, change_set))
+                await transaction.run(*(_row(place, change_set, *taking) for taking in takings))
+                unmarked, mended, _ = await transaction.run(
+                    Call("quarantine_unmark", {"change_id": change_set.change_id}),
+                    Call("quarantine_mend", {"change_id": change_set.change_id}),
+                    Call("quarantine_remove", place._asdict()),
+                )
+                await transaction.commit()
+        except Unfit as error:
+            return Done(id=str(place), done=False, why=str(error))
+        except Poison as error:
+            return Done(id=str(place), done=False, why=f"Postgres still refuses it: {error.sqlstate}: {error.reason}")
+        return Done(
+            id=str(place), done=True, taken=len(takings), unmarked=[row[0] for row in unmarked],
+            mended=[row[0] for row in mended],
+        )  # fmt: skip
+
+    async def marked(self, parked: Parked) -> list[Write]:
+        """This gives, for each key that still ends with the parked change, the write of what was before it."""
+        asked = {"keys": parked.keys, "change_id": parked.change_id}
+        async with self._database.transaction() as transaction:
+            (rows,) = await transaction.run(Call("quarantine_marked", asked))
+        return [
+            Write(key=key, op="set", expected=parked.change_id, value=bytes(value), encoding=encoding, schema=schema)
+            if op == "set"
+            else Write(key=key, op="delete", expected=parked.change_id)
+            for key, op, value, encoding, schema, _ in rows
+        ]
+
+    async def note_drop(self, place: Place, about: str) -> None:
+        """This records that an entry was given up."""
+        async with self._database.transaction() as transaction:
+            await transaction.run(
+                Call("quarantine_lock", {"shard": place.shard}),
+                Call("quarantine_drop", {**place._asdict(), "about": storable(about)}),
+            )
+            await transaction.commit()
+
+
+@contextlib.asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[Quarantine]:
+    """This connects to Postgres, which must be the one that the settings mean."""
+    session = await PostgresTier(settings, KeySpace(settings.prefix, settings.shards)).session()
+    database = Database(session, settings)
+    try:
+        yield Quarantine(settings, database)
+    except PostgresUnavailable as error:
+        if error.reason != RIGHTS:
+            raise
+        hint = "Use the schema owner's role: retry writes to change, state and quarantine, drop to quarantine."
+        raise ConfigurationError(f"Postgres: {error.detail}", hint=hint) from error
+    finally:
+        await database.close()
+
+
+async def retry(settings: Settings, places: Sequence[Place] | None) -> list[Done]:
+    """This takes in the named entries, or all that were not dropped, newest first."""
+    tier = RedisTier(settings, KeySpace(settings.prefix, settings.shards))
+    link = await tier.link()
+    try:
+        async with opened(settings) as quarantine:
+            asked = await _asked(quarantine, places)
+            done = []
+            for parked in newest_first(asked):
+                one = await quarantine.take_in(parked.place)
+                if one.unmarked:
+                    one = await _told(link, quarantine.keys, parked, one)
+                done.append(one)
+            return done
+    finally:
+        await link.close()
+
+
+async def _asked(quarantine: Quarantine, places: Sequence[Place] | None) -> list[Parked]:
+    if places is None:
+        return await quarantine.listed(dropped=False)
+    found = {place: await quarantine.found(place) for place in dict.fromkeys(places)}
+    return [parked or _nothing(place) for place, parked in found.items()]
+
+
+async def _told(link: Any, keys: KeySpace, parked: Parked, done: Done) -> Done:
+    """This makes Redis load the states again; where it is away, readers find out when what it holds expires."""
+    names = [keys.hydrating(parked.place.shard), *(keys.state(key) for key in done.unmarked)]
+    try:
+        await link.script(script("reread"), names, [parked.change_id, *done.unmarked], seconds=5.0)
+    except RedisUnavailable as error:
+        why = f"Redis could not be told, and may call it quarantined for a while: {error}"
+        return msgspec.structs.replace(done, why=why)
+    return done
+
+
+async def drop(
+    settings: Settings, places: Sequence[Place], *, actor: str, reason: str, durability: str | None
+) -> list[Done]:
+    """This gives the named entries up."""
+    done = []
+    async with opened(settings) as quarantine, AsyncStateCache(settings=settings) as cache:
+        for place in dict.fromkeys(places):
+            parked = await quarantine.found(place)
+            if parked is None:
+                done.append(Done(id=str(place), done=False, why="it is not in quarantine"))
+                continue
+            writes = await quarantine.marked(parked)
+            about = f"by {actor}" + (f": {reason}" if reason else "")
+            restored = await _restored(cache, place, writes, actor=actor, why=about, durability=durability)
+            await quarantine.note_drop(place, about)
+            done.append(Done(id=str(place), done=True, restored=restored))
+    return done
+
+
+async def _restored(
+    cache: AsyncStateCache, place: Place, writes: Sequence[Write], *, actor: str, why: str, durability: str | None
+) -> list[str]:
+    """This commits what was before, together, but for keys that somebody has written meanwhile."""
+    left = list(writes)
+    while left:
+        commit = cache.tier.committer.new(
+            left, place.shard, durability=cache.durability_of(durability), actor=actor[:200],
+            reason=f"quarantine drop {place} {why}"[:500], end=cache.end_of(None), change_id=None,
+        )  # fmt: skip
+        try:
+            await cache.tier.committer.commit(commit)
+        except VersionConflict as error:
+            left = [write for write in left if write.key != error.key]
+            continue
+        break
+    return [write.key for write in left]
+
+
+async def _spots(transaction: Transaction, change_set: ChangeSet) -> dict[str, Spot]:
+    changes = change_set.changes
+    asked = {
+        "keys": [change.key for change in changes],
+        "versions": [change.version for change in changes],
+        "parents": [change.parent_change_id for change in changes],
+    }
+    (rows,) = await transaction.run(Call("quarantine_places", asked))
+    return {key: Spot(version or 0, tip or "", op or "", here or "", behind or "", there)
+            for key, version, tip, op, here, behind, there in rows}  # fmt: skip
+
+
+def _row(place: Place, change_set: ChangeSet, change: Any, gap: bool) -> Call:
+    return Call("quarantine_take", {
+        "key": change.key, "version": change.version, "change_id": change.change_id,
+        "parent_change_id": change.parent_change_id, "shard": place.shard, "epoch": place.epoch, "n": place.n,
+        "op": change.op, "value": change.value, "encoding": change.encoding, "schema": change.schema,
+        "writer": change_set.writer, "actor": change_set.actor, "reason": change_set.reason, "gap": gap,
+        "at": change_set.at,
+    })  # fmt: skip
+
+
+def _parked(row: Sequence[Any]) -> Parked:
+    shard, epoch, n, change_id, keys, size, sqlstate, error, recorded_at, *entry = row
+    return Parked(
+        place=Place(shard, epoch, n), change_id=change_id, keys=keys, size=size, sqlstate=sqlstate, error=error,
+        recorded_at=recorded_at, entry=bytes(entry[0]) if entry else b"",
+    )  # fmt: skip
+
+
+def _nothing(place: Place) -> Parked:
+    return Parked(place=place, change_id="", keys=[], size=0, sqlstate="", error="", recorded_at=wall())

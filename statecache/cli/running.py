@@ -1,0 +1,97 @@
+"""`migrate`, `worker`, `dev`, `version`: what runs the product."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from statecache import __version__
+from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
+from statecache.cli.screen import print_json
+from statecache.cli.status import OK
+from statecache.settings import masked
+from statecache.sql import CODE
+
+
+def version(as_json: AsJson = False) -> int:
+    """Show the version and the level of the schema that this code understands.
+
+    \b
+    Example:
+      statecache version
+    """
+    if as_json:
+        print_json({"version": __version__, "schema_code": CODE, "python": platform.python_version()})
+    else:
+        print(f"statecache {__version__} (schema code {CODE}, Python {platform.python_version()})")
+    return OK
+
+
+def migrate(
+    redis_url: RedisUrl = None,
+    postgres_url: PostgresUrl = None,
+    redis: Annotated[bool, typer.Option("--redis/--no-redis", help="Also adopt a fresh Redis.")] = True,
+    as_json: AsJson = False,
+) -> int:
+    """Bring the Postgres schema up to date and adopt a fresh Redis; safe to repeat, safe twice at once.
+
+    \b
+    Examples:
+      statecache migrate
+      statecache migrate --no-redis         the schema only
+    """
+    from statecache._async.migrate import migrate as run
+
+    settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
+    report = asyncio.run(run(settings, redis=redis))
+    if as_json:
+        print_json(report)
+        return OK
+    for step in report.applied:
+        print(f"applied {step}")
+    if report.pinned:
+        print(f"pinned {settings.shards} shards and the prefix {settings.prefix!r}")
+    if report.shards_added:
+        print(f"added {report.shards_added} shard rows")
+    if report.shards_opened:
+        print(f"opened {report.shards_opened} shards at {masked(settings.redis_url)}")
+    if report.newer:
+        print(f"left alone what a newer release has applied: {', '.join(map(str, report.newer))}")
+    if not report.did_something:
+        print("nothing to do")
+    return OK
+
+
+def worker(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None) -> int:
+    """Run a worker: it flushes changes into Postgres until SIGTERM, and shares the shards with the other workers.
+
+    It logs to stderr, one JSON object a line.
+
+    \b
+    Example:
+      STATECACHE_REDIS_URL=redis://… STATECACHE_POSTGRES_URL=postgresql://… statecache worker
+    """
+    from statecache_workers.runner import run_worker
+
+    return int(asyncio.run(run_worker(settings_of(redis_url=redis_url, postgres_url=postgres_url))))
+
+
+def dev(
+    folder: Annotated[Path | None, typer.Option(help="Where the data live; else the user's data folder.")] = None,
+    redis_port: Annotated[int | None, typer.Option(help="Insist on this port.")] = None,
+    postgres_port: Annotated[int | None, typer.Option(help="Insist on this port.")] = None,
+) -> int:
+    """Run a Valkey, a Postgres and a worker to develop against, until Ctrl-C. No Docker, no root.
+
+    \b
+    Examples:
+      statecache dev
+      statecache dev --folder ./state --redis-port 6380
+    """
+    from statecache.dev import run_dev
+
+    return run_dev(folder=folder, redis_port=redis_port, postgres_port=postgres_port)

@@ -1,0 +1,110 @@
+"""How things look on a screen, and how they look when piped.
+
+A terminal gets colour and boxes; a pipe gets neither: a table is a header and rows, cells parted by tabs. Text that
+came from elsewhere (keys, writers, reasons) is shown with its control characters escaped, for what agents write must
+not be able to steer an operator's terminal.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.highlighter import JSONHighlighter
+from rich.table import Table
+from rich.text import Text
+
+_STYLES = {"ok": "green", "warning": "yellow", "error": "bold red", "note": "dim"}
+_NOT_FOR_TERMINALS = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_RIGHT = frozenset({"version", "bytes", "age", "shards", "entries", "lag", "heartbeat", "writes", "count"})
+
+
+def is_terminal() -> bool:
+    """This says whether a person reads standard output."""
+    return sys.stdout.isatty()
+
+
+def console(*, on_stderr: bool = False) -> Console:
+    """This gives a console that colours for terminals only, and never guesses what text means."""
+    stream = sys.stderr if on_stderr else sys.stdout
+    return Console(stderr=on_stderr, highlight=False, force_terminal=stream.isatty(), emoji=False, markup=False)
+
+
+def print_json(value: Any) -> None:
+    """This prints one JSON object on one line."""
+    print(msgspec.json.encode(value).decode())
+
+
+def plain(text: str) -> str:
+    """This shows text in one line, with what is not printable escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def styled(text: str, style: str) -> Text:
+    """This gives text in the colour of `ok`, `warning`, `error` or `note`."""
+    return Text(text, style=_STYLES.get(style, style or "none"))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, styles: Sequence[str] = ()) -> None:
+    """This prints a table; `styles` gives each row one of the words of `styled`."""
+    if not is_terminal():
+        for row in (columns, *rows):
+            print("\t".join(plain(cell) for cell in row))
+        return
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in _RIGHT else "left", overflow="fold")
+    for at, row in enumerate(rows):
+        style = _STYLES.get(styles[at], "") if styles else ""
+        table.add_row(*(Text(plain(cell)) for cell in row), style=style)
+    console().print(table)
+
+
+def print_labelled(label: str, text: str, *, width: int, style: str = "", label_style: str = "bold") -> None:
+    """This prints text behind a label; on a terminal what is too long goes on below its beginning."""
+    if not is_terminal():
+        print(f"{label:<{width}}{plain(text)}".rstrip())
+        return
+    line = Table.grid()
+    line.add_column(width=width, no_wrap=True)
+    line.add_column(overflow="fold")
+    line.add_row(styled(label, label_style), styled(plain(text), style))
+    console().print(line)
+
+
+def print_value(data: bytes) -> None:
+    """This prints JSON: as it is into a pipe, laid out and coloured on a terminal."""
+    if not is_terminal():
+        sys.stdout.write(data.decode("utf-8", "replace") + "\n")
+        return
+    text = msgspec.json.format(data, indent=2).decode("utf-8", "replace")
+    text = _NOT_FOR_TERMINALS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    console().print(JSONHighlighter()(Text(text)), soft_wrap=True)
+
+
+def size_text(size: float) -> str:
+    """This gives a number of bytes in a few characters."""
+    unit = 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 or size >= 100 else f"{size:.1f} {_UNITS[unit]}"
+
+
+def time_text(seconds: float) -> str:
+    """This gives a span of time in a few characters."""
+    if seconds < 0:
+        return "0 s"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    for limit, divisor, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / divisor:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"

@@ -1,0 +1,136 @@
+"""How `top` looks: a head of eight lines, and below it as many rows of three tables as the terminal has room for.
+
+At 80 columns workers stand below the worst shards; from 110 columns on all three stand side by side.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from statecache.cli.overview import BACKLOG_LIMIT, backlog_text, lag_text, server_text, shards_text
+from statecache.cli.sample import COUNTED_MAX
+from statecache.cli.screen import plain, size_text, styled, time_text
+from statecache.cli.top import EVERY_S, LOOKS_MAX, Figures
+
+WIDE = 110
+_BAR_MAX = 40
+
+
+class View:
+    """This draws the newest figures for the size that the terminal has at that moment."""
+
+    def __init__(self, screen: Console, figures: Figures) -> None:
+        self._screen = screen
+        self.figures = figures
+
+    def __rich_console__(self, screen: Console, options: ConsoleOptions) -> RenderResult:
+        width, height = self._screen.size
+        head = lines_of(self.figures, bar=min(_BAR_MAX, max(10, width - 66)))
+        title = _title(self.figures, width)
+        lines = [title, *head][:height]
+        for line in lines:
+            line.truncate(width, overflow="ellipsis")
+        rows = height - len(lines) - 1
+        yield Group(*lines, *([Text(""), _tables(self.figures, width, rows)] if rows > 2 else []))
+
+
+def _title(figures: Figures, width: int) -> Text:
+    left, right = f"statecache top  {figures.sample.at:%H:%M:%S} UTC", f"every {EVERY_S:.0f} s, q quits"
+    return Text(left + right.rjust(max(len(right) + 2, width - len(left))), style="reverse", no_wrap=True)
+
+
+def lines_of(figures: Figures, *, bar: int = 0) -> list[Text]:
+    """These are the lines of the head."""
+    sample, backlog = figures.sample, figures.backlog
+    shards, used = figures.shards, backlog["used"]
+    bad = "warning" if shards["closed"] or shards["unowned"] else ""
+    full = "" if used is None or used <= BACKLOG_LIMIT else "error"
+    aside = _aside(figures)
+    return [
+        _line("Redis", server_text(sample.redis), "" if sample.redis.reachable else "error"),
+        _line("Postgres", server_text(sample.postgres), "" if sample.postgres.reachable else "error"),
+        _line("Shards", f"{shards_text(shards)}{aside}", bad or ("warning" if sample.quarantined else "")),
+        _line("Rates", f"commits {_rate(figures.commits_per_s)}, flushed {_rate(figures.flushed_per_s)}"),
+        _line("Lag", lag_text(figures.lag)),
+        _line("Backlog", _bar(used, bar) + backlog_text(backlog), full),
+    ]
+
+
+def _line(label: str, text: str, style: str = "") -> Text:
+    line = Text(f"{label:<10}", style="bold", no_wrap=True)
+    return line.append_text(styled(plain(text), style or "none"))
+
+
+def _rate(rate: float | None) -> str:
+    return "?" if rate is None else f"{rate:,.0f}/s"
+
+
+def _aside(figures: Figures) -> str:
+    sample = figures.sample
+    if sample.quarantined is None or sample.conflicts is None:
+        return ""
+    counts = [
+        str(count) if count <= COUNTED_MAX else f"{COUNTED_MAX}+" for count in (sample.quarantined, sample.conflicts)
+    ]
+    return f"; {counts[0]} in quarantine, {counts[1]} in conflict"
+
+
+def _bar(used: float | None, width: int) -> str:
+    if used is None or not width:
+        return ""
+    filled = min(width, round(used * width))
+    return "█" * filled + "░" * (width - filled) + " "
+
+
+def _tables(figures: Figures, width: int, rows: int) -> RenderableType:
+    if width >= WIDE:
+        side = 36
+        parts = [_worst(figures, rows, side), _workers(figures, rows, 44), _hot(figures, rows, width - side - 44 - 4)]
+        return _beside(*parts)
+    side = min(40, width // 2)
+    upper = max(3, (rows - 1) // 2)
+    left = Group(_worst(figures, upper, side), Text(""), _workers(figures, rows - upper - 1, side))
+    return _beside(left, _hot(figures, rows, width - side - 2))
+
+
+def _beside(*parts: RenderableType) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_row(*parts)
+    return grid
+
+
+def _table(columns: list[tuple[str, int, bool]], rows: list[list[str]], most: int) -> Table:
+    """This makes a table of that many lines with its header; a column is its name, width and whether it is a number."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold underline")
+    for name, width, number in columns:
+        table.add_column(name, width=width, justify="right" if number else "left", no_wrap=True, overflow="ellipsis")
+    for row in rows[: max(0, most - 1)]:
+        table.add_row(*(Text(plain(cell)) for cell in row))
+    return table
+
+
+def _worst(figures: Figures, most: int, width: int) -> Table:
+    rows = [
+        [str(one.shard), f"{one.lag_entries:,}", size_text(one.lag_bytes or 0),
+         "?" if one.lag_s is None else time_text(one.lag_s)]
+        for one in figures.lag["worst"]
+    ]  # fmt: skip
+    columns = [("behind", 7, True), ("entries", 9, True), ("bytes", 9, True), ("oldest", max(7, width - 29), True)]
+    missing = "none" if figures.lag["entries"] == 0 else "?"
+    return _table(columns, rows or [[missing, "", "", ""]], most)
+
+
+def _workers(figures: Figures, most: int, width: int) -> Table:
+    workers = figures.sample.workers
+    known = [[one.id, str(one.shards), time_text(one.heartbeat_s)] for one in workers or ()]
+    missing = "not known" if workers is None else "none"
+    columns = [("worker", max(10, width - 17), False), ("shards", 6, True), ("beat", 7, True)]
+    return _table(columns, known or [[missing, "", ""]], most)
+
+
+def _hot(figures: Figures, most: int, width: int) -> Table:
+    rows = [[str(count), key] for key, count in figures.hot]
+    columns = [("writes", 6, True), (f"hot keys, a sample of {LOOKS_MAX * EVERY_S:.0f} s", max(12, width - 8), False)]
+    return _table(columns, rows or [["", "none"]], most)

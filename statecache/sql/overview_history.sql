@@ -1,0 +1,8 @@
+-- This shows what happened lately: the last openings of epochs, taken together where they were one, and new conflicts.
+SELECT jsonb_build_object(
+    'conflicts', (SELECT count(*) FROM {schema}.conflict),
+    'new_conflicts', (SELECT count(*) FROM {schema}.conflict WHERE recorded_at > now() - %(new)s::interval),
+    'openings', (SELECT coalesce(jsonb_agg(jsonb_build_array(age, shards, epoch, opened_by) ORDER BY age), '[]') FROM (
+            SELECT extract(epoch FROM now() - max(opened_at)) AS age, count(*) AS shards, max(epoch) AS epoch, opened_by
+            FROM {schema}.epoch GROUP BY opened_by, replid, date_trunc('minute', opened_at)
+            ORDER BY max(opened_at) DESC LIMIT %(openings)s) o))

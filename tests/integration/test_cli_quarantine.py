@@ -1,0 +1,297 @@
+"""What Postgres refused, in an operator's hands: listed, shown, taken in after all, or given up on the record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, Settings, VersionConflict
+from statecache.errors import Quarantined
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.command_line import CommandLine
+from tests.fix_flusher import Agents, MakeWorker, flush, rows
+
+Psql = psycopg.Connection[Any]
+NUL = "a\0b"
+POISON = "ALTER TABLE change ADD CONSTRAINT small CHECK (octet_length(value) < 10)"
+CURE = "ALTER TABLE change DROP CONSTRAINT small"
+BIG = '"much too big"'
+CHAIN = "SELECT version, value, gap FROM change WHERE key = 'runs/1' ORDER BY version"
+
+
+@pytest.fixture
+def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line on the test's deployment."""
+    return CommandLine(settings, monkeypatch, capsys)
+
+
+async def ids(cli: CommandLine) -> list[str]:
+    return [one["id"] for one in (await cli.beside("quarantine", "list", "--json")).json["parked"]]
+
+
+async def test_nothing_parked_is_said(cli: CommandLine) -> None:
+    assert await cli.beside("quarantine", "list") == (0, "nothing is in quarantine\n", "")
+    assert (await cli.beside("quarantine", "list", "--json")).json == {"parked": []}
+    assert await cli.beside("quarantine", "retry", "all") == (0, "nothing is in quarantine\n", "")
+    assert (await cli.beside("quarantine", "show", "0:1-1")).status == 1
+    assert (await cli.beside("quarantine", "show", "runs/1")).status == 2
+
+
+async def test_what_is_parked_is_listed_and_shown_and_cannot_steer_the_terminal(
+    cli: CommandLine, agents: Agents, worker: Worker, keys: KeySpace
+) -> None:
+    agents.commit(("runs/1", '"\x1b[31mred"'), reason=NUL)
+    agents.commit(("runs/2", b"\xff\xfe binary"), reason=NUL)
+    await flush(worker)
+    listed = await cli.beside("quarantine", "list")
+    assert listed.status == 0
+    assert listed.out.splitlines()[0] == "id\tage\treason\tkeys\tbytes\terror"
+    assert f"{keys.shard('runs/1')}:1-" in listed.out
+    assert "22021" in listed.out
+    for one in await ids(cli):
+        shown = await cli.beside("quarantine", "show", one)
+        assert shown.status == 0
+        assert "\x1b" not in shown.out
+        assert "\\x1b[31mred" in shown.out or "hex fffe" in shown.out
+        facts = (await cli.beside("quarantine", "show", one, "--json")).json
+        assert facts["reason"] == "22021"
+        assert facts["fields"][0] == ["Zm9ybWF0", "MQ=="]
+
+
+async def test_a_retry_in_vain_says_why_and_changes_nothing(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql
+) -> None:
+    agents.commit("runs/1", "runs/1/a", reason=NUL)
+    await flush(worker)
+    before = rows(psql, "SELECT * FROM quarantine"), rows(psql, "SELECT * FROM state")
+    done = await cli.beside("quarantine", "retry", *await ids(cli))
+    assert done.status == 1
+    assert "stays: Postgres still refuses it: 22" in done.out
+    assert (rows(psql, "SELECT * FROM quarantine"), rows(psql, "SELECT * FROM state")) == before
+    assert rows(psql, "SELECT count(*) FROM change") == [(0,)]
+
+
+async def test_a_retried_tip_gets_its_value_and_can_be_read_at_once(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, cache: AsyncStateCache, redis_raw: Any, keys: KeySpace
+) -> None:
+    """Redis has forgotten the state meanwhile and knows it as quarantined only."""
+    agents.commit(("runs/1", "1"))
+    psql.execute(POISON)
+    agents.commit(("runs/1", BIG))
+    await flush(worker)
+    redis_raw.delete(keys.state("runs/1"))
+    with pytest.raises(Quarantined):
+        await cache.get("runs/1")
+    assert "runs/1: version 2 is in quarantine" in (await cli.beside("get", "runs/1")).err
+    psql.execute(CURE)
+    hydrating = keys.hydrating(keys.shard("runs/1"))
+    redis_raw.hset(hydrating, "runs/1", "somebody-who-asked-before|1|99999999999999")
+    done = await cli.beside("quarantine", "retry", "all", "--json")
+    assert done.status == 0
+    assert not redis_raw.hexists(hydrating, "runs/1"), "what was read before is not installed after"
+    assert done.json["retried"][0] | {"id": ""} == {
+        "id": "", "done": True, "why": "", "taken": 1, "unmarked": ["runs/1"], "mended": [], "restored": [],
+    }  # fmt: skip
+    state = await cache.get("runs/1")
+    assert state is not None
+    assert (state.value, state.version) == ("much too big", 2)
+    assert rows(psql, CHAIN) == [(1, b"1", False), (2, BIG.encode(), False)]
+    assert rows(psql, "SELECT count(*) FROM quarantine") == [(0,)]
+    await cache.set("runs/1", 3, expected=state)
+    await flush(worker)
+    assert rows(psql, CHAIN)[2:] == [(3, b"3", False)], "the flusher does not go by the tip that it remembered"
+
+
+async def test_the_worker_that_parked_it_sees_the_retry_before_its_next_flush(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql
+) -> None:
+    """It remembers tips; one that it marked itself may be whole again."""
+    psql.execute(POISON)
+    agents.commit(("runs/1", BIG))
+    await flush(worker)
+    psql.execute(CURE)
+    assert (await cli.beside("quarantine", "retry", "all")).status == 0
+    agents.commit(("runs/1", "2"))
+    await flush(worker)
+    assert rows(psql, CHAIN) == [(1, BIG.encode(), False), (2, b"2", False)]
+
+
+async def test_a_gap_closes_behind_a_retried_change_and_the_tip_stays(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql
+) -> None:
+    psql.execute(POISON)
+    for value in ("1", BIG, BIG, "4", "5"):
+        agents.commit(("runs/1", value))
+    await flush(worker)
+    assert [(version, gap) for version, _, gap in rows(psql, CHAIN)] == [(1, False), (4, True), (5, False)]
+    tip = rows(psql, "SELECT * FROM state")
+    psql.execute(CURE)
+    later, earlier = sorted(await ids(cli), reverse=True)
+    alone = await cli.beside("quarantine", "retry", earlier)
+    assert alone.status == 1
+    assert "version 3 of 'runs/1' is not there either; take that one in first" in alone.out
+    done = await cli.beside("quarantine", "retry", earlier, later)
+    assert (done.status, done.out.count("1 gaps closed")) == (0, 2)
+    assert [(version, gap) for version, _, gap in rows(psql, CHAIN)] == [(n, False) for n in range(1, 6)]
+    assert rows(psql, "SELECT * FROM state") == tip
+
+
+async def test_a_commits_changes_go_in_together_or_not_at_all(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql
+) -> None:
+    psql.execute(POISON)
+    agents.commit("runs/1/a", ("runs/1/b", BIG))
+    await flush(worker)
+    psql.execute("UPDATE state SET change_id = 'ffffffffffff', version = 9 WHERE key = 'runs/1/a'")
+    psql.execute(CURE)
+    done = await cli.beside("quarantine", "retry", "all")
+    assert done.status == 1
+    assert rows(psql, "SELECT count(*) FROM change") == [(0,)]
+    assert rows(psql, "SELECT key, op FROM state WHERE key = 'runs/1/b'") == [("runs/1/b", "quarantined")]
+
+
+async def test_a_change_whose_version_another_took_stays_parked(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
+) -> None:
+    """It was a fork when it was parked: somebody vouched for a durable key as new."""
+    for value in ("1", "2"):
+        agents.commit(("runs/1", value))
+    await flush(worker)
+    redis_raw.delete(keys.state("runs/1"))
+    agents.commit("runs/1", reason=NUL)
+    await flush(worker)
+    done = await cli.beside("quarantine", "retry", "all")
+    assert done.status == 1
+    assert "version 1 of 'runs/1' is change" in done.out
+    assert rows(psql, "SELECT version FROM state") == [(2,)]
+
+
+async def test_what_no_commit_wrote_and_what_lies_in_another_shard_stays_parked(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
+) -> None:
+    home, stranger = agents.key_on(0), agents.key_on(1)
+    agents.commit(home, stranger)
+    redis_raw.xadd(keys.changes(0), {"x": "1"}, id="1-2")
+    redis_raw.hset(keys.meta(0), "n", 2)
+    agents.commit(home)
+    await flush(worker)
+    done = await cli.beside("quarantine", "retry", "all")
+    assert done.status == 1
+    assert "0:1-2  stays: no commit of this release wrote it" in done.out
+    assert f"0:1-1  stays: the key '{stranger}' belongs to shard 1" in done.out
+
+
+async def test_a_retry_waits_for_the_flusher_of_the_shard(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, settings: Settings
+) -> None:
+    agents.commit("runs/1", reason=NUL)
+    await flush(worker)
+    path = f"-c search_path={settings.postgres_schema}"
+    with psycopg.connect(settings.postgres_url, options=path) as other:
+        other.execute("SELECT * FROM shard FOR UPDATE")
+        done = await cli.beside("quarantine", "retry", "all")
+        assert done.status == 4
+        assert "lock timeout" in done.err
+        other.rollback()
+    assert rows(psql, "SELECT count(*) FROM quarantine") == [(1,)]
+
+
+async def test_a_dropped_tip_gives_the_value_before_back_as_a_new_version(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, cache: AsyncStateCache
+) -> None:
+    agents.commit(("runs/1/a", "1"), ("runs/1/gone", "1"), ("runs/1/on", "1"))
+    agents.commit({"key": "runs/1/gone", "op": "delete", "value": "", "encoding": ""})
+    agents.commit(("runs/1/a", "2"), ("runs/1/b", "2"), ("runs/1/gone", "2"), ("runs/1/on", "2"), reason=NUL)
+    await flush(worker)
+    held = await cache.get("runs/1/a")
+    agents.commit(("runs/1/on", "3"))
+    (parked,) = await ids(cli)
+    unsure = await cli.beside("quarantine", "drop", parked)
+    assert (unsure.status, unsure.err.count("\n")) == (2, 1)
+    assert await ids(cli) == [parked]
+    done = await cli.beside("quarantine", "drop", parked, "--yes", "--actor", "ann", "--reason", "a test", "--json")
+    assert done.status == 0
+    assert done.json["dropped"][0]["restored"] == ["runs/1/a", "runs/1/b", "runs/1/gone"]
+    assert held is not None
+    with pytest.raises(VersionConflict):
+        await cache.set("runs/1/a", 5, expected=held)
+    state = await cache.get("runs/1/a")
+    assert state is not None
+    assert (state.value, state.version) == (1, 3)
+    assert [await cache.get(f"runs/1/{name}") for name in ("b", "gone")] == [None, None]
+    kept = await cache.get("runs/1/on")
+    assert kept is not None
+    assert kept.value == 3
+    await flush(worker)
+    assert rows(psql, "SELECT key, version, op, gap, actor FROM change WHERE gap ORDER BY key") == [
+        ("runs/1/a", 3, "set", True, "ann"),
+        ("runs/1/b", 2, "delete", True, "ann"),
+        ("runs/1/gone", 4, "delete", True, "ann"),
+        ("runs/1/on", 3, "set", True, ""),
+    ]
+    assert rows(psql, "SELECT count(*) FROM state WHERE op = 'quarantined'") == [(0,)]
+
+
+async def test_a_drop_is_on_record_for_ever_and_says_who_when_and_why(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql
+) -> None:
+    agents.commit("runs/1", reason=NUL)
+    await flush(worker)
+    (parked,) = await ids(cli)
+    entry = rows(psql, "SELECT entry FROM quarantine")
+    for _ in range(2):
+        assert (
+            await cli.beside("quarantine", "drop", parked, "--yes", "--actor", "ann", "--reason", "why")
+        ).status == 0
+    assert await ids(cli) == []
+    assert rows(psql, "SELECT entry FROM quarantine") == entry
+    (one,) = (await cli.beside("quarantine", "list", "--dropped", "--json")).json["parked"]
+    assert one["dropped"] is True
+    assert "by ann: why; parked for 22021: " in one["error"]
+    assert one["error"].count("dropped at") == 1
+    assert (await cli.beside("quarantine", "drop", "3:9-9", "--yes")).status == 1
+
+
+async def test_a_drop_that_was_cut_short_is_finished_by_the_next(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, cache: AsyncStateCache
+) -> None:
+    """The value before is committed, then whoever drops dies before the record is made."""
+    agents.commit("runs/1", reason=NUL)
+    await flush(worker)
+    psql.execute("ALTER TABLE quarantine ADD CONSTRAINT never CHECK (sqlstate <> 'dropped')")
+    (parked,) = await ids(cli)
+    assert (await cli.beside("quarantine", "drop", parked, "--yes")).status != 0
+    assert await cache.get("runs/1") is None
+    psql.execute("ALTER TABLE quarantine DROP CONSTRAINT never")
+    done = await cli.beside("quarantine", "drop", parked, "--yes", "--json")
+    assert (done.status, done.json["dropped"][0]["restored"]) == (0, [])
+    await flush(worker)
+    assert rows(psql, "SELECT version, op FROM state") == [(2, "delete")]
+
+
+async def test_a_quarantined_key_can_be_deleted(
+    cli: CommandLine, agents: Agents, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    agents.commit("runs/1", reason=NUL)
+    await flush(worker)
+    redis_raw.delete(keys.state("runs/1"))
+    done = await cli.beside("rm", "runs/1", "--json")
+    assert (done.status, done.json["version"]) == (0, 2)
+
+
+async def test_another_worker_takes_over_after_a_retry_as_after_any_flush(
+    cli: CommandLine, agents: Agents, make_worker: MakeWorker, psql: Psql
+) -> None:
+    first = make_worker()
+    psql.execute(POISON)
+    agents.commit(("runs/1", BIG))
+    await flush(first)
+    await first.leave()
+    psql.execute(CURE)
+    assert (await cli.beside("quarantine", "retry", "all")).status == 0
+    agents.commit(("runs/1", "2"))
+    await flush(make_worker())
+    assert [(version, gap) for version, _, gap in rows(psql, CHAIN)] == [(1, False), (2, False)]

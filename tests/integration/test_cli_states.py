@@ -1,0 +1,177 @@
+"""States read and changed by hand: what is printed for people and for programs, and how it ends."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, Settings, StateCache
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.command_line import CommandLine
+from tests.fix_flusher import flush, rows
+
+Psql = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line on the test's deployment."""
+    return CommandLine(settings, monkeypatch, capsys)
+
+
+def test_a_value_is_written_and_read_as_the_json_that_it_is(cli: CommandLine, sync_cache: StateCache) -> None:
+    written = cli("set", "runs/1", '{"goal": "é", "n": 123456789012345678901234567890}', "--json")
+    assert (written.status, written.json["version"], written.err) == (0, 1, "")
+    assert cli("get", "runs/1") == (0, '{"goal":"é","n":123456789012345678901234567890}\n', "")
+    state = sync_cache.get("runs/1")
+    assert state is not None
+    assert state.value == {"goal": "é", "n": 123456789012345678901234567890}
+
+
+def test_text_and_stdin(cli: CommandLine) -> None:
+    assert cli("set", "runs/1", "--text", "hello").status == 0
+    assert cli("get", "runs/1").out == '"hello"\n'
+    assert cli.apart("set", "runs/1", "-", given='{"a":[1]}').status == 0
+    assert cli.apart("get", "runs/1") == (0, '{"a":[1]}\n', "")
+    assert cli.apart("set", "runs/1", "--", "-5").status == 0
+    assert cli("get", "runs/1").out == "-5\n"
+
+
+def test_what_is_stored_as_msgpack_is_shown_as_json(cli: CommandLine, sync_cache: StateCache) -> None:
+    packed = sync_cache.namespace("packed", encoding="msgpack")
+    packed.set("1", {"a": b"\x00\xff", "b": [1, None]})
+    assert cli("get", "packed/1").out == '{"a":"AP8=","b":[1,null]}\n'
+    assert cli("get", "packed/1", "--json").json["encoding"] == "msgpack"
+
+
+def test_all_that_is_known_of_a_state(cli: CommandLine, sync_cache: StateCache) -> None:
+    state = sync_cache.set("runs/1", [1])
+    found = cli("get", "runs/1", "--json").json
+    assert found == {
+        "key": "runs/1", "exists": True, "op": "set", "value": [1], "epoch": 1, "version": 1,
+        "change_id": state.change_id, "parent_change_id": "", "position": "1-1", "updated_at": found["updated_at"],
+        "writer": state.writer, "encoding": "json", "schema": "", "bytes": 3, "durable": False,
+    }  # fmt: skip
+    shown = cli("get", "runs/1", "--meta")
+    assert shown.out == "[1]\n"
+    assert f"change_id         {state.change_id}\n" in shown.err
+    assert "durable           not yet\n" in shown.err
+
+
+async def test_what_postgres_holds_is_called_durable_and_a_forked_change_is_not(
+    cli: CommandLine, cache: AsyncStateCache, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
+) -> None:
+    await cache.set("runs/1", 1)
+    await flush(worker)
+    assert (await cli.beside("get", "runs/1", "--json")).json["durable"] is True
+    redis_raw.hset(keys.meta(keys.shard("runs/1")), "excepted", 1)
+    assert (await cli.beside("get", "runs/1", "--json")).json["durable"] is True, "Postgres was asked"
+    psql.execute("DELETE FROM change")
+    assert (await cli.beside("get", "runs/1", "--json")).json["durable"] is False
+
+
+def test_nothing_there_is_status_1_and_one_line(cli: CommandLine) -> None:
+    assert cli("get", "runs/1") == (1, "", "statecache: runs/1: there is nothing\n")
+    assert cli("get", "runs/1", "--json").json["exists"] is False
+    assert cli("rm", "runs/1") == (1, "", "statecache: runs/1: there is nothing to delete\n")
+    assert cli("rm", "runs/1", "--json").json == {"key": "runs/1", "deleted": False}
+    cli("set", "runs/1", "1")
+    assert cli("rm", "runs/1").status == 0
+    assert cli("get", "runs/1").err == "statecache: runs/1: deleted at version 2\n"
+
+
+def test_conditions_hold_or_end_with_status_1(cli: CommandLine) -> None:
+    first = cli("set", "runs/1", "1", "--create", "--json")
+    assert first.status == 0
+    assert cli("set", "runs/1", "2", "--create").status == 1
+    assert cli("set", "runs/1", "2", "--expected", first.json["change_id"]).status == 0
+    again = cli("set", "runs/1", "3", "--expected", first.json["change_id"])
+    assert (again.status, again.err.count("\n")) == (1, 1)
+    assert cli("get", "runs/1").out == "2\n"
+
+
+async def test_who_did_it_and_why_is_kept(cli: CommandLine, worker: Worker, psql: Psql) -> None:
+    await cli.beside("set", "runs/1", "1", "--reason", "because")
+    await cli.beside("rm", "runs/1", "--actor", "ann")
+    await flush(worker)
+    assert rows(psql, "SELECT actor, reason FROM change ORDER BY version") == [
+        (getpass.getuser(), "because"),
+        ("ann", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("set", "runs/1", "{"), 2, "the value is not JSON"),
+        (("set", "runs", "1"), 2, "'runs'"),
+        (("set", "runs/1", "1", "--durability", "forever"), 2, "'forever' is not one of"),
+        (("set", "runs/1", "1", "--durability", "replica"), 3, "0 replicas are connected"),
+        (("set", "runs/1", "1", "--create", "--expected", "abcdefgh"), 2, "exclude one another"),
+        (("set", "runs/1", "1", "--expected", "?"), 2, "not a change_id"),
+        (("get", "runs/1", "--redis-url", "redis://127.0.0.1:1/0"), 4, "127.0.0.1:1"),
+        (("ls", "runs/\x00"), 2, "NUL"),
+        (("ls", "runs/", "--limit", "-1"), 2, "--limit"),
+    ],
+)
+def test_what_is_wrong_is_one_line(cli: CommandLine, arguments: tuple[str, ...], status: int, said: str) -> None:
+    ended = cli(*arguments)
+    assert (ended.status, ended.out, ended.err.count("\n")) == (status, "", 1)
+    assert said in ended.err
+
+
+async def test_a_listing_says_what_is_durable_and_where_it_was_cut(
+    cli: CommandLine, cache: AsyncStateCache, worker: Worker
+) -> None:
+    for i in range(4):
+        await cache.set(f"runs/{i}", "x" * i)
+    await flush(worker)
+    await cache.set("runs/1", 1)
+    await cache.set("runs/4", 1)
+    await cache.delete("runs/2")
+    await cache.set("other/1", 1)
+    listed = (await cli.beside("ls", "runs/", "--json")).json
+    assert [(one["key"], one["durable"], one["version"]) for one in listed["states"]] == [
+        ("runs/0", True, 1),
+        ("runs/1", False, 2),
+        ("runs/3", True, 1),
+        ("runs/4", False, 1),
+    ]
+    assert listed["more"] is False
+    newest = (await cli.beside("ls", "runs", "--newest", "--limit", "2", "--json")).json
+    assert ([one["key"] for one in newest["states"]], newest["more"]) == (["runs/4", "runs/1"], True)
+    text = await cli.beside("ls", "runs/", "--limit", "1")
+    header, line = (row.split("\t") for row in text.out.splitlines())
+    assert header == ["key", "version", "age", "durable", "bytes", "writer"]
+    assert line[0::3] == ["runs/0", "yes"]
+    assert text.err == "statecache: there are more; --limit 1 was reached\n"
+    assert len((await cli.beside("ls", "runs/", "--limit", "0")).out.splitlines()) == 5
+
+
+def test_piped_output_is_plain_and_keys_cannot_steer_the_terminal(cli: CommandLine, sync_cache: StateCache) -> None:
+    sync_cache.set("runs/\x1b[31m\n\u202e", "\x1b[31m\x9b")
+    for arguments in (("ls", "runs/"), ("get", "runs/\x1b[31m\n\u202e"), ("get", "runs/nothing\x1b"), ("status",)):
+        ended = cli.apart(*arguments)
+        assert "\x1b" not in ended.out + ended.err
+    assert "runs/\\x1b[31m\\n\\u202e\t1\t" in cli.apart("ls", "runs/").out
+    assert json.loads(cli.apart("ls", "runs/", "--json").out)["states"][0]["key"] == "runs/\x1b[31m\n\u202e"
+
+
+def test_a_hand_edited_value_that_is_no_json_is_said(
+    cli: CommandLine, sync_cache: StateCache, redis_raw: Any, keys: KeySpace
+) -> None:
+    sync_cache.set("runs/1", 1)
+    redis_raw.hset(keys.state("runs/1"), "value", "{")
+    ended = cli("get", "runs/1")
+    assert (ended.status, ended.out, ended.err.count("\n")) == (1, "", 1)
+
+
+def test_setting_up_tells_programs_too(cli: CommandLine) -> None:
+    assert cli("migrate", "--json").json["applied"] == []
+    assert cli("epoch", "claim", "all", "--yes", "--json").json == {"opened": []}
+    assert cli("version", "--json").json["schema_code"] == 1

@@ -1,0 +1,328 @@
+"""How a deployment stands, at one look and live: what is shown, what a person is called for, and outages."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import Settings
+from statecache.cli.sample import Sampler
+from statecache.clock import monotonic
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.command_line import WAIT_S, CommandLine
+from tests.fix_flusher import Agents, flush
+from tests.fix_servers import MakeSettings
+
+Psql = psycopg.Connection[Any]
+NOWHERE = "redis://127.0.0.1:1/0"
+NO_POSTGRES = "postgresql://127.0.0.1:1/x"
+
+
+@pytest.fixture
+def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line on the test's deployment."""
+    return CommandLine(settings, monkeypatch, capsys)
+
+
+async def test_all_is_well(cli: CommandLine, agents: Agents, worker: Worker) -> None:
+    agents.commit("runs/1")
+    await flush(worker)
+    shown = await cli.beside("status")
+    assert (shown.status, shown.err) == (0, "")
+    assert "Shards      4: 4 open, 0 closed, 0 unowned\n" in shown.out
+    assert "Nothing needs a person." in shown.out
+    found = (await cli.beside("status", "--json")).json
+    assert found["attention"] == []
+    assert found["shards"] == {"count": 4, "open": 4, "closed": 0, "unowned": 0}
+    assert (found["lag"]["entries"], found["backlog"]["used"], found["epoch"]) == (0, 0.0, 1)
+    assert (found["redis"]["role"], found["postgres"]["role"]) == ("primary", "primary")
+    assert [(one["id"], one["shards"]) for one in found["workers"]] == [(worker.id, 4)]
+    assert found["workers"][0]["heartbeat_s"] < 5
+    assert found["openings"][0]["shards"] == 4
+
+
+async def test_the_urls_are_shown_without_their_passwords(cli: CommandLine, settings: Settings) -> None:
+    password = settings.redis_url.partition("default:")[2].partition("@")[0]
+    shown = await cli.beside("status")
+    assert password
+    assert password not in shown.out
+    assert ":***@" in shown.out
+
+
+async def test_lag_is_told_in_entries_bytes_and_time_with_the_worst_shards(cli: CommandLine, agents: Agents) -> None:
+    for shard, count in ((0, 1), (1, 3)):
+        for _ in range(count):
+            agents.commit((agents.key_on(shard), "x" * 100))
+    lag = (await cli.beside("status", "--json")).json["lag"]
+    assert lag["entries"] == 4
+    assert 1200 <= lag["bytes"] <= 1300
+    assert 0 <= lag["seconds"] < WAIT_S
+    assert [(one["shard"], one["lag_entries"]) for one in lag["worst"]] == [(1, 3), (0, 1)]
+
+
+async def test_a_shard_without_a_worker_calls_for_a_person(cli: CommandLine) -> None:
+    shown = await cli.beside("status")
+    assert shown.status == 1
+    assert "4 of 4 shards have no worker" in shown.out
+
+
+async def test_a_closed_gate_calls_for_a_person(
+    cli: CommandLine, worker: Worker, redis_raw: Any, keys: KeySpace, psql: Psql
+) -> None:
+    await flush(worker)
+    redis_raw.hset(keys.meta(0), "replid", "f" * 40)
+    redis_raw.delete(keys.meta(1))
+    psql.execute("UPDATE shard SET epoch = 7 WHERE shard = 2")
+    found = await cli.beside("status", "--json")
+    assert found.status == 1
+    assert found.json["attention"] == [
+        "the gate of shard 0 is closed: its data set has not been opened on this server",
+        "the gate of shard 1 is closed: Redis holds no data set of it",
+        "the gate of shard 2 is closed: Redis is at epoch 1, Postgres at 7",
+    ]
+
+
+async def test_quarantine_and_new_conflicts_call_for_a_person_and_old_ones_do_not(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
+) -> None:
+    agents.commit("runs/1")
+    await flush(worker)
+    redis_raw.delete(keys.state("runs/1"))
+    agents.commit("runs/1")
+    agents.commit("runs/2", reason="a\0b")
+    await flush(worker)
+    found = await cli.beside("status", "--json")
+    assert (found.status, found.json["quarantined"], found.json["conflicts"]) == (1, 1, 1)
+    assert len(found.json["attention"]) == 2
+    psql.execute("UPDATE conflict SET recorded_at = recorded_at - interval '2 days'")
+    psql.execute("UPDATE quarantine SET sqlstate = 'dropped'")
+    found = await cli.beside("status", "--json")
+    assert (found.status, found.json["quarantined"], found.json["conflicts"]) == (0, 0, 1)
+
+
+async def test_a_backlog_near_its_limit_calls_for_a_person(
+    cli: CommandLine, agents: Agents, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await flush(worker)
+    monkeypatch.setenv("STATECACHE_BACKLOG_ENTRIES_MAX", "5")
+    for _ in range(4):
+        agents.commit(agents.key_on(3))
+    assert (await cli.beside("status")).status == 0
+    agents.commit(agents.key_on(3))
+    found = await cli.beside("status", "--json")
+    assert found.status == 1
+    assert found.json["attention"] == ["the backlog of shard 3 is above 80% of its limit"]
+
+
+@pytest.mark.parametrize(
+    ("option", "url", "seen"), [("--redis-url", NOWHERE, "Postgres 1"), ("--postgres-url", NO_POSTGRES, "Valkey")]
+)
+async def test_with_one_server_away_the_other_is_shown(cli: CommandLine, option: str, url: str, seen: str) -> None:
+    for command in (["status"], ["top", "--once"]):
+        shown = await cli.beside(*command, option, url)
+        assert shown.status == 4
+        assert "does not answer: connect: " in shown.out
+        assert seen in shown.out
+        assert (await cli.beside(*command, option, url, "--json")).status == 4
+
+
+async def test_another_deployments_settings_are_status_3(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATECACHE_SHARDS", "8")
+    for command in ("status", "top"):
+        ended = await cli.beside(command, *(["--once"] if command == "top" else []))
+        assert (ended.status, ended.out, ended.err.count("\n")) == (3, "", 1)
+
+
+# Live.
+
+
+def test_top_needs_a_terminal_or_is_asked_for_lines(cli: CommandLine) -> None:
+    ended = cli.apart("top")
+    assert (ended.status, ended.out, ended.err) == (2, "", "statecache: top needs a terminal. Say --once or --json.\n")
+
+
+async def test_one_look_compares_two_and_counts_the_keys_between(
+    cli: CommandLine, agents: Agents, worker: Worker, settings: Settings
+) -> None:
+    await flush(worker)
+    sampler = Sampler(settings, patience_s=WAIT_S)
+    first = await sampler.take()
+    for _ in range(3):
+        agents.commit("runs/1")
+    agents.commit("runs/2/a", "runs/2/b", reason="why")
+    second = await sampler.take()
+    await sampler.close()
+    assert first.keys == []
+    assert sorted(second.keys) == ["runs/1"] * 3 + ["runs/2/a", "runs/2/b"]
+    assert (first.committed_total, second.committed_total, second.flushed_total) == (0, 4, 0)
+    shown = await cli.beside("top", "--once")
+    assert shown.status == 0
+    assert [line.split()[0] for line in shown.out.splitlines()] == [
+        "Redis", "Postgres", "Shards", "Rates", "Lag", "Backlog",
+    ]  # fmt: skip
+    facts = (await cli.beside("top", "--once", "--json")).json
+    assert facts["commits_per_s"] == 0
+    assert facts["lag"]["entries"] == 4
+
+
+async def test_a_look_reads_no_more_of_large_entries_than_it_may(agents: Agents, settings: Settings) -> None:
+    sampler = Sampler(settings, patience_s=WAIT_S)
+    await sampler.take()
+    agents.commit(("runs/1", "x" * 3_000_000))
+    seen = await sampler.take()
+    await sampler.close()
+    assert seen.keys == []
+    assert [one.lag_s for one in seen.shards if one.lag_entries] == [None]
+
+
+async def test_looking_survives_an_outage_of_either_server(settings: Settings, redis_raw: Any, psql: Psql) -> None:
+    sampler = Sampler(settings, patience_s=WAIT_S)
+    assert (await sampler.take()).redis.reachable
+    redis_raw.client_kill_filter(_type="normal", skipme=True)
+    away = await sampler.take()
+    assert not away.redis.reachable
+    assert (away.postgres.reachable, away.committed_total, away.shards[0].open) == (True, None, None)
+    assert (await sampler.take()).redis.reachable
+    psql.execute("ALTER TABLE shard RENAME TO away")
+    away = await sampler.take()
+    assert not away.postgres.reachable
+    assert (away.redis.reachable, away.workers, away.shards[0].owned) == (True, None, None)
+    psql.execute("ALTER TABLE away RENAME TO shard")
+    assert (await sampler.take()).postgres.reachable
+    await sampler.close()
+
+
+def test_lines_for_programs_come_until_nobody_reads_on(cli: CommandLine) -> None:
+    command = [sys.executable, "-m", "statecache", "top", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=cli.environment()) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.stdout.close()
+        assert process.wait(WAIT_S) == 0
+        assert process.stderr.read() == b""
+    assert lines[0]["commits_per_s"] is None
+    assert lines[1]["commits_per_s"] == 0
+
+
+class Terminal:
+    """This is a terminal with a command in it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], screen: int) -> None:
+        self.process = process
+        self._screen = screen
+        self.written = b""
+
+    def until(self, holds: Callable[[bytes], bool]) -> None:
+        """This reads on until that holds of what was written since it was last asked for."""
+        start, end = len(self.written), monotonic() + WAIT_S
+        while not holds(self.written[start:]):
+            ready, _, _ = select.select([self._screen], [], [], max(0.0, end - monotonic()))
+            assert ready, self.written[-2000:]
+            try:
+                more = os.read(self._screen, 65536)
+            except OSError:  # the other end is closed
+                more = b""
+            assert more, self.written[-2000:]
+            self.written += more
+
+    def press(self, key: bytes) -> None:
+        os.write(self._screen, key)
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._screen, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+
+CODE = """
+import fcntl, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from statecache.cli import main
+main()
+"""
+
+
+@contextmanager
+def in_terminal(cli: CommandLine, *arguments: str, columns: int = 80, lines: int = 24) -> Iterator[Terminal]:
+    screen, inside = pty.openpty()
+    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE, *arguments],
+        stdin=inside, stdout=inside, stderr=inside, start_new_session=True, env=cli.environment(),
+    )  # fmt: skip
+    before = termios.tcgetattr(screen)
+    try:
+        yield Terminal(process, screen)
+        assert termios.tcgetattr(screen) == before
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        os.close(inside)
+        os.close(screen)
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"])
+def test_the_live_screen_is_drawn_anew_fits_a_new_size_and_ends_at_a_key(cli: CommandLine, key: bytes) -> None:
+    with in_terminal(cli, "top") as terminal:
+        terminal.until(lambda seen: b"every 1 s, q quits" in seen and b"hot keys" in seen)
+        assert b"\x1b[?1049h" in terminal.written
+        terminal.until(lambda seen: b"q quits" in seen)
+        terminal.resize(130, 40)
+        terminal.until(lambda seen: b"q quits" in seen and b"256 MiB a shard" in seen)
+        terminal.press(key)
+        terminal.until(lambda seen: b"\x1b[?1049l" in seen)
+        assert terminal.process.wait(WAIT_S) == 0
+
+
+def test_the_live_screen_ends_when_it_is_told_to(cli: CommandLine) -> None:
+    with in_terminal(cli, "top") as terminal:
+        terminal.until(lambda seen: b"q quits" in seen)
+        terminal.process.send_signal(signal.SIGTERM)
+        terminal.until(lambda seen: b"\x1b[?1049l" in seen)
+        assert terminal.process.wait(WAIT_S) == 0
+
+
+def test_on_a_terminal_there_is_colour_and_a_delete_asks_first(cli: CommandLine) -> None:
+    assert cli("set", "runs/1", '{"a": 1}').status == 0
+    with in_terminal(cli, "get", "runs/1") as terminal:
+        terminal.until(lambda seen: b"}" in seen)
+        assert b"\x1b[" in terminal.written
+        assert terminal.process.wait(WAIT_S) == 0
+    for answer, status in ((b"n\n", 130), (b"y\n", 0)):
+        with in_terminal(cli, "rm", "runs/1") as terminal:
+            terminal.until(lambda seen: b"Delete runs/1?" in seen)
+            terminal.press(answer)
+            assert terminal.process.wait(WAIT_S) == status
+    assert cli("get", "runs/1").status == 1
+
+
+def test_a_listing_on_a_terminal_fits_it(cli: CommandLine) -> None:
+    cli("set", f"runs/{'long' * 60}", "1")
+    with in_terminal(cli, "ls", "runs/", columns=60) as terminal:
+        terminal.until(lambda seen: b"not yet" in seen)
+        assert terminal.process.wait(WAIT_S) == 0
+
+
+async def test_the_fence_may_be_off(
+    cli: CommandLine, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then a shard that was opened without it is open."""
+    other = make_settings(fence="off")
+    for name in ("prefix", "postgres_schema", "fence"):
+        monkeypatch.setenv(f"STATECACHE_{name.upper()}", getattr(other, name))
+    assert (await cli.beside("status", "--json")).json["shards"]["open"] == 4

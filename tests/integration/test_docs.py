@@ -1,0 +1,83 @@
+"""Every block of every page is run, against servers of its own, in an empty folder, with an empty home."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from statecache.testing import servers
+from tests.pages import ROOT, PageFailed, Reader, blocks, psql_folder
+
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if blocks(path.read_text(encoding="utf-8")))
+BY_ITSELF: tuple[str, ...] = ("quickstart.md",)
+"""Pages that begin the servers themselves."""
+
+REDIS_CLI = f"""#!{sys.executable}
+import sys, redis
+words = [word for word in sys.argv[1:] if word != "--raw"]
+reply = redis.Redis.from_url(words[words.index("-u") + 1], decode_responses=True).execute_command(*words[2:])
+rows = [part for pair in reply.items() for part in pair] if isinstance(reply, dict) else reply
+print("\\n".join(map(str, rows)) if isinstance(rows, (list, set)) else "" if rows is None else rows)
+"""
+"""What stands in for redis-cli where there is none; its output is that of the real one behind a pipe."""
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """This is what a reader's shell has: statecache, psql, redis-cli, and no settings yet."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    if shutil.which("redis-cli") is None:
+        (tools / "redis-cli").write_text(REDIS_CLI)
+        (tools / "redis-cli").chmod(0o755)
+    for name in [name for name in os.environ if name.startswith("STATECACHE_")]:
+        monkeypatch.delenv(name)
+    path = [tools, Path(sys.executable).parent, psql_folder(), Path(os.environ["PATH"])]
+    return {
+        "PATH": os.pathsep.join(map(str, path)),
+        "HOME": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "workers"))),
+        "LANG": "C.UTF-8",
+    }
+
+
+@pytest.fixture
+def running(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """These are settings of servers that run, in the shell's environment and in this process's."""
+    with servers(workers=1) as s:
+        given = {"STATECACHE_REDIS_URL": s.redis_url, "STATECACHE_POSTGRES_URL": s.postgres_url}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        yield environment | given
+
+
+def _follow(page: Path, environment: dict[str, str], folder: Path) -> None:
+    with Reader(environment, folder) as reader:
+        reader.follow(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in BY_ITSELF], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_a_page_does_what_it_says(page: Path, running: dict[str, str], tmp_path: Path) -> None:
+    _follow(page, running, tmp_path)
+
+
+@pytest.mark.xdist_group("dev")
+@pytest.mark.parametrize("name", BY_ITSELF)
+def test_a_page_that_begins_with_nothing_does_what_it_says(
+    name: str, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for setting in ("STATECACHE_REDIS_URL", "STATECACHE_POSTGRES_URL"):
+        monkeypatch.setenv(setting, "")
+    _follow(ROOT / "docs" / name, environment, tmp_path)
+
+
+def test_a_statement_that_postgres_refuses_is_a_failure(running: dict[str, str], tmp_path: Path) -> None:
+    with Reader(running, tmp_path) as reader, pytest.raises(PageFailed, match=r"line 1 \(sql\).*nothing_of_the_kind"):
+        reader.follow("```sql\nselect * from nothing_of_the_kind\n```")

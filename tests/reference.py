@@ -1,0 +1,157 @@
+"""Makes docs/reference.md from what the code says of itself: docstrings, signatures, settings, commands.
+
+    python -m tests.reference             writes it
+    python -m tests.reference --check     says whether it is fresh, by its exit status
+
+Nothing is written by hand there, so nothing there can be out of date; a test asks for `--check`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+import statecache
+from statecache.cli.app import app
+from statecache.errors import StateCacheError
+from statecache.settings import Settings
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
+HEAD = """# Reference
+
+Generated from the code by `python -m tests.reference`. `AsyncStateCache` and `StateCache` have the same verbs; the
+asynchronous ones are awaited, and `list` and `transaction` are used with `async for` and `async with`.
+"""
+
+
+def page() -> str:
+    """This gives the whole page."""
+    parts = [HEAD, *_clients(), *_values(), *_errors(), *_settings(), *_commands()]
+    return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+def _prose(text: str | None) -> str:
+    """This gives a docstring as paragraphs of Markdown; what is indented in it stays as it is."""
+    text = inspect.cleandoc(text or "").replace("\b\n", "")
+    return "\n\n".join(paragraph.rstrip() for paragraph in text.split("\n\n"))
+
+
+def _signature(name: str, function: Any) -> str:
+    shown = re.sub(r"(: |-> )(['\"])(.*?)\2(?=[,)= ]|$)", r"\1\3", str(inspect.signature(function)))
+    return name + re.sub(r"\(self(, )?", "(", shown)
+
+
+def _public_methods(kind: type) -> Iterator[tuple[str, Any]]:
+    seen = set()
+    for one in kind.__mro__:
+        for name, member in vars(one).items():
+            public = not name.startswith("_") and name not in seen
+            if public and inspect.isfunction(member) and member.__doc__ and one.__module__.startswith("statecache."):
+                seen.add(name)
+                yield name, member
+
+
+def _clients() -> Iterator[str]:
+    kind = statecache.StateCache
+    yield f"## StateCache, AsyncStateCache\n\n{_prose(kind.__doc__)}\n\n`{_signature('StateCache', kind)}`"
+    for name, function in sorted(_public_methods(kind)):
+        if name in _OF_THE_INSIDE:
+            continue
+        yield f"### {name}\n\n`{_signature(name, function)}`\n\n{_prose(function.__doc__)}"
+
+
+_OF_THE_INSIDE = frozenset({"full", "end_of", "durability_of", "write_of", "state_of", "committed_state"})
+"""What the verbs and transactions share among themselves."""
+
+
+def _values() -> Iterator[str]:
+    yield "## Values"
+    for name in sorted(statecache.__all__):
+        kind = getattr(statecache, name)
+        if not isinstance(kind, type):
+            yield f"### {name}\n\n`{_named(kind)}`"
+        elif issubclass(kind, msgspec.Struct):
+            fields = [
+                f"| `{field.name}` | `{_named(field.type)}` | {_default(field)} |"
+                for field in msgspec.structs.fields(kind)
+            ]
+            table = "\n".join(["| field | type | default |", "|---|---|---|", *fields])
+            yield f"### {name}\n\n{_prose(kind.__doc__)}\n\n{table}"
+        elif kind.__module__ == "statecache.model":
+            yield f"### {name}\n\n{_prose(kind.__doc__)}"
+
+
+def _named(kind: Any) -> str:
+    text = kind.__name__ if isinstance(kind, type) and not getattr(kind, "__args__", None) else str(kind)
+    text = re.sub(r"(typing|datetime|statecache\.model)\.", "", text.replace("|", "or"))
+    return re.sub(r"^Optional\[(.*)\]$", r"\1 or None", text)
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    return "" if field.required else f"`{field.default!r}`"
+
+
+def _errors() -> Iterator[str]:
+    yield "## Errors\n\nThe message, with its facts in braces; each fact is an attribute."
+    yield "\n".join(_branch(StateCacheError, 0))
+
+
+def _branch(kind: type[StateCacheError], depth: int) -> Iterator[str]:
+    hint = f" *{kind.hint}*" if kind.hint else ""
+    yield f"{'  ' * depth}* `{kind.__name__}`: {' '.join(inspect.cleandoc(kind.__doc__ or '').split())}{hint}"
+    for one in sorted((one for one in kind.__subclasses__() if one.__name__ in statecache.__all__), key=str):
+        yield from _branch(one, depth + 1)
+
+
+def _settings() -> Iterator[str]:
+    yield "## Settings\n\nKeyword arguments of the clients and of `Settings`, or variables `STATECACHE_…`."
+    rows = [
+        f"| `{name}` | `STATECACHE_{name.upper()}` | `{_named(field.annotation)}` | `{field.default!r}` |"
+        for name, field in Settings.model_fields.items()
+    ]
+    yield "\n".join(["| setting | variable | type | default |", "|---|---|---|---|", *rows])
+
+
+def _commands() -> Iterator[str]:
+    yield "## Commands"
+    yield from _command("statecache", typer.main.get_command(app))
+
+
+def _command(path: str, command: Any) -> Iterator[str]:
+    inner = getattr(command, "commands", None)
+    if inner is not None:
+        for name in sorted(inner):
+            yield from _command(f"{path} {name}", inner[name])
+        return
+    rows = [row for parameter in command.params if (row := _parameter(parameter))]
+    table = "\n".join(["| | |", "|---|---|", *rows]) if rows else ""
+    arguments = " ".join((one.metavar or one.name.upper()) for one in command.params if not one.opts[0].startswith("-"))
+    yield f"### {path} {arguments}".rstrip() + f"\n\n{_prose(command.help)}\n\n{table}"
+
+
+def _parameter(parameter: Any) -> str:
+    if not parameter.opts[0].startswith("-") or parameter.name == "help":
+        return ""
+    return f"| `{', '.join([*parameter.opts, *parameter.secondary_opts])}` | {parameter.help or ''} |"
+
+
+def main(arguments: list[str]) -> int:
+    """This writes the page or checks it."""
+    made = page()
+    if "--check" in arguments:
+        fresh = PAGE.exists() and PAGE.read_text(encoding="utf-8") == made
+        sys.stdout.write(f"docs/reference.md is {'fresh' if fresh else 'old: run python -m tests.reference'}\n")
+        return 0 if fresh else 1
+    PAGE.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,129 @@
+"""What the doctor makes of answers that a test's servers do not give: replicas, standbys, old and foreign servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from statecache.cli import doctor_postgres, doctor_redis
+from statecache.cli.doctor import _against_postgres, _worth, between
+from statecache.cli.doctor_postgres import OF_WORKERS, PostgresFacts
+from statecache.cli.doctor_redis import RedisFacts
+from statecache.keys import GROUP_RULE, HASH
+from statecache.settings import Settings
+from statecache.sql import CODE, migrations
+
+SETTINGS = Settings(redis_url="redis://x/0", postgres_url="postgresql://x/y")
+EVERYTHING = dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), True)
+REDIS = RedisFacts(
+    info={"redis_version": "7.4.0", "role": "master", "connected_slaves": "0", "maxmemory": "1000",
+          "maxmemory_policy": "volatile-lru", "aof_enabled": "1", "aof_last_write_status": "ok"},
+    config={"appendfsync": "always", "save": "", "maxmemory-clients": "100", "min-replicas-to-write": "1",
+            "client-output-buffer-limit": "normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60"},
+    config_refused="", pin=["64", HASH, "sc", "statecache", "one"], lacking=[],
+    greeting_refused=[], agent_refused=[], worker_refused=[],
+    ahead_s=0.0,
+)  # fmt: skip
+POSTGRES = PostgresFacts(
+    version="17.2", version_num=170002,
+    settings={"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on", "synchronous_standby_names": "",
+              "max_connections": "100", "superuser_reserved_connections": "3",
+              "idle_in_transaction_session_timeout": "60000", "default_transaction_read_only": "off"},
+    standby=False, role="me", encoding="UTF8", standbys=[], connections=5, tables=dict.fromkeys(OF_WORKERS, EVERYTHING),
+    may_use=True, begin_epoch=True, applied=[step.number for step in migrations("statecache")],
+    cluster=("one", 64, HASH, GROUP_RULE, "sc", CODE), ahead_s=0.0,
+)  # fmt: skip
+
+
+def of_redis(**facts: Any) -> dict[str, str]:
+    info = {**REDIS.info, **facts.pop("info", {})}
+    config = {**REDIS.config, **facts.pop("config", {})}
+    changed = msgspec.structs.replace(REDIS, **{"info": info, "config": config, **facts})
+    return {one.what: one.severity for one in doctor_redis.findings(changed, SETTINGS, worker=True)}
+
+
+def of_postgres(**facts: Any) -> dict[str, str]:
+    given = {**POSTGRES.settings, **facts.pop("settings", {})}
+    changed = msgspec.structs.replace(POSTGRES, settings=given, **facts)
+    return {one.what: one.severity for one in doctor_postgres.findings(changed, SETTINGS, worker=True)}
+
+
+def test_servers_in_order_give_no_finding_at_all() -> None:
+    assert of_redis() == {}
+    assert of_postgres() == {}
+    assert between(REDIS, POSTGRES, SETTINGS) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "severity"),
+    [
+        ({"info": {"connected_slaves": "2"}, "config": {"min-replicas-to-write": "0"}},
+         "min-replicas-to-write is 0 with 2 replicas", "warning"),
+        ({"info": {"connected_slaves": "1"}, "config": {"client-output-buffer-limit": "slave 33554432 0 0"}},
+         "client-output-buffer-limit for replicas is 33554432 bytes", "warning"),
+        ({"info": {"cluster_enabled": "1"}}, "this is a Redis Cluster node", "warning"),
+        ({"info": {"aof_last_write_status": "err"}}, "the append-only file could not be written", "error"),
+        ({"info": {"rdb_last_bgsave_status": "err"}}, "the last snapshot failed", "warning"),
+        ({"lacking": ["sharded pub/sub"]}, "Redis 7.4.0 lacks sharded pub/sub", "error"),
+    ],
+)  # fmt: skip
+def test_redis(facts: dict[str, Any], what: str, severity: str) -> None:
+    assert of_redis(**facts) == {what: severity}
+
+
+def test_replicas_that_are_not_there_need_no_settings() -> None:
+    assert of_redis(config={"min-replicas-to-write": "0", "client-output-buffer-limit": "slave 1 0 0"}) == {}
+    unlimited = {"client-output-buffer-limit": "replica 0 0 0"}
+    assert of_redis(info={"connected_slaves": "1"}, config=unlimited) == {}
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "severity"),
+    [
+        ({"version_num": 140010, "version": "14.10"}, "this is Postgres 14.10", "error"),
+        ({"standby": True}, "this is a standby", "error"),
+        ({"encoding": "SQL_ASCII"}, "the database's encoding is SQL_ASCII", "error"),
+        ({"standbys": [("a", "async")]}, "1 standbys, and synchronous_standby_names is empty", "warning"),
+        ({"settings": {"synchronous_standby_names": "a"}},
+         "synchronous_standby_names is 'a', and no synchronous standby is seen", "error"),
+        ({"settings": {"synchronous_standby_names": "a"}, "standbys": [("a", None)]},
+         "synchronous_standby_names is 'a', and no synchronous standby is seen", "note"),
+        ({"connections": 90}, "7 of 100 connections are left", "warning"),
+        ({"applied": None}, "which migrations were applied cannot be seen", "note"),
+        ({"cluster": ("one", 64, HASH, GROUP_RULE, "sc", CODE + 1)},
+         f"the schema asks for code level {CODE + 1}, this program has {CODE}", "error"),
+    ],
+)  # fmt: skip
+def test_postgres(facts: dict[str, Any], what: str, severity: str) -> None:
+    assert of_postgres(**facts) == {what: severity}
+
+
+def test_synchronous_standbys_are_in_order() -> None:
+    assert of_postgres(settings={"synchronous_standby_names": "a"}, standbys=[("a", "sync"), ("b", "async")]) == {}
+    assert of_postgres(settings={"synchronous_standby_names": "ANY 1 (*)"}, standbys=[("a", "quorum")]) == {}
+
+
+def test_clocks_that_differ_and_a_fence_that_is_off() -> None:
+    ahead = msgspec.structs.replace(REDIS, ahead_s=5.0)
+    behind = msgspec.structs.replace(POSTGRES, ahead_s=-3.0)
+    assert [one.what for one in between(ahead, behind, SETTINGS)] == [
+        "the clock of Redis is 5.0 s ahead of this machine's",
+        "the clock of Postgres is 3.0 s behind this machine's",
+    ]
+    unfenced = Settings(redis_url="redis://x/0", postgres_url="postgresql://x/y", fence="off")
+    assert [one.what for one in between(None, None, unfenced)] == ["the fence is off"]
+
+
+def test_what_postgres_durability_is_worth() -> None:
+    def worth(**facts: Any) -> str:
+        given = {**POSTGRES.settings, **facts.pop("settings", {})}
+        return _worth("postgres", SETTINGS, REDIS, msgspec.structs.replace(POSTGRES, settings=given, **facts))
+
+    assert worth() == "survives any loss of Redis"
+    assert "no crash of Postgres' machine" in worth(settings={"fsync": "off"})
+    assert "may lack the last commits" in worth(standbys=[("a", "async")])
+    assert _against_postgres(None) == "Postgres does not answer"
+    assert "standby" in _against_postgres(msgspec.structs.replace(POSTGRES, standby=True))
+    assert "migrate" in _against_postgres(msgspec.structs.replace(POSTGRES, tables={}))

@@ -1,0 +1,122 @@
+"""Numbers, times and text as they are shown, and the live screen for terminals of any size."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from statecache.cli.options import operator
+from statecache.cli.overview import backlog_of, lag_of
+from statecache.cli.sample import Sample, Server, Shard, WorkerSeen, from_redis, sample_of
+from statecache.cli.screen import plain, size_text, time_text
+from statecache.cli.top import Looks
+from statecache.cli.top_view import View
+from statecache.clock import wall
+from statecache.errors import PostgresUnavailable
+from statecache.settings import Settings
+
+SETTINGS = Settings(redis_url="redis://x/0", postgres_url="postgresql://x/y", shards=64, backlog_entries_max=1000)
+
+
+def test_sizes_and_times_are_short() -> None:
+    assert [size_text(size) for size in (0, 1023, 1024, 150 * 1024, 2**20, 2**50)] == [
+        "0 B", "1023 B", "1.0 KiB", "150 KiB", "1.0 MiB", "1024 TiB",
+    ]  # fmt: skip
+    assert [time_text(seconds) for seconds in (-1, 0.04, 9.94, 10, 119, 120, 7200, 172_800)] == [
+        "0 s", "0.0 s", "9.9 s", "10 s", "119 s", "2 min", "2 h", "2 d",
+    ]  # fmt: skip
+
+
+def test_text_from_elsewhere_is_shown_in_one_line_and_steers_nothing() -> None:
+    assert plain("runs/é ok") == "runs/é ok"
+    assert plain("\x1b[31m\n\u202e\x9b") == "\\x1b[31m\\n\\u202e\\x9b"
+
+
+def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> str:
+        raise OSError("no username set in the environment")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    assert operator().startswith("uid ")
+
+
+def sample(*, at_s: float = 0.0, **facts: Any) -> Sample:
+    given: dict[str, Any] = {
+        "redis": Server(url="redis://x/0", version="Valkey 9.1", role="primary", keeps="append-only file"),
+        "postgres": Server(url="postgresql://x/y", version="Postgres 18", role="primary"),
+        "shards": [
+            Shard(shard=n, epoch=1, open=True, owned=True, flushed=0, lag_entries=n * 10, lag_bytes=n, lag_s=1.0)
+            for n in range(64)
+        ],
+        "workers": [WorkerSeen(id=f"host-{n}:{'x' * 40}", shards=3, heartbeat_s=0.5, up_s=9) for n in range(30)],
+        "quarantined": 0, "conflicts": 1001, "committed_total": 0, "flushed_total": 0, "keys": [],
+    }  # fmt: skip
+    return Sample(at=wall(), at_s=at_s, **{**given, **facts})
+
+
+def test_rates_are_differences_and_a_total_that_fell_gives_none() -> None:
+    looks = Looks(SETTINGS)
+    assert looks.add(sample()).commits_per_s is None
+    second = looks.add(sample(at_s=2.0, committed_total=100, flushed_total=50))
+    assert (second.commits_per_s, second.flushed_per_s) == (50.0, 25.0)
+    third = looks.add(sample(at_s=3.0, committed_total=10, flushed_total=None))
+    assert (third.commits_per_s, third.flushed_per_s) == (None, None)
+
+
+def test_hot_keys_are_counted_over_the_last_looks_and_forgotten() -> None:
+    looks = Looks(SETTINGS)
+    looks.add(sample(keys=["a/1", "a/1", "b/1"]))
+    assert looks.add(sample(keys=["b/1", "b/1"])).hot == [("b/1", 3), ("a/1", 2)]
+    for _ in range(10):
+        last = looks.add(sample())
+    assert last.hot == []
+
+
+def test_the_worst_shards_and_the_fullest_backlog() -> None:
+    shards = sample().shards
+    lag = lag_of(shards)
+    assert (lag["entries"], lag["seconds"], [one.shard for one in lag["worst"]]) == (20160, 1.0, [63, 62, 61, 60, 59])
+    assert backlog_of(SETTINGS, shards)["shard"] == 63
+    assert backlog_of(SETTINGS, shards)["used"] == 0.63
+    assert backlog_of(SETTINGS, [])["used"] is None
+    by_bytes = Shard(shard=7, lag_entries=1, lag_bytes=SETTINGS.backlog_bytes_max)
+    assert backlog_of(SETTINGS, [*shards, by_bytes])["over"] == [7]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50), (110, 20), (40, 10), (20, 3), (300, 100)])
+@pytest.mark.parametrize("away", ["", "redis", "postgres"])
+def test_the_live_screen_fits(width: int, height: int, away: str) -> None:
+    gone = Server(url="x", trouble="connect: " + "why " * 60)
+    unknown = [Shard(shard=n) for n in range(64)]
+    lost: dict[str, dict[str, Any]] = {
+        "": {},
+        "redis": {"redis": gone, "shards": unknown, "committed_total": None},
+        "postgres": {"postgres": gone, "workers": None, "quarantined": None, "conflicts": None},
+    }
+    figures = Looks(SETTINGS).add(sample(keys=["runs/" + "k" * 300, "runs/\x1b[31m"] * 3, **lost[away]))
+    screen = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    with screen.capture() as captured:
+        screen.print(View(screen, figures))
+    lines = captured.get().rstrip("\n").split("\n")
+    assert len(lines) <= height
+    assert all(len(line) <= width for line in lines)
+    assert "\x1b[31m" not in captured.get()
+    if height > 20:
+        shown = captured.get()
+        assert ("does not answer: connect" in shown) == bool(away)
+        assert ("64: 64 open" in shown) == (away != "redis")
+        assert "hot keys" in shown
+
+
+def test_a_side_that_is_away_leaves_its_facts_open() -> None:
+    shard = [b"1", b"a", b"5", b"5", b"50", b"3", b"3", b"30", b""]
+    reply = [b"a", b"1000", *[shard] * 63, b"WRONGTYPE no hash"]
+    told = from_redis(b"role:master\r\nredis_version:7.4\r\n", reply)
+    seen = sample_of(SETTINGS, told, PostgresUnavailable("connect"))
+    assert (seen.shards[0].lag_entries, seen.shards[0].open, seen.shards[0].owned) == (2, True, None)
+    assert (seen.shards[63].open, seen.shards[63].closed_because) == (False, "WRONGTYPE no hash")
+    assert (seen.workers, seen.committed_total, seen.flushed_total) == (None, 315, 189)
+    assert seen.postgres.trouble == "connect: no details"

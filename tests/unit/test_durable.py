@@ -1,0 +1,95 @@
+"""Waiting for durability, with servers that answer as slowly as the story wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+import pytest
+
+from statecache._async.durable import Durable
+from statecache.clock import monotonic
+from statecache.keys import KeySpace
+from statecache.model import Position
+
+KEYS = KeySpace()
+SHARD = 7
+WAIT_S = 0.5
+
+
+class QuietLink:
+    """This is a connection on which nothing ever arrives."""
+
+    alive = True
+
+    async def send(self, command: Any, *, seconds: float) -> None:
+        """This takes the subscription."""
+
+    async def receive(self, *, seconds: float) -> None:
+        """This waits until it is cancelled."""
+        await asyncio.Event().wait()
+
+    async def hang_up(self) -> None:
+        """This has nobody to wake."""
+
+    async def close(self) -> None:
+        """This has nothing to close."""
+
+
+class SlowRedis:
+    """This answers what was so when it was asked, after `meanwhile` has happened."""
+
+    def __init__(self, meta: list[bytes]) -> None:
+        self.meta = meta
+        self.looks = 0
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    async def link(self, seconds: float) -> QuietLink:
+        """This gives a connection for events."""
+        return QuietLink()
+
+    async def exchange(self, commands: Any, *, seconds: float) -> list[Any]:
+        """This gives epoch, watermark and exception."""
+        self.looks += 1
+        answer = list(self.meta)
+        self.meanwhile()
+        return [answer]
+
+
+@pytest.fixture
+def redis() -> SlowRedis:
+    return SlowRedis([b"1", b"4", b"0"])
+
+
+@pytest.fixture
+async def durable(redis: SlowRedis) -> AsyncIterator[Durable]:
+    durable = Durable(KEYS, cast("Any", redis), cast("Any", None))
+    yield durable
+    await durable.close()
+
+
+def heard(durable: Durable, event: bytes) -> None:
+    durable._heard([b"smessage", KEYS.events(SHARD).encode(), event])
+
+
+async def wait(durable: Durable) -> bool:
+    end = monotonic() + WAIT_S
+    await durable.watch(SHARD, end=end)
+    return await durable.wait(SHARD, Position(1, 5), "change", ["runs/1"], end=end)
+
+
+async def test_a_look_that_was_overtaken_by_an_event_takes_nothing_back(durable: Durable, redis: SlowRedis) -> None:
+    redis.meanwhile = lambda: heard(durable, b"1 5 0")
+    assert await wait(durable)
+    assert redis.looks == 1
+
+
+async def test_a_look_that_still_shows_the_epoch_before_is_repeated(durable: Durable, redis: SlowRedis) -> None:
+    def next_epoch() -> None:
+        heard(durable, b"2 9 0")
+        redis.meta, redis.meanwhile = [b"1", b"5", b"0"], lambda: None
+
+    redis.meanwhile = next_epoch
+    assert await wait(durable)
+    assert redis.looks == 2
