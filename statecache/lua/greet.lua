@@ -18,7 +18,7 @@ end
 if check then
   local meta, changes, unflushed, hydrating, state = unpack(KEYS)
   local needed = {
-    { 'HMGET', meta, 'a' }, { 'HGET', meta, 'a' }, { 'HGETALL', meta }, { 'HSET', meta, 'a', 'b' },
+    { 'HMGET', meta, 'a' }, { 'HGET', meta, 'a' }, { 'HSET', meta, 'a', 'b' },
     { 'HINCRBY', meta, 'a', 1 }, { 'XADD', changes, '*', 'a', 'b' }, { 'XRANGE', changes, '-', '+' },
     { 'XREVRANGE', changes, '+', '-' }, { 'XINFO', 'STREAM', changes }, { 'XDEL', changes, '1-1' },
     { 'ZADD', unflushed, 1, 'a' }, { 'ZSCORE', unflushed, 'a' }, { 'ZCARD', unflushed }, { 'ZRANGE', unflushed, 0, -1 },

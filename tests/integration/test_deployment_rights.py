@@ -1,0 +1,281 @@
+"""Agents and workers at work under the rights of config/users.acl and config/roles.sql, and under no others.
+
+The servers are those of a deployment, with its files. What each user is granted is compared with what it then runs, by
+the server's own count: nothing is refused that is needed, and nothing is granted that is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statecache import (
+    AsyncStateCache,
+    OutcomeUnknown,
+    State,
+    StateCache,
+    StateCacheError,
+    Unavailable,
+)
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.deployment_files import grants
+from tests.deployment_world import KINDS, SHARDS, Deployment, Ran, agent, at_work, denied, granted, servers
+from tests.fix_flusher import Agents, Log, flush, flush_through, turn_until
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    """A deployment that was set up by its own services, in their order."""
+    with servers(request.param) as made:
+        made.run("roles")
+        made.run("migrate", STATECACHE_SHARDS=str(SHARDS))
+        made.run("grants")
+        yield made
+
+
+@pytest.fixture
+def raw(deployment: Deployment) -> Iterator[Any]:
+    """The operator's plain client."""
+    with deployment.raw() as client:
+        yield client
+
+
+@contextmanager
+def followed(deployment: Deployment, raw: Any) -> Iterator[None]:
+    """This gives the server a replica that has everything."""
+    follower = deployment.redis.follower("replica")
+    follower.start()
+    try:
+        assert raw.wait(1, 20_000) == 1
+        yield
+    finally:
+        follower.discard()
+
+
+def set_aside(deployment: Deployment, raw: Any, name: str) -> Path:
+    """This copies what Redis holds, once all of it has reached the disk."""
+    server = deployment.redis
+    raw.config_set("appendfsync", "always")
+    raw.set("on-disk", name)
+    shutil.copytree(server.folder / server.name, server.folder / name)
+    raw.config_set("appendfsync", "everysec")
+    return server.folder / name
+
+
+def rewound(deployment: Deployment, kept: Path) -> None:
+    """This lets Redis die, and come back with the data that it had when they were set aside."""
+    server = deployment.redis
+    server.kill()
+    shutil.rmtree(server.folder / server.name)
+    kept.rename(server.folder / server.name)
+    server.start()
+
+
+async def _verbs(client: AsyncStateCache) -> State[Any]:
+    state = await client.set("runs/1", 1, change_id="a" * 24)
+    assert await client.set("runs/1", 1, change_id="a" * 24) == state, "a repeat is answered as the first was"
+    await client.create("runs/2", {"a": 1})
+    await client.create("runs/new", 1, assume_new=True)
+    await client.update("runs/1", lambda value: value + 1)
+    assert (await client.set("runs/1", 1, change_id="a" * 24)).version == 1, "one that is not the newest"
+    async with client.transaction("runs/1", "runs/1/plan") as tx:
+        tx.set("runs/1/plan", (await tx.get("runs/1")).value)  # type: ignore[union-attr]
+    async with client.transaction("runs/1") as tx:
+        await tx.get("runs/1")
+    with suppress(ZeroDivisionError):
+        async with client.transaction("runs/1"):
+            raise ZeroDivisionError
+    await client.delete("runs/2")
+    assert [one.key async for one in client.list("runs/")] == ["runs/1", "runs/1/plan", "runs/new"]
+    got = await client.get("runs/1")
+    assert got is not None
+    return got
+
+
+async def _levels(deployment: Deployment, client: AsyncStateCache, raw: Any, ran: Ran) -> None:
+    """This asks for every level: `disk` where the server gives it, `postgres` while nobody flushes."""
+    with followed(deployment, raw), ran.noting(raw):
+        await client.set("runs/levels", 1)  # its first replica has changed the server's replid
+        assert (await client.set("runs/levels", 2, durability="replica")).version == 2
+        if "waitaof" in granted(deployment, "agent"):
+            assert (await client.set("runs/levels", 3, durability="disk")).version == 3
+        with pytest.raises(OutcomeUnknown):
+            await client.set("runs/levels", 4, durability="postgres", timeout=0.5)
+
+
+async def _races_for(key: str, deployment: Deployment, raw: Any, ran: Ran, keys: Any) -> None:
+    """This lets readers load one state at once until one of them comes when another has just loaded it."""
+    async with agent(deployment) as one, agent(deployment) as other:
+        for _ in range(50):
+            raw.unlink(keys.state(key))
+            with ran.noting(raw):
+                found = await asyncio.gather(*(client.get(key) for client in (one, other) for _ in range(8)))
+            assert len({state.change_id for state in found if state is not None}) == 1
+            if "hexists" in ran.commands:
+                return
+
+
+async def _opens_after_a_loss(deployment: Deployment, client: AsyncStateCache, raw: Any, ran: Ran) -> None:
+    """Redis comes back without a change that Postgres holds: the agent opens the gate and drops what is stale."""
+    await client.set("runs/lost", 1)
+    async with at_work(deployment) as worker:
+        await flush(worker)
+        kept = set_aside(deployment, raw, "kept")
+        durable = await client.set("runs/lost", 2)
+        await flush(worker)
+    rewound(deployment, kept)
+    with ran.noting(raw):
+        assert (await client.set("runs/lost", 3)).parent_change_id == durable.change_id
+    raw.delete(deployment_meta := worker.keys.meta(worker.keys.shard("runs/lost")))
+    with ran.noting(raw), pytest.raises(Unavailable, match="no data set of ours"):
+        await client.set("runs/lost", 4, timeout=0.3)
+    async with at_work(deployment) as worker:
+        await flush_through(worker)
+    assert raw.exists(deployment_meta)
+    assert (await client.get("runs/lost")).value == 3  # type: ignore[union-attr]
+
+
+async def test_agents_run_everything_that_they_are_granted_and_need_no_more(deployment: Deployment, raw: Any) -> None:
+    ran = Ran()
+    async with agent(deployment) as client:
+        with ran.noting(raw):
+            state = await _verbs(client)
+        with StateCache(settings=client.settings) as sync_client:
+            assert await asyncio.to_thread(sync_client.get, "runs/1") == state
+        await _levels(deployment, client, raw, ran)
+        async with at_work(deployment) as worker:
+            durable = asyncio.create_task(client.set("runs/1", "kept", durability="postgres"))
+            while not durable.done():
+                await flush_through(worker)
+                await asyncio.sleep(0)
+            assert (await client.wait_durable(await durable)).value == "kept"
+            raw.unlink(worker.keys.state("runs/1"))
+            with ran.noting(raw):
+                assert (await client.get("runs/1")).value == "kept"  # type: ignore[union-attr]
+        await _races_for("runs/1", deployment, raw, ran, worker.keys)
+        await _opens_after_a_loss(deployment, client, raw, ran)
+    given = granted(deployment, "agent")
+    assert given - ran.commands == set()
+    assert denied(raw, "agent") == []
+
+
+async def test_an_agent_that_lacks_any_of_them_is_refused_something(deployment: Deployment, raw: Any) -> None:
+    given = granted(deployment, "agent")
+    assert set(grants()["agent"]) - given == ({"waitaof"} if "waitaof" not in given else set())
+    password = deployment.passwords["REDIS_AGENT_PASSWORD"]
+    lesser = deployment.redis.url_of("agent").replace("//agent:", "//lesser:")
+    settings = deployment.settings_of("agent", shards=SHARDS).model_copy(update={"redis_url": lesser})
+    let_in = set()
+    with followed(deployment, raw):
+        async with agent(deployment) as client:
+            await client.set("runs/1", 1)  # its first replica has changed the server's replid
+        for command in sorted(given):
+            rules = [f"+{one}" for one in given - {command}]
+            raw.execute_command("ACL", "SETUSER", "lesser", "reset", "on", f">{password}", "~sc:{*", "&sc:{*", *rules)
+            raw.acl_log_reset()
+            async with AsyncStateCache(settings=settings) as client:
+                refused = await _refused(client)
+            if not refused:
+                let_in.add(command)
+            assert command.partition("|")[0] in refused or command in denied(raw, "lesser"), command
+    raw.acl_deluser("lesser")
+    assert let_in == given & {"ssubscribe", "wait", "waitaof", "config|get", "command|info"}
+
+
+async def _refused(client: AsyncStateCache) -> str:
+    """This asks for every level, and gives why the client was not let in at all, if it was not."""
+    try:
+        await client.get("runs/1")
+    except StateCacheError as error:
+        return str(error).lower()
+    for level in ("replica", "disk", "postgres"):
+        with suppress(StateCacheError):
+            await client.set("runs/1", 1, durability=level, timeout=0.3)
+    return ""
+
+
+async def _trouble(deployment: Deployment, client: AsyncStateCache, raw: Any, worker: Worker) -> str:
+    """This leaves a worker all that it can meet: a gap, data that Postgres refuses, a fork and, at last, a stranger."""
+    keys = worker.keys
+    with deployment.raw("agent") as commits:
+        agents = Agents(worker.settings, keys, commits)
+        gap, poison, fork, stray = (agents.key_on(shard, "trouble") for shard in range(SHARDS))
+        await client.set(fork, 1)
+        await flush(worker)
+        agents.commit((gap, "1"), (f"{gap}/b", "2"))
+        raw.xtrim(keys.changes(keys.shard(gap)), maxlen=0)
+        agents.commit((poison, "1"), reason="a\0b")
+        raw.unlink(keys.state(fork))
+        await client.create(fork, 2, assume_new=True)
+        raw.xadd(keys.changes(keys.shard(stray)), {"not": "ours"})
+        assert agents.ask(stray)[1] == b"FOREIGN"
+    return stray
+
+
+async def test_workers_run_everything_that_they_are_granted_beside_what_all_are_asked_for(
+    deployment: Deployment, raw: Any, log: Log
+) -> None:
+    ran = Ran()
+    count = "SELECT (SELECT count(*) FROM conflict), (SELECT count(*) FROM quarantine)"
+    async with agent(deployment) as client, at_work(deployment) as worker:
+        await client.set("runs/1", 1)
+        await flush_through(worker)
+        ((conflicts, parked),) = deployment.sql(count)
+        stray = await _trouble(deployment, client, raw, worker)
+        raw.acl_log_reset()
+        with ran.noting(raw):
+            await turn_until(worker, log, "expelled")
+            await flush(worker)
+            assert (await client.set(stray, 1)).version == 1
+            await flush(worker)
+        assert deployment.sql(count) == [(conflicts + 1, parked + 2)]
+        assert [line["repaired"] for line in log.of("gap")] == [1]
+    async with at_work(deployment) as another:
+        with ran.noting(raw):
+            await flush(another)
+    given = granted(deployment, "worker")
+    assert given == set(grants()["worker"])
+    assert given - ran.commands - set(grants()["agent"]) == set()
+    assert denied(raw, "worker") == []
+
+
+async def test_a_restart_loses_nothing_whatever_the_default_user_may_not_do(deployment: Deployment, raw: Any) -> None:
+    async with agent(deployment) as client:
+        written = [await client.set(f"runs/{number}", number) for number in range(20)]
+        before = {state.key: raw.hgetall(client_key(state.key)) for state in written}
+        deployment.redis.restart()
+        assert {key: raw.hgetall(client_key(key)) for key in before} == before
+        assert [await client.get(state.key) for state in written] == written
+    assert "CRITICAL" not in (deployment.folder / "redis.log").read_text()
+
+
+def client_key(key: str) -> str:
+    """This is the Redis key of a state of this module's deployments."""
+    return KeySpace(shards=SHARDS).state(key)
+
+
+def test_a_branch_that_comes_back_is_set_aside_by_an_operator_with_a_workers_rights(
+    deployment: Deployment, raw: Any
+) -> None:
+    claim = ("epoch", "claim", "all", "--yes")
+    with StateCache(settings=deployment.settings_of("agent", shards=SHARDS, claim_s=0.2)) as client:
+        client.set("runs/branch", "common")
+        before = set_aside(deployment, raw, "before")
+        client.set("runs/branch", "of the branch")
+        branch = set_aside(deployment, raw, "branch")
+        rewound(deployment, before)
+        client.set("runs/branch", "of the lineage")
+        rewound(deployment, branch)
+        with pytest.raises((Unavailable, OutcomeUnknown), match="operator's word"):
+            client.set("runs/branch", "on the branch", timeout=5)
+        done = deployment.try_to_run("workers", *claim, STATECACHE_SHARDS=str(SHARDS))
+        assert done.returncode == 0, done.stderr
+        kept = deployment.sql("SELECT value FROM conflict WHERE key = 'runs/branch'")
+        assert kept == [(b'"of the branch"',)]
