@@ -4,10 +4,10 @@ PY := .venv/bin/python
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint demo bench sync clean
+.PHONY: help test lint demo bench chaos failpoints mutants sync clean
 
 help:  ## Show these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo '  ARGS="…" goes to what is run, as in: make test ARGS="-n 0 -k keys"'
 
 test: $(STAMP)  ## Run the tests, two at a time
@@ -18,15 +18,26 @@ lint: $(STAMP)  ## Check style, layout, types and the generated mirror
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@$(PY) -m tests.unasync --check
+	@$(PY) -m tests.reference --check
 
-demo: $(STAMP)  ## Replay recorded agent runs, kill everything on the way, audit the result
-	@.venv/bin/statecache replay --kill agent,flusher,redis,postgres $(ARGS)
+demo: $(STAMP)  ## Watch agents at work while everything is killed, then audit the result
+	@.venv/bin/statecache demo $(ARGS)
 
 bench: $(STAMP)  ## Measure against hand-written code (JSON=path for the numbers, RUNS=path for real runs)
 	@$(PY) -m tests.benchmarks $(ARGS)
 
-sync: $(STAMP)  ## Generate the synchronous client from the asynchronous one
+chaos: $(STAMP)  ## Break everything for a while, then check every promise (SECONDS=60 SEED=7)
+	@$(PY) -m tests.simulation.chaos --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+failpoints: $(STAMP)  ## Let every command boundary of client and worker meet every fault (ARGS="--only commit")
+	@$(PY) -m tests.simulation.failpoints $(ARGS)
+
+mutants: $(STAMP)  ## Take out what holds the promises, one thing at a time: each has to be noticed
+	@$(PY) -m tests.simulation.mutants $(ARGS)
+
+sync: $(STAMP)  ## Generate the synchronous client from the asynchronous one, and the reference from the code
 	@$(PY) -m tests.unasync
+	@$(PY) -m tests.reference
 
 clean:  ## Remove the environment, caches and build output
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -14,9 +14,10 @@ A fault strikes once, at the first request (from now on) that holds its bytes:
     hold_reply     the answer waits for `fault.release()`
     reset          like drop_reply, with a reset instead of an orderly end
 
-`trickle` hands on every byte by itself, `refusing` ends new connections at once, `silent` accepts and never answers.
-`requests` holds what clients have sent, so that a test can count; `holding` counts held requests that the server has
-not answered yet.
+`trickle` hands on every byte by itself, `refusing` ends new connections at once, `silent` accepts and never answers,
+`delay_s` lets all that is handed on wait so long; `freeze` leaves every connection open and reads from neither end
+until `thaw`. `requests` holds what clients have sent, so that a test can count (`keep=False` keeps nothing); `holding`
+counts held requests that the server has not answered yet.
 """
 
 from __future__ import annotations
@@ -88,14 +89,19 @@ class _Cut(Exception):
 class FaultProxy:
     """This stands between clients and one server."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, keep: bool = True) -> None:
         self._target = (host, port)
+        self._keep = keep
+        self._never = asyncio.Event()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
         self._faults: list[Fault] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self.requests = bytearray()
         self.connections = 0
         self.holding = 0
+        self.delay_s = 0.0
         self.trickle = False
         self.refusing = False
         self.silent = False
@@ -126,6 +132,33 @@ class FaultProxy:
         self._faults.append(fault)
         return fault
 
+    def disarm(self, fault: Fault) -> None:
+        """This takes a fault back that has not struck, and releases what it holds."""
+        if fault in self._faults:
+            self._faults.remove(fault)
+        fault.release()
+
+    def freeze(self) -> None:
+        """This leaves every connection open, new ones too, and reads from neither end."""
+        self._flowing.clear()
+
+    def thaw(self) -> None:
+        """This lets everything flow again."""
+        self._flowing.set()
+
+    async def flow(self) -> None:
+        """This returns when something may be handed on."""
+        if self.delay_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.delay_s):
+                    await self._never.wait()
+        await self._flowing.wait()
+
+    def note(self, data: bytes) -> None:
+        """This keeps what a client has sent."""
+        if self._keep:
+            self.requests += data
+
     def cut_all(self) -> None:
         """This ends every connection that stands."""
         for task in list(self._tasks):
@@ -144,7 +177,7 @@ class FaultProxy:
                 return
             if self.silent:
                 while self.silent and (data := await reader.read(65536)):
-                    self.requests += data
+                    self.note(data)
                 return
             far_reader, far_writer = await asyncio.open_connection(*self._target)
             both.append(far_writer)
@@ -196,7 +229,7 @@ class _Line:
 
     async def _requests(self) -> None:
         while data := await self._from_client.read(65536):
-            self._proxy.requests += data
+            self._proxy.note(data)
             fault = self._proxy.struck_by(self._before, data)
             self._before = (self._before + data)[-256:]
             if fault is None:
@@ -243,6 +276,7 @@ class _Line:
             await self._hand_on(self._to_client, data)
 
     async def _hand_on(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        await self._proxy.flow()
         if not self._proxy.trickle:
             writer.write(data)
             await writer.drain()

@@ -38,7 +38,8 @@ if not epoch or replid ~= server then
   return { nonce, 'FENCED', replid or '', server, epoch or '' }
 end
 
--- Presence: every state is here, or its creator vouches that it is new.
+-- Presence: every state is here, or its creator vouches that it is new. Not for a repeat: Redis may have forgotten
+-- what was applied, and Postgres may hold it.
 local states, missing = {}, nil
 local mine, seen = change_id .. '@', ARGV[4] == '1'
 for i = 1, count do
@@ -47,7 +48,7 @@ for i = 1, count do
   local at = first + (i - 1) * width
   if not state[1] then
     if call('EXISTS', KEYS[4 + i]) == 1 then return { nonce, 'FOREIGN', KEYS[4 + i], 'fields are missing' } end
-    if ARGV[at + 7] == '1' then
+    if ARGV[at + 7] == '1' and ARGV[4] ~= '1' then
       state = { '0', '', 'absent', '', ARGV[at] }
     else
       missing = missing or { nonce, 'MISSING' }

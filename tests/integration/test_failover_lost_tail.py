@@ -84,6 +84,30 @@ def test_what_was_acknowledged_as_durable_is_never_overtaken_by_a_higher_epoch(s
     assert len(shard.chain(KEY)) == 3
 
 
+def test_a_repeat_of_what_was_vouched_for_as_new_is_found_in_postgres(shard: World) -> None:
+    """Redis lost the change and Postgres has it: applied again, it would stand in the new epoch until it is evicted."""
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    shard.open(a)
+    shard.in_step(a)
+    shard.promote(b)
+    change_id = "0123456789abcdef01234567"
+    first = shard.client(a).create(KEY, "once", assume_new=True, change_id=change_id)
+    shard.flush(a)
+    a.kill()
+
+    agent = shard.client(b)
+    repeated = agent.create(KEY, "once", assume_new=True, change_id=change_id)
+    assert (repeated.epoch, repeated.version, repeated.position) == (first.epoch, 1, first.position)
+    assert shard.flush(b) == 0
+    shard.raw(b).unlink(shard.keys.state(KEY))
+    found = agent.get(KEY)
+    assert found is not None
+    assert (found.epoch, found.version, found.change_id) == (first.epoch, 1, change_id)
+    shard.check(b)
+
+
 def test_what_the_promoted_replica_had_and_postgres_had_not_is_flushed_as_the_ancestor_that_it_is(shard: World) -> None:
     a = shard.start("a")
     shard.open(a)

@@ -1,0 +1,238 @@
+"""Where the chaos takes place: servers of its own, proxies in front of them, writer and worker processes.
+
+    writer ──▶ proxy ──▶ Valkey (appendfsync always)      each writer, and the workers together, have a proxy of their
+    worker ──▶ proxy ──▶ Postgres                         own before each of the two servers
+
+Whatever the nemesis did is undone by `heal`. All processes end with this one, by their pids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import redis
+
+from statecache.keys import KeySpace
+from statecache.settings import Settings, process_environment
+from statecache.testing import servers
+from statecache.testing.embedded import Servers
+from statecache.testing.process import Process, spawn
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITERS = ("w0", "w1", "w2")
+SYNC_WRITER = "w2"
+LINES = (*WRITERS, "worker")
+"""Who has proxies of their own; the workers share theirs."""
+SESSIONS = 4
+WORKERS = 2
+SHARDS = 8
+END_S = 12.0
+SETTINGS = {
+    "shards": str(SHARDS),
+    "lease_s": "2",
+    "lease_renew_s": "0.5",
+    "timeout_s": "4",
+    "connect_timeout_s": "2",
+    "hydrate_token_s": "0.3",
+    "claim_s": "1.5",
+    "retention_s": "2",
+    "redis_ttl_s": "600",
+    "absent_ttl_s": "5",
+    "drain_s": "5",
+}
+
+
+class Arena:
+    """This holds all parts of one run; `crashes` says what ended by itself."""
+
+    def __init__(self, own: Servers, folder: Path, seed: int) -> None:
+        self.own = own
+        self.folder = folder
+        self.seed = seed
+        self.settings = Settings(
+            **{name: float(value) if "." in value else int(value) for name, value in SETTINGS.items()},
+            redis_url=own.redis_url, postgres_url=own.postgres_url,
+        )  # fmt: skip
+        self.keys = KeySpace(self.settings.prefix, self.settings.shards)
+        self.proxies: dict[tuple[str, str], FaultProxy] = {}
+        self.writers: dict[str, Process] = {}
+        self.workers: dict[str, Process] = {}
+        self.lives: dict[str, int] = {}
+        self.crashes: list[str] = []
+        self.redis_turn = asyncio.Lock()
+        self.postgres_turn = asyncio.Lock()
+
+    # Processes.
+
+    def environment(self, line: str) -> dict[str, str]:
+        """This is what the process behind these proxies is told."""
+        aimed = through(self.settings, redis=self.proxies[line, "redis"], postgres=self.proxies[line, "postgres"])
+        named = SETTINGS | {"redis_url": aimed.redis_url, "postgres_url": aimed.postgres_url}
+        return process_environment() | {f"STATECACHE_{name.upper()}": value for name, value in named.items()}
+
+    def start_writer(self, name: str) -> None:
+        """This begins the next life of a writer."""
+        life = self.lives[name] = self.lives.get(name, -1) + 1
+        kind = "sync" if name == SYNC_WRITER else "async"
+        called = f"{name}-{life}"
+        command: list[str | Path] = [
+            sys.executable, "-m", "tests.simulation.writer", self.folder, called, str(self.seed), str(SESSIONS), kind,
+        ]  # fmt: skip
+        self.writers[name] = spawn(
+            command, name=called, folder=self.folder, environment=self.environment(name), cwd=ROOT
+        )
+
+    def journal(self, writer: Process) -> Path:
+        """This is where a writer notes what it does; it listens to signals when this is there."""
+        return self.folder / f"{writer.name}.jsonl"
+
+    def start_worker(self) -> None:
+        """This starts one more worker."""
+        number = self.lives["worker"] = self.lives.get("worker", 0) + 1
+        name = f"worker-{number}"
+        command = [sys.executable, "-m", "statecache", "worker"]
+        self.workers[name] = spawn(
+            command, name=name, folder=self.folder, environment=self.environment(LINES[-1]), cwd=ROOT
+        )
+
+    def look_after(self) -> None:
+        """This starts again what ended by itself, and remembers it: nothing should."""
+        for name, process in list(self.writers.items()):
+            if not process.is_running():
+                self.crashes.append(f"{process.name} ended with {process.returncode}: {_last(process)}")
+                self.start_writer(name)
+        for name, process in list(self.workers.items()):
+            if not process.is_running():
+                self.crashes.append(f"{name} ended with {process.returncode}: {_last(process)}")
+                del self.workers[name]
+                self.start_worker()
+
+    async def ready(self) -> None:
+        """This returns when every worker has said that it is ready."""
+        async with asyncio.timeout(60):
+            while not all(b'"ready"' in process.written() for process in self.workers.values()):
+                self.look_after()
+                await self.while_waiting(0.05)
+
+    async def writing(self) -> None:
+        """This returns when every writer has begun to write."""
+        async with asyncio.timeout(60):
+            while not all(_begun(self.journal(process)) for process in self.writers.values()):
+                self.look_after()
+                await self.while_waiting(0.05)
+
+    async def while_waiting(self, seconds: float) -> None:
+        """This lets so much time pass, in which the proxies go on."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.Event().wait()
+
+    # Servers, directly.
+
+    def redis(self, *, seconds: float = 2.0) -> redis.Redis:
+        """This is a connection to the Valkey that no proxy stands before."""
+        return redis.Redis.from_url(
+            self.own.redis_url, socket_timeout=seconds, socket_connect_timeout=seconds, retry=None
+        )
+
+    def postgres(self) -> psycopg.Connection[tuple[object, ...]]:
+        """This is a connection to the Postgres that no proxy stands before."""
+        return psycopg.connect(self.own.postgres_url, autocommit=True, connect_timeout=2, application_name="nemesis")
+
+    async def restart(self, name: str) -> None:
+        """This starts a killed server again, beside the loop."""
+        await asyncio.to_thread(self.own.restart, name)
+
+    # The end.
+
+    async def heal(self) -> None:
+        """This undoes whatever may still be wrong."""
+        for proxy in self.proxies.values():
+            proxy.refusing = proxy.silent = proxy.trickle = False
+            proxy.delay_s = 0.0
+            proxy.thaw()
+        for process in (*self.writers.values(), *self.workers.values()):
+            process.resume()
+        for name in ("redis", "postgres"):
+            if self.own.pid(name) is None:
+                await self.restart(name)
+            self.own.resume(name)
+        with self.redis(seconds=10) as raw:
+            raw.config_set("maxmemory", 0)
+        self.look_after()
+
+    async def end_writers(self) -> None:
+        """This lets the writers' operations end; one that does not end is killed and is a crash."""
+        await self._end(self.writers)
+
+    async def end_workers(self) -> None:
+        """This lets the workers drain and sign off."""
+        await self._end(self.workers)
+
+    async def _end(self, processes: dict[str, Process]) -> None:
+        for process in processes.values():
+            process.send(signal.SIGTERM)
+        for process in processes.values():
+            if not await asyncio.to_thread(process.wait, END_S):
+                self.crashes.append(f"{process.name} did not end: {_last(process)}")
+                process.kill()
+            elif process.returncode:
+                self.crashes.append(f"{process.name} ended with {process.returncode}: {_last(process)}")
+        processes.clear()
+
+    def keep_logs(self) -> None:
+        """This copies the servers' logs to where the journals are."""
+        for name in ("redis", "postgres"):
+            shutil.copy(self.own.folder / f"{name}.log", self.folder / f"{name}.log")
+
+
+def _last(process: Process) -> str:
+    return process.tail()[-1500:]
+
+
+@asynccontextmanager
+async def arena(folder: Path, seed: int) -> AsyncIterator[Arena]:
+    """This starts everything, for the length of the block."""
+    own = servers(
+        workers=0,
+        appendfsync="always",
+        settings=SETTINGS,
+        redis_config={"enable-debug-command": "yes", "maxmemory-policy": "volatile-lru"},
+    )
+    async with AsyncExitStack() as ending:
+        await asyncio.to_thread(own.start)
+        ending.callback(own.close)
+        here = Arena(own, folder, seed)
+        for line in LINES:
+            for name, url in (("redis", own.redis_url), ("postgres", own.postgres_url)):
+                parts = urlsplit(url)
+                proxy = FaultProxy(parts.hostname or "", parts.port or 0, keep=False)
+                here.proxies[line, name] = await ending.enter_async_context(proxy)
+        ending.callback(_kill_all, here)
+        for _ in range(WORKERS):
+            here.start_worker()
+        await here.ready()
+        for name in WRITERS:
+            here.start_writer(name)
+        await here.writing()
+        yield here
+
+
+def _begun(journal: Path) -> bool:
+    return journal.exists() and journal.stat().st_size > 0
+
+
+def _kill_all(here: Arena) -> None:
+    for process in (*here.writers.values(), *here.workers.values()):
+        process.kill()

@@ -1,0 +1,342 @@
+"""The faults of the nemesis, carried out. Each method does one kind, from its beginning to its end.
+
+A method gives False where there was nothing to strike. What it leaves behind when it is interrupted is undone by the
+arena's `heal`. Servers are killed, frozen and started one fault at a time; other faults may meet a server that is
+down, and then count as not struck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import psycopg
+import redis
+
+from statecache.clock import monotonic
+from statecache.testing.process import Process, descendants
+from tests.simulation.arena import Arena
+from tests.simulation.checker import Loss
+from tests.simulation.history import Invoke, lines_of
+from tests.simulation.nemesis import Strike
+from tests.simulation.network import NetworkFaults
+from tests.simulation.sampler import Sampler
+from tests.simulation.writer import KEYS
+
+QUIET_S = 15.0
+_LOOK_S = 0.05
+_HYDRATION = b"DESC) AS recent"
+"""What the statement that reads states for Redis holds, and no other one."""
+_EVICT = """
+if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end
+return redis.call('UNLINK', KEYS[2])
+"""
+_BACKENDS = """
+SELECT pid FROM pg_stat_activity WHERE application_name = 'statecache' AND backend_type = 'client backend'
+ORDER BY state = 'active' DESC, pid
+"""
+
+
+class Faults(NetworkFaults):
+    """This strikes; `losses` are the times for which acknowledgements below `postgres` promise nothing."""
+
+    def __init__(self, arena: Arena, sampler: Sampler) -> None:
+        super().__init__(arena)
+        self._sampler = sampler
+        self.losses: list[Loss] = []
+
+    async def strike(self, strike: Strike) -> bool:
+        """This carries one fault out and says whether it struck."""
+        try:
+            return bool(await getattr(self, f"_{strike.kind}")(strike))
+        except (redis.RedisError, psycopg.Error, OSError):
+            return False
+
+    # Processes.
+
+    async def _writer_kill(self, strike: Strike) -> bool:
+        name = _picked(sorted(self._arena.writers), strike)
+        if name is None:
+            return False
+        process = self._arena.writers.pop(name)
+        await asyncio.to_thread(process.kill)
+        await self._wait(strike.lasts_s)
+        self._arena.start_writer(name)
+        return True
+
+    async def _worker_kill(self, strike: Strike) -> bool:
+        name = _picked(sorted(self._arena.workers), strike)
+        if name is None:
+            return False
+        process = self._arena.workers.pop(name)
+        await asyncio.to_thread(process.kill)
+        await self._wait(strike.lasts_s)
+        self._arena.start_worker()
+        return True
+
+    async def _writer_pause(self, strike: Strike) -> bool:
+        return await self._paused(self._arena.writers, strike)
+
+    async def _worker_pause(self, strike: Strike) -> bool:
+        return await self._paused(self._arena.workers, strike)
+
+    async def _paused(self, processes: dict[str, Process], strike: Strike) -> bool:
+        name = _picked(sorted(processes), strike)
+        if name is None:
+            return False
+        process = processes[name]
+        await asyncio.to_thread(process.pause)
+        await self._wait(strike.lasts_s)
+        process.resume()
+        return True
+
+    # Redis.
+
+    async def _redis_kill(self, strike: Strike) -> bool:
+        async with self._arena.redis_turn:
+            await asyncio.to_thread(self._arena.own.kill, "redis")
+            await self._wait(strike.lasts_s)
+            await self._arena.restart("redis")
+        return True
+
+    async def _redis_pause(self, strike: Strike) -> bool:
+        async with self._arena.redis_turn:
+            await asyncio.to_thread(self._arena.own.pause, "redis")
+            await self._wait(strike.lasts_s)
+            self._arena.own.resume("redis")
+        return True
+
+    async def _redis_sleep(self, strike: Strike) -> bool:
+        return await self._at_redis(lambda raw: _debug_sleep(raw, strike.lasts_s))
+
+    async def _client_kill(self, strike: Strike) -> bool:
+        def kill(raw: redis.Redis) -> bool:
+            listed: Any = raw.client_list(_type="normal")
+            ids = [client["id"] for client in listed if client["id"] != str(raw.client_id())]
+            struck = [raw.client_kill_filter(_id=one) for one in ids[:: 1 + int(strike.pick * 3)]]
+            return bool(struck)
+
+        return await self._at_redis(kill)
+
+    async def _script_flush(self, strike: Strike) -> bool:
+        return await self._at_redis(lambda raw: raw.script_flush())
+
+    async def _memory_squeeze(self, strike: Strike) -> bool:
+        def squeeze(raw: redis.Redis) -> bool:
+            used: Any = raw.info("memory")
+            raw.config_set("maxmemory-policy", "volatile-lru" if strike.pick < 0.5 else "noeviction")
+            return bool(raw.config_set("maxmemory", max(1, int(used["used_memory"] * (0.8 + strike.pick / 4)))))
+
+        struck = await self._at_redis(squeeze)
+        await self._wait(strike.lasts_s)
+        with suppress(redis.RedisError):
+            await self._at_redis(lambda raw: raw.config_set("maxmemory", 0))
+        return struck
+
+    async def _evict(self, strike: Strike) -> bool:
+        """This takes clean states away for a while, as fast as they come back."""
+        struck, end = False, monotonic() + strike.lasts_s
+        while monotonic() < end:
+            struck = await self._evicted() or struck
+            await self._wait(0.03)
+        return struck
+
+    async def _evicted(self) -> bool:
+        keys = self._arena.keys
+
+        def evict(raw: redis.Redis) -> bool:
+            gone = [raw.eval(_EVICT, 2, keys.unflushed(keys.shard(key)), keys.state(key), key) for key in KEYS]
+            return any(gone)
+
+        with suppress(redis.RedisError):
+            return await self._at_redis(evict)
+        return False
+
+    async def _hydrate_hold(self, strike: Strike) -> bool:
+        """What one writer reads from Postgres reaches it late, when others have written and Redis has forgotten it."""
+        return await self._held(
+            self._line_of_a_writer("postgres", strike), "hold_reply", _HYDRATION, self._forgotten(strike)
+        )
+
+    async def _forgotten(self, strike: Strike) -> None:
+        await self._evict(strike)
+        await self._evicted()
+
+    async def _at_redis(self, function: Callable[[redis.Redis], Any]) -> bool:
+        def run() -> bool:
+            with self._arena.redis() as raw:
+                return bool(function(raw))
+
+        return await asyncio.to_thread(run)
+
+    # Postgres.
+
+    async def _postgres_kill(self, strike: Strike) -> bool:
+        async with self._arena.postgres_turn:
+            await asyncio.to_thread(self._arena.own.kill, "postgres")
+            await self._wait(strike.lasts_s)
+            await self._arena.restart("postgres")
+        return True
+
+    async def _backend_pause(self, strike: Strike) -> bool:
+        async with self._arena.postgres_turn:
+            pid = await self._backend(strike)
+            root = self._arena.own.pid("postgres")
+            if pid is None or root is None or pid not in descendants(root):
+                return False
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await self._wait(strike.lasts_s)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+        return True
+
+    async def _backend_terminate(self, strike: Strike) -> bool:
+        return await self._signalled("SELECT pg_terminate_backend(%s)", strike)
+
+    async def _backend_cancel(self, strike: Strike) -> bool:
+        return await self._signalled("SELECT pg_cancel_backend(%s)", strike)
+
+    async def _signalled(self, statement: str, strike: Strike) -> bool:
+        pid = await self._backend(strike)
+        return pid is not None and bool(await self._at_postgres(statement, (pid,)))
+
+    async def _backend(self, strike: Strike) -> int | None:
+        rows = await self._at_postgres(_BACKENDS)
+        pid: int | None = _picked([row[0] for row in rows], strike)
+        return pid
+
+    async def _at_postgres(self, statement: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        def run() -> list[tuple[Any, ...]]:
+            with self._arena.postgres() as connection:
+                return connection.execute(statement.encode(), parameters).fetchall()
+
+        return await asyncio.to_thread(run)
+
+    async def _table_lock(self, strike: Strike) -> bool:
+        def run(statement: bytes, connection: psycopg.Connection[Any]) -> None:
+            connection.execute(b"SET lock_timeout = '1s'")
+            connection.execute(b"BEGIN")
+            connection.execute(statement)
+
+        schema = self._arena.settings.postgres_schema
+        table = ("change", "state", "shard")[int(strike.pick * 3)]
+        connection = await asyncio.to_thread(self._arena.postgres)
+        try:
+            lock = f"LOCK TABLE {schema}.{table} IN EXCLUSIVE MODE".encode()
+            await asyncio.to_thread(run, lock, connection)
+            await self._wait(strike.lasts_s)
+        finally:
+            connection.close()
+        return True
+
+    # Losing what Redis holds.
+
+    async def _flushall(self, strike: Strike) -> bool:
+        """Everything is flushed and nobody writes: whatever Redis forgets then, nothing is lost."""
+        async with self._quiet() as quiet:
+            return quiet and await self._at_redis(lambda raw: raw.flushall())
+
+    @asynccontextmanager
+    async def _quiet(self) -> AsyncIterator[bool]:
+        """This lets no writer begin anything, and gives whether all has ended and is flushed."""
+        waiting, told = [*self._arena.writers.values()], list[Process]()
+        end = monotonic() + QUIET_S
+        try:
+            while monotonic() < end:
+                ready = [one for one in waiting if self._arena.journal(one).exists()]  # else it would die of the signal
+                for process in ready:
+                    process.send(signal.SIGUSR1)
+                    waiting.remove(process)
+                told += ready
+                if not waiting and not self._busy(told) and await self._flushed():
+                    break
+                await self._wait(_LOOK_S)
+            else:
+                yield False
+                return
+            yield True
+        finally:
+            for process in told:
+                process.send(signal.SIGUSR2)
+
+    def _busy(self, writers: list[Process]) -> bool:
+        """This says whether a journal holds an operation whose last sending has not ended."""
+        for process in writers:
+            path = self._arena.journal(process)
+            last = {line.tag: line for line in lines_of(path.read_bytes())}
+            if any(isinstance(line, Invoke) for line in last.values()):
+                return True
+        return False
+
+    async def _flushed(self) -> bool:
+        with suppress(redis.RedisError, psycopg.Error):
+            return not await behind(self._arena)
+        return False
+
+    async def _lost_tail(self, strike: Strike) -> bool:
+        """Redis dies and comes back with what it held a moment before: what was added in between is gone.
+
+        Every gate is open before: a data set of an earlier epoch than Postgres knows is opened on an operator's word.
+        """
+        arena = self._arena
+        if not await self._opened():
+            return False
+        data = arena.own.folder / "redis" / "appendonlydir"
+        older = arena.own.folder / "older"
+        since = monotonic()
+        shutil.copytree(data, older)
+        try:
+            await self._wait(strike.lasts_s)
+            await asyncio.to_thread(arena.own.kill, "redis")
+            shutil.rmtree(data)
+            shutil.move(older, data)
+        finally:
+            shutil.rmtree(older, ignore_errors=True)
+        await arena.restart("redis")
+        await self._opened()
+        self.losses.append(Loss(since=since, until=monotonic()))
+        return True
+
+    async def _opened(self) -> bool:
+        """This returns when every shard's gate is open, or when that takes too long, and says which."""
+        end = monotonic() + QUIET_S
+        while monotonic() < end:
+            with suppress(redis.RedisError):
+                if await self._at_redis(lambda raw: self._sampler.look(raw) == self._arena.settings.shards):
+                    return True
+            await self._wait(_LOOK_S)
+        return False
+
+
+async def behind(arena: Arena) -> list[int]:
+    """This gives the shards where Postgres has not all that Redis has, or whose gate is closed."""
+
+    def look() -> list[int]:
+        schema = arena.settings.postgres_schema
+        with arena.postgres() as connection, arena.redis() as raw:
+            rows = connection.execute(f"SELECT shard, flushed, replid FROM {schema}.shard".encode()).fetchall()
+            told: Any = raw.info("replication")
+            late = []
+            for shard, flushed, replid in rows:
+                head: Any = raw.hmget(arena.keys.meta(int(str(shard))), "n", "flushed", "replid")
+                values = [None if value is None else value.decode() for value in head]
+                if values != [str(flushed), str(flushed), replid] or told["master_replid"] != replid:
+                    late.append(int(str(shard)))
+        return late
+
+    return await asyncio.to_thread(look)
+
+
+def _debug_sleep(raw: Any, seconds: float) -> Any:
+    return raw.execute_command("DEBUG", "SLEEP", f"{seconds:.3f}")
+
+
+def _picked(among: list[Any], strike: Strike) -> Any:
+    return among[int(strike.pick * len(among))] if among else None

@@ -1,0 +1,280 @@
+"""What many processes did to a cache and saw of it, kept so that a SIGKILL takes nothing back.
+
+Every process writes a journal of its own: one JSON line an event, one `os.write` on an O_APPEND descriptor a line.
+
+    invoke    before anything is sent: who, what, on which keys, expecting what; repeated where a write is sent again
+    ok        it was done, and this is what was written and read
+    fail      nothing was applied; `final` where the answer speaks of all sendings of the change, not of this one alone
+    unknown   it may have been done
+
+So an operation without an end, and a line that was torn by a kill, mean unknown: it returned at infinity. A write's
+tag goes into the `reason` of its changes, by which a change is known to its operation even where no answer named its
+change_id. Times are CLOCK_MONOTONIC of one machine, so the journals of several processes can be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+
+from statecache.clock import monotonic
+from statecache.model import State
+
+Outcome = Literal["ok", "fail", "unknown"]
+Kind = Literal["read", "write", "confirm"]
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """This is one key as an operation saw or left it.
+
+    `op` is `set` or `delete` of a change that is named, or says only that the key was `absent` or `present`.
+    """
+
+    key: str
+    op: str = "set"
+    change_id: str = ""
+    parent: str | None = None
+    epoch: int = 0
+    version: int = 0
+    digest: str = ""
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """This is one operation of one session, from its first sending to its end; sessions do one at a time.
+
+    `kind` is `write` for whatever may change a key (`keys` are then those that it would change), `confirm` for
+    waiting until a change is durable, else `read`. `expected` maps keys to a change_id, ABSENT or PRESENT. What a write
+    that was done has `read` was still so in the moment of its commit; a refused one read it at some moment.
+    """
+
+    tag: str
+    session: str
+    number: int
+    verb: str
+    kind: Kind
+    keys: tuple[str, ...]
+    invoked: float
+    returned: float = inf
+    outcome: Outcome = "unknown"
+    change_id: str = ""
+    expected: Mapping[str, str] = {}
+    mode: str = ""
+    level: str = "memory"
+    written: tuple[Seen, ...] = ()
+    read: tuple[Seen, ...] = ()
+    error: str = ""
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
+    tag: str
+    at: float
+
+
+class Invoke(_Line, frozen=True, tag="invoke"):
+    """This stands before every sending."""
+
+    session: str
+    number: int
+    verb: str
+    kind: Kind
+    keys: tuple[str, ...]
+    change_id: str = ""
+    expected: dict[str, str] = {}
+    mode: str = ""
+    level: str = "memory"
+
+
+class Ok(_Line, frozen=True, tag="ok"):
+    """This says that it was done; `level` where another one than asked for was reached."""
+
+    change_id: str = ""
+    level: str = ""
+    written: tuple[Seen, ...] = ()
+    read: tuple[Seen, ...] = ()
+
+
+class Fail(_Line, frozen=True, tag="fail"):
+    """This says that a sending applied nothing, or that no sending did (`final`)."""
+
+    error: str = ""
+    final: bool = False
+    read: tuple[Seen, ...] = ()
+
+
+class Unknown(_Line, frozen=True, tag="unknown"):
+    """This says that a sending may have been applied."""
+
+    error: str = ""
+    change_id: str = ""
+
+
+Line = Invoke | Ok | Fail | Unknown
+
+_decoder = msgspec.json.Decoder(Line)
+_encode = msgspec.json.Encoder().encode
+_canonical = msgspec.json.Encoder(order="deterministic").encode
+
+
+def digest_of(value: Any) -> str:
+    """This gives a short digest of a JSON value, the same before it is stored and after it was read."""
+    return hashlib.sha256(_canonical(value)).hexdigest()[:16]
+
+
+def seen_of(state: State[Any]) -> Seen:
+    """This gives what a state of the public API shows; a tombstone has no value."""
+    return Seen(
+        key=state.key,
+        op="delete" if state.value is None else "set",
+        change_id=state.change_id,
+        parent=state.parent_change_id,
+        epoch=state.epoch,
+        version=state.version,
+        digest="" if state.value is None else digest_of(state.value),
+    )
+
+
+class Recorder:
+    """This writes the journal of one process; `process` names this life of it and no other.
+
+    One recorder serves all sessions of the process, in tasks or threads: a line is one system call.
+    """
+
+    def __init__(self, path: Path, process: str, *, clock: Callable[[], float] = monotonic) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._process = process
+        self._clock = clock
+        self._numbers: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        os.close(self._descriptor)
+
+    def invoke(
+        self,
+        session: str,
+        verb: str,
+        keys: Iterable[str],
+        *,
+        kind: Kind,
+        change_id: str = "",
+        expected: Mapping[str, str] | None = None,
+        mode: str = "",
+        level: str = "memory",
+    ) -> Invoke:
+        """This notes that an operation is about to be sent; its `tag` goes into the `reason` of a write."""
+        session = f"{self._process}.{session}"
+        number = self._numbers[session] = self._numbers.get(session, 0) + 1
+        line = Invoke(
+            tag=f"{session}.{number}", at=self._clock(), session=session, number=number, verb=verb, kind=kind,
+            keys=tuple(keys), change_id=change_id, expected=dict(expected or {}), mode=mode, level=level,
+        )  # fmt: skip
+        self._write(line)
+        return line
+
+    def again(self, invoked: Invoke, *, change_id: str) -> Invoke:
+        """This notes that the same write is about to be sent once more, under the change_id it had."""
+        line = msgspec.structs.replace(invoked, at=self._clock(), change_id=change_id)
+        self._write(line)
+        return line
+
+    def ok(
+        self,
+        invoked: Invoke,
+        *,
+        written: Iterable[Seen] = (),
+        read: Iterable[Seen] = (),
+        change_id: str = "",
+        level: str = "",
+    ) -> None:
+        """This notes that the operation was done."""
+        written = tuple(written)
+        change_id = change_id or next((seen.change_id for seen in written), "")
+        ended = Ok(
+            tag=invoked.tag, at=self._clock(), change_id=change_id, level=level, written=written, read=tuple(read)
+        )
+        self._write(ended)
+
+    def fail(self, invoked: Invoke, error: BaseException, *, final: bool, read: Iterable[Seen] = ()) -> None:
+        """This notes that nothing was applied; `read` is what the refusal told of the keys."""
+        self._write(Fail(tag=invoked.tag, at=self._clock(), error=_named(error), final=final, read=tuple(read)))
+
+    def unknown(self, invoked: Invoke, error: BaseException, *, change_id: str = "") -> None:
+        """This notes that the outcome is not known."""
+        self._write(Unknown(tag=invoked.tag, at=self._clock(), error=_named(error), change_id=change_id))
+
+    def _write(self, line: Line) -> None:
+        data = _encode(line) + b"\n"
+        if os.write(self._descriptor, data) != len(data):
+            raise OSError("the disk took only a part of a line")
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+class BrokenJournal(Exception):
+    """This says that a journal is not what a recorder writes, or what a kill leaves of it."""
+
+
+def lines_of(data: bytes, name: str = "journal") -> Iterator[Line]:
+    """This reads a journal's lines; only the last one may be torn, and is then as if it had not been written."""
+    *lines, _torn = data.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            yield _decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            raise BrokenJournal(f"{name}, line {number}: {error}") from None
+
+
+def operations_of(lines: Iterable[Line]) -> list[Operation]:
+    """This makes operations of the lines of one journal, in the order of their first sending."""
+    attempts: dict[str, list[Line]] = {}
+    for line in lines:
+        if not isinstance(line, Invoke) and line.tag not in attempts:
+            raise BrokenJournal(f"{line.tag} ends without having begun")
+        attempts.setdefault(line.tag, []).append(line)
+    return [_operation(lines) for lines in attempts.values()]
+
+
+def _operation(lines: list[Line]) -> Operation:
+    first, last = lines[0], lines[-1]
+    assert isinstance(first, Invoke)
+    operation = Operation(
+        tag=first.tag, session=first.session, number=first.number, verb=first.verb, kind=first.kind, keys=first.keys,
+        invoked=first.at, change_id=_change_id(lines), expected=first.expected, mode=first.mode, level=first.level,
+    )  # fmt: skip
+    if isinstance(last, Ok):
+        return msgspec.structs.replace(
+            operation, returned=last.at, outcome="ok", written=last.written, read=last.read,
+            level=last.level or first.level,
+        )  # fmt: skip
+    error = next((line.error for line in reversed(lines) if isinstance(line, Fail | Unknown)), "")
+    if isinstance(last, Fail) and (last.final or not _in_doubt(lines)):
+        return msgspec.structs.replace(operation, returned=last.at, outcome="fail", read=last.read, error=error)
+    return msgspec.structs.replace(operation, error=error)
+
+
+def _in_doubt(lines: list[Line]) -> bool:
+    """This says whether an earlier sending may have been applied; the last line is a refusal of the last one."""
+    sendings = sum(isinstance(line, Invoke) for line in lines)
+    refusals = sum(isinstance(line, Fail) for line in lines)
+    return refusals < sendings
+
+
+def _change_id(lines: list[Line]) -> str:
+    named = (line.change_id for line in reversed(lines) if not isinstance(line, Fail))
+    return next((change_id for change_id in named if change_id), "")
+
+
+def read_journals(paths: Iterable[Path]) -> list[Operation]:
+    """This gives the operations of all these journals, by the time of their first sending."""
+    found = [operation for path in paths for operation in operations_of(lines_of(path.read_bytes(), path.name))]
+    return sorted(found, key=lambda operation: operation.invoked)

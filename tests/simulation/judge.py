@@ -1,0 +1,129 @@
+"""What is looked at when everything is healed and at rest: both tiers, whole, and the journals of all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+import redis
+
+from statecache.keys import KeySpace
+from tests.simulation.arena import Arena
+from tests.simulation.checker import Evidence, Loss, Row, Verdict, check
+from tests.simulation.history import Operation, digest_of, read_journals
+
+EXPECTED_ERRORS = (
+    "OutcomeUnknown", "DurabilityNotMet", "VersionConflict", "AlreadyExists", "NotFound", "Forked", "Unavailable",
+    "RedisUnavailable", "PostgresUnavailable", "Backpressure", "CancelledError",
+)  # fmt: skip
+"""What a writer may be told under faults; anything else says something false of them."""
+_FIELDS = ("key", "op", "version", "epoch", "change_id", "value")
+
+Connection = psycopg.Connection[Any]
+
+
+def evidence(connection: Connection, schema: str) -> Evidence:
+    """This reads every chain and whatever was set aside."""
+    chains: dict[str, list[Row]] = {}
+    query = (
+        "SELECT key, change_id, parent_change_id, epoch, version, op, n, reason, value"
+        f" FROM {schema}.change ORDER BY key, version"
+    )
+    for row in connection.execute(query.encode()):
+        chains.setdefault(row[0], []).append(_row(*row))
+    conflicts = connection.execute(f"SELECT change_id, key FROM {schema}.conflict".encode()).fetchall()
+    parked = connection.execute(f"SELECT change_id, unnest(keys) FROM {schema}.quarantine".encode()).fetchall()
+    return Evidence(chains=chains, conflicts=set(conflicts), quarantined=set(parked))
+
+
+def _row(
+    key: str, change_id: str, parent: str, epoch: int, version: int, op: str, n: int, reason: str, value: bytes
+) -> Row:
+    content = msgspec.json.decode(value) if op == "set" else {}
+    return Row(
+        key=key, change_id=change_id, parent=parent, epoch=epoch, version=version, op=op, n=n,
+        tag=reason or content.get("by", ""), digest=digest_of(content) if op == "set" else "",
+        follows=content.get("after"),
+    )  # fmt: skip
+
+
+def tips(connection: Connection, raw: redis.Redis, keys: KeySpace, schema: str, found: Evidence) -> list[str]:
+    """This compares the three places of a current state: the end of its chain, Postgres's row, Redis's hash."""
+    findings = []
+    query = f"SELECT key, op, version, epoch, change_id, value FROM {schema}.state"
+    states = {row[0]: (*row[:5], bytes(row[5])) for row in connection.execute(query.encode())}
+    ends = {key: (key, row.op, row.version, row.epoch, row.change_id) for key, (*_, row) in found.chains.items()}
+    for key in states.keys() | ends.keys():
+        state = states.get(key)
+        if state is None or state[:5] != ends.get(key):
+            findings.append(f"{key}: the chain ends in {ends.get(key)}, the state is {state and state[:5]}")
+    for key, held in _hashes(raw, keys):
+        if held is None or held[0] != key:
+            findings.append(f"{key}: its hash in Redis is of {held and held[0]!r}")
+        elif held[1] == "absent" and (key not in states or states[key][1] == "delete"):
+            continue
+        elif held != states.get(key):
+            findings.append(f"{key}: Redis has {held}, Postgres {states.get(key)}")
+    return findings
+
+
+def _hashes(raw: redis.Redis, keys: KeySpace) -> list[tuple[str, tuple[Any, ...] | None]]:
+    """This gives every state that Redis holds, with the key that its Redis key says."""
+    found: list[tuple[str, tuple[Any, ...] | None]] = []
+    fixed = {name for shard in range(keys.shards) for name in _fixed(keys, shard)}
+    for name in raw.scan_iter(match=f"{keys.prefix}:*", count=1000):
+        if name.decode() in fixed:
+            continue
+        values: Any = raw.hmget(name, _FIELDS)
+        key = _key_of(name.decode(), keys)
+        if None in values:
+            found.append((key, None))
+            continue
+        said, op, version, epoch, change_id, value = values
+        found.append((key, (said.decode(), op.decode(), int(version), int(epoch), change_id.decode(), value)))
+    return found
+
+
+def _key_of(name: str, keys: KeySpace) -> str:
+    """This finds the key whose hash has this name: the ends of the name are tried until one spells it."""
+    for at in range(len(name)):
+        if "/" in name[at:].strip("/") and not name[at:].startswith("/") and keys.state(name[at:]) == name:
+            return name[at:]
+    return name
+
+
+def _fixed(keys: KeySpace, shard: int) -> list[str]:
+    named = (keys.meta, keys.changes, keys.unflushed, keys.hydrating, keys.leases, keys.waiters)
+    return [name(shard) for name in named]
+
+
+def journals(folder: Path) -> list[Operation]:
+    """This reads what all writers noted."""
+    return read_journals(sorted(folder.glob("*.jsonl")))
+
+
+def unexpected(operations: Sequence[Operation]) -> list[str]:
+    """This gives the errors that no fault explains."""
+    told = (one for one in operations if one.error and one.error.split(":")[0] not in EXPECTED_ERRORS)
+    return [f"{one.tag} ({one.verb} at {one.level}): {one.error}" for one in told]
+
+
+def judge(arena: Arena, operations: Sequence[Operation], losses: Sequence[Loss]) -> tuple[Verdict, list[str]]:
+    """This gives the verdict on the history, and what else is wrong with the data at rest."""
+    schema = arena.settings.postgres_schema
+    with arena.postgres() as connection, arena.redis(seconds=10) as raw:
+        found = evidence(connection, schema)
+        wrong = tips(connection, raw, arena.keys, schema, found)
+    return check(operations, found, losses=losses), wrong
+
+
+def leaks(arena: Arena) -> list[str]:
+    """This gives what the workers left behind after they have ended."""
+    schema = arena.settings.postgres_schema
+    with arena.postgres() as connection:
+        workers = connection.execute(f"SELECT id FROM {schema}.worker".encode()).fetchall()
+        owned = connection.execute(f"SELECT shard, owner FROM {schema}.shard WHERE owner IS NOT NULL".encode())
+        return [f"worker row of {row[0]}" for row in workers] + [f"shard {row[0]} owned by {row[1]}" for row in owned]

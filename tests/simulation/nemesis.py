@@ -1,0 +1,84 @@
+"""Which faults strike when: drawn from a seed before anything runs, so that a run can be read before it is run. Pure.
+
+Every kind comes at least once where there is room, in a random order; after that kinds are drawn by weight. Faults
+begin at random gaps and may overlap, but for those that need quiet: they wait until the others are over, and others
+wait for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import msgspec
+
+KINDS: dict[str, tuple[float, float, float]] = {
+    "writer_kill": (4, 0.1, 1.0),
+    "writer_pause": (2, 0.5, 3.0),
+    "worker_kill": (4, 0.1, 1.0),
+    "worker_pause": (3, 0.5, 4.0),
+    "redis_kill": (4, 0.05, 1.0),
+    "redis_pause": (2, 0.3, 2.0),
+    "redis_sleep": (1, 0.3, 1.5),
+    "postgres_kill": (3, 0.05, 1.0),
+    "backend_pause": (4, 0.5, 3.0),
+    "backend_terminate": (3, 0, 0),
+    "backend_cancel": (3, 0, 0),
+    "table_lock": (1, 0.3, 1.5),
+    "client_kill": (2, 0, 0),
+    "script_flush": (2, 0, 0),
+    "memory_squeeze": (2, 0.5, 2.0),
+    "evict": (5, 0.5, 4.0),
+    "redis_refusing": (1, 0.2, 1.5),
+    "redis_freeze": (2, 0.3, 3.0),
+    "redis_delay": (1, 0.5, 2.0),
+    "redis_trickle": (1, 0.3, 1.0),
+    "redis_reset": (2, 0, 0),
+    "redis_drop_request": (3, 1.0, 1.0),
+    "redis_drop_reply": (4, 1.0, 1.0),
+    "redis_cut": (2, 1.0, 1.0),
+    "redis_hold": (4, 1.0, 4.0),
+    "exec_drop_reply": (4, 2.0, 2.0),
+    "postgres_freeze": (2, 0.3, 3.0),
+    "hydrate_hold": (4, 0.5, 2.0),
+    "postgres_delay": (2, 0.5, 3.0),
+    "postgres_reset": (2, 0, 0),
+    "commit_drop_request": (3, 2.0, 2.0),
+    "commit_drop_reply": (4, 2.0, 2.0),
+    "flushall": (2, 0, 0),
+    "lost_tail": (3, 0.3, 1.5),
+}
+"""Of each kind its weight, and from how many to how many seconds it lasts."""
+
+ALONE = frozenset({"flushall", "lost_tail"})
+"""These need quiet."""
+GAP_S = (0.2, 2.2)
+FIRST_S = 0.5
+
+
+class Strike(msgspec.Struct, frozen=True, kw_only=True):
+    """This is one intended fault: its kind, its moment in seconds from the start, how long, and which victim."""
+
+    kind: str
+    at_s: float
+    lasts_s: float
+    pick: float
+
+    def __str__(self) -> str:
+        return f"{self.at_s:6.2f} s  {self.kind:<20} {self.lasts_s:4.2f} s  pick {self.pick:.3f}"
+
+
+def schedule(seed: int, seconds: float, kinds: Sequence[str] = tuple(KINDS)) -> list[Strike]:
+    """This gives the faults in their order, of these kinds."""
+    rng = Random(seed)
+    waiting = rng.sample(kinds, len(kinds))
+    weights = [KINDS[kind][0] for kind in kinds]
+    strikes = []
+    at = FIRST_S
+    while at < seconds:
+        # In two of three places stands one that has not been there yet, as long as there are such.
+        kind = waiting.pop() if waiting and rng.random() < 0.67 else rng.choices(kinds, weights=weights)[0]
+        _, least, most = KINDS[kind]
+        strikes.append(Strike(kind=kind, at_s=at, lasts_s=rng.uniform(least, most), pick=rng.random()))
+        at += rng.uniform(*GAP_S)
+    return strikes

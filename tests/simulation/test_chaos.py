@@ -1,0 +1,126 @@
+"""A short chaos in every run of the tests, and that its judges can say no. For a long one: `make chaos`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+import redis
+
+from tests.simulation.arena import Arena, arena
+from tests.simulation.chaos import Result, Run, run
+from tests.simulation.checker import check
+from tests.simulation.faults import Faults
+from tests.simulation.history import Operation, Seen
+from tests.simulation.judge import evidence, journals, judge, leaks, unexpected
+from tests.simulation.nemesis import ALONE, FIRST_S, KINDS, schedule
+from tests.simulation.sampler import Sampler
+from tests.simulation.writer import GROUPS, KEYS, VERBS
+
+pytestmark = pytest.mark.xdist_group("chaos")
+SEED, SECONDS = 7, 12.0
+TRIES_MAX = 30
+
+
+async def test_a_short_chaos_breaks_no_promise(tmp_path: Path) -> None:
+    told: list[str] = []
+    result = await run(SEED, SECONDS, tmp_path, told.append)
+    assert result.violations == 0, "\n".join([*told, *result.findings, f"journals: {tmp_path}"])
+    assert result.faults >= 5
+    assert result.acknowledged > 100
+    assert result.dirty_seen > 0
+
+
+def test_a_schedule_is_its_seed() -> None:
+    assert schedule(7, 60) == schedule(7, 60)
+    assert schedule(7, 60) != schedule(8, 60)
+    assert all(FIRST_S <= strike.at_s < 60 for strike in schedule(7, 60))
+
+
+def test_a_minute_holds_nearly_every_fault() -> None:
+    struck = {strike.kind for strike in schedule(7, 60)}
+    assert len(struck) >= len(KINDS) - 2
+    everything = {strike.kind for seed in range(5) for strike in schedule(seed, 60)}
+    assert everything == set(KINDS) > ALONE
+
+
+def test_every_kind_of_fault_can_be_carried_out() -> None:
+    assert all(callable(getattr(Faults, f"_{kind}")) for kind in KINDS)
+
+
+async def test_what_is_falsified_at_rest_is_found(tmp_path: Path) -> None:
+    async with arena(tmp_path, seed=3) as here:
+        one = Run(here, Result(seed=3, seconds=2.0), lambda line: None)
+        for _ in range(TRIES_MAX):
+            await one.chaos([], 1.0)
+            done = [operation for operation in journals(tmp_path) if operation.outcome == "ok"]
+            if len(done) > 200 and {operation.verb for operation in done} >= set(VERBS) - {"create_new", "compare"}:
+                break
+        else:
+            pytest.fail(f"after {TRIES_MAX} s the sessions have not done all that they can do")
+        await one.settle()
+        operations = journals(tmp_path)
+        verdict, wrong = judge(here, operations, [])
+        assert (verdict.violations, wrong, leaks(here), here.crashes, unexpected(operations)) == ([], [], [], [], [])
+        with here.postgres() as connection, here.redis() as raw:
+            for falsified in _falsifications(here, connection, raw, operations):
+                assert falsified
+        assert _falsified_chain(here, operations) >= {"lost", "chain"}
+
+
+def _falsifications(
+    here: Arena, connection: psycopg.Connection[Any], raw: redis.Redis, operations: list[Operation]
+) -> Iterator[list[str]]:
+    """This breaks one thing after the other and gives what is found of each."""
+    schema = here.settings.postgres_schema
+    key = next(key for key in KEYS if raw.hget(here.keys.state(key), "op") == b"set")
+    name, shard = here.keys.state(key), here.keys.shard(key)
+
+    raw.hset(name, "value", '{"by":"nobody"}')
+    yield judge(here, operations, [])[1]
+    raw.hset(name, "key", "runs/other")
+    yield [line for line in judge(here, operations, [])[1] if "'runs/other'" in line]
+    raw.unlink(name)
+    assert judge(here, operations, [])[1] == []
+
+    connection.execute(f"UPDATE {schema}.state SET version = version + 1 WHERE key = %s".encode(), (key,))
+    yield [line for line in judge(here, operations, [])[1] if line.startswith(f"{key}: the chain ends")]
+    connection.execute(f"INSERT INTO {schema}.worker VALUES ('ghost', 'here', 1, now(), now())".encode())
+    connection.execute(f"UPDATE {schema}.shard SET owner = 'ghost' WHERE shard = 0".encode())
+    assert [line.split()[0] for line in leaks(here)] == ["worker", "shard"]
+
+    head = int(raw.hget(here.keys.meta(shard), "flushed") or 0)
+    raw.zadd(here.keys.unflushed(shard), {key: head + 1})
+    yield _sampled(here, raw, "is dirty and not in Redis")
+    raw.hset(name, mapping={"position": f"1-{head + 1}", "change_id": "c1"})
+    yield _sampled(here, raw, "its entry is not in the stream")
+    raw.pexpire(name, 60_000)
+    yield _sampled(here, raw, "has a time to live")
+    raw.zrem(here.keys.unflushed(shard), key)
+    yield _sampled(here, raw, "nobody knows")
+
+    strange = msgspec.structs.replace(operations[0], outcome="fail", error="ConfigurationError: no")
+    yield unexpected([strange])
+
+
+def _sampled(here: Arena, raw: redis.Redis, wanted: str) -> list[str]:
+    sampler = Sampler(here.keys, KEYS)
+    assert sampler.look(raw) == here.settings.shards
+    return [line for line in sampler.findings if wanted in line]
+
+
+def _falsified_chain(here: Arena, operations: list[Operation]) -> set[str]:
+    """This takes an acknowledged change out of a chain and gives what the checker says of it."""
+    with here.postgres() as connection:
+        found = evidence(connection, here.settings.postgres_schema)
+    written: list[Seen] = [seen for one in operations if one.outcome == "ok" for seen in one.written]
+    key = next(key for group in GROUPS.values() for key in group if len(found.chains.get(key, ())) > 2)
+    acknowledged = {seen.change_id for seen in written}
+    at = next(at for at, row in enumerate(found.chains[key]) if row.change_id in acknowledged)
+    chain = [row for number, row in enumerate(found.chains[key]) if number != at]
+    falsified = msgspec.structs.replace(found, chains={**found.chains, key: chain})
+    return {violation.kind for violation in check(operations, falsified).violations}

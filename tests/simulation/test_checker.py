@@ -1,0 +1,318 @@
+"""The checker against a search through all orders, on many small histories; and every violation by its name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import inf
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from statecache.model import ABSENT, PRESENT
+from tests.simulation.brute_force import linearizable
+from tests.simulation.checker import Evidence, Loss, Row, Verdict, check
+from tests.simulation.history import Operation, Seen
+from tests.simulation.small_histories import KEY, falsified, true_history
+
+HISTORIES_EACH = 30_000
+SEEDS = range(4)
+OTHER = "runs/1/plan"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_checker_agrees_with_the_search_on_small_histories(seed: int) -> None:
+    rng = Random(seed)
+    met: Counter[tuple[bool, bool]] = Counter()
+    for number in range(HISTORIES_EACH):
+        falsify = number % 2 == 1
+        operations, chain = history = true_history(rng)
+        if falsify:
+            operations, chain = history = falsified(rng, history)
+        found = check(operations, Evidence(chains={KEY: chain})).violations
+        assert (not found) == linearizable(operations, chain), (seed, number, found, history)
+        met[falsify, not found] += 1
+    assert met[False, True] == HISTORIES_EACH / 2  # what a register did is never found fault with
+    assert met[True, False] > HISTORIES_EACH / 4
+    assert met[True, True] > HISTORIES_EACH / 10
+
+
+def test_small_histories_hold_every_sort_of_operation() -> None:
+    rng = Random(0)
+    drawn = [true_history(rng) for _ in range(300)]
+    operations = [one for history, _ in drawn for one in history]
+    sorts = {(one.verb, one.outcome) for one in operations}
+    writes = ("blind", "compare", "create", "delete")
+    assert {(verb, outcome) for verb in writes for outcome in ("ok", "unknown")} <= sorts
+    assert {("compare", "fail"), ("create", "fail"), ("delete", "fail"), ("read", "ok")} <= sorts
+    assert {row.op for _, chain in drawn for row in chain} == {"set", "delete"}
+    assert max(len(chain) for _, chain in drawn) >= 5
+    overlapping = [
+        one for history, _ in drawn for one in history for other in history
+        if one.session != other.session and one.invoked < other.invoked < one.returned
+    ]  # fmt: skip
+    assert len(overlapping) > len(drawn)
+
+
+# A history that is right: a writes c1, b reads it and writes c2 over it, a reads c2 and deletes it.
+
+
+def _row(number: int, **changed: Any) -> Row:
+    parent = f"c{number - 1}" if number > 1 else ""
+    row = Row(key=KEY, change_id=f"c{number}", parent=parent, epoch=1, version=number, n=number, digest=f"d{number}")
+    return msgspec.structs.replace(row, **changed)
+
+
+def _seen(number: int, **changed: Any) -> Seen:
+    seen = Seen(key=KEY, change_id=f"c{number}", epoch=1, version=number, digest=f"d{number}")
+    return msgspec.structs.replace(seen, **changed)
+
+
+def _write(session: str, number: int, change: int, at: float, **changed: Any) -> Operation:
+    operation = Operation(
+        tag=f"{session}.{number}", session=session, number=number, verb="set", kind="write", keys=(KEY,), invoked=at,
+        returned=at + 1, outcome="ok", change_id=f"c{change}", written=(_seen(change),),
+    )  # fmt: skip
+    return msgspec.structs.replace(operation, **changed)
+
+
+def _read(session: str, number: int, seen: Seen, at: float, **changed: Any) -> Operation:
+    operation = Operation(
+        tag=f"{session}.{number}", session=session, number=number, verb="get", kind="read", keys=(KEY,), invoked=at,
+        returned=at + 1, outcome="ok", mode="primary", read=(seen,),
+    )  # fmt: skip
+    return msgspec.structs.replace(operation, **changed)
+
+
+FIRST = _write("a", 1, 1, 0)
+READ = _read("b", 1, _seen(1), 2)
+SECOND = _write("b", 2, 2, 4, expected={KEY: "c1"})
+LAST = _write("a", 3, 3, 8, expected={KEY: PRESENT}, written=(_seen(3, op="delete", digest=""),), verb="delete")
+TRUE = [FIRST, READ, SECOND, _read("a", 2, _seen(2), 6), LAST, _read("b", 3, Seen(key=KEY, op="absent"), 10)]
+CHAIN = [_row(1), _row(2), _row(3, op="delete", digest="")]
+
+
+def _judged(operations: list[Operation], chain: list[Row], **more: Any) -> Verdict:
+    losses = more.pop("losses", ())
+    return check(operations, Evidence(chains={KEY: chain, **more.pop("chains", {})}, **more), losses=losses)
+
+
+def _kinds(operations: list[Operation], chain: list[Row], **more: Any) -> set[str]:
+    return {violation.kind for violation in _judged(operations, chain, **more).violations}
+
+
+def _with(operation: Operation, **changed: Any) -> list[Operation]:
+    """This gives the right history with one operation changed."""
+    altered = msgspec.structs.replace(operation, **changed)
+    return [altered if one is operation else one for one in TRUE]
+
+
+def test_a_right_history_has_no_violations() -> None:
+    assert _judged(TRUE, CHAIN).violations == []
+
+
+def test_an_acknowledged_write_that_is_nowhere_is_lost() -> None:
+    violations = _judged(TRUE, CHAIN[:2]).violations
+    assert [(one.kind, one.operations[0].tag) for one in violations if one.kind == "lost"] == [("lost", "a.3")]
+    assert "nowhere" in violations[0].sentence
+
+
+@pytest.mark.parametrize(("place", "said"), [("conflicts", "in conflict"), ("quarantined", "in quarantine")])
+def test_an_acknowledged_write_that_was_set_aside_is_lost_and_said_to_be_there(place: str, said: str) -> None:
+    violations = _judged(TRUE, CHAIN[:2], **{place: {("c3", KEY)}}).violations
+    assert said in next(str(one) for one in violations if one.kind == "lost")
+
+
+def test_a_fault_beyond_the_level_excuses_a_missing_write_and_counts_it() -> None:
+    verdict = _judged(TRUE[:5], CHAIN[:2], losses=[Loss(since=7, until=20)])
+    assert (verdict.violations, verdict.lost) == ([], ["a.3"])
+
+
+@pytest.mark.parametrize("loss", [Loss(since=0, until=3), Loss(since=10, until=20)])
+def test_a_fault_at_another_time_excuses_nothing(loss: Loss) -> None:
+    assert "lost" in _kinds(TRUE[:5], CHAIN[:2], losses=[loss])
+
+
+def test_no_fault_excuses_a_write_at_postgres() -> None:
+    assert "lost" in _kinds(_with(LAST, level="postgres"), CHAIN[:2], losses=[Loss(since=0, until=20)])
+
+
+def test_what_was_said_to_be_durable_must_be_in_the_chain() -> None:
+    confirmed = Operation(
+        tag="c.1", session="c", number=1, verb="wait_durable", kind="confirm", keys=(KEY,), invoked=9, returned=10,
+        outcome="ok", change_id="c3",
+    )  # fmt: skip
+    assert _kinds([*TRUE, confirmed], CHAIN) == set()
+    lossy = [Loss(since=0, until=20)]
+    assert _kinds([*TRUE, confirmed], CHAIN[:2], losses=lossy) == {"lost"}
+
+
+def test_a_change_that_is_twice_in_the_chain_is_found() -> None:
+    assert "twice" in _kinds(TRUE, [*CHAIN, _row(4, change_id="c2", parent="c3")])
+
+
+def test_a_write_that_was_applied_under_two_change_ids_is_found_by_its_tag() -> None:
+    again = _row(4, change_id="c9", parent="c3", tag="b.2")
+    assert "twice" in _kinds(TRUE[:5], [*CHAIN, again])
+
+
+def test_a_refused_write_that_is_in_the_chain_is_found() -> None:
+    refused = _with(LAST, outcome="fail", written=(), error="VersionConflict")
+    assert _kinds(refused, CHAIN) == {"refused"}
+
+
+def test_a_write_in_doubt_may_be_there_or_not() -> None:
+    doubtful = _with(LAST, outcome="unknown", written=(), returned=inf)
+    assert _kinds(doubtful, CHAIN) == set()
+    assert _kinds(doubtful[:5], CHAIN[:2]) == set()
+
+
+def test_a_write_in_doubt_whose_change_id_nobody_learnt_is_known_by_its_tag() -> None:
+    doubtful = _with(LAST, outcome="unknown", written=(), returned=inf, change_id="")
+    assert _kinds(doubtful, [*CHAIN[:2], _row(3, op="delete", digest="", tag="a.3")]) == set()
+    assert "stranger" in _kinds(doubtful, CHAIN)
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        pytest.param([_row(1), _row(2, parent="c0"), CHAIN[2]], id="another parent"),
+        pytest.param([_row(1, parent="c0"), *CHAIN[1:]], id="a root with a parent"),
+        pytest.param([_row(1), _row(2, parent=""), CHAIN[2]], id="two roots"),
+        pytest.param([_row(1), _row(2), msgspec.structs.replace(CHAIN[2], version=4)], id="a version left out"),
+        pytest.param([_row(1, epoch=2), *CHAIN[1:]], id="the epoch goes down"),
+        pytest.param([_row(1, n=9), *CHAIN[1:]], id="the position goes down"),
+    ],
+)
+def test_a_broken_chain_is_found(chain: list[Row]) -> None:
+    assert "chain" in _kinds(TRUE, chain)
+
+
+def test_a_change_that_nobody_made_is_found() -> None:
+    assert "stranger" in _kinds(TRUE[:5], [*CHAIN, _row(4)])
+
+
+def test_a_change_on_a_key_that_its_write_did_not_name_is_found() -> None:
+    assert "stranger" in _kinds(_with(LAST, keys=(OTHER,)), CHAIN)
+
+
+@pytest.mark.parametrize(("operation", "expected"), [(SECOND, "c0"), (SECOND, ABSENT), (FIRST, PRESENT), (LAST, "c1")])
+def test_a_write_that_stands_behind_another_change_than_it_expected_is_found(
+    operation: Operation, expected: str
+) -> None:
+    assert _kinds(_with(operation, expected={KEY: expected}), CHAIN) == {"precondition"}
+
+
+def test_a_value_that_was_computed_from_another_one_is_found() -> None:
+    told = [_row(1, tag="a.1", follows=""), _row(2, tag="b.2", follows="a.1"), CHAIN[2]]
+    assert _kinds(TRUE, told) == set()
+    told[1] = _row(2, tag="b.2", follows="a.0")
+    assert _kinds(TRUE, told) == {"precondition"}
+
+
+def test_a_commit_that_is_there_with_one_of_its_keys_only_is_found() -> None:
+    there = Row(key=OTHER, change_id="c2", parent="", epoch=1, version=1, n=2)
+    both = _with(SECOND, keys=(KEY, OTHER), written=(_seen(2), Seen(key=OTHER, change_id="c2", epoch=1, version=1)))
+    assert _kinds(both, CHAIN, chains={OTHER: [there]}) == set()
+    assert "torn" in _kinds(both, CHAIN)
+    doubtful = _with(SECOND, keys=(KEY, OTHER), outcome="unknown", written=(), returned=inf)
+    assert "torn" in _kinds(doubtful, CHAIN)
+
+
+@pytest.mark.parametrize(
+    ("seen", "found"),
+    [
+        (_seen(1), set()),
+        (Seen(key=KEY, op="present"), set()),
+        (Seen(key=OTHER, change_id="o1", epoch=1, version=1), set()),
+        (Seen(key=KEY, op="absent"), {"stale", "skew"}),
+        (Seen(key=OTHER, change_id="o2", epoch=1, version=2), {"skew"}),
+        (Seen(key=OTHER, op="absent"), {"skew"}),
+    ],
+)
+def test_what_a_commit_has_read_was_still_so_when_it_was_applied(seen: Seen, found: set[str]) -> None:
+    """The other key was written just before the commit, and again just after it, while the commit was under way."""
+    other = [_write("d", at, at, 3.5, keys=(OTHER,), change_id=f"o{at}", written=(), returned=9) for at in (1, 2)]
+    chain = [
+        Row(key=OTHER, change_id="o1", parent="", epoch=1, version=1, n=11),
+        Row(key=OTHER, change_id="o2", parent="o1", epoch=1, version=2, n=13),
+    ]
+    own = [_row(1, n=10), _row(2, n=12), msgspec.structs.replace(CHAIN[2], n=14)]
+    assert _kinds([*_with(SECOND, read=(seen,)), *other], own, chains={OTHER: chain}) == found
+
+
+@pytest.mark.parametrize("wrong", [{"version": 3}, {"epoch": 2}, {"digest": "d9"}, {"parent": "c0"}, {"op": "delete"}])
+def test_an_answer_that_the_chain_belies_is_found(wrong: dict[str, Any]) -> None:
+    assert "mismatch" in _kinds(_with(SECOND, written=(_seen(2, **wrong),)), CHAIN)
+    assert "mismatch" in _kinds(_with(READ, read=(_seen(1, **wrong),)), CHAIN)
+
+
+def test_an_answer_about_another_change_than_was_written_is_found() -> None:
+    assert "mismatch" in _kinds(_with(SECOND, written=(_seen(1),)), CHAIN)
+
+
+def test_a_session_that_sees_a_key_go_back_is_found() -> None:
+    back = _read("b", 3, _seen(1), 4.5, mode="local")
+    assert _kinds([*TRUE[:5], back], CHAIN) == {"backwards"}
+
+
+def test_a_read_of_what_had_been_overwritten_is_found() -> None:
+    assert _kinds([*TRUE, _read("d", 1, _seen(1), 12)], CHAIN) == {"stale"}
+    assert _kinds([*TRUE, _read("d", 1, _seen(1), 12, mode="local")], CHAIN) == set()
+    assert _kinds([*TRUE, _read("d", 1, _seen(1), 4.5)], CHAIN) == set()
+
+
+def test_a_write_that_was_put_before_one_that_had_ended_is_found() -> None:
+    assert _kinds(_with(SECOND, invoked=8.5, returned=9), CHAIN) == {"future", "stale"}
+    assert "stale" in _kinds([*TRUE[:3], *_with(SECOND, invoked=12, returned=13)[2:]], CHAIN)
+
+
+def test_what_one_read_has_seen_a_later_read_must_see() -> None:
+    slow = _with(SECOND, invoked=1.5, returned=9)
+    early = [_read("d", 1, _seen(2), 1.6, returned=1.8), _read("e", 1, _seen(1), 1.9, returned=2)]
+    assert _kinds([slow[0], slow[2], *early], CHAIN[:2]) == {"stale"}
+
+
+def test_a_read_of_what_had_not_been_sent_is_found() -> None:
+    assert _kinds([*TRUE, _read("d", 1, _seen(3, op="delete", digest=""), 4)], CHAIN) >= {"future"}
+
+
+@pytest.mark.parametrize(("op", "at"), [("absent", 2), ("present", 10), ("absent", 6)])
+def test_a_presence_that_the_chain_belies_is_found(op: str, at: float) -> None:
+    assert _kinds([*TRUE, _read("d", 1, Seen(key=KEY, op=op), at)], CHAIN) == {"stale"}
+
+
+def test_what_a_refusal_told_counts_as_a_read() -> None:
+    denied = _write("d", 1, 9, 12, outcome="fail", written=(), change_id="", read=(Seen(key=KEY, op="present"),))
+    assert _kinds([*TRUE, denied], CHAIN) == {"stale"}
+
+
+def test_a_read_of_a_value_that_nobody_wrote_is_found() -> None:
+    assert _kinds([*TRUE, _read("d", 1, _seen(7), 12)], CHAIN) == {"invented"}
+
+
+def test_a_read_of_a_write_that_is_not_in_the_chain_is_found() -> None:
+    doubtful = _with(LAST, outcome="unknown", written=(), returned=inf)[:5]
+    seen = _read("d", 1, _seen(3, op="delete"), 12)
+    assert _kinds([*doubtful, seen], CHAIN[:2]) == {"vanished"}
+    assert _kinds([*doubtful, seen], CHAIN[:2], losses=[Loss(since=12, until=14)]) == set()
+
+
+def test_a_write_in_doubt_that_was_lost_and_applied_again_may_have_been_seen_at_its_first_place() -> None:
+    again = _write("a", 1, 1, 0, invoked=0, returned=inf, outcome="unknown", written=())
+    first = _read("d", 1, _seen(1, version=7), 2)
+    other = _write("b", 1, 2, 5, written=(_seen(2, version=1),))
+    chain = [_row(2, parent="", version=1, n=1), _row(1, parent="c2", version=2, n=2)]
+    assert "mismatch" in _kinds([again, first, other], chain)
+    assert _kinds([again, first, other], chain, losses=[Loss(since=1, until=4)]) == set()
+
+
+def test_a_presence_that_was_told_during_a_loss_binds_nobody() -> None:
+    created = _write("b", 1, 1, 0)
+    told = _read("d", 1, Seen(key=KEY, op="absent"), 2)
+    over = _write("b", 2, 2, 5)
+    deleted = _write("a", 1, 3, 1.5, returned=9, verb="delete", written=())
+    chain = [_row(1), _row(2), _row(3, op="delete", digest="")]
+    assert _kinds([created, told, over, deleted], chain) == {"stale"}
+    assert _kinds([created, told, over, deleted], chain, losses=[Loss(since=1, until=4)]) == set()

@@ -1,0 +1,371 @@
+"""One writer process of the chaos: sessions that use every verb on few keys, and note what they did and saw.
+
+    python -m tests.simulation.writer FOLDER NAME SEED SESSIONS async|sync
+
+Several sessions share one client. Each does one operation at a time, with keys, verb and level drawn from the seed;
+what comes of it depends on the others. Every value names the operation that wrote it and, where it was computed from
+another value, the operation that wrote that one, so a lost update shows in the chain.
+
+SIGTERM ends the process when its operations have ended; SIGUSR1 lets no new one begin until SIGUSR2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+from statecache import AsyncStateCache, StateCache
+from statecache.errors import (
+    AlreadyExists,
+    Backpressure,
+    DurabilityNotMet,
+    DurabilityRefused,
+    Forked,
+    NotFound,
+    OutcomeUnknown,
+    Quarantined,
+    StateCacheError,
+    Unavailable,
+    VersionConflict,
+)
+from statecache.model import ABSENT, PRESENT, State
+from tests.awaited import awaited
+from tests.simulation.history import Invoke, Kind, Recorder, Seen, seen_of
+
+GROUPS = {
+    "runs/1": ("runs/1", "runs/1/notes", "runs/1/plan"),
+    "runs/2": ("runs/2", "runs/2/plan"),
+    "runs/3": ("runs/3",),
+    "users/a": ("users/a", "users/a/{x}:state:"),
+}
+KEYS = tuple(key for group in GROUPS.values() for key in group)
+NEW = "new"
+"""The namespace of keys that nobody else will ever use."""
+REPEATS_MAX = 3
+TIMEOUTS_S = (None, None, None, 0.3, 0.05)
+"""How long a verb may take, in seconds; None is the setting."""
+CANCELLED, CANCELLED_S = 0.04, 0.004
+"""Which part of the operations is cancelled, and after how many seconds on average."""
+PAUSE_S = 0.02
+LEVELS = ("memory", "memory", "disk", "postgres")
+SIZES = (0, 0, 0, 0, 300, 20_000)
+VERBS = {
+    "get": 24, "set": 12, "compare": 14, "create": 6, "create_new": 5, "update": 12, "delete": 6, "transaction": 8,
+    "transact": 8, "list": 4, "wait_durable": 5,
+}  # fmt: skip
+
+_REFUSED = (VersionConflict, AlreadyExists, NotFound, Forked, Quarantined)
+_NOT_APPLIED = (Unavailable, Backpressure, DurabilityRefused)
+
+
+class Session:
+    """This does one operation after the other."""
+
+    def __init__(self, cache: AsyncStateCache, recorder: Recorder, name: str, rng: Random, *, plain: bool) -> None:
+        self._cache = cache
+        self._recorder = recorder
+        self._name = name
+        self._rng = rng
+        self._plain = plain
+        self._known: dict[str, State[Any]] = {}
+
+    async def step(self) -> None:
+        """This does the next operation, whatever comes of it; now and then it is cancelled on its way."""
+        verb = self._rng.choices([*VERBS], weights=[*VERBS.values()])[0]
+        doing = getattr(self, f"_{verb}")(self._rng.choice(KEYS))
+        if self._plain or self._rng.random() > CANCELLED:
+            await doing
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._rng.expovariate(1 / CANCELLED_S)):
+                await doing
+
+    # What sessions do.
+
+    async def _get(self, key: str) -> None:
+        sent = self._begin("get", [key], "read")
+        with self._noting(sent):
+            state = await self._cache.get(key, timeout=self._timeout())
+            self._recorder.ok(sent, read=[self._seen(key, state)])
+
+    async def _list(self, key: str) -> None:
+        prefix = key.split("/")[0] + "/"
+        sent = self._begin("list", [], "read")
+        with self._noting(sent):
+            order: Any = self._rng.choice(("key", "newest"))
+            found = {state.key: state async for state in self._cache.list(prefix, order=order)}
+            wanted = [name for name in KEYS if name.startswith(prefix)]
+            self._recorder.ok(sent, read=[self._seen(name, found.get(name)) for name in wanted])
+
+    async def _set(self, key: str) -> None:
+        sent = self._begin("set", [key], "write", own_id=self._rng.random() < 0.5)
+        await self._written(sent, self._value(sent))
+
+    async def _compare(self, key: str) -> None:
+        known = self._known.get(key)
+        if known is None or self._rng.random() < 0.5:
+            await self._get(key)
+            known = self._known.get(key)
+        if known is not None:
+            own_id = self._rng.random() < 0.5
+            sent = self._begin("set", [key], "write", expected={key: known.change_id}, own_id=own_id)
+            await self._written(sent, self._value(sent, known.value), expected=known.change_id)
+
+    async def _create(self, key: str) -> None:
+        sent = self._begin("create", [key], "write", expected={key: ABSENT}, own_id=self._rng.random() < 0.5)
+        await self._written(sent, self._value(sent))
+
+    async def _create_new(self, _: str) -> None:
+        key = f"{NEW}/{self._name}-{self._rng.getrandbits(60):x}"
+        sent = self._begin("create", [key], "write", expected={key: ABSENT})
+        await self._written(sent, self._value(sent), assume_new=True)
+
+    async def _delete(self, key: str) -> None:
+        sent = self._begin("delete", [key], "write", expected={key: PRESENT}, own_id=self._rng.random() < 0.5)
+        await self._written(sent, None)
+
+    async def _update(self, key: str) -> None:
+        sent = self._begin("update", [key], "write")
+
+        def change(before: Any) -> Any:
+            return self._value(sent, before or None)
+
+        more: dict[str, Any] = {"default": {}} if self._rng.random() < 0.7 else {}
+        with self._noting(sent):
+            more |= {"reason": sent.tag, "durability": _level(sent), "timeout": self._timeout()}
+            state = await self._cache.update(key, change, **more)
+            self._wrote(sent, [state])
+
+    async def _wait_durable(self, _: str) -> None:
+        if not self._known:
+            return
+        state = self._rng.choice([*self._known.values()])
+        sent = self._begin("wait_durable", [state.key], "confirm", change_id=state.change_id)
+        with self._noting(sent):
+            await self._cache.wait_durable(state)
+            self._recorder.ok(sent, change_id=state.change_id)
+
+    async def _transaction(self, key: str) -> None:
+        await self._several(key, again=False)
+
+    async def _transact(self, key: str) -> None:
+        await self._several(key, again=True)
+
+    async def _several(self, key: str, *, again: bool) -> None:
+        """This reads some keys of a group and writes some of them, in one commit."""
+        group = next(keys for keys in GROUPS.values() if key in keys)
+        names = self._rng.sample(group, self._rng.randint(1, len(group)))
+        to_write = [name for name in names if self._rng.random() < 0.7]
+        deletes = {name for name in to_write if self._rng.random() < 0.15}
+        verb = "transact" if again else "transaction"
+        sent = self._begin(verb, to_write or names, "write" if to_write else "read")
+        work = _Work(self, sent, names, to_write, deletes)
+        more: dict[str, Any] = {"reason": sent.tag, "durability": _level(sent), "timeout": self._timeout()}
+        with self._noting(sent, work.read):
+            if again:
+                await self._cache.transact(names, work.plainly if self._plain else work.run, **more)
+            else:
+                async with self._cache.transaction(*names, **more) as tx:
+                    await work.run(tx)
+            self._wrote(sent, [*work.tx.states.values()], work.read)
+
+    # How it is noted.
+
+    def _begin(
+        self, verb: str, keys: list[str], kind: Kind, *, expected: dict[str, str] | None = None, own_id: bool = False,
+        change_id: str = "",
+    ) -> Invoke:  # fmt: skip
+        if own_id:
+            change_id = f"{self._rng.getrandbits(96):024x}"
+        level = self._rng.choice(LEVELS) if kind == "write" else "memory"
+        return self._recorder.invoke(
+            self._name, verb, keys, kind=kind, change_id=change_id, expected=expected, mode="primary", level=level
+        )
+
+    def _value(self, sent: Invoke, before: Any = ...) -> dict[str, Any]:
+        value: dict[str, Any] = {"by": sent.tag, "pad": "x" * self._rng.choice(SIZES)}
+        if before is not ...:
+            value["after"] = before["by"] if before else ""
+        return value
+
+    async def _written(self, sent: Invoke, value: Any, **more: Any) -> None:
+        """This sends a write of one key, and again under its change_id where its outcome is not known."""
+        key, change_id = sent.keys[0], sent.change_id
+        if change_id == "" or sent.verb == "delete":
+            more["reason"] = sent.tag
+        for repeat in range(REPEATS_MAX):
+            more["timeout"] = self._timeout()
+            if change_id:
+                more["change_id"] = change_id
+            with self._noting(sent) as doubt:
+                call = getattr(self._cache, sent.verb)
+                given = (key,) if sent.verb == "delete" else (key, value)
+                state = await call(*given, durability=_level(sent), **more)
+                if state is None:
+                    self._recorder.fail(sent, NotFound(key), final=True, read=[Seen(key=key, op="absent")])
+                else:
+                    self._wrote(sent, [state])
+            change_id = doubt.change_id
+            if not change_id or repeat + 1 == REPEATS_MAX or self._rng.random() < 0.2:
+                return
+            sent = self._recorder.again(sent, change_id=change_id)
+
+    def _timeout(self) -> float | None:
+        return self._rng.choice(TIMEOUTS_S)
+
+    def _wrote(self, sent: Invoke, states: list[State[Any]], read: list[Seen] | None = None) -> None:
+        for state in states:
+            self._known[state.key] = state
+            if state.value is None or state.key.startswith(f"{NEW}/"):
+                del self._known[state.key]
+        self._recorder.ok(sent, written=[seen_of(state) for state in states], read=read or [])
+
+    def _seen(self, key: str, state: State[Any] | None) -> Seen:
+        if state is None:
+            self._known.pop(key, None)
+            return Seen(key=key, op="absent")
+        self._known[key] = state
+        return seen_of(state)
+
+    def _noting(self, sent: Invoke, read: list[Seen] | None = None) -> _Noting:
+        return _Noting(self._recorder, sent, [] if read is None else read)
+
+
+class _Work:
+    """This is what a transaction does, for both clients."""
+
+    def __init__(
+        self, session: Session, sent: Invoke, names: list[str], to_write: list[str], deletes: set[str]
+    ) -> None:
+        self._session = session
+        self._sent = sent
+        self._names = names
+        self._to_write = to_write
+        self._deletes = deletes
+        self.read: list[Seen] = []
+        self.tx: Any = None
+
+    async def run(self, tx: Any) -> None:
+        self._start(tx)
+        for name in self._names:
+            self._do(tx, name, await tx.get(name))
+
+    def plainly(self, tx: Any) -> None:
+        self._start(tx)
+        for name in self._names:
+            self._do(tx, name, tx.get(name))
+
+    def _start(self, tx: Any) -> None:
+        self.tx = tx
+        self.read.clear()
+
+    def _do(self, tx: Any, name: str, state: State[Any] | None) -> None:
+        self.read.append(Seen(key=name, op="absent") if state is None else seen_of(state))
+        if name in self._deletes and state is not None:
+            tx.delete(name)
+        elif name in self._to_write:
+            tx.set(name, self._session._value(self._sent, None if state is None else state.value))
+
+
+class _Noting:
+    """This notes how an operation ended where it did not end well; `change_id` is then that of a write in doubt."""
+
+    def __init__(self, recorder: Recorder, sent: Invoke, read: list[Seen]) -> None:
+        self._recorder = recorder
+        self._sent = sent
+        self._read = read
+        self.change_id = ""
+
+    def __enter__(self) -> _Noting:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        recorder, sent = self._recorder, self._sent
+        if isinstance(error, OutcomeUnknown):
+            recorder.unknown(sent, error, change_id=error.change_id)
+            self.change_id = error.change_id
+        elif isinstance(error, DurabilityNotMet):
+            recorder.ok(sent, change_id=error.change_id, level="memory")
+        elif isinstance(error, _REFUSED):
+            recorder.fail(sent, error, final=True, read=[*self._read, *_told(error)])
+        elif isinstance(error, _NOT_APPLIED):
+            recorder.fail(sent, error, final=False)
+        elif isinstance(error, asyncio.CancelledError):
+            recorder.unknown(sent, error)
+            return False
+        elif isinstance(error, StateCacheError):
+            recorder.unknown(sent, error)  # the judge asks why there is such an error at all
+        else:
+            return False
+        return True
+
+
+def _told(error: StateCacheError) -> list[Seen]:
+    if isinstance(error, VersionConflict) and error.actual:
+        return [Seen(key=error.key, change_id=error.actual)]
+    if isinstance(error, AlreadyExists | NotFound):
+        return [Seen(key=error.key, op="present" if isinstance(error, AlreadyExists) else "absent")]
+    return []
+
+
+def _level(sent: Invoke) -> Any:
+    return cast("Any", sent.level)
+
+
+class _Switches:
+    """This is what the process is told by signals."""
+
+    def __init__(self) -> None:
+        self.ending = asyncio.Event()
+        self.going = asyncio.Event()
+        self.going.set()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._end)
+        loop.add_signal_handler(signal.SIGUSR1, self.going.clear)
+        loop.add_signal_handler(signal.SIGUSR2, self.going.set)
+
+    def _end(self) -> None:
+        self.ending.set()
+        self.going.set()
+
+    async def pause(self, seconds: float) -> None:
+        """This waits so long, until the end at most, and then until operations may begin."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.ending.wait()
+        await self.going.wait()
+
+
+async def _play(session: Session, switches: _Switches, rng: Random) -> None:
+    while not switches.ending.is_set():
+        await session.step()
+        await switches.pause(rng.uniform(0, PAUSE_S))
+
+
+async def write(folder: Path, name: str, seed: int, sessions: int, *, plain: bool) -> None:
+    """This runs the sessions of one process until it is told to end."""
+    switches = _Switches()
+    with Recorder(folder / f"{name}.jsonl", name) as recorder:
+        own: Any = StateCache() if plain else AsyncStateCache()
+        cache = awaited(own) if plain else own
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(sessions):
+                rng = Random(f"{seed} {name} {number}")
+                session = Session(cache, recorder, f"s{number}", rng, plain=plain)
+                tasks.create_task(_play(session, switches, rng))
+        await cache.close()
+
+
+def main(arguments: list[str]) -> None:
+    """This is what the chaos starts."""
+    folder, name, seed, sessions, kind = arguments
+    asyncio.run(write(Path(folder), name, int(seed), int(sessions), plain=kind == "sync"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
