@@ -12,7 +12,7 @@ from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache_workers.janitor import TOKEN_GRACE_MS
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, MakeWorker, flush, rows
+from tests.fix_flusher import Agents, Log, MakeWorker, flush, rows
 from tests.fix_servers import every_redis
 
 Psql = psycopg.Connection[Any]
@@ -180,7 +180,7 @@ async def test_a_state_that_postgres_did_not_take_gets_no_time_to_live(
 
 @every_redis
 async def test_a_full_redis_is_acknowledged_and_tidied(
-    agents: Agents, tidy: Worker, redis_raw: Any, keys: KeySpace
+    agents: Agents, tidy: Worker, redis_raw: Any, keys: KeySpace, log: Log
 ) -> None:
     """Were these refused, nothing would ever become clean, and nothing could be evicted."""
     key = agents.key_on(0)
@@ -191,6 +191,7 @@ async def test_a_full_redis_is_acknowledged_and_tidied(
     try:
         await flush(tidy)
         await _retire(tidy)
+        assert [alarm["policy"] for alarm in log.of("redis_is_full")] == ["noeviction"]
     finally:
         redis_raw.config_set("maxmemory", held["maxmemory"])
         redis_raw.config_set("maxmemory-policy", held["maxmemory-policy"])

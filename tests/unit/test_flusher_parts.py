@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 from datetime import UTC, datetime
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from psycopg.adapt import PyFormat, Transformer
@@ -12,6 +14,7 @@ from psycopg.adapt import PyFormat, Transformer
 from statecache.reconcile import Tip
 from statecache_workers.arrays import blobs, integers, texts, times, truths
 from statecache_workers.holdings import Head, Holding, Place, Row, agree, head_of, shares
+from statecache_workers.room import shortage
 from statecache_workers.streams import Slice, sliced
 from statecache_workers.tips import Tips
 
@@ -162,3 +165,31 @@ def test_what_is_remembered_is_the_newest_and_bounded(puts: list[tuple[int, int]
         assert len(tips) <= 8
         assert tips.get(f"a/{number}") == truth[f"a/{number}"]
     assert all(tips.get(key) in (None, tip) for key, tip in truth.items())
+
+
+INFO = """# Memory
+used_memory:{used}
+maxmemory:{limit}
+maxmemory_policy:{policy}
+
+# Keyspace
+db0:keys=900,expires={here},avg_ttl=0
+db3:keys=1,expires={there},avg_ttl=0
+"""
+
+
+@pytest.mark.parametrize(
+    ("story", "short"),
+    [
+        ({"used": 95}, True),
+        ({"used": 89}, False),
+        ({"used": 95, "limit": 0}, False),
+        ({"used": 95, "here": 1}, False),
+        ({"used": 95, "there": 1}, False),
+        ({"used": 95, "here": 1, "policy": "noeviction"}, True),
+        ({"used": 95, "here": 1, "policy": "volatile-ttl"}, False),
+    ],
+)
+def test_a_redis_that_is_full_of_what_may_not_leave_is_told(story: dict[str, Any], short: bool) -> None:
+    facts = {"limit": 100, "policy": "volatile-lru", "here": 0, "there": 0} | story
+    assert (shortage(INFO.format(**facts).replace("\n", "\r\n")) is not None) is short

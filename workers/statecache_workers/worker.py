@@ -26,8 +26,9 @@ from statecache_workers.flusher import Flusher, Progress
 from statecache_workers.gatekeeper import Gatekeeper
 from statecache_workers.holdings import Head, Heads, Holding
 from statecache_workers.janitor import Janitor
-from statecache_workers.logs import say, warn
+from statecache_workers.logs import alarm, say, warn
 from statecache_workers.ownership import Ownership, Share
+from statecache_workers.room import ASK, ROOM_S, shortage
 from statecache_workers.settling import settle
 from statecache_workers.strays import expel
 from statecache_workers.tally import SECONDS, Buckets
@@ -69,7 +70,7 @@ class Worker:
         self._monotonic = monotonic
         self._nudge = asyncio.Event()
         self._next_tend = monotonic()
-        self._leased_until = self._next_measure = monotonic()
+        self._leased_until = self._next_measure = self._next_room = monotonic()
         self._avoid: dict[int, float] = {}
         self._woken: list[int] = []
         self._flushed = (0, 0)
@@ -135,6 +136,7 @@ class Worker:
         if self.janitor.due:
             await self.janitor.step(link, database, self.holdings, now_ms=heads.now_ms)
         await self._measure(link, heads)
+        await self._look_for_room(link)
         self._announce()
         return progress.entries > 0 or self.janitor.due or self._monotonic() >= self._next_tend
 
@@ -247,6 +249,15 @@ class Worker:
     def owned(self) -> int:
         """This is how many shards are its own by leases that stand."""
         return len(self.holdings) if self._monotonic() < self._leased_until else 0
+
+    async def _look_for_room(self, link: AsyncLink) -> None:
+        """This raises an alarm now and then while Redis is nearly full of what may not leave it."""
+        if self._monotonic() >= self._next_room:
+            (info,) = await link.run([ASK], seconds=self.settings.timeout_s)
+            short = shortage(info.decode()) if isinstance(info, bytes) else None
+            if short is not None:
+                alarm("redis_is_full", **short)
+            self._next_room = self._monotonic() + ROOM_S
 
     def behind(self, targets: dict[int, int]) -> int:
         """This is how many change-sets up to these positions are still to be flushed."""
