@@ -41,6 +41,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     op: str
     gap: bool
     value: bytes
+    writer: str = ""
 
 
 class Tip(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ what may be stale) is asked for once through the client, which loads it: what it
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from statecache import AsyncStateCache
@@ -57,7 +57,7 @@ class Sources:
                 "or leave the URLs out and let it run on throwaway servers.",
             )
 
-    async def settle(self, *, end: float) -> list[int]:
+    async def settle(self, *, end: float, meanwhile: Callable[[], None]) -> list[int]:
         """This waits until every shard's watermark has reached its head, and gives the shards where it has not."""
         shards = range(self._keys.shards)
         while True:
@@ -70,6 +70,7 @@ class Sources:
                 behind = list(shards)
             if not behind or monotonic() > end:
                 return behind
+            meanwhile()
             await async_sleep(_LOOK_S)
 
     async def starts(self) -> Starts:

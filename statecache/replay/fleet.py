@@ -11,7 +11,7 @@ import msgspec
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError
 from statecache.replay.agent import Job, job_path
-from statecache.replay.journal import Fatal, Line, Tail, journal_path
+from statecache.replay.journal import Fatal, Line, Started, Tail, journal_path
 from statecache.replay.ledger import Flights, Ledger
 from statecache.settings import process_environment
 from statecache.testing.process import Process, spawn
@@ -56,12 +56,14 @@ class Life:
         self.flights = Flights()
         self._tail = tail
         self._fatal: Fatal | None = None
+        self.is_at_work = False
 
     def read(self, ledger: Ledger) -> None:
         """This takes up the lines that came since the last call."""
         lines: list[Line] = list(self._tail.read())
         ledger.take(lines)
         self.flights.take(lines)
+        self.is_at_work = self.is_at_work or any(not isinstance(line, Started) for line in lines)
         self._fatal = next((line for line in lines if isinstance(line, Fatal)), self._fatal)
 
     def ended(self, ledger: Ledger, *, at: float) -> None:
@@ -89,11 +91,12 @@ class Agents:
     def start(self, agent: int) -> None:
         """This begins the agent's next life."""
         number = sum(1 for life in self.lives if life.agent == agent)
+        name = f"agent-{agent}.{number}"
         process = spawn(
             [sys.executable, "-m", "statecache.replay.agent", self._folder, str(agent), str(number)],
-            name=f"agent-{agent}.{number}",
+            name=name,
             folder=self._folder,
-            environment=self._environment,
+            environment=self._environment | {"STATECACHE_WRITER": name},
         )
         life = Life(agent, number, process, Tail(journal_path(self._folder, agent, number)))
         self.lives.append(life)
@@ -102,6 +105,11 @@ class Agents:
     def living(self) -> Iterator[Life]:
         """This gives the lives whose process runs."""
         return (life for life in list(self._current.values()) if life.process.is_running())
+
+    def is_at_work(self, agent: int) -> bool:
+        """This says whether the agent's newest life has begun its work, or its runs are complete."""
+        life = self._current.get(agent)
+        return agent not in self.unfinished or (life is not None and life.is_at_work)
 
     def read(self) -> None:
         """This reads on in every journal that may still grow."""

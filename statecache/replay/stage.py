@@ -22,6 +22,9 @@ class Killable(Protocol):
     def restart(self, name: str) -> None:
         """This starts it again with its data, and returns when it answers."""
 
+    def start_workers(self, count: int = 1) -> None:
+        """This starts that many workers, and returns when they are ready."""
+
 
 class Stage:
     """This holds the settings of the servers, what child processes need to meet them, and the power over them."""
@@ -44,9 +47,9 @@ def urls_are_given(settings: Settings) -> bool:
 
 
 @contextmanager
-def stage(settings: Settings) -> Iterator[Stage]:
-    """This gives the given servers, or throwaway ones for the length of the block."""
-    if urls_are_given(settings):
+def stage(settings: Settings, *, throwaway: bool = False) -> Iterator[Stage]:
+    """This gives the given servers, or throwaway ones for the length of the block, where none are given or wanted."""
+    if not throwaway and urls_are_given(settings):
         environment = {"STATECACHE_REDIS_URL": settings.redis_url, "STATECACHE_POSTGRES_URL": settings.postgres_url}
         yield Stage(settings, environment, None)
         return

@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -33,6 +32,8 @@ from statecache.replay.pace import Pace, think_s_for
 from statecache.replay.report import Report, report
 from statecache.replay.runs import AgentRun
 from statecache.replay.stage import SERVERS, Killable, Stage, stage, urls_are_given
+from statecache.replay.standing import Casualties, Show, Standing
+from statecache.replay.story import Story, richer, story
 from statecache.replay.watermarks import Watermarks
 from statecache.settings import Settings
 
@@ -41,12 +42,15 @@ RUNS_AT_ONCE = 4
 PATIENCE_S = 120.0
 _TURN_S, _WATCHFUL_S = 0.01, 0.001
 _SURE_S = 0.05
-_BRAKE = 8.0
+_BRAKE, _BRAKED_MAX_S = 8.0, 3.0
 _SETTLE_S = 120.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what a replay is asked for; `think_s` None means: as slow as the kills need it."""
+    """This is what a replay is asked for.
+
+    `think_s` None means: as slow as the kills need it; `throwaway`: on servers of its own, whatever the settings name.
+    """
 
     runs: list[AgentRun]
     seed: int
@@ -57,6 +61,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     think_s: float | None = None
     timeout_s: float = 900.0
     journals: Path | None = None
+    throwaway: bool = False
 
     @property
     def messages(self) -> int:
@@ -64,30 +69,41 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return sum(len(run.messages) for run in self.runs)
 
 
-class Show(Protocol):
-    """This is told how far the replay is."""
+class Played(msgspec.Struct, frozen=True, kw_only=True):
+    """This is a replay that came to its end, with the number of changes that the audit read and one run's story."""
 
-    def __call__(self, doing: str, acknowledged: int, kills: dict[str, int]) -> None:
-        """This may draw it."""
+    report: Report
+    changes: int
+    story: Story | None
+    stage: Stage
 
 
 def replay(options: Options, settings: Settings, *, show: Show) -> Report:
     """This replays, kills, audits and gives the report. Raises what keeps it from coming to its end."""
+    with replayed(options, settings, show=show) as played:
+        return played.report
+
+
+@contextmanager
+def replayed(options: Options, settings: Settings, *, show: Show) -> Iterator[Played]:
+    """This does the same for a block, during which servers of the replay's own are still there."""
     refuse_unfit(options, settings)
     with ExitStack() as ending:
         folder = ending.enter_context(_folder(options.journals))
-        show("starting servers", 0, {})
-        on = ending.enter_context(stage(settings))
+        show(Standing(doing="starting servers"))
+        on = ending.enter_context(stage(settings, throwaway=options.throwaway))
         if on.servers is None:
             asyncio.run(_refuse_used_keys(on.settings, options.runs))
         try:
-            found = Supervisor(options, on, folder, show).run()
+            played = Supervisor(options, on, folder, show).run()
         except AgentStopped as error:
             raise _translated(error) from error
-        if options.journals is None and found.audit_ok:
+        if options.journals is None and played.report.audit_ok:
             _remove(folder)
-            return found
-        return msgspec.structs.replace(found, journals=str(folder))
+            yield played
+        else:
+            report = msgspec.structs.replace(played.report, journals=str(folder))
+            yield msgspec.structs.replace(played, report=report)
 
 
 def refuse_unfit(options: Options, settings: Settings) -> None:
@@ -95,7 +111,7 @@ def refuse_unfit(options: Options, settings: Settings) -> None:
     unknown = [kind for kind in options.kills if kind not in KINDS]
     if unknown:
         raise UsageError(f"{unknown[0]!r} cannot be killed", hint=f"There are: {', '.join(KINDS)}.")
-    if urls_are_given(settings):
+    if not options.throwaway and urls_are_given(settings):
         theirs = [kind for kind in options.kills if kind in SERVERS]
         if theirs:
             raise UsageError(
@@ -168,17 +184,22 @@ class Supervisor:
         at_once = sum(min(job.concurrency, len(job.runs)) for job in jobs)
         planned = think_s_for(options.messages, len(self._due), at_once)
         self._think_s = planned if options.think_s is None else options.think_s
+        self._braked_s = min(max(self._think_s, 0.05) * _BRAKE, _BRAKED_MAX_S)
         self._struck: list[_Struck] = []
         self._counted: list[_Struck] = []
         self._revivals: list[tuple[float, Callable[[], None]]] = []
+        self._casualties = Casualties()
         self._down: set[str] = set()
         self._starting: dict[str, Future[None]] = {}
         self._executor = ThreadPoolExecutor(max_workers=len(SERVERS), thread_name_prefix="statecache-restart")
         self._end = monotonic() + options.timeout_s
+        self._watermarks = Watermarks(on.settings)
+        self._changes = 0
+        self._story: Story | None = None
 
-    def run(self) -> Report:
+    def run(self) -> Played:
         """This plays, waits until all is flushed, and audits."""
-        with self._pace, Watermarks(self._on.settings) as watermarks:
+        with self._pace, self._watermarks:
             try:
                 self._play()
                 verdict = asyncio.run(self._audit())
@@ -186,17 +207,18 @@ class Supervisor:
                 self._agents.kill_all()
                 self._flushers.kill_all()
                 self._executor.shutdown()
-        return report(
+        found = report(
             self._agents.ledger,
             verdict,
             runs=len(self._options.runs),
             messages=self._options.messages,
             keys=KeySpace(self._on.settings.prefix, self._on.settings.shards),
-            seen=watermarks.seen,
+            seen=self._watermarks.seen,
             kills=self._kills(),
             durability=self._options.durability or ("postgres" if self._agents.ledger.levels else "disk"),
             seed=self._options.seed,
         )
+        return Played(report=found, changes=self._changes, story=self._story, stage=self._on)
 
     def _play(self) -> None:
         self._pace.set_think_s(self._think_s)
@@ -219,21 +241,32 @@ class Supervisor:
         now = monotonic()
         self._confirm(now - _SURE_S)
         self._revive(now)
+        self._welcome_back(now)
         progress = self._agents.ledger.acknowledged / self._options.messages
         due = [kill for kill in self._due if kill.progress <= progress]
         possible = [kill for kill in due if self._has_victim(kill)]
         if possible:
             self._strike(possible[0])
         crowded = len(due) > 1 or len(possible) < len(due)
-        self._pace.set_think_s(max(self._think_s, 0.05) * _BRAKE if crowded else self._think_s)
+        self._pace.set_think_s(max(self._think_s, self._braked_s) if crowded else self._think_s)
         self._tick("replaying", _WATCHFUL_S if possible else _TURN_S)
 
     def _tick(self, doing: str, seconds: float) -> None:
         if monotonic() > self._end:
             done = f"{self._agents.ledger.acknowledged} of {self._options.messages} messages"
             raise ReplayFailed(f"{doing} took longer than {self._options.timeout_s:g} s ({done} acknowledged)")
-        self._show(doing, self._agents.ledger.acknowledged, self._kills())
+        self._tell(doing)
         sleep(seconds)
+
+    def _tell(self, doing: str) -> None:
+        standing = Standing(
+            doing=doing,
+            acknowledged=self._agents.ledger.acknowledged,
+            flushed=self._watermarks.flushed,
+            kills=self._kills(),
+            casualties=tuple(self._casualties),
+        )
+        self._show(standing)
 
     def _look_after_flushers(self) -> None:
         for _ in range(self._flushers.reap()):
@@ -253,15 +286,20 @@ class Supervisor:
         if not flying or (kill.kind == "flusher" and not ready):
             return
         self._due.remove(kill)
-        self._struck.append(_Struck(kill, monotonic()))
+        now = monotonic()
+        self._struck.append(_Struck(kill, now))
         if kill.kind == "agent":
             victim = flying[int(kill.pick * len(flying))]
+            self._casualties.add("agent", str(victim.agent), at=now)
             self._agents.kill(victim)
             self._later(kill, partial(self._agents.start, victim.agent))
         elif kill.kind == "flusher":
-            self._flushers.kill(ready[int(kill.pick * len(ready))])
+            flusher = ready[int(kill.pick * len(ready))]
+            self._casualties.add("flusher", flusher.name, at=now)
+            self._flushers.kill(flusher)
             self._later(kill, self._flushers.start)
         elif self._on.servers is not None:
+            self._casualties.add(kill.kind, kill.kind, at=now)
             self._on.servers.kill(kill.kind)
             self._down.add(kill.kind)
             self._later(kill, partial(self._restart, self._on.servers, kill.kind))
@@ -283,6 +321,17 @@ class Supervisor:
                 del self._starting[name]
                 self._down.discard(name)
 
+    def _welcome_back(self, now: float) -> None:
+        """This notes who is at work again; of several flushers it cannot tell which, so the longest away counts."""
+        back = [one for one in self._casualties.away("agent") if self._agents.is_at_work(int(one.name))]
+        for name in SERVERS:
+            back += [] if name in self._down else self._casualties.away(name)
+        if flushers := self._casualties.away("flusher"):
+            missing = self._options.flushers - len(self._flushers.ready())
+            back += flushers[: max(0, len(flushers) - missing)]
+        for one in back:
+            self._casualties.back(one, at=now)
+
     def _confirm(self, until: float) -> None:
         """This counts the kills of which the journals tell by now; one that met nothing in flight is due again."""
         for struck in [one for one in self._struck if one.at <= until]:
@@ -302,14 +351,17 @@ class Supervisor:
         ledger: Ledger = self._agents.ledger
         judge_journals(ledger.contradictions, verdict)
         async with Sources(self._on.settings) as sources:
-            self._show("waiting for the flush", ledger.acknowledged, self._kills())
-            behind = await sources.settle(end=min(self._end, monotonic() + _SETTLE_S))
+            behind = await sources.settle(
+                end=min(self._end, monotonic() + _SETTLE_S), meanwhile=partial(self._tell, "waiting for the flush")
+            )
             if behind:
                 verdict.note(f"not everything was flushed in time: {len(behind)} shards, {behind[0]} first")
             starts = await sources.starts()
-            self._show("auditing", ledger.acknowledged, self._kills())
+            self._tell("auditing")
             async for one in sources.evidence(self._options.runs, ledger):
                 judge(one, starts, verdict)
+                self._changes += len(one.rows)
+                self._story = richer(self._story, story(one))
         return verdict
 
 

@@ -39,6 +39,11 @@ class Watermarks:
         self._stop.set()
         self._thread.join(timeout=10.0)
 
+    @property
+    def flushed(self) -> int:
+        """This is the sum of the watermarks as they were last seen."""
+        return sum(marks[-1][0] for marks in list(self.seen.values()))
+
     def _watch(self) -> None:
         while not self._stop.wait(0):
             try:
