@@ -23,7 +23,7 @@ lint: $(STAMP)  ## Check style, layout, types and the generated mirror
 demo: $(STAMP)  ## Watch agents at work while everything is killed, then audit the result
 	@.venv/bin/statecache demo $(ARGS)
 
-bench: $(STAMP)  ## Measure against hand-written code (JSON=path for the numbers, RUNS=path for real runs)
+bench: $(STAMP)  ## Measure against hand-written code (JSON=path, RUNS=path, ONLY="commit lag", ROUNDS=9)
 	@$(PY) -m tests.benchmarks $(ARGS)
 
 chaos: $(STAMP)  ## Break everything for a while, then check every promise (SECONDS=60 SEED=7)

@@ -126,6 +126,15 @@ class deadline:  # noqa: N801
         return None
 
 
+def async_disown(connection: Any) -> None:
+    """This does nothing: what an asyncio connection does to close would reach into the parent's event loop."""
+
+
+def disown(connection: Any) -> None:
+    """This closes a forked child's copy of its parent's connection to Redis; the parent's stays as it is."""
+    connection.disconnect()
+
+
 async def async_wake(connection: Any) -> None:
     """This does nothing: a task that waits on a connection to Redis is cancelled."""
 
@@ -356,12 +365,14 @@ __all__ = [
     "Slots",
     "async_called",
     "async_deadline",
+    "async_disown",
     "async_place",
     "async_sleep",
     "async_timeout",
     "async_wake",
     "called",
     "deadline",
+    "disown",
     "place",
     "sleep",
     "timeout",

@@ -28,7 +28,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from statecache._bridge import async_deadline, async_wake
+from statecache._bridge import async_deadline, async_disown, async_wake
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.settings import masked
 
@@ -245,7 +245,8 @@ class AsyncLink:
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
 
     def abandon(self) -> None:
-        """This does nothing: redis-py's connections are quiet as long as they are kept."""
+        """This parts with a forked parent's connection; an asyncio one is quiet as long as it is kept."""
+        async_disown(self._connection)
 
     async def hang_up(self) -> None:
         """This wakes a thread that waits for a pushed message; a task is woken by being cancelled."""

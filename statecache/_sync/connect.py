@@ -30,7 +30,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from statecache._bridge import deadline, wake
+from statecache._bridge import deadline, disown, wake
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.settings import masked
 
@@ -247,7 +247,8 @@ class Link:
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
 
     def abandon(self) -> None:
-        """This does nothing: redis-py's connections are quiet as long as they are kept."""
+        """This parts with a forked parent's connection; an asyncio one is quiet as long as it is kept."""
+        disown(self._connection)
 
     def hang_up(self) -> None:
         """This wakes a thread that waits for a pushed message; a task is woken by being cancelled."""

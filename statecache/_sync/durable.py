@@ -83,6 +83,8 @@ class Durable:
         if self._closed:
             raise UsageError("it is closed", hint="Make a new client.")
         if self._pid != os.getpid():
+            if self._link is not None:
+                self._link.abandon()
             self._inherited = (self._link, self._background)  # kept: even to collect them could harm the parent's
             self._reset()
         if shard in self._wanted and self._link is not None and self._link.alive:

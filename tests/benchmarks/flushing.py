@@ -10,16 +10,15 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count, islice
 from time import perf_counter
 from typing import Any
 
 import psycopg
 
-from statecache.keys import KeySpace
-from statecache.lua import script
-from statecache.model import COMMIT_BYTES_MAX, VALUE_BYTES_MAX
 from statecache.testing.embedded import Servers
+from tests.benchmarks.backlog import PIPELINE, Backlog
 from tests.benchmarks.by_hand import STREAM, TABLES, flush_in_batches, flush_one_by_one
 from tests.benchmarks.measuring import Row, rates
 from tests.benchmarks.values import Value, encoded
@@ -27,109 +26,72 @@ from tests.benchmarks.values import Value, encoded
 CHANGES = 20_000
 CHANGES_ONE_BY_ONE = 500
 KEYS = 2_000
-PIPELINE = 500
-WAIT_S = 60.0
+
+
+@contextmanager
+def stopped(pids: Sequence[int]) -> Iterator[None]:
+    """This freezes these processes meanwhile."""
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def flush_rate(running: Servers, backlog: Backlog, changes: int) -> float:
+    """This lays a backlog while the workers stand still, and gives the changes a second at which they flush it."""
+    with stopped(running.worker_pids):
+        backlog.lay(f"flush/{number % KEYS}" for number in range(changes))
+    started = perf_counter()
+    backlog.until_flushed()
+    return changes / (perf_counter() - started)
 
 
 class Flushing:
     """These are the rows of flushing; `servers` have one worker, which has nothing to do."""
 
-    def __init__(self, servers: Servers, bare: Any, space: KeySpace, values: Sequence[Value]) -> None:
-        self._worker = servers.worker_pids[0]
+    def __init__(self, running: Servers, bare: Any, backlog: Backlog, values: Sequence[Value]) -> None:
+        self._running = running
         self._bare = bare
-        self._space = space
+        self._backlog = backlog
         self._values = [encoded(value) for value in values]
         self._numbers = count()
-        self._connection: psycopg.Connection[Any] = psycopg.connect(servers.postgres_url, autocommit=True)
-        self._connection.execute(TABLES)
 
     def rows(self, rounds: int) -> list[Row]:
         """This measures all of them in turns."""
-        turns = {"worker": self._by_worker, "batches": self._by_hand, "one by one": self._one_by_one}
-        spent: dict[str, list[float]] = {name: [] for name in turns}
-        self._until_flushed()
-        for turn in range(rounds):
-            for name, rate in list(turns.items())[:: 1 if turn % 2 else -1]:
-                spent[name].append(rate())
-        self._connection.close()
+        spent: dict[str, list[float]] = {"worker": [], "batches": [], "one by one": []}
+        self._backlog.until_flushed()
+        with psycopg.connect(self._running.postgres_url, autocommit=True) as connection:
+            connection.execute(TABLES)
+            for turn in range(rounds):
+                for name in list(spent)[:: 1 if turn % 2 else -1]:
+                    spent[name].append(self._rate(name, connection))
         ours = ("flush of 1 KB changes, one worker", spent["worker"])
         return [
             rates(ours, ("loop by hand: XREAD, unnest, XTRIM", spent["batches"]), bound=0.65),
             rates(ours, ("loop by hand: one transaction a change", spent["one by one"]), bound=5),
         ]
 
-    def _by_worker(self) -> float:
-        os.kill(self._worker, signal.SIGSTOP)
-        try:
-            self._lay_backlog(CHANGES)
-            started = perf_counter()
-        finally:
-            os.kill(self._worker, signal.SIGCONT)
-        self._until_flushed()
-        return CHANGES / (perf_counter() - started)
-
-    def _by_hand(self) -> float:
-        self._lay_stream(CHANGES)
-        return CHANGES / flush_in_batches(self._bare, self._connection)
-
-    def _one_by_one(self) -> float:
-        self._lay_stream(CHANGES_ONE_BY_ONE)
-        return CHANGES_ONE_BY_ONE / flush_one_by_one(self._bare, self._connection, CHANGES_ONE_BY_ONE)
-
-    def _until_flushed(self) -> None:
-        """This returns when every shard's watermark has reached its head."""
-        shards = range(self._space.shards)
-        with self._bare.pubsub() as events:
-            events.ssubscribe(*(self._space.events(shard) for shard in shards))
-            pipe = self._bare.pipeline(transaction=False)
-            for shard in shards:
-                pipe.hmget(self._space.meta(shard), "n", "flushed")
-            heads = {self._space.events(shard).encode(): (int(n), int(done))
-                     for shard, (n, done) in zip(shards, pipe.execute(), strict=True)}  # fmt: skip
-            behind = {channel: n for channel, (n, done) in heads.items() if done < n}
-            while behind:
-                message = events.get_message(timeout=WAIT_S)
-                if message is None:
-                    raise TimeoutError(f"{len(behind)} shards were not flushed within {WAIT_S:.0f} s")
-                if message["type"] == "smessage" and message["channel"] in behind:
-                    _, flushed, _ = message["data"].split()
-                    if int(flushed) >= behind[message["channel"]]:
-                        del behind[message["channel"]]
-
-    def _lay_backlog(self, changes: int) -> None:
-        """This commits that many changes as fast as it goes."""
-        commit = self._bare.script_load(script("commit").text)
-        limits = (10**9, 10**12, COMMIT_BYTES_MAX, VALUE_BYTES_MAX)
-        for some in _in_pipelines(changes):
-            pipe = self._bare.pipeline(transaction=False)
-            for number in islice(self._numbers, some):
-                key = f"flush/{number % KEYS}"
-                shard, state = self._space.place(key)
-                fixed = (self._space.meta(shard), self._space.changes(shard), self._space.unflushed(shard),
-                         self._space.hydrating(shard))  # fmt: skip
-                value = self._values[number % len(self._values)]
-                pipe.evalsha(
-                    commit, 5, *fixed, state, "", secrets.token_hex(12), "on", "0", "bench", "", "", *limits,
-                    key, "set", "*", value, "json", "", "", "1",
-                )  # fmt: skip
-            for reply in pipe.execute():
-                if reply[1] != b"OK":
-                    raise RuntimeError(f"a commit was answered with {reply}")
+    def _rate(self, name: str, connection: psycopg.Connection[Any]) -> float:
+        if name == "worker":
+            return flush_rate(self._running, self._backlog, CHANGES)
+        changes = CHANGES if name == "batches" else CHANGES_ONE_BY_ONE
+        self._lay_stream(changes)
+        if name == "batches":
+            return changes / flush_in_batches(self._bare, connection)
+        return changes / flush_one_by_one(self._bare, connection, changes)
 
     def _lay_stream(self, changes: int) -> None:
         """This puts that many changes into one stream, spelled as the commit script does."""
         self._bare.delete(STREAM)
-        for some in _in_pipelines(changes):
+        for start in range(0, changes, PIPELINE):
             pipe = self._bare.pipeline(transaction=False)
-            for number in islice(self._numbers, some):
+            for number in islice(self._numbers, min(PIPELINE, changes - start)):
                 value = self._values[number % len(self._values)]
                 pipe.xadd(STREAM, _entry(number, value), id=f"1-{number + 1}")
             pipe.execute()
-
-
-def _in_pipelines(changes: int) -> Iterator[int]:
-    for start in range(0, changes, PIPELINE):
-        yield min(PIPELINE, changes - start)
 
 
 def _entry(number: int, value: bytes) -> dict[Any, Any]:

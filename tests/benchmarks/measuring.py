@@ -1,8 +1,8 @@
 """How things are measured: a subject and what it is held against take turns, call by call, in every round.
 
 A shared machine is quick in one second and slow in the next, and what is measured in two runs is measured on two
-machines. So both sides of a row meet the same moments, the ratio is taken within a round, and the median of the
-rounds' ratios is what counts. The numbers beside it are medians of the rounds too, but for the longest wait.
+machines. So both sides of a row meet the same moments, they are compared within a round, and the median of the rounds'
+figures is what counts. The numbers beside it are medians of the rounds too, but for the longest wait.
 """
 
 from __future__ import annotations
@@ -11,45 +11,59 @@ import gc
 from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 Call = Callable[[], Any]
+Unit = Literal["", "ms", "KB", "MB"]
+"""What a figure is counted in; a ratio has no unit. 1 KB = 1,024 bytes."""
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what one side of a row did; times in microseconds, None where a round is one long piece of work."""
+    """This is what one side of a row did; times in microseconds, None where nothing of the kind was measured."""
 
     name: str
-    ops_s: float
+    ops_s: float | None = None
     p50_us: float | None = None
     p99_us: float | None = None
     longest_us: float | None = None
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a subject, what it is held against, and how its ratio keeps to the bound."""
+    """This is a subject, what it is held against, and how its figure keeps to the bound; some have no bound."""
 
     subject: Measure
-    against: Measure
-    ratios: list[float]
-    bound: float
+    against: Measure | None = None
+    figures: list[float]
+    """One a round: the ratio of subject and what it is held against, or another number in `unit`."""
+    unit: Unit = ""
+    bound: float | None = None
     at_most: bool = True
 
     @property
-    def ratio(self) -> float:
-        """This is the median of the rounds' ratios."""
-        return median(self.ratios)
+    def figure(self) -> float:
+        """This is the median of the rounds' figures."""
+        return median(self.figures)
 
     @property
-    def met(self) -> bool:
-        """This says whether the bound is kept."""
-        return self.ratio <= self.bound if self.at_most else self.ratio >= self.bound
+    def met(self) -> bool | None:
+        """This says whether the bound is kept; None where there is none."""
+        if self.bound is None:
+            return None
+        return self.figure <= self.bound if self.at_most else self.figure >= self.bound
 
 
-def in_turns(subject: tuple[str, Call], against: tuple[str, Call], *, bound: float, rounds: int, calls: int) -> Row:
-    """This times two calls in turns; the ratio is that of their p50."""
+def in_turns(
+    subject: tuple[str, Call],
+    against: tuple[str, Call],
+    *,
+    bound: float,
+    rounds: int,
+    calls: int,
+    unit: Literal["", "ms"] = "",
+) -> Row:
+    """This times two calls in turns; the figure is the ratio of their p50, or their difference in milliseconds."""
     sides = (subject, against)
     for _, call in sides:
         for _ in range(calls // 4):
@@ -59,10 +73,12 @@ def in_turns(subject: tuple[str, Call], against: tuple[str, Call], *, bound: flo
         gc.collect()
         for side, spent in zip(times, _one_round(subject[1], against[1], calls), strict=True):
             side.append(spent)
+    medians = [(median(ours), median(theirs)) for ours, theirs in zip(*times, strict=True)]
     return Row(
-        subject=_measure(subject[0], times[0]),
-        against=_measure(against[0], times[1]),
-        ratios=[median(ours) / median(theirs) for ours, theirs in zip(*times, strict=True)],
+        subject=measure(subject[0], times[0]),
+        against=measure(against[0], times[1]),
+        figures=[1e3 * (ours - theirs) if unit == "ms" else ours / theirs for ours, theirs in medians],
+        unit=unit,
         bound=bound,
     )
 
@@ -79,14 +95,21 @@ def _one_round(first: Call, second: Call, calls: int) -> tuple[list[float], list
     return of_first, of_second
 
 
-def _measure(name: str, rounds: Sequence[list[float]]) -> Measure:
+def measure(name: str, rounds: Sequence[Sequence[float]], *, ops_s: Sequence[float] | None = None) -> Measure:
+    """This sums up the seconds that each round's calls took; rates of their own where calls were not one by one."""
+    rates_of_rounds = [len(spent) / sum(spent) for spent in rounds] if ops_s is None else ops_s
     return Measure(
         name=name,
-        ops_s=median(len(spent) / sum(spent) for spent in rounds),
-        p50_us=1e6 * median(median(spent) for spent in rounds),
-        p99_us=1e6 * median(sorted(spent)[len(spent) * 99 // 100] for spent in rounds),
+        ops_s=median(rates_of_rounds),
+        p50_us=1e6 * median(percentile(spent, 50) for spent in rounds),
+        p99_us=1e6 * median(percentile(spent, 99) for spent in rounds),
         longest_us=1e6 * max(max(spent) for spent in rounds),
     )
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """This is the smallest of the values that at least so many percent of them do not exceed."""
+    return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 
 def rates(subject: tuple[str, list[float]], against: tuple[str, list[float]], *, bound: float) -> Row:
@@ -94,7 +117,7 @@ def rates(subject: tuple[str, list[float]], against: tuple[str, list[float]], *,
     return Row(
         subject=Measure(name=subject[0], ops_s=median(subject[1])),
         against=Measure(name=against[0], ops_s=median(against[1])),
-        ratios=[ours / theirs for ours, theirs in zip(subject[1], against[1], strict=True)],
+        figures=[ours / theirs for ours, theirs in zip(subject[1], against[1], strict=True)],
         bound=bound,
         at_most=False,
     )

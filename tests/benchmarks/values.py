@@ -13,6 +13,7 @@ import statecache.replay
 SAMPLE = Path(statecache.replay.__file__).with_name("sample.jsonl")
 VALUE_BYTES = 1024
 VALUES_MAX = 64
+SHORT_CHARACTERS = 80
 
 Value = dict[str, Any]
 
@@ -25,6 +26,12 @@ def values_of(runs: Path) -> list[Value]:
         if text and len(values) < VALUES_MAX:
             values.append(_value(len(values) + 1, text))
     return values
+
+
+def short(value: Value) -> Value:
+    """This is the same value with the beginning of what was said."""
+    said = value["messages"][0]
+    return value | {"messages": [said | {"content": said["content"][:SHORT_CHARACTERS]}]}
 
 
 def encoded(value: Value) -> bytes:

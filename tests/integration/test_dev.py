@@ -16,16 +16,17 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psycopg
 import pytest
 import redis
 
+from statecache.testing.kept import Remembered
+from statecache.testing.ports import free_port
 from statecache.testing.process import descendants, identity, wait_for_end
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
-pytestmark = pytest.mark.xdist_group("dev")
-"""One process runs these, for every new `dev` begins with the same two ports."""
 LAST_LINE = "Ctrl-C stops them."
 STAND_IN = """
 import os, signal, sys
@@ -108,10 +109,13 @@ class Dev:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that the user who runs Postgres for root can pass into."""
+    """A folder that the user who runs Postgres for root can pass into, with ports of its own: others may run too."""
     with tempfile.TemporaryDirectory(prefix="sct", dir="/tmp") as name:
         Path(name).chmod(0o711)
-        yield Path(name) / "dev"
+        path = Path(name) / "dev"
+        path.mkdir(mode=0o711)
+        (path / "kept.json").write_bytes(msgspec.json.encode(Remembered(free_port(), free_port())))
+        yield path
 
 
 def _write(dev: Dev, word: str) -> None:

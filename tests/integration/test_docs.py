@@ -68,7 +68,6 @@ def test_a_page_does_what_it_says(page: Path, running: dict[str, str], tmp_path:
     _follow(page, running, tmp_path)
 
 
-@pytest.mark.xdist_group("dev")
 @pytest.mark.parametrize("name", BY_ITSELF)
 def test_a_page_that_begins_with_nothing_does_what_it_says(
     name: str, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,138 @@
+"""How commits go when many clients commit at once, and how far durability is behind them.
+
+`clients` lets 1 to 16 processes commit without a pause, while one worker flushes. What can be kept up is the rate at
+which a round's commits became durable: all of them, from the first commit to the last watermark. Half of the best of
+these rates is then offered by schedule for `lag`: for each change, the time from its commit until the worker has said
+that Postgres has it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from time import monotonic
+from typing import Any, NamedTuple
+
+from statecache.keys import KeySpace
+from tests.benchmarks.agents import Agents, Commit
+from tests.benchmarks.backlog import Backlog
+from tests.benchmarks.measuring import Row, measure, percentile
+
+CLIENTS = (1, 2, 4, 8, 16)
+CLOSED_S = 1.0
+OPEN_S = 3.0
+QUIET_S = 0.3
+LAG_MS_MAX = 100.0
+
+
+class Mark(NamedTuple):
+    """This is a shard's watermark, and when it was heard of."""
+
+    n: int
+    at: float
+
+
+class Kept(NamedTuple):
+    """This is a number of clients, and the rate of their commits that the worker keeps up with."""
+
+    clients: int
+    rate: float
+
+
+class Load:
+    """These are the rows of many clients and one worker."""
+
+    def __init__(self, agents: Agents, bare: Any, space: KeySpace, backlog: Backlog) -> None:
+        self._agents = agents
+        self._bare = bare
+        self._space = space
+        self._backlog = backlog
+        self._best: Kept | None = None
+
+    def clients(self, rounds: int) -> list[Row]:
+        """This measures one number of clients after the other, in every round, and finds the best rate."""
+        spent: dict[int, list[list[float]]] = defaultdict(list)
+        rates: dict[int, list[float]] = defaultdict(list)
+        kept: dict[int, list[float]] = defaultdict(list)
+        self._backlog.until_flushed()
+        for turn in range(rounds):
+            for clients in CLIENTS[:: 1 if turn % 2 else -1]:
+                order = self._agents.send(clients, seconds=CLOSED_S)
+                done = self._agents.answers(clients)
+                self._backlog.until_flushed()
+                kept[clients].append(len(done) / (monotonic() - order.start))
+                rates[clients].append(len(done) / (max(commit.answered for commit in done) - order.start))
+                spent[clients].append([commit.answered - commit.sent for commit in done])
+        self._best = best_of(kept)
+        return [
+            Row(
+                subject=measure(_clients(clients), spent[clients], ops_s=rates[clients]),
+                figures=[ours / one for ours, one in zip(rates[clients], rates[1], strict=True)],
+            )
+            for clients in CLIENTS
+        ]
+
+    def lag(self, rounds: int) -> Row:
+        """This offers half of the best rate by schedule, and measures from each commit until it is durable."""
+        if self._best is None:
+            self.clients(1)
+        assert self._best is not None
+        clients, rate = self._best.clients, self._best.rate / 2
+        from_commit: list[list[float]] = []
+        from_due: list[list[float]] = []
+        rates: list[float] = []
+        self._backlog.until_flushed()
+        for _ in range(rounds):
+            order = self._agents.send(clients, seconds=OPEN_S, rate=rate)
+            marks = self._marks(order.end)
+            done = self._agents.answers(clients)
+            durable = durable_at(done, marks)
+            from_commit.append([at - commit.sent for at, commit in zip(durable, done, strict=True)])
+            from_due.append([at - commit.due for at, commit in zip(durable, done, strict=True)])
+            rates.append(len(done) / (max(durable) - order.start))
+        offered = f"{rate:,.0f}/s by {_clients(clients).removeprefix('commits of ')}"
+        return Row(
+            subject=measure(f"flush lag at {offered}", from_commit, ops_s=rates),
+            against=measure("the same, from when the commit was due", from_due, ops_s=rates),
+            figures=[1e3 * percentile(lags, 99) for lags in from_commit],
+            unit="ms",
+            bound=LAG_MS_MAX,
+        )
+
+    def _marks(self, end: float) -> dict[int, list[Mark]]:
+        """This listens until commits have ended and no watermark has moved for a while."""
+        shards = range(self._space.shards)
+        names = {self._space.events(shard).encode(): shard for shard in shards}
+        marks: dict[int, list[Mark]] = {shard: [] for shard in shards}
+        with self._bare.pubsub(ignore_subscribe_messages=True) as events:
+            events.ssubscribe(*names)
+            while True:
+                message = events.get_message(timeout=max(QUIET_S, end - monotonic()))
+                at = monotonic()
+                if message is not None and message["type"] == "smessage":
+                    marks[names[message["channel"]]].append(Mark(int(message["data"].split()[1]), at))
+                elif message is None and at >= end:
+                    return marks
+
+
+def best_of(kept: Mapping[int, Sequence[float]]) -> Kept:
+    """This gives the number of clients whose rate is the highest in the median of the rounds, and that rate."""
+    return max((Kept(clients, median(rates)) for clients, rates in kept.items()), key=lambda one: one.rate)
+
+
+def durable_at(commits: Iterable[Commit], marks: Mapping[int, Sequence[Mark]]) -> list[float]:
+    """This gives when each commit was first covered by a watermark of its shard; ValueError where one never was."""
+    found = []
+    for commit in commits:
+        of_shard = marks[commit.shard]
+        at = bisect_left(of_shard, commit.n, key=lambda mark: mark.n)
+        if at == len(of_shard):
+            raise ValueError(f"change {commit.n} of shard {commit.shard} was not flushed while anybody listened")
+        found.append(of_shard[at].at)
+    return found
+
+
+def _clients(clients: int) -> str:
+    return f"commits of {clients} client process{'es' if clients > 1 else ''}"

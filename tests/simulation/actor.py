@@ -1,0 +1,163 @@
+"""An agent that notes what it does: every verb goes into its journal before it is sent, and its end after it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+from statecache import AsyncStateCache, State
+from statecache.errors import (
+    AlreadyExists,
+    DurabilityNotMet,
+    Forked,
+    NotFound,
+    OutcomeUnknown,
+    Quarantined,
+    Unavailable,
+    VersionConflict,
+)
+from statecache.model import ABSENT, PRESENT
+from tests.simulation.history import Invoke, Recorder, Seen, seen_of
+
+_REFUSED = (VersionConflict, AlreadyExists, NotFound, Forked, Quarantined)
+
+
+class Actor:
+    """This uses one client in one session; what a verb may answer under faults ends it, anything else is raised."""
+
+    def __init__(self, cache: AsyncStateCache, recorder: Recorder, session: str) -> None:
+        self.cache = cache
+        self._recorder = recorder
+        self._session = session
+        self._numbers = count(1)
+
+    @cached_property
+    def between(self) -> Actor:
+        """This is another session of the same client, for what is done while a verb is under way."""
+        return Actor(self.cache, self._recorder, f"{self._session}-between")
+
+    async def get(self, key: str) -> State[Any] | None:
+        """This reads a key."""
+        with self._noted("get", key, kind="read") as sent:
+            state = await self.cache.get(key)
+            self._recorder.ok(sent, read=[_seen(key, state)])
+            return state
+        return None
+
+    async def list(self, prefix: str, keys: tuple[str, ...], order: Any) -> None:
+        """This lists a prefix, under which only these keys are looked for."""
+        with self._noted("list", *keys, kind="read") as sent:
+            found = {state.key: state async for state in self.cache.list(prefix, order=order)}
+            self._recorder.ok(sent, read=[_seen(key, found.get(key)) for key in keys])
+
+    async def set(
+        self, key: str, *, level: Any = "memory", expected: State[Any] | None = None, change_id: str = ""
+    ) -> State[Any] | None:
+        """This writes a value that nobody else writes, and gives the state where it is known to be applied."""
+        expecting = {key: expected.change_id} if expected is not None else {}
+        with self._noted("set", key, level=level, expected=expecting, change_id=change_id) as sent:
+            return self._wrote(
+                sent,
+                await self.cache.set(
+                    key, self._value(sent), durability=level, expected=expected, reason=sent.tag,
+                    change_id=change_id or None,
+                ),
+            )  # fmt: skip
+        return None
+
+    async def set_again(self, key: str, change_id: str, between: int) -> None:
+        """This repeats a write under its change_id after others: it is applied once, whatever came between."""
+        with self._noted("set", key, change_id=change_id) as sent:
+            value = self._value(sent)
+            await self.cache.set(key, value, change_id=change_id, reason=sent.tag)
+            for _ in range(between):
+                await self.between.set(key)
+            self._wrote(sent, await self.cache.set(key, value, change_id=change_id, reason=sent.tag))
+
+    async def create(self, key: str, *, assume_new: bool = False) -> None:
+        """This creates a key."""
+        with self._noted("create", key, expected={key: ABSENT}) as sent:
+            value = self._value(sent)
+            self._wrote(sent, await self.cache.create(key, value, assume_new=assume_new, reason=sent.tag))
+
+    async def update(self, key: str) -> None:
+        """This reads, computes and writes."""
+        with self._noted("update", key) as sent:
+
+            def changed(before: Any) -> Any:
+                return self._value(sent) | {"after": before.get("by", "")}
+
+            self._wrote(sent, await self.cache.update(key, changed, default={}, reason=sent.tag))
+
+    async def delete(self, key: str) -> None:
+        """This deletes a key."""
+        with self._noted("delete", key, expected={key: PRESENT}) as sent:
+            state = await self.cache.delete(key, reason=sent.tag)
+            if state is None:
+                raise NotFound(key)
+            self._wrote(sent, state)
+
+    async def transaction(
+        self, *keys: str, write: tuple[str, ...] = (), meanwhile: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """This reads the keys in a transaction and writes some of them at its end, after what happens meanwhile."""
+        with self._noted("transaction", *(write or keys), kind="write" if write else "read") as sent:
+            async with self.cache.transaction(*keys, reason=sent.tag) as tx:
+                read = [_seen(key, await tx.get(key)) for key in keys]
+                for key in write:
+                    tx.set(key, self._value(sent))
+                if meanwhile is not None:
+                    await meanwhile()
+            self._recorder.ok(sent, written=[seen_of(state) for state in tx.states.values()], read=read)
+
+    async def insist(self, key: str) -> None:
+        """This writes durably, again until that is known to have worked."""
+        while await self.set(key, level="postgres") is None:
+            pass
+
+    async def confirm(self, state: State[Any] | None) -> None:
+        """This waits until a change is durable."""
+        if state is None:
+            return
+        with self._noted("wait_durable", state.key, kind="confirm", change_id=state.change_id) as sent:
+            await self.cache.wait_durable(state)
+            self._recorder.ok(sent, change_id=state.change_id)
+
+    def _value(self, sent: Invoke) -> dict[str, Any]:
+        return {"by": sent.tag, "number": next(self._numbers)}
+
+    def _wrote(self, sent: Invoke, state: State[Any]) -> State[Any]:
+        self._recorder.ok(sent, written=[seen_of(state)])
+        return state
+
+    @contextmanager
+    def _noted(
+        self, verb: str, *keys: str, kind: Any = "write", level: str = "memory", **more: Any
+    ) -> Iterator[Invoke]:
+        recorder = self._recorder
+        sent = recorder.invoke(self._session, verb, keys, kind=kind, mode="primary", level=level, **more)
+        try:
+            yield sent
+        except OutcomeUnknown as error:
+            recorder.unknown(sent, error, change_id=error.change_id)
+        except DurabilityNotMet as error:
+            recorder.ok(sent, change_id=error.change_id, level="memory")
+        except _REFUSED as error:
+            recorder.fail(sent, error, final=True, read=_told(error))
+        except Unavailable as error:
+            recorder.fail(sent, error, final=False)
+
+
+def _seen(key: str, state: State[Any] | None) -> Seen:
+    return Seen(key=key, op="absent") if state is None else seen_of(state)
+
+
+def _told(error: Exception) -> list[Seen]:
+    if isinstance(error, VersionConflict) and error.actual:
+        return [Seen(key=error.key, change_id=error.actual)]
+    if isinstance(error, AlreadyExists | NotFound):
+        return [Seen(key=error.key, op="present" if isinstance(error, AlreadyExists) else "absent")]
+    return []

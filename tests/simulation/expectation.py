@@ -1,0 +1,117 @@
+"""What the cache ought to hold: every key's changes in order, as a plain dict of lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import psycopg
+
+from statecache import State
+
+
+class Change(msgspec.Struct):
+    """This is one change of a key; its change_id is '' as long as only its writer could know it."""
+
+    op: str
+    value: int | None
+    change_id: str
+    durable: bool = False
+
+
+class Expectation:
+    """This is the model: a key's version is the number of its changes."""
+
+    def __init__(self) -> None:
+        self._chains: dict[str, list[Change]] = {}
+
+    def written(self) -> list[str]:
+        """These are the keys that were ever written, lost ones too."""
+        return list(self._chains)
+
+    def chain(self, key: str) -> list[Change]:
+        """This gives the key's changes, oldest first."""
+        return self._chains.setdefault(key, [])
+
+    def exists(self, key: str) -> bool:
+        """This says whether the last change left a value."""
+        return bool(self.chain(key)) and self.chain(key)[-1].op == "set"
+
+    def value(self, key: str) -> int | None:
+        """This is the current value."""
+        return self.chain(key)[-1].value if self.exists(key) else None
+
+    def applied(self, key: str, change: Change) -> None:
+        """This notes a change of which its writer has not heard yet."""
+        self.chain(key).append(change)
+
+    def took(self, key: str, op: str, value: int | None, state: State[Any]) -> None:
+        """This notes what a verb answered: a change at the end, or where it was applied while its reply was lost."""
+        chain = self.chain(key)
+        waiting = [at for at, change in enumerate(chain) if not change.change_id and change.value == value]
+        if not waiting:
+            chain.append(Change(op, value, state.change_id))
+        at = waiting[0] if waiting else len(chain) - 1
+        chain[at].change_id = state.change_id
+        parent = chain[at - 1].change_id if at else ""
+        assert (state.key, state.version, state.value) == (key, at + 1, value)
+        assert not parent or state.parent_change_id == parent
+        assert at or state.parent_change_id == ""
+
+    def shows(self, key: str, state: State[Any] | None) -> None:
+        """This compares what a reader was given."""
+        chain = self.chain(key)
+        assert (state is not None) == self.exists(key)
+        if state is not None:
+            assert (state.key, state.value, state.version) == (key, chain[-1].value, len(chain))
+            assert state.change_id == chain[-1].change_id
+
+    def flushed(self) -> None:
+        """This notes that Postgres holds everything."""
+        for chain in self._chains.values():
+            for change in chain:
+                change.durable = True
+
+    def lost_what_was_not_flushed(self) -> None:
+        """This forgets what only Redis held."""
+        for chain in self._chains.values():
+            chain[:] = [change for change in chain if change.durable]
+
+    def in_redis(self, key: str, found: dict[bytes, bytes], *, dirty: bool, lasts: bool) -> None:
+        """This compares a state's hash: it may be missing only where it is clean, and expire only then."""
+        chain = self.chain(key)
+        assert dirty or all(change.durable for change in chain), f"{key} has changes to flush and is not dirty"
+        if not found:
+            assert not dirty, f"{key} is dirty and gone"
+            return
+        assert lasts or not dirty, f"{key} is dirty and has a time to live"
+        op, version, change_id = (found[name].decode() for name in (b"op", b"version", b"change_id"))
+        if not chain:
+            assert (op, version) == ("absent", "0")
+            return
+        value = msgspec.json.decode(found[b"value"]) if op == "set" else None
+        assert (op, int(version), value) == (chain[-1].op, len(chain), chain[-1].value), key
+        assert change_id == chain[-1].change_id, key
+
+    def in_postgres(self, psql: psycopg.Connection[Any]) -> None:
+        """This compares every chain, and every state with its chain's end; nothing is set aside."""
+        found: dict[str, list[tuple[Any, ...]]] = {key: [] for key in self._chains}
+        query = "SELECT key, version, op, value, change_id, parent_change_id, gap FROM change ORDER BY key, version"
+        for key, *row in psql.execute(query).fetchall():
+            found.setdefault(key, []).append(tuple(row))
+        for key in self._chains.keys() | found.keys():
+            assert found.get(key) == self._rows(self.chain(key)), f"{key}: {found.get(key)}"
+        states = psql.execute("SELECT key, version, change_id, op FROM state").fetchall()
+        assert {key: tuple(row) for key, *row in states} == {
+            key: (len(chain), chain[-1].change_id, chain[-1].op) for key, chain in self._chains.items() if chain
+        }
+        assert psql.execute("SELECT key FROM conflict").fetchall() == []
+        assert psql.execute("SELECT keys FROM quarantine").fetchall() == []
+
+    def _rows(self, chain: list[Change]) -> list[tuple[Any, ...]]:
+        rows, parent = [], ""
+        for version, change in enumerate(chain, 1):
+            value = msgspec.json.encode(change.value) if change.op == "set" else b""
+            rows.append((version, change.op, value, change.change_id, parent, False))
+            parent = change.change_id
+        return rows

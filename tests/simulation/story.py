@@ -1,0 +1,397 @@
+"""What an agent goes through at every visit of a failpoint: all verbs, and the moments in which promises are broken.
+
+The story is told in situations: the first, the one that is visited, and the ending. Each can be told again from its
+beginning, for an agent that is killed goes on where it was. Beside the verbs there are moments in which something
+happens to the servers:
+
+    miss       clean states were evicted: they are loaded again, read and written
+    doubt      a write is repeated when the state's `recent` has long forgotten it
+    vouched    `assume_new` for a key that is not new: the flusher sets the change aside
+    leaving    entries leave the stream, and their states get a time to live; then they are written again
+    poison     a change-set that Postgres refuses, and an entry of another program in the stream
+    restored   Postgres goes back to what it held two acknowledged changes ago, behind its clients' backs
+    failover   Redis is replaced by one that lacks the last changes, and the agent writes before anybody has looked
+    emptied    Redis comes back with nothing; only a worker may adopt it
+
+After each write of a story it is looked whether what is dirty is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+import redis
+
+from statecache import Settings
+from statecache.clock import monotonic
+from statecache.errors import OutcomeUnknown, Unavailable
+from statecache.keys import KeySpace
+from statecache.lua import script
+from tests.simulation.actor import Actor
+from tests.simulation.boundaries import situation
+from tests.simulation.sampler import Sampler
+
+A, B, C, D, E, T, R = "runs/a", "runs/b", "runs/c", "runs/d", "vouched/c", "tail/t", "restored/e"
+PLAN = "runs/a/plan"
+POISON = "poison/p"
+"""Most of them are on the shard that the first of two workers keeps."""
+SITUATIONS = (
+    "first", "again", "create", "delete", "transaction", "durable", "disk", "list", "miss", "doubt", "vouched",
+    "poison", "leaving", "restored", "failover", "emptied",
+)  # fmt: skip
+KEYS = (A, B, C, D, T, R, PLAN)
+"""The keys that a companion writes meanwhile: nothing is set aside of them."""
+WATCHED = (*KEYS, E)
+ENTRIES_KEPT = 9
+"""More entries than this a shard's stream does not keep behind the watermark."""
+PATIENCE_S = 12.0
+LOOK_S = 0.004
+
+
+class World:
+    """This is what a story can do beside its client: look at the servers, and do harm to them."""
+
+    def __init__(self, settings: Settings, report: Callable[[str], object] = str) -> None:
+        self.settings = settings
+        self._report = report
+        self.keys = KeySpace(settings.prefix, settings.shards)
+        self.raw: Any = redis.Redis.from_url(settings.redis_url, retry=None)
+        path = f"-c search_path={settings.postgres_schema}"
+        self.psql = psycopg.connect(settings.postgres_url, autocommit=True, options=path)
+        self.sampler = Sampler(self.keys, WATCHED)
+
+    def close(self) -> None:
+        """This ends its connections."""
+        self.psql.close()
+        self.raw.close()
+
+    async def until(self, holds: Callable[[], bool], what: str) -> None:
+        """This looks again and again until it holds."""
+        end = monotonic() + PATIENCE_S
+        while not holds():
+            if monotonic() > end:
+                raise AssertionError(f"{what} did not come about within {PATIENCE_S:g} s")
+            await passing(LOOK_S)
+
+    def at_rest(self) -> bool:
+        """This says whether everything is flushed and acknowledged, and every gate is open."""
+        server = self.replid()
+        rows: dict[int, int] = dict(self.psql.execute("SELECT shard, flushed FROM shard").fetchall())
+        for shard, flushed in rows.items():
+            n, copy, replid = self.raw.hmget(self.keys.meta(shard), "n", "flushed", "replid")
+            if n is None or not int(n) == int(copy) == flushed or replid.decode() != server:
+                return False
+            if self.raw.zrange(self.keys.unflushed(shard), 0, -1) != [b"_"]:
+                return False
+        return True
+
+    def replid(self) -> str:
+        """This is the server's replication id."""
+        return str(self.raw.info("replication")["master_replid"])
+
+    def is_open(self) -> bool:
+        """This says whether all gates are open."""
+        server = self.replid().encode()
+        return all(self.raw.hget(self.keys.meta(one), "replid") == server for one in range(self.keys.shards))
+
+    def is_clean(self, key: str) -> bool:
+        """This says whether the key has nothing to be flushed."""
+        return self.raw.zscore(self.keys.unflushed(self.keys.shard(key)), key) is None
+
+    async def evict(self, *keys: str) -> None:
+        """This does what Redis does for room, to states that are clean."""
+        for key in keys:
+            await self.until(lambda key=key: self.is_clean(key), f"{key} to be flushed")  # type: ignore[misc]
+            self.raw.eval(
+                "if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end return redis.call('UNLINK', KEYS[2])",
+                2, self.keys.unflushed(self.keys.shard(key)), self.keys.state(key), key,
+            )  # fmt: skip
+
+    def look(self) -> None:
+        """This looks whether what is dirty is safe, at this moment, and tells where it is not."""
+        with contextlib.suppress(redis.ConnectionError):
+            self.sampler.look(self.raw)
+        while self.sampler.findings:
+            self._report(f"finding {self.sampler.findings.pop()}")
+
+    async def freeze(self, pids: Sequence[int]) -> None:
+        """This stops worker processes, at a moment in which none of them holds a row in Postgres."""
+        busy = "SELECT 1 FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND pid <> pg_backend_pid()"
+        while True:
+            _signal(pids, signal.SIGSTOP)
+            if not self.psql.execute(busy).fetchall():
+                return
+            thaw(pids)
+            await passing(LOOK_S)
+
+
+class Story:
+    """This tells the situations to one agent; `hold` stops and continues the workers while the agent is quicker."""
+
+    def __init__(self, world: World, actor: Actor, *, hold: Callable[[], Sequence[int]]) -> None:
+        self._world = world
+        self._actor = actor
+        self._hold = hold
+
+    async def tell(self, situations: Sequence[str], start: int, at: Callable[[int], object]) -> None:
+        """This tells these situations from one of them on, and looks at all keys in the end."""
+        for number, name in enumerate(situations[start:], start):
+            at(number)
+            token = situation.set(name)
+            try:
+                await getattr(self, f"_{name}")()
+            finally:
+                situation.reset(token)
+
+    async def _ending(self) -> None:
+        """This reads every key and goes on with it: what was damaged shows at the latest now."""
+        for key in KEYS:
+            await self._actor.get(key)
+            await self._actor.set(key)
+        self._world.look()
+
+    async def _first(self) -> None:
+        await self._actor.set(A)
+        self._world.look()
+        await self._actor.get(A)
+
+    async def _again(self) -> None:
+        actor = self._actor
+        state = await actor.set(A)
+        self._world.look()
+        await actor.set(A, expected=state)
+        await actor.update(B)
+        await actor.update(B)
+        self._world.look()
+
+    async def _create(self) -> None:
+        await self._actor.create(C)
+        await self._actor.create(C)
+        await self._actor.create(f"new/{secrets.token_hex(6)}", assume_new=True)
+
+    async def _delete(self) -> None:
+        await self._actor.delete(C)
+        await self._actor.create(C)
+        self._world.look()
+
+    async def _transaction(self) -> None:
+        actor = self._actor
+        await actor.transaction(A, PLAN, write=(A, PLAN))
+        self._world.look()
+        await actor.transaction(A, PLAN)
+        await actor.transaction(A, PLAN, write=(A,), meanwhile=lambda: actor.between.set(PLAN))
+        with contextlib.suppress(LookupError, Unavailable):
+            async with actor.cache.transaction(A):
+                raise LookupError
+
+    async def _durable(self) -> None:
+        await self._actor.set(A, level="postgres")
+        await self._actor.confirm(await self._actor.set(B))
+
+    async def _disk(self) -> None:
+        await self._actor.set(B, level="disk")
+
+    async def _list(self) -> None:
+        for order in ("key", "newest"):
+            await self._actor.list("runs/", (A, B, C, D, PLAN), order)
+
+    async def _miss(self) -> None:
+        world, actor = self._world, self._actor
+        await world.evict(A, B, PLAN)
+        await actor.get(A)
+        await actor.set(A)
+        world.look()
+        await actor.set(B)
+        world.look()
+        await actor.transaction(A, PLAN, write=(A, PLAN))
+        world.look()
+
+    async def _doubt(self) -> None:
+        await self._actor.set_again(D, secrets.token_hex(12), 7)
+
+    async def _vouched(self) -> None:
+        world, actor = self._world, self._actor
+        await actor.insist(E)
+        await world.evict(E)
+        while not await self._vouch(E):
+            pass
+        await world.until(lambda: world.is_clean(E), "the fork to be set aside")
+        await actor.set(E)
+
+    async def _vouch(self, key: str) -> bool:
+        """This breaks its word; the journal does not have it, for it has to end as a conflict."""
+        try:
+            await self._actor.cache.create(key, {"by": "nobody"}, assume_new=True)
+        except Unavailable:
+            return False
+        except OutcomeUnknown:
+            pass
+        return True
+
+    async def _leaving(self) -> None:
+        world, actor = self._world, self._actor
+        changes = world.keys.changes(world.keys.shard(E))
+        await self._vouched()
+        newest = world.raw.xinfo_stream(changes)["last-generated-id"]
+        for _ in range(ENTRIES_KEPT + 2):
+            await actor.set(E)
+        await world.until(lambda: not world.raw.xrange(changes, newest, newest), "entries to leave")
+        await world.until(world.at_rest, "everything to be flushed")
+        for key in (A, E):
+            await actor.set(key)
+            world.look()
+
+    async def _poison(self) -> None:
+        world = self._world
+        await world.until(world.is_open, "all gates to be open")
+        self._commit_poison()
+        await world.until(world.at_rest, "what is poisoned to be parked")
+        world.raw.xadd(world.keys.changes(world.keys.shard(A)), {"of": "another program"})
+        await self._actor.set(A)
+
+    def _commit_poison(self) -> None:
+        """This commits, by the real script, what only Postgres refuses: a writer with a NUL in its name."""
+        world, shard = self._world, self._world.keys.shard(POISON)
+        keys = world.keys
+        names = [
+            keys.meta(shard),
+            keys.changes(shard),
+            keys.unflushed(shard),
+            keys.hydrating(shard),
+            keys.state(POISON),
+        ]
+        commit = ["nonce", secrets.token_hex(12), "on", 0, "a\0b", "", "", 1000, 2**24, 2**24, 2**23]
+        state = [POISON, "set", "*", b'{"by":"nobody"}', "json", "", "", "1"]
+        world.raw.eval(script("commit").text, len(names), *names, *commit, *state)
+
+    async def _restored(self) -> None:
+        world, actor = self._world, self._actor
+        while True:
+            await world.until(world.at_rest, "everything to be flushed")
+            backup = Backup(world.psql)
+            await actor.set(R, level="postgres")
+            await actor.set(R, level="postgres")
+            await world.until(world.at_rest, "everything to be flushed")
+            if backup.age() <= 2:  # else somebody wrote meanwhile, perhaps more than the streams retain
+                break
+        backup.put_back()
+        await actor.set(R)
+        await world.until(world.at_rest, "what Postgres has lost to be flushed again")
+        await actor.get(R)
+
+    async def _failover(self) -> None:
+        world, actor = self._world, self._actor
+        await actor.set(T)
+        await world.until(world.at_rest, "everything to be flushed")
+        older = DataSet(world, T)
+        await actor.set(T)
+        await actor.set(T, level="postgres")
+        await world.until(world.at_rest, "everything to be flushed")
+        held = self._hold()
+        try:
+            await world.freeze(held)
+            older.take_over()
+            if not held:
+                await world.until(world.is_open, "a worker to open the gates")
+            await actor.set(T)
+            world.look()
+        finally:
+            thaw(held)
+        await actor.set(T, level="postgres")
+        await actor.get(A)
+
+    async def _emptied(self) -> None:
+        world, actor = self._world, self._actor
+        await world.until(world.at_rest, "everything to be flushed")
+        DataSet(world, None).take_over()
+        await world.until(world.is_open, "a worker to adopt the empty server")
+        await actor.get(B)
+        await actor.set(A)
+        world.look()
+
+
+class Backup:
+    """This is what Postgres held at some moment, but for who owns which shard."""
+
+    def __init__(self, psql: psycopg.Connection[Any]) -> None:
+        self._psql = psql
+        with psql.transaction():
+            for table in ("state", "shard"):
+                psql.execute(f"DROP TABLE IF EXISTS older_{table}".encode())
+                psql.execute(f"CREATE TABLE older_{table} AS SELECT * FROM {table}".encode())
+
+    def age(self) -> int:
+        """This is how many change-sets Postgres has taken since."""
+        query = "SELECT sum(s.flushed - o.flushed) FROM shard s JOIN older_shard o USING (shard)"
+        (found,) = self._psql.execute(query).fetchall()
+        return int(found[0])
+
+    def put_back(self) -> None:
+        """This makes Postgres hold it again, in one moment."""
+        psql = self._psql
+        with psql.transaction():
+            psql.execute("SELECT 1 FROM shard ORDER BY shard FOR UPDATE")
+            psql.execute("DELETE FROM change c USING older_shard o WHERE c.shard = o.shard AND c.n > o.flushed")
+            psql.execute("DELETE FROM state")
+            psql.execute("INSERT INTO state SELECT * FROM older_state")
+            psql.execute(
+                "UPDATE shard s SET flushed = o.flushed, entries = o.entries, bytes = o.bytes, excepted = o.excepted "
+                "FROM older_shard o WHERE o.shard = s.shard"
+            )
+
+
+class DataSet:
+    """This is what a Redis that takes over brings along of one key's shard: an older copy, or of all shards nothing."""
+
+    def __init__(self, world: World, key: str | None) -> None:
+        self._world = world
+        raw, keys = world.raw, world.keys
+        self._names = f"{keys.meta(keys.shard(key))}".removesuffix("meta") + "*" if key else f"{keys.prefix}:*"
+        self._held = [(name, raw.pttl(name), raw.dump(name)) for name in raw.keys(self._names)] if key else []
+
+    def take_over(self) -> None:
+        """This makes it so in one moment, with another replid; every connection ends."""
+        raw = self._world.raw
+        gone = raw.keys(self._names)
+        with raw.pipeline(transaction=True) as together:
+            together.execute_command("REPLICAOF", "127.0.0.1", "1")
+            together.execute_command("REPLICAOF", "NO", "ONE")
+            together.delete(*gone)
+            for name, ttl, dumped in self._held:
+                together.restore(name, max(ttl, 0), dumped, replace=True)
+            together.execute()
+        raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+def thaw(pids: Sequence[int]) -> None:
+    """This lets stopped processes go on."""
+    _signal(pids, signal.SIGCONT)
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+async def passing(seconds: float) -> None:
+    """This lets so much time pass, in which everything else goes on."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()
+
+
+async def meanwhile(world: World, actor: Actor) -> None:
+    """This is what another agent does while one is frozen: it writes what that one works on, and evicts it again."""
+    for key in KEYS:
+        await actor.set(key)
+        await actor.confirm(await actor.set(key))
+        await world.evict(key)
+    world.look()

@@ -1,0 +1,86 @@
+"""The enumeration of failpoints leaves nothing out, and a slice of them is visited in every run of the tests.
+
+`make failpoints` visits all of them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.house_rules import strings
+from tests.simulation.boundaries import KINDS, stems
+from tests.simulation.failpoints import Told, a_slice, all_failpoints, table, unreached
+
+ROOT = Path(__file__).resolve().parents[2]
+LANES = 2
+VISITS = 48
+UNREACHED_MAX = 3
+RUN_S = 600.0
+NOT_VISITED = {
+    "local_limits": "it goes with the BEGIN of every transaction of a worker, in the same exchange",
+    "hydrate_forget": "asked only by a client that could not read Postgres: visits of `states` come by it",
+    "forks_between": "asked only by the worker that takes over between a fork's COMMIT and its acknowledgement: visits"
+    " of `record_conflicts flush_watermarks COMMIT` come by it",
+    "rescue_branch": "asked only when a branch of an earlier epoch comes back: test_failover_old_primary",
+    "measure": "asked only where entries were deleted by hand before they were flushed: test_flusher_gap",
+}
+"""Scripts and statements of client and worker that are no failpoints of their own, and why."""
+USERS = """
+import sys
+from statecache import AsyncStateCache
+import statecache._async.client, statecache_workers.runner
+for name, module in sys.modules.items():
+    if name.startswith("statecache") and "._sync" not in name and getattr(module, "__file__", None):
+        print(module.__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """What a run of its own process came to: it forks, which a process of tests with its threads should not."""
+    path = tmp_path_factory.mktemp("failpoints") / "told.json"
+    given = ["--slice", VISITS, "--lanes", LANES, "--recordings", 1, "--report", path]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation.failpoints", *map(str, given)], cwd=ROOT, capture_output=True,
+        text=True, check=False, timeout=RUN_S,
+    )  # fmt: skip
+    assert path.exists(), done.stdout[-2000:] + done.stderr[-2000:]
+    return msgspec.json.decode(path.read_bytes(), type=Told)
+
+
+def _asked_for() -> set[str]:
+    """These are the names of all scripts and statements that the modules of client and worker spell."""
+    done = subprocess.run([sys.executable, "-c", USERS], capture_output=True, text=True, check=True)
+    spelled = {part for path in done.stdout.split() for part, _ in strings(Path(path).read_text())}
+    return spelled & {*stems("lua"), *stems("sql")}
+
+
+@pytest.mark.xdist_group("failpoints")
+def test_every_script_and_statement_of_client_and_worker_is_a_failpoint(told: Told) -> None:
+    visited = {word for place in told.places for word in re.split(r"[\s:#]+", place.boundary)}
+    asked = _asked_for()
+    assert {"commit", "ack", "flush_lock", "begin_epoch", "states"} <= asked
+    assert sorted(asked - visited) == sorted(NOT_VISITED)
+
+
+@pytest.mark.xdist_group("failpoints")
+def test_every_boundary_has_every_fault(told: Told) -> None:
+    every = all_failpoints(told.places)
+    assert len(every) == len(told.places) * len(KINDS) == len(set(every))
+    assert {one.kind for one in a_slice(told.places, VISITS)} == {*KINDS}
+    assert a_slice(told.places, VISITS) == a_slice(told.places, VISITS)
+
+
+@pytest.mark.xdist_group("failpoints")
+def test_no_promise_is_broken_at_a_slice_of_the_failpoints(told: Told) -> None:
+    visited = [one for one in told.visited if one.failpoint is not None]
+    wrong = [f"{one.failpoint or one.situation}: {line}" for one in told.visited for line in one.violations]
+    assert not wrong, "\n".join([*wrong, table(visited)])
+    assert len(visited) == VISITS
+    assert len(unreached(visited)) <= UNREACHED_MAX, unreached(visited)
