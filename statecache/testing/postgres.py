@@ -17,7 +17,7 @@ from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.testing.binaries import PostgresInstall, plain_environment
 from statecache.testing.folders import give_to
 from statecache.testing.process import Process, RunAs, spawn
-from statecache.testing.server import Server
+from statecache.testing.server import STOP_S, Server
 from statecache.testing.template import SUPERUSER, copy_template
 
 CONNECTIONS_MAX = 200
@@ -28,7 +28,7 @@ class Postgres(Server):
     """This is one Postgres; `stop` is its fast shutdown."""
 
     stop_signal = signal.SIGINT
-    discard_signal = signal.SIGQUIT  # no checkpoint; it still gives its shared memory back
+    abort_signal = signal.SIGQUIT  # no checkpoint; it still gives its shared memory back
 
     def __init__(
         self,
@@ -77,6 +77,11 @@ class Postgres(Server):
         # may meanwhile be anybody's, and Postgres would take that for a server at work.
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
+    def discard(self) -> None:
+        """This ends the server without a checkpoint, and its shared memory with it."""
+        if self._process is not None and self._process.is_running():
+            self._process.stop(self.abort_signal, timeout_s=STOP_S)
+
     def _make_data(self) -> None:
         home = self.data.parent
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -109,7 +114,7 @@ class Postgres(Server):
             name=self.name,
             folder=self.folder,
             environment=plain_environment(),
-            death_signal=self.discard_signal,
+            death_signal=self.abort_signal,
             run_as=self._run_as,
             cwd=Path("/"),
         )

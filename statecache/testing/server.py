@@ -30,7 +30,6 @@ class Server(ABC):
 
     name: str
     stop_signal: signal.Signals
-    discard_signal: signal.Signals
 
     def __init__(self, folder: Path, *, name: str, port: int | None, port_is_fixed: bool) -> None:
         self.folder = folder
@@ -66,9 +65,8 @@ class Server(ABC):
             self._process.stop(self.stop_signal, timeout_s=STOP_S)
 
     def discard(self) -> None:
-        """This stops the server in its quickest clean way, for its data are not wanted any more."""
-        if self._process is not None and self._process.is_running():
-            self._process.stop(self.discard_signal, timeout_s=STOP_S)
+        """This ends the server in its quickest clean way, for its data are not wanted any more."""
+        self.kill()
 
     def kill(self) -> None:
         """This kills the server and all its processes at once, with SIGKILL; what it had written stays."""

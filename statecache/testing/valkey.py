@@ -21,10 +21,12 @@ ANSWER_S = 1.0
 
 
 class Valkey(Server):
-    """This is one Valkey; `stop` sends SIGTERM, which writes the append-only file out."""
+    """This is one Valkey; `stop` sends SIGTERM, which writes the append-only file out.
+
+    A server that has just become a replica refuses SIGTERM as long as it writes its first append-only file.
+    """
 
     stop_signal = signal.SIGTERM
-    discard_signal = signal.SIGTERM
 
     def __init__(
         self,

@@ -87,7 +87,7 @@ class Demo:
 
     def end(self, number: signal.Signals) -> int:
         """This sends the signal and gives the exit status, when everything below it is gone."""
-        below = [(pid, identity(pid)) for pid in descendants(self.process.pid)]
+        below = [(pid, known) for pid in descendants(self.process.pid) if (known := identity(pid)) is not None]
         self.process.send_signal(number)
         out, err = self.process.communicate(timeout=WAIT_S)
         self.lines += (out or err or "").splitlines(keepends=True)
