@@ -62,8 +62,8 @@ class AsyncTransaction:
         end, pause = self._verbs.end_of(self._timeout), 0.005
         await self._tier.committer.prepare(self._durability, self._shard, end=end)
         while not self._records:
-            self._link = await self._tier.redis.pool.take(max(end - monotonic(), 0.001))
             try:
+                self._link = await self._tier.redis.pool.take(max(end - monotonic(), 0.001))
                 missing = await self._watch(self._link, end)
             except RedisUnavailable as error:
                 await self._leave()

@@ -22,7 +22,7 @@ from redis.exceptions import ResponseError
 
 from statecache._bridge import sleep
 from statecache._sync.observing import note
-from statecache._sync.redis import found_at, refusal
+from statecache._sync.redis import FINAL, found_at, patience_for, refusal
 from statecache.clock import monotonic
 from statecache.errors import Backpressure, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
@@ -64,25 +64,32 @@ class Hydrator:
 
         A key that another reader brought in the meantime is not among them. A Redis without memory is enough for
         reading: what Postgres holds is given all the same; `to_write` says that the states are needed in Redis.
-        Raises Unavailable past `end`, and Backpressure where there is no memory for them.
+        Raises Unavailable past `end`, and Backpressure where there is no memory for them. A lost exchange is made
+        again: a begin with the same token, as long as nothing was installed with it.
         """
         loaded: dict[str, Record] = {}
-        missing, pause, waiting = list(keys), 0.002, None
+        missing, pause, token = list(keys), 0.002, self._new_token()
+        waiting: Unavailable | None = None
         shard = self._keys.shard(missing[0])
         while True:
-            token = self._new_token()
             try:
                 verdicts, epoch = self._begin(shard, missing, token, end)
             except RedisUnavailable as error:
-                if waiting is not None and error.reason == "timeout":
-                    raise waiting from error
-                raise
+                if error.reason in ("refused", "memory", *FINAL):
+                    raise
+                if monotonic() + pause > end:
+                    raise error if waiting is None else waiting from error
+                note(retries=1)
+                sleep(pause)
+                pause = min(pause * 2, 0.1)
+                continue
             if to_write and "FULL" in verdicts.values():
                 raise Backpressure(shard, reason="Redis is out of memory")
             taken = [key for key, verdict in verdicts.items() if verdict in ("TAKEN", "FULL")]
             if taken:
                 note(hydrations=len(taken))
                 loaded.update(self._read_and_install(shard, taken, token, epoch, end))
+                token = self._new_token()
             missing = [key for key, verdict in verdicts.items() if verdict in ("DIRTY", "WAIT", "FENCED")]
             if not missing:
                 return loaded
@@ -98,12 +105,13 @@ class Hydrator:
         keys = self._keys
         fixed = [keys.meta(shard), keys.unflushed(shard), keys.hydrating(shard)]
         token_ms = round(self._settings.hydrate_token_s * 1000)
+        seconds = max(end - monotonic(), 0.001)
         try:
             reply: list[bytes] = self._redis.script(
                 "hydrate_begin",
                 [*fixed, *(keys.state(key) for key in missing)],
                 [self._settings.fence, token, token_ms, *missing],
-                seconds=max(end - monotonic(), 0.001),
+                seconds=seconds * patience_for(seconds),
             )
         except ResponseError as error:
             raise refusal(error, fixed[2]) from error
@@ -120,9 +128,13 @@ class Hydrator:
         try:
             return self._install(shard, taken, token, epoch, end)
         except StateCacheError:
-            with suppress(RedisUnavailable, ResponseError):
-                self._redis.script("hydrate_forget", [self._keys.hydrating(shard)], [token, *taken], seconds=_FORGET_S)
+            self._forget(shard, taken, token)
             raise
+
+    def _forget(self, shard: int, taken: list[str], token: str) -> None:
+        """This gives tokens back, so that nobody waits for their end."""
+        with suppress(RedisUnavailable, ResponseError):
+            self._redis.script("hydrate_forget", [self._keys.hydrating(shard)], [token, *taken], seconds=_FORGET_S)
 
     def _install(self, shard: int, taken: list[str], token: str, epoch: str, end: float) -> dict[str, Record]:
         seconds = max(end - monotonic(), 0.001)
@@ -137,13 +149,16 @@ class Hydrator:
             records[key] = record
         keys = self._keys
         fixed = [keys.meta(shard), keys.hydrating(shard)]
+        seconds = max(end - monotonic(), 0.001)
         try:
             self._redis.script(
                 "hydrate_install",
                 [*fixed, *(keys.state(key) for key in taken)],
                 [self._settings.fence, token, epoch, *arguments],
-                seconds=max(end - monotonic(), 0.001),
+                seconds=seconds * patience_for(seconds),
             )
+        except RedisUnavailable:
+            self._forget(shard, taken, token)
         except ResponseError as error:
             refused = refusal(error, fixed[1])
             if not isinstance(refused, RedisUnavailable):

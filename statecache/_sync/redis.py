@@ -144,7 +144,7 @@ class RedisTier:
         """This runs commands that change nothing, again after a fault, for at most that many seconds in all."""
         end = monotonic() + seconds
         try:
-            return self.exchange(commands, seconds=seconds, patience=_patience(seconds))
+            return self.exchange(commands, seconds=seconds, patience=patience_for(seconds))
         except RedisUnavailable as error:
             if error.reason in (*FINAL, "pool") or monotonic() >= end:
                 raise
@@ -157,10 +157,10 @@ class RedisTier:
         ):
             with attempt:
                 left = max(end - monotonic(), 0.001)
-                return self.exchange(commands, seconds=left, patience=_patience(left))
+                return self.exchange(commands, seconds=left, patience=patience_for(left))
         raise AssertionError("tenacity gives a result or raises")
 
 
-def _patience(seconds: float) -> float:
+def patience_for(seconds: float) -> float:
     """This leaves half of the time for another attempt, unless that is too little."""
     return 0.5 if seconds > 0.2 else 1.0

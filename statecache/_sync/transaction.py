@@ -64,8 +64,8 @@ class Transaction:
         end, pause = self._verbs.end_of(self._timeout), 0.005
         self._tier.committer.prepare(self._durability, self._shard, end=end)
         while not self._records:
-            self._link = self._tier.redis.pool.take(max(end - monotonic(), 0.001))
             try:
+                self._link = self._tier.redis.pool.take(max(end - monotonic(), 0.001))
                 missing = self._watch(self._link, end)
             except RedisUnavailable as error:
                 self._leave()

@@ -16,7 +16,7 @@ if not head[1] or head[2] ~= replid then return { 'FENCED' } end
 local now = redis.call('TIME')
 local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 local token = string.format('%s|%s|%.0f', ARGV[2], head[1], ms + tonumber(ARGV[3]))
-local answer = { 'OK', head[1] }
+local answer, mine = { 'OK', head[1] }, ARGV[2] .. '|'
 for i = 4, #KEYS do
   local key, verdict = ARGV[i], 'TAKEN'
   local kind = redis.call('TYPE', KEYS[i]).ok
@@ -30,7 +30,8 @@ for i = 4, #KEYS do
     if error_of(dirty) then return { 'FOREIGN', KEYS[2], dirty.err } end
     local standing = redis.pcall('HGET', KEYS[3], key)
     if error_of(standing) then return { 'FOREIGN', KEYS[3], standing.err } end
-    local deadline = standing and tonumber(string.match(standing, '|(%d+)$'))
+    local others = standing and string.sub(standing, 1, #mine) ~= mine -- a repeat takes its own again
+    local deadline = others and tonumber(string.match(standing, '|(%d+)$'))
     if dirty then
       verdict = 'DIRTY'
     elseif deadline and deadline > ms then

@@ -13,7 +13,7 @@ from statecache import AlreadyExists, AsyncStateCache, PostgresUnavailable, Sett
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
+from tests.fault_proxy import FaultProxy, Kind
 from tests.fix_faults import through
 from tests.fix_flusher import flush, rows
 from tests.fix_servers import MakeClient, MakeSettings, every_redis
@@ -22,6 +22,7 @@ KEY = "runs/42"
 ASKS = b"row_number()"
 """Bytes of the statement that reads states from Postgres, and of no other."""
 
+WAIT_S = 5.0
 Psql = psycopg.Connection[Any]
 
 
@@ -213,6 +214,27 @@ async def test_a_reader_that_fails_gives_its_token_back_and_no_other(
         await slow.get(f"{KEY}/b", timeout=0.1)
     assert failing.struck
     assert redis_raw.hkeys(hydrating) == [b"_"]
+
+
+@pytest.mark.parametrize("at", [b"Takes hydration tokens for", b"Installs what Postgres holds"])
+@pytest.mark.parametrize("kind", ["drop_request", "drop_reply", "reset"])
+@pytest.mark.parametrize("verb", ["get", "set"])
+async def test_a_lost_exchange_of_a_hydration_is_made_again(
+    cache: AsyncStateCache, make_client: MakeClient, settings: Settings, proxy: FaultProxy, worker: Worker,
+    redis_raw: Any, keys: KeySpace, verb: str, kind: Kind, at: bytes,
+) -> None:  # fmt: skip
+    """Nobody waits for a token of it, which would stand for longer than the verb has time."""
+    lossy = make_client(through(settings, redis=proxy).model_copy(update={"hydrate_token_s": 30.0}))
+    first = await cache.set(KEY, 1)
+    await flush(worker)
+    _evict(redis_raw, keys)
+    fault = proxy.arm(kind, at=at)
+    if verb == "get":
+        assert await lossy.get(KEY, timeout=WAIT_S) == first
+    else:
+        assert (await lossy.set(KEY, 2, timeout=WAIT_S)).parent_change_id == first.change_id
+    assert fault.struck
+    assert redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) == [b"_"]
 
 
 async def test_many_states_are_loaded_by_one_query(slow: AsyncStateCache, postgres_proxy: FaultProxy) -> None:

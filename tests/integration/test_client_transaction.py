@@ -176,6 +176,17 @@ async def test_a_transaction_begins_although_the_server_has_closed_its_connectio
     assert tx.states["runs/1"].version == 2
 
 
+async def test_a_transaction_begins_although_its_first_connection_is_lost_at_the_greeting(
+    make_client: MakeClient, settings: Settings, proxy: FaultProxy
+) -> None:
+    client = make_client(through(settings, redis=proxy))
+    fault = proxy.arm("reset", at=b"Tells what a new connection must know")
+    async with client.transaction("runs/1") as tx:
+        tx.set("runs/1", 1)
+    assert fault.struck
+    assert tx.states["runs/1"].version == 1
+
+
 async def test_a_transaction_of_a_key_that_is_evicted_meanwhile_goes_on_from_postgres(
     client: AsyncStateCache, redis_raw: Any, keys: KeySpace
 ) -> None:

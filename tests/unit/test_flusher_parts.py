@@ -13,7 +13,7 @@ from psycopg.adapt import PyFormat, Transformer
 
 from statecache.reconcile import Tip
 from statecache_workers.arrays import blobs, integers, texts, times, truths
-from statecache_workers.holdings import Head, Holding, Place, Row, agree, head_of, shares
+from statecache_workers.holdings import DOUBTS_MAX, Head, Holding, Place, Row, agree, head_of, shares
 from statecache_workers.room import shortage
 from statecache_workers.streams import Slice, sliced
 from statecache_workers.tips import Tips
@@ -59,6 +59,18 @@ def _entry(n: int, *, epoch: int = 3, total: int | None = None) -> tuple[bytes, 
         "version1": b"1", "parent1": b"", "encoding1": b"json", "schema1": b"", "value1": b"x" * 10,
     }  # fmt: skip
     return b"%d-%d" % (epoch, n), [part for name, value in fields.items() for part in (name.encode(), value)]
+
+
+def test_doubts_of_an_earlier_epoch_do_not_count() -> None:
+    holding = Holding(0, ROW)
+    for epoch in range(4, 4 + 2 * DOUBTS_MAX):
+        holding.doubt()
+        holding.reread(ROW._replace(epoch=epoch))
+    stood = []
+    for _ in range(DOUBTS_MAX + 1):
+        stood.append(holding.standing)
+        holding.doubt()
+    assert (set(stood), holding.standing) == ({"new"}, "apart")
 
 
 def _cut(*entries: tuple[bytes, list[bytes]], asked: int = 10, head: Head = HEAD) -> Slice:

@@ -66,7 +66,8 @@ class Holding:
     """This is one shard that the worker owns, from the worker's side.
 
     `after` is the stream id after which to read. `sure` says that the row was read since it last did not fit; `doubts`
-    counts how often it has not fitted since something was flushed. `reason` is why the shard stands apart.
+    counts how often it has not fitted since something was flushed, or its epoch began. `reason` is why the shard stands
+    apart.
     """
 
     __slots__ = ("after", "doubts", "reason", "row", "shard", "standing", "sure")
@@ -91,6 +92,12 @@ class Holding:
             flushed=place.n, entries=place.entries, bytes=place.bytes, excepted=max(self.row.excepted, excepted)
         )
         self.after, self.doubts = place.after, 0
+
+    def reread(self, row: Row) -> None:
+        """This takes the row as Postgres has it now; a new epoch is a new beginning."""
+        if row.epoch != self.row.epoch:
+            self.doubts = 0
+        self.row, self.standing, self.sure = row, "new", True
 
     def look_again(self) -> None:
         """This forgets what was believed of the shard."""

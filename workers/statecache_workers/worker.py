@@ -154,7 +154,7 @@ class Worker:
             if holding.standing == "open" and holding.row == row:
                 continue
             self.flusher.tips.drop(shard)
-            holding.row, holding.standing, holding.sure = row, "new", True
+            holding.reread(row)
         if taken or lost:
             say("shards", taken=len(taken), lost=len(lost), owned=len(self.holdings), workers=share.live)
         if share.reaped:
