@@ -44,11 +44,15 @@ Role = Literal["client", "worker"]
 
 
 class Failpoint(msgspec.Struct, frozen=True):
-    """This is where a process meets which fault: in which situation of the story, at which boundary."""
+    """This is where a process meets which fault: in which situation of the story, at which boundary.
+
+    `elsewhere` are the other situations that come by it.
+    """
 
     role: Role
     situation: str
     boundary: str
+    elsewhere: tuple[str, ...]
     kind: Kind
 
 
