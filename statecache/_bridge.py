@@ -5,7 +5,7 @@ The generated mirror drops the prefix, so code in `_async` that uses these reads
 * `async_deadline` bounds an exchange with Redis. The synchronous twin can only bound each read of the socket.
 * `async_timeout` bounds an exchange with Postgres by shutting its socket.
 * `AsyncSlots` is a counting semaphore, first come first served, with a timeout.
-* `AsyncSignal` is an event, `AsyncMutex` a lock, `AsyncBackground` a task or daemon thread that runs until stopped.
+* `AsyncSignal` is an event, `AsyncBackground` a task or daemon thread that runs until stopped.
 """
 
 from __future__ import annotations
@@ -247,12 +247,19 @@ class Slots:
             turn = threading.Lock()
             turn.acquire()
             self._waiting.append(turn)
-        got = turn.acquire(timeout=max(seconds, 0.0))
-        if not got:
-            with self._mutex:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-                    return False
+        try:
+            got = turn.acquire(timeout=max(seconds, 0.0))
+        except BaseException:  # a signal handler raised: a turn that came is passed on
+            if not self._withdrawn(turn):
+                self.release()
+            raise
+        return got or not self._withdrawn(turn)
+
+    def _withdrawn(self, turn: threading.Lock) -> bool:
+        with self._mutex:
+            if turn not in self._waiting:
+                return False
+            self._waiting.remove(turn)
         return True
 
     def release(self) -> None:
@@ -262,23 +269,6 @@ class Slots:
                 self._waiting.popleft().release()
             else:
                 self._free += 1
-
-
-class AsyncMutex(asyncio.Lock):
-    """This lets one task in at a time."""
-
-
-class Mutex:
-    """This lets one thread in at a time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._lock.release()
 
 
 class AsyncSignal:
@@ -356,11 +346,9 @@ class Background:
 
 __all__ = [
     "AsyncBackground",
-    "AsyncMutex",
     "AsyncSignal",
     "AsyncSlots",
     "Background",
-    "Mutex",
     "Signal",
     "Slots",
     "async_called",

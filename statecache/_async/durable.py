@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache._bridge import AsyncBackground, AsyncMutex, AsyncSignal, async_sleep
+from statecache._async.redis import refusal
+from statecache._bridge import AsyncBackground, AsyncSignal, AsyncSlots, async_sleep
 from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set
 from statecache.errors import (
@@ -69,7 +70,7 @@ class Durable:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._mutex = AsyncMutex()
+        self._turn = AsyncSlots(1)
         self._link: AsyncLink | None = None
         self._background: AsyncBackground | None = None
         self._marks: dict[int, _Mark] = {}
@@ -87,9 +88,13 @@ class Durable:
             self._reset()
         if shard in self._wanted and self._link is not None and self._link.alive:
             return
-        async with self._mutex:
+        if not await self._turn.acquire(max(end - monotonic(), 0.001)):
+            return
+        try:
             with suppress(RedisUnavailable):
                 await self._subscribe(shard, end)
+        finally:
+            self._turn.release()
 
     async def _subscribe(self, shard: int, end: float) -> None:
         """This listens to one more shard; on a new connection to all that are wanted."""
@@ -240,7 +245,9 @@ class Durable:
                     seconds=max(end - monotonic(), 0.01),
                 )
             )[0]
-            if isinstance(reply, Exception) or not reply:
+            if isinstance(reply, Exception):
+                raise refusal(reply, self._keys.changes(shard)) from reply
+            if not reply:
                 return None
             for entry_id, raw in reply:
                 if len(raw) > 3 and raw[3] == wanted and (found := _found_in(entry_id, raw, keys)):

@@ -74,6 +74,9 @@ class AsyncPool(Generic[C]):
             await self._wait_for_slot(seconds, started)
         try:
             connection = self._revived() or await self._open_one(max(started + seconds - monotonic(), 0.001))
+            if self._closed:  # meanwhile
+                await connection.close()
+                raise UsageError("it is closed", hint="Make a new client.")
         except BaseException:  # whatever hindered it, the slot is free again
             self._slots.release()
             raise

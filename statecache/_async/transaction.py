@@ -169,7 +169,7 @@ class AsyncTransaction:
         if not self._writes:
             _, executed = await link.run([("MULTI",), ("EXEC",)], seconds=max(end - monotonic(), 0.001))
             link.watching = isinstance(executed, Exception)
-            if executed is None:
+            if executed != []:
                 await self._compare(end)
             return
         writes = [self._writes.get(key) or self._check(key) for key in self._keys]

@@ -23,13 +23,12 @@ from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgspec
 from redis.exceptions import NoScriptError
 
 from statecache._bridge import sleep
 from statecache._sync.answers import Committed, committed_of, error_of, is_lasting
 from statecache._sync.observing import note
-from statecache._sync.redis import AGAIN, FINAL, code_of, refusal
+from statecache._sync.redis import AGAIN, DEMOTED, FINAL, code_of, refusal
 from statecache._sync.underway import Commit
 from statecache.clock import monotonic
 from statecache.errors import (
@@ -37,13 +36,16 @@ from statecache.errors import (
     ConfigurationError,
     DurabilityNotMet,
     ForeignData,
+    Forked,
     LimitExceeded,
+    OutcomeUnknown,
+    Quarantined,
     RedisUnavailable,
     StateCacheError,
     Unavailable,
 )
 from statecache.lua import script
-from statecache.model import BLIND, COMMIT_BYTES_MAX, STATE_OVERHEAD_BYTES, Write
+from statecache.model import COMMIT_BYTES_MAX, STATE_OVERHEAD_BYTES, Write
 
 if TYPE_CHECKING:
     from statecache._sync.connect import Link
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from statecache._sync.opener import Opener
     from statecache._sync.redis import RedisTier
     from statecache.keys import KeySpace
+    from statecache.model import Position
     from statecache.settings import Settings
 
 
@@ -127,8 +130,9 @@ class Committer:
 
         `leave` gives that connection back: who carries on outside of MULTI, or waits, must not keep others from theirs.
         """
-        committed = self._exec(commit, link)
+        replies = self._exec(commit, link)
         leave()
+        committed = self._outcome(commit, replies) if replies else None
         if committed is None:
             note(retries=1)
             committed = self._apply(commit)
@@ -146,13 +150,25 @@ class Committer:
         if commit.durability != "postgres":
             return committed
         keys = tuple(write.key for write in commit.written())
-        while not self._durable.wait(commit.shard, committed.position, commit.change_id, keys, end=commit.end):
-            commit.repeat = True
+        while not self._is_durable(commit, committed.position, keys):
+            commit.repeat, lost = True, committed.position
             committed = self._apply(commit)
+            if committed.position == lost:
+                reason = "it is applied in Redis, but its entry was removed from the stream before it was flushed"
+                raise OutcomeUnknown(commit.change_id, keys=keys, reason=reason)
         return committed
 
-    def _exec(self, commit: Commit, link: Link) -> Committed | None:
-        """This gives the commit's outcome, or None where it has to be carried on outside of MULTI.
+    def _is_durable(self, commit: Commit, position: Position, keys: tuple[str, ...]) -> bool:
+        """This waits; the commit was applied, so what hinders the waiting leaves only its end unknown."""
+        try:
+            return self._durable.wait(commit.shard, position, commit.change_id, keys, end=commit.end)
+        except (Forked, Quarantined, OutcomeUnknown):
+            raise
+        except StateCacheError as error:
+            raise OutcomeUnknown(commit.change_id, keys=keys, reason=str(error)) from error
+
+    def _exec(self, commit: Commit, link: Link) -> list[Any]:
+        """This gives the replies that decide, none where it has to be carried on outside of MULTI.
 
         An EXEC that did not run says only that something touched a watched state, if only its time to live: the
         script knows whether that was a change, and of which state.
@@ -173,15 +189,12 @@ class Committer:
                 self._check_nonce(link, commit, executed[0])
         except RedisUnavailable as error:
             commit.unanswered(error)
-            return None
-        if refused:
-            self._refused(commit, queued)
-        elif isinstance(executed, Exception):
-            self._refused(commit, executed)
-        elif executed is not None:
-            self._noted(link, executed[0])
-            return self._outcome(commit, [executed[0], *waited])
-        return None
+            return []
+        if executed is None:
+            return []
+        decisive = queued if refused else executed if isinstance(executed, Exception) else executed[0]
+        self._noted(link, decisive)
+        return [decisive, *waited]
 
     def _apply(self, commit: Commit) -> Committed:
         while True:
@@ -193,8 +206,10 @@ class Committer:
             except RedisUnavailable as error:
                 self._pause(commit, error)
                 continue
+            except StateCacheError as error:
+                commit.fail(error)
             try:
-                replies = self._exchange(link, commit, seconds)
+                replies = self._exchange(link, commit, max(commit.end - monotonic(), 0.001))
             except RedisUnavailable as error:
                 commit.unanswered(error)
                 self._redis.pool.drop_idle()
@@ -229,7 +244,8 @@ class Committer:
     def _noted(self, link: Link, reply: Any) -> None:
         """This keeps whether the server knows the script: a digest it has forgotten is known not to have run.
 
-        A connection on which an attempt was late is closed: the next one asks for the server's time anew.
+        A connection on which an attempt was late is closed: the next one asks for the server's time anew. So is one to
+        a server that is a primary no more: the next one may find its successor.
         """
         if isinstance(reply, list):
             link.knows(self._script, True)
@@ -237,6 +253,8 @@ class Committer:
                 link.close()
         elif isinstance(reply, NoScriptError):
             link.knows(self._script, False)
+        elif isinstance(reply, Exception) and code_of(reply) in DEMOTED:
+            self._redis.leave(link)
 
     def _call(self, link: Link, commit: Commit, attempt_s: float) -> Any:
         """This spells the script's command, which the server refuses once this side has given the attempt up."""
@@ -244,25 +262,15 @@ class Committer:
         given_up = monotonic() + attempt_s
         commit.latest = given_up + link.greeting_s
         latest_ms = int(given_up * 1000 + link.ahead_ms)
-        return link.call(self._script, self._script_keys(commit), [*self._arguments(commit), latest_ms])
+        arguments = [*commit.arguments(self._settings, self._limits), latest_ms]
+        if commit.repeat or commit.lingers:
+            last = max(commit.lingers, commit.latest) + self._settings.timeout_s
+            arguments.append(int(last * 1000 + link.ahead_ms))
+        return link.call(self._script, self._script_keys(commit), arguments)
 
     def _script_keys(self, commit: Commit) -> list[str]:
         keys, shard = self._keys, commit.shard
         return [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard), *commit.redis_keys]
-
-    def _arguments(self, commit: Commit) -> list[Any]:
-        """This spells the script's ARGV."""
-        settings = self._settings
-        arguments: list[Any] = [
-            commit.nonce, commit.change_id, settings.fence, "1" if commit.repeat else "0", settings.writer,
-            commit.actor, commit.reason, *self._limits,
-        ]  # fmt: skip
-        for write in commit.writes:
-            arguments += (
-                write.key, write.op, write.expected, write.value, write.encoding, write.schema,
-                "" if write.ttl_ms is None else write.ttl_ms, "1" if write.assume_new else "0",
-            )  # fmt: skip
-        return arguments
 
     def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
         """This reads the script's answer: a result, an error raised, or None for trying again."""
@@ -271,14 +279,15 @@ class Committer:
             self._refused(commit, reply)
             return None
         verdict = reply[1]
-        if verdict in (b"OK", b"DUP"):
+        if verdict in (b"OK", b"DUP", b"MUTE"):
             committed = committed_of(commit.change_id, reply)
             if len(replies) > 1:
-                self._check_copies(commit, replies[1])
+                self._check_copies(commit, replies[1] if verdict != b"MUTE" else 0)
             return committed
         if verdict == b"FENCED":
             self._opened(commit)
         elif verdict == b"LATE":
+            commit.repeat = True
             self._pause(commit, RedisUnavailable("late", detail="the server got the commit after its time"))
         elif verdict == b"MISSING":
             missing = [commit.writes[at - 1].key for at in reply[2:]]
@@ -288,7 +297,7 @@ class Committer:
                 commit.fail(error)
         elif verdict == b"UNSURE":
             return self._looked_up(commit)
-        elif not (verdict == b"CONFLICT" and reply[2] - 1 in commit.blind):
+        elif not (verdict == b"CONFLICT" and reply[2] - 1 in commit.pinned):
             refused = error_of(commit, reply)
             if not isinstance(refused, (ForeignData, ConfigurationError)):
                 self._certain(commit, refused, lasting=is_lasting(commit, reply))
@@ -297,7 +306,8 @@ class Committer:
                 commit.fail(refused)
             self._wait_a_little(commit)  # somebody else's entry is in the way, which a worker will remove
         else:
-            self._blind_again(commit)
+            commit.unpin()
+            note(retries=1)
         return None
 
     def _check_copies(self, commit: Commit, reply: Any) -> None:
@@ -347,37 +357,29 @@ class Committer:
             note(retries=1)
         except RedisUnavailable as error:
             self._pause(commit, error)
-        except (Unavailable, ConfigurationError) as error:
+        except StateCacheError as error:
             commit.fail(error)
 
     def _looked_up(self, commit: Commit) -> Committed | None:
-        """This finds out whether a repeat was applied long ago; where not, blind writes go on with what was there.
+        """This finds out whether a repeat was applied long ago; where not, it goes on, pinned to what was there.
 
         What was there is read first: an earlier attempt that arrives during the search then meets a changed state.
         """
         keys = [write.key for write in commit.written()]
         try:
             current = self._redis.read(
-                [("HGET", redis_key, "change_id") for redis_key in commit.redis_keys],
+                [("HMGET", redis_key, "change_id", "op") for redis_key in commit.redis_keys],
                 seconds=max(commit.end - monotonic(), 0.001),
             )
+            for redis_key, reply in zip(commit.redis_keys, current, strict=True):
+                if isinstance(reply, Exception):
+                    raise refusal(reply, redis_key) from reply
             found = self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
-        except Unavailable as error:
+        except (Unavailable, ForeignData, ConfigurationError) as error:
+            commit.doubt = commit.doubt or error
             commit.fail(error)
         if found is not None:
             return Committed(commit.change_id, *found)
-        blind = set(commit.blind)
-        for at, write in enumerate(commit.writes):
-            if write.op != "check" and write.expected == BLIND and isinstance(current[at], bytes):
-                blind.add(at)
-                commit.writes[at] = msgspec.structs.replace(write, expected=current[at].decode())
-        commit.repeat = None in current  # what was evicted in this moment is looked up again once it is back
-        commit.blind = frozenset(blind)
+        commit.pin(current)
         note(retries=1)
         return None
-
-    def _blind_again(self, commit: Commit) -> None:
-        for at in commit.blind:
-            commit.writes[at] = msgspec.structs.replace(commit.writes[at], expected=BLIND)
-        commit.blind, commit.repeat = frozenset(), True
-        note(retries=1)

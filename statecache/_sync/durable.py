@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache._bridge import Background, Mutex, Signal, sleep
+from statecache._bridge import Background, Signal, Slots, sleep
+from statecache._sync.redis import refusal
 from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set
 from statecache.errors import (
@@ -71,7 +72,7 @@ class Durable:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._mutex = Mutex()
+        self._turn = Slots(1)
         self._link: Link | None = None
         self._background: Background | None = None
         self._marks: dict[int, _Mark] = {}
@@ -89,9 +90,13 @@ class Durable:
             self._reset()
         if shard in self._wanted and self._link is not None and self._link.alive:
             return
-        with self._mutex:
+        if not self._turn.acquire(max(end - monotonic(), 0.001)):
+            return
+        try:
             with suppress(RedisUnavailable):
                 self._subscribe(shard, end)
+        finally:
+            self._turn.release()
 
     def _subscribe(self, shard: int, end: float) -> None:
         """This listens to one more shard; on a new connection to all that are wanted."""
@@ -240,7 +245,9 @@ class Durable:
                     seconds=max(end - monotonic(), 0.01),
                 )
             )[0]
-            if isinstance(reply, Exception) or not reply:
+            if isinstance(reply, Exception):
+                raise refusal(reply, self._keys.changes(shard)) from reply
+            if not reply:
                 return None
             for entry_id, raw in reply:
                 if len(raw) > 3 and raw[3] == wanted and (found := _found_in(entry_id, raw, keys)):

@@ -61,7 +61,7 @@ class Opener:
             seconds = max(min(end - monotonic(), self._timeout_s), 0.001)
             try:
                 refused = self._attempt(shard, token, seconds).refused
-            except (PostgresUnavailable, psycopg.OperationalError) as error:
+            except (PostgresUnavailable, psycopg.Error) as error:
                 self._postgres.pool.drop_idle()
                 if monotonic() + pause > end:
                     detail = f"shard {shard} waits for its epoch: {_first_line(error)}"

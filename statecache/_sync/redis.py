@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 AGAIN = ("LOADING", "BUSY", "MASTERDOWN", "READONLY", "MISCONF", "NOREPLICAS", "TRYAGAIN", "CLUSTERDOWN")
 """First words of error replies that say: nothing was done, try again later."""
+DEMOTED = ("READONLY", "MASTERDOWN")
+"""First words of those that say: this server is a primary no more."""
 FINAL = ("authentication", "tls")
 """Reasons for which a connection is refused that no repeating changes."""
 _RIGHTS = ("NOPERM", "ACL failure", "can't run this command", "can't access at least one of the keys")
@@ -137,8 +139,17 @@ class RedisTier:
         except RedisUnavailable:
             self.pool.drop_idle()
             raise
+        except ResponseError as error:
+            if code_of(error) in DEMOTED:
+                self.leave(link)
+            raise
         finally:
             self.pool.give(link)
+
+    def leave(self, link: Link) -> None:
+        """This closes a connection to a server that must not be asked any more, and those that are idle with it."""
+        link.close()
+        self.pool.drop_idle()
 
     def read(self, commands: Sequence[Command], *, seconds: float) -> list[Any]:
         """This runs commands that change nothing, again after a fault, for at most that many seconds in all."""

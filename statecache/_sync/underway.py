@@ -4,19 +4,24 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from statecache.errors import OutcomeUnknown, StateCacheError
-from statecache.model import Write
+from statecache.model import ABSENT, BLIND, PRESENT, Write
+
+if TYPE_CHECKING:
+    from statecache.settings import Settings
 
 
 class Commit(msgspec.Struct, kw_only=True):
     """This is one commit under way: what it writes, its identity, and what is known of its outcome.
 
     Moments are on the monotonic clock: `end` is when the caller wants to hear, `latest` is when the attempt that was
-    sent last is refused for coming too late, `lingers` the same of those attempts that were never answered.
+    sent last is refused for coming too late, `lingers` the same of those attempts that were never answered. `pinned`
+    are writes that ask for the change which was there when they were looked up, and what they asked for at first.
     """
 
     change_id: str
@@ -30,7 +35,7 @@ class Commit(msgspec.Struct, kw_only=True):
     doubt: StateCacheError | None = None
     repeat: bool = False
     pause: float = 0.005
-    blind: frozenset[int] = frozenset()
+    pinned: dict[int, str] = {}
     nonce: str = ""
     latest: float = 0.0
     lingers: float = 0.0
@@ -38,6 +43,37 @@ class Commit(msgspec.Struct, kw_only=True):
     def written(self) -> list[Write]:
         """These are the writes that change a state."""
         return [write for write in self.writes if write.op != "check"]
+
+    def arguments(self, settings: Settings, limits: Sequence[int]) -> list[Any]:
+        """This spells the script's ARGV, but for the times at its end."""
+        arguments: list[Any] = [
+            self.nonce, self.change_id, settings.fence, "1" if self.repeat else "0", settings.writer,
+            self.actor, self.reason, *limits,
+        ]  # fmt: skip
+        for write in self.writes:
+            arguments += (
+                write.key, write.op, write.expected, write.value, write.encoding, write.schema,
+                "" if write.ttl_ms is None else write.ttl_ms, "1" if write.assume_new else "0",
+            )  # fmt: skip
+        return arguments
+
+    def pin(self, current: Sequence[Sequence[bytes | None]]) -> None:
+        """This ties what was not applied to what is there now (change_id, op of each state), and is no repeat then.
+
+        What was evicted in this moment is to be looked up again once it is back.
+        """
+        for at, (write, (change_id, op)) in enumerate(zip(self.writes, current, strict=True)):
+            holds = {BLIND: True, ABSENT: op != b"set", PRESENT: op == b"set"}.get(write.expected, False)
+            if write.op != "check" and holds and change_id is not None:
+                self.pinned[at] = write.expected
+                self.writes[at] = msgspec.structs.replace(write, expected=change_id.decode())
+        self.repeat = any(change_id is None for change_id, _ in current)
+
+    def unpin(self) -> None:
+        """This asks for what was asked for at first: what it was tied to is no longer there."""
+        for at, expected in self.pinned.items():
+            self.writes[at] = msgspec.structs.replace(self.writes[at], expected=expected)
+        self.pinned, self.repeat = {}, True
 
     def unanswered(self, error: StateCacheError) -> None:
         """This notes that the attempt may have been executed, or may yet be."""

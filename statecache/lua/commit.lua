@@ -5,9 +5,11 @@
 --       8 backlog entries max  9 backlog bytes max  10 commit bytes max  11 value bytes max
 --       12… per state: key, op (set|delete|check), expected (change_id, * blind, ! absent, ? present),
 --           value, encoding, schema, ttl in ms ('' = default), assume_new (0|1)
---       last, optional: the server's time in ms past which this attempt must not be executed
+--       last, optional: the server's time in ms past which this attempt must not be executed, and where it is not
+--           the first one: past which no other can be executed either
 -- Gives { nonce, verdict, … }:
 --   OK | DUP    position, updated_at, then per state: version, parent
+--   MUTE        the same as DUP, but there was no memory to write: a WAIT behind it vouches for nothing
 --   LATE        this attempt was held up on its way, and whoever sent it has given it up
 --   FENCED      meta.replid, server's replid, meta.epoch
 --   MISSING     index of each state that is not in Redis
@@ -99,7 +101,7 @@ if seen then
     end
   end
   if writes > 0 and found_in == writes and dup[4] ~= '' then
-    pcall('HINCRBY', meta, 'repeats', 1)
+    if type(pcall('HINCRBY', meta, 'repeats', 1)) == 'table' then dup[2] = 'MUTE' end
     return dup
   end
   if found_in > 0 or (unsure and not unapplied) then return { nonce, 'UNSURE' } end
@@ -140,6 +142,10 @@ local dirty = pcall('ZCARD', unflushed)
 if type(dirty) == 'table' then return { nonce, 'FOREIGN', unflushed, dirty.err } end
 local hydrations = pcall('HLEN', hydrating)
 if type(hydrations) == 'table' then return { nonce, 'FOREIGN', hydrating, hydrations.err } end
+-- A first attempt that comes after another one was applied, so late that `recent` may have forgotten that.
+if hydrations > 1 and ARGV[4] ~= '1' and call('HEXISTS', hydrating, '!' .. change_id) == 1 then
+  return { nonce, 'LATE' }
+end
 
 -- Nothing below can fail but XADD, which comes first.
 local now, latest = call('TIME'), ARGV[first + count * width]
@@ -223,4 +229,6 @@ for i = 1, count do
   end
 end
 call('HSET', meta, 'n', n, 'entries', entries, 'bytes', bytes)
+local others_until = ARGV[first + count * width + 1] -- it is swept away as a token is
+if others_until then call('HSET', hydrating, '!' .. change_id, '!|' .. epoch .. '|' .. others_until) end
 return answer

@@ -87,7 +87,7 @@ async def test_a_state_that_is_evicted_while_its_change_is_looked_for_is_no_proo
         writing = asyncio.create_task(behind.set(KEY, "mine", actor=ACTOR))
         await attempt.wait()
         await _others(cache)
-        look = proxy.arm("hold_request", at=b"$4\r\nHGET\r\n")
+        look = proxy.arm("hold_request", at=b"change_id\r\n$2\r\nop\r\n")
         for link in list(behind.tier.redis.pool._lent):
             await link.close()
         await look.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 from collections import Counter
@@ -198,6 +199,25 @@ async def test_closing_closes_what_is_idle_and_what_is_lent() -> None:
         await pool.take(1)
 
 
+async def test_who_waits_or_connects_while_it_is_closed_gets_nothing_that_stays_open() -> None:
+    dialing = asyncio.Event()
+
+    class Slow(Dialed):
+        async def __call__(self, seconds: float) -> Line:
+            await dialing.wait()
+            return await super().__call__(seconds)
+
+    dialed = Slow()
+    pool = _pool(1, dialed)
+    both = [asyncio.create_task(pool.take(WAIT_S)) for _ in range(2)]
+    await asyncio.sleep(0)
+    await pool.close()
+    dialing.set()
+    assert [type(one) for one in await asyncio.gather(*both, return_exceptions=True)] == [UsageError] * 2
+    assert [line.alive for line in dialed.lines] == [False] * len(dialed.lines)
+    assert dialed.lines
+
+
 def test_it_belongs_to_the_event_loop_that_used_it_first() -> None:
     pool = _pool(1)
 
@@ -300,3 +320,20 @@ def test_a_thread_that_gives_up_takes_no_slot_along() -> None:
     assert not slots.acquire(0.01)
     slots.release()
     assert slots.acquire(0.01)
+
+
+def test_a_thread_whose_wait_a_signal_handler_ends_takes_no_slot_along() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    slots = Slots(1)
+    assert slots.acquire_now()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            slots.acquire(WAIT_S)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    slots.release()
+    assert slots.acquire_now()

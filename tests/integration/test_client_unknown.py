@@ -1,0 +1,290 @@
+"""An error that does not say "unknown" says that nothing was applied: whatever is in the way, and whenever it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+from redis.exceptions import ReadOnlyError, ResponseError
+
+from statecache import (
+    AsyncStateCache,
+    DurabilityNotMet,
+    OutcomeUnknown,
+    RedisUnavailable,
+    Settings,
+    State,
+    Unavailable,
+    VersionConflict,
+)
+from statecache._async.connect import AsyncLink
+from statecache._async.gate import Gate
+from statecache.clock import monotonic
+from statecache.keys import KeySpace
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
+from tests.fix_servers import MakeSettings
+
+KEY = "runs/42"
+COMMITS = 8
+"""More than a state's `recent` holds."""
+GRACE_S = 1.5
+
+Run = Callable[[AsyncLink, Sequence[Any], float], Any]
+
+
+@pytest.fixture
+async def client(settings: Settings) -> AsyncIterator[AsyncStateCache]:
+    """A client of its own, whose connections are tampered with."""
+    async with AsyncStateCache(settings=settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+def meddle(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Run], Run]], None]:
+    """This puts something between clients and their connections to Redis."""
+    plain = AsyncLink.run
+
+    async def run(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+        return await plain(link, commands, seconds=seconds)
+
+    def between(around: Callable[[Run], Run]) -> None:
+        meddled = around(run)
+
+        async def instead(link: AsyncLink, commands: Sequence[Any], *, seconds: float) -> Any:
+            return await meddled(link, commands, seconds)
+
+        monkeypatch.setattr(AsyncLink, "run", instead)
+
+    return between
+
+
+async def _value(settings: Settings) -> Any:
+    async with AsyncStateCache(settings=settings) as other:
+        state = await other.get(KEY)
+    return state and state.value
+
+
+async def test_a_refused_greeting_after_a_lost_reply(
+    client: AsyncStateCache, settings: Settings, meddle: Any, redis_raw: Any, keys: KeySpace
+) -> None:
+    """The server that the next connection meets is pinned to something else, or gives fewer rights."""
+    pinned = redis_raw.hget(keys.meta(0), "shards")
+
+    def around(run: Run) -> Run:
+        async def lossy(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+            replies = await run(link, commands, seconds)
+            if "the unlucky" in repr(commands[0]):
+                await link.close()
+                redis_raw.hset(keys.meta(0), "shards", "99")
+                raise RedisUnavailable("connection", detail="the reply was lost")
+            return replies
+
+        return lossy
+
+    await client.get(KEY)
+    meddle(around)
+    try:
+        with pytest.raises(OutcomeUnknown, match="99"):
+            await client.set(KEY, "the unlucky")
+    finally:
+        redis_raw.hset(keys.meta(0), "shards", pinned)
+    assert await _value(settings) == "the unlucky"
+
+
+async def test_a_client_that_is_closed_while_its_commit_is_under_way(
+    client: AsyncStateCache, settings: Settings, meddle: Any
+) -> None:
+    applied = asyncio.Event()
+    await client.set(KEY, "before")
+
+    def around(run: Run) -> Run:
+        async def slow(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+            replies = await run(link, commands, seconds)
+            if "the unlucky" in repr(commands[0]) and not applied.is_set():
+                applied.set()
+                while link.alive:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+                raise RedisUnavailable("connection", detail="it was closed")
+            return replies
+
+        return slow
+
+    meddle(around)
+    writing = asyncio.create_task(_awaited(client.set(KEY, "the unlucky")))
+    await applied.wait()
+    await client.close()
+    with pytest.raises(OutcomeUnknown, match="closed"):
+        await writing
+    assert await _value(settings) == "the unlucky"
+
+
+async def test_a_client_that_is_closed_while_it_waits_for_postgres(client: AsyncStateCache, settings: Settings) -> None:
+    """Nobody flushes here."""
+    writing = asyncio.create_task(_awaited(client.set(KEY, "the unlucky", durability="postgres", timeout=20)))
+    while await _value(settings) is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await client.close()
+    with pytest.raises(OutcomeUnknown):
+        await writing
+
+
+@pytest.mark.parametrize("refused", ["HMGET", "XRANGE"])
+async def test_a_lookup_that_redis_refuses_finds_nothing_out(
+    client: AsyncStateCache, cache: AsyncStateCache, meddle: Any, refused: str
+) -> None:
+    """Neither the state nor Postgres remembers the change: only the stream tells, and it cannot be asked."""
+    mine = await cache.set(KEY, "mine")
+    for number in range(COMMITS):
+        last = await cache.set(KEY, number)
+    await client.get(KEY)
+
+    def around(run: Run) -> Run:
+        async def busy(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+            if commands[0][0] == refused:
+                return [ResponseError("BUSY Redis is busy running a script")] * len(commands)
+            return await run(link, commands, seconds)
+
+        return busy
+
+    meddle(around)
+    with pytest.raises(OutcomeUnknown, match="BUSY"):
+        await client.set(KEY, "mine", change_id=mine.change_id, timeout=1)
+    meddle(lambda run: run)
+    assert await cache.get(KEY) == last
+    again: State[Any] = await client.set(KEY, "mine", change_id=mine.change_id)
+    assert (again.version, again.position) == (mine.version, mine.position)
+
+
+async def test_a_read_only_transaction_whose_exec_is_refused_is_compared(
+    client: AsyncStateCache, cache: AsyncStateCache, meddle: Any
+) -> None:
+    await cache.set(KEY, 1)
+
+    def around(run: Run) -> Run:
+        async def busy(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+            replies = await run(link, commands, seconds)
+            return [b"OK", ResponseError("BUSY")] if commands[0][0] == "MULTI" else replies
+
+        return busy
+
+    meddle(around)
+    with pytest.raises(VersionConflict):  # noqa: PT012
+        async with client.transaction(KEY) as tx:
+            await tx.get(KEY)
+            await cache.set(KEY, 2)
+    async with client.transaction(KEY) as tx:
+        assert (await tx.get(KEY)).value == 2  # type: ignore[union-attr]
+
+
+async def test_a_transaction_that_is_fenced_needs_no_second_connection(
+    settings: Settings, redis_raw: Any, keys: KeySpace
+) -> None:
+    """Its gate closes under it, and the shard is opened on the one connection that there is."""
+    meta = keys.meta(keys.shard(KEY))
+    single = settings.model_copy(update={"redis_connections_max": 1})
+    async with AsyncStateCache(settings=single) as client, client.transaction(KEY, timeout=5) as tx:
+        redis_raw.hset(meta, mapping={"claimed": redis_raw.hget(meta, "replid"), "replid": ""})
+        tx.set(KEY, 1)
+    assert tx.states[KEY].position.epoch == 2  # type: ignore[union-attr]
+
+
+async def test_a_server_that_was_demoted_is_left_for_its_successor(client: AsyncStateCache, meddle: Any) -> None:
+    """Connections to it stand, where a name or an address leads to another server by now."""
+    await client.set(KEY, 1)
+    demoted: list[AsyncLink] = []
+
+    def around(run: Run) -> Run:
+        async def behind_a_name(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+            demoted[:] = demoted or [link]
+            if link is demoted[0] and commands[0][0] in ("EVAL", "EVALSHA"):
+                return [ReadOnlyError("READONLY You can't write against a read only replica.")] * len(commands)
+            return await run(link, commands, seconds)
+
+        return behind_a_name
+
+    meddle(around)
+    assert (await client.set(KEY, 2, timeout=5)).version == 2
+    assert not demoted[0].alive
+
+
+async def test_a_read_only_postgres_keeps_a_gate_closed_and_says_so(
+    client: AsyncStateCache, redis_raw: Any, keys: KeySpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.set(KEY, 1)
+    meta = keys.meta(keys.shard(KEY))
+    redis_raw.hset(meta, mapping={"claimed": redis_raw.hget(meta, "replid"), "replid": ""})
+
+    async def refused(*_: Any, **__: Any) -> Any:
+        raise psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT in a read-only transaction")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Gate, "attempt", refused)
+        with pytest.raises(Unavailable, match="read-only transaction") as caught:
+            await client.set(KEY, 2, timeout=0.5)
+    assert caught.value.reason == "epoch"
+    assert (await client.set(KEY, 3)).version == 2
+
+
+async def test_time_that_was_spent_on_waiting_for_a_connection_is_spent(settings: Settings, proxy: FaultProxy) -> None:
+    single = through(settings, redis=proxy).model_copy(update={"redis_connections_max": 1})
+    async with AsyncStateCache(settings=single) as client:
+        await client.get(KEY)
+        link = await client.tier.redis.pool.take(1)
+        begun = monotonic()
+        writing = asyncio.create_task(_awaited(client.set(KEY, 1, timeout=4)))
+        await asyncio.sleep(3.6)
+        proxy.freeze()
+        client.tier.redis.pool.give(link)
+        with pytest.raises((OutcomeUnknown, RedisUnavailable)):
+            await writing
+        assert monotonic() - begun < 4 + 1.0
+        proxy.thaw()
+
+
+async def test_who_waits_behind_anothers_dial_waits_no_longer_than_its_time(
+    client: AsyncStateCache, meddle: Any
+) -> None:
+    await client.set(KEY, 1)
+
+    def around(run: Run) -> Run:
+        async def silent(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+            if "Tells what a new connection must know" in repr(commands[0]):
+                await asyncio.sleep(seconds)
+                raise RedisUnavailable("timeout", detail="no answer")
+            return await run(link, commands, seconds)
+
+        return silent
+
+    meddle(around)
+    patient = asyncio.create_task(_awaited(client.set(KEY, 2, durability="postgres", timeout=10)))
+    await asyncio.sleep(0.1)
+    begun = monotonic()
+    with pytest.raises(RedisUnavailable, match="time"):
+        await client.set(KEY, 3, durability="postgres", timeout=0.5)
+    assert monotonic() - begun < 0.5 + GRACE_S
+    patient.cancel()
+    await asyncio.wait([patient])
+
+
+async def test_a_repeat_that_could_not_write_vouches_for_no_copy(make_settings: MakeSettings, redis_raw: Any) -> None:
+    """Redis has no memory, so the repeat leaves nothing behind which a WAIT would wait for."""
+    async with AsyncStateCache(settings=make_settings()) as client:
+        mine = await client.set(KEY, 1, durability="disk")
+        redis_raw.config_set("maxmemory", 1)
+        try:
+            repeated = await client.set(KEY, 1, change_id=mine.change_id)
+            with pytest.raises(DurabilityNotMet) as caught:
+                await client.set(KEY, 1, change_id=mine.change_id, durability="disk")
+        finally:
+            redis_raw.config_set("maxmemory", 0)
+        again = await client.set(KEY, 1, change_id=mine.change_id, durability="disk")
+    assert caught.value.reached == 0
+    assert (repeated.version, again.version) == (1, 1)
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
