@@ -98,7 +98,7 @@ async def test_a_refused_greeting_after_a_lost_reply(
 async def test_a_client_that_is_closed_while_its_commit_is_under_way(
     client: AsyncStateCache, settings: Settings, meddle: Any
 ) -> None:
-    applied = asyncio.Event()
+    applied, closed = asyncio.Event(), asyncio.Event()
     await client.set(KEY, "before")
 
     def around(run: Run) -> Run:
@@ -106,8 +106,7 @@ async def test_a_client_that_is_closed_while_its_commit_is_under_way(
             replies = await run(link, commands, seconds)
             if "the unlucky" in repr(commands[0]) and not applied.is_set():
                 applied.set()
-                while link.alive:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
+                await closed.wait()
                 raise RedisUnavailable("connection", detail="it was closed")
             return replies
 
@@ -117,16 +116,29 @@ async def test_a_client_that_is_closed_while_its_commit_is_under_way(
     writing = asyncio.create_task(_awaited(client.set(KEY, "the unlucky")))
     await applied.wait()
     await client.close()
+    closed.set()
     with pytest.raises(OutcomeUnknown, match="closed"):
         await writing
     assert await _value(settings) == "the unlucky"
 
 
-async def test_a_client_that_is_closed_while_it_waits_for_postgres(client: AsyncStateCache, settings: Settings) -> None:
+async def test_a_client_that_is_closed_while_it_waits_for_postgres(client: AsyncStateCache, meddle: Any) -> None:
     """Nobody flushes here."""
+    applied = asyncio.Event()
+    await client.set(KEY, "before")
+
+    def around(run: Run) -> Run:
+        async def telling(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+            replies = await run(link, commands, seconds)
+            if "the unlucky" in repr(commands[0]):
+                applied.set()
+            return replies
+
+        return telling
+
+    meddle(around)
     writing = asyncio.create_task(_awaited(client.set(KEY, "the unlucky", durability="postgres", timeout=20)))
-    while await _value(settings) is None:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await applied.wait()
     await client.close()
     with pytest.raises(OutcomeUnknown):
         await writing
@@ -236,7 +248,7 @@ async def test_time_that_was_spent_on_waiting_for_a_connection_is_spent(settings
         link = await client.tier.redis.pool.take(1)
         begun = monotonic()
         writing = asyncio.create_task(_awaited(client.set(KEY, 1, timeout=4)))
-        await asyncio.sleep(3.6)
+        await asyncio.wait([writing], timeout=3.6)
         proxy.freeze()
         client.tier.redis.pool.give(link)
         with pytest.raises((OutcomeUnknown, RedisUnavailable)):
@@ -248,20 +260,22 @@ async def test_time_that_was_spent_on_waiting_for_a_connection_is_spent(settings
 async def test_who_waits_behind_anothers_dial_waits_no_longer_than_its_time(
     client: AsyncStateCache, meddle: Any
 ) -> None:
+    dialing = asyncio.Event()
     await client.set(KEY, 1)
 
     def around(run: Run) -> Run:
         async def silent(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
             if "Tells what a new connection must know" in repr(commands[0]):
-                await asyncio.sleep(seconds)
-                raise RedisUnavailable("timeout", detail="no answer")
+                dialing.set()
+                async with asyncio.timeout(seconds):
+                    await asyncio.Event().wait()
             return await run(link, commands, seconds)
 
         return silent
 
     meddle(around)
     patient = asyncio.create_task(_awaited(client.set(KEY, 2, durability="postgres", timeout=10)))
-    await asyncio.sleep(0.1)
+    await dialing.wait()
     begun = monotonic()
     with pytest.raises(RedisUnavailable, match="time"):
         await client.set(KEY, 3, durability="postgres", timeout=0.5)
