@@ -39,6 +39,24 @@ async def test_a_trimmed_stream_is_repaired_from_the_states(
     assert rows(psql, "SELECT version, gap FROM change WHERE key = %s ORDER BY version", one) == [(2, True), (3, False)]
 
 
+async def test_whoever_waits_for_a_change_in_a_gap_is_told_to_ask(
+    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
+) -> None:
+    """The watermark passes a version that is nowhere any more: below it, being flushed is no proof."""
+    await flush(worker)
+    key = agents.key_on(0)
+    agents.commit((key, "lost"))
+    agents.commit((key, "rebuilt"))
+    redis_raw.xtrim(keys.changes(0), maxlen=0)
+    await flush(worker)
+    meta = agents.meta(0)
+    assert (meta["flushed"], meta["excepted"]) == ("2", "2")
+    assert rows(psql, "SELECT flushed, excepted FROM shard WHERE shard = 0") == [(2, 2)]
+    agents.commit((key, "later"))
+    await flush(worker)
+    assert agents.meta(0)["excepted"] == "2"
+
+
 async def test_entries_missing_in_the_middle_are_a_gap_and_the_rest_is_flushed_around_it(
     agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
 ) -> None:

@@ -311,7 +311,7 @@ class Flusher:
         """This moves what is remembered, and then Redis' copy of the watermarks."""
         forks: dict[int, list[tuple[str, str]]] = {}
         for one, outcome in done:
-            one.holding.move(one.end, excepted=outcome.excepted)
+            one.holding.move(one.end, excepted=_mark(one, outcome).excepted)
             self.tips.put(one.shard, outcome.tips)
             progress.entries += len(one.entries)
             progress.changes += sum(len(entry.change_set.changes) for entry in one.entries if entry.change_set)
@@ -380,5 +380,7 @@ def _outcome(judgement: Judgement) -> Outcome:
 
 
 def _mark(one: Slice, outcome: Outcome) -> Mark:
-    excepted = max(one.holding.row.excepted, outcome.excepted)
+    """This is the shard's new watermark. What was in a gap may be lost, wholly or in part: waiters must ask."""
+    torn = one.end.n if one.cut == "gap" else 0
+    excepted = max(one.holding.row.excepted, outcome.excepted, torn)
     return Mark(one.shard, one.end.n, one.end.entries, one.end.bytes, excepted)
