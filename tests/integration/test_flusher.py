@@ -103,6 +103,21 @@ async def test_a_batch_is_bounded_in_bytes(
     assert all(sum(batch) <= 5000 or len(batch) == 1 for batch in sizes)
 
 
+async def test_a_shard_with_a_full_batch_of_bytes_does_not_keep_the_others_waiting(
+    make_worker: MakeWorker, agents: Agents, psql: Psql, settings: Settings
+) -> None:
+    worker = make_worker(settings.model_copy(update={"flush_bytes_max": 5000}))
+    await flush(worker)
+    heavy, light = agents.key_on(0), agents.key_on(1)
+    for _ in range(40):
+        agents.commit((heavy, "x" * 800))
+    agents.commit((light, "x"))
+    await worker.turn()
+    await worker.turn()
+    assert flushed(psql)[0] < 40
+    assert flushed(psql)[1] == 1
+
+
 async def test_values_are_bytes_and_come_out_as_they_went_in(agents: Agents, worker: Worker, psql: Psql) -> None:
     values = [b'"\\u0000"', b'"\xed\xa0\x80"', b"NaN", b"1e400000", bytes(range(256)), b"", b"{" * 10_000]
     for i, value in enumerate(values):

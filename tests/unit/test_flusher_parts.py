@@ -13,7 +13,7 @@ from psycopg.adapt import PyFormat, Transformer
 
 from statecache.reconcile import Tip
 from statecache_workers.arrays import blobs, integers, texts, times, truths
-from statecache_workers.holdings import DOUBTS_MAX, Head, Holding, Place, Row, agree, head_of, shares
+from statecache_workers.holdings import DOUBTS_MAX, Head, Holding, Place, Row, agree, head_of, shares, turn_after
 from statecache_workers.room import shortage
 from statecache_workers.streams import Slice, sliced
 from statecache_workers.tips import Tips
@@ -37,15 +37,22 @@ def test_a_batch_never_holds_more_than_it_may_and_always_something(
     assert expected <= bytes_max or sum(counts.values()) == 1
 
 
-@given(pending_shards, some.integers(1, 50))
-def test_every_shard_has_its_turn(pending: dict[int, tuple[int, int]], entries_max: int) -> None:
+@given(pending_shards, some.integers(1, 50), some.integers(1, 10**8))
+def test_every_shard_has_its_turn(pending: dict[int, tuple[int, int]], entries_max: int, bytes_max: int) -> None:
     served: set[int] = set()
     first = 0
     for _ in range(len(pending) + 1):
-        counts = shares(pending, entries_max, 10**12, first)
+        counts = shares(pending, entries_max, bytes_max, first)
         served |= counts.keys()
-        first = list(counts)[-1] + 1
+        first = turn_after(pending, counts, first)
     assert served == pending.keys()
+
+
+@given(some.integers(0, 63))
+def test_a_shard_with_more_bytes_than_a_batch_holds_leaves_room_for_the_others(first: int) -> None:
+    counts = shares({0: (1000, 10**9), 1: (3, 300), 2: (1, 200)}, 1000, 10**8, first)
+    assert (counts[1], counts[2]) == (3, 1)
+    assert 90 <= counts[0] < 100
 
 
 def test_a_light_shard_does_not_wait_behind_a_heavy_one() -> None:

@@ -31,7 +31,7 @@ from statecache.keys import checked_key
 from statecache.reconcile import NOTHING, Judgement, Tip
 from statecache_workers.arrays import integers, texts
 from statecache_workers.database import Call, Database, Poison
-from statecache_workers.holdings import Head, Heads, Holding, Place, Row, agree, set_apart, shares
+from statecache_workers.holdings import Head, Heads, Holding, Place, Row, agree, set_apart, shares, turn_after
 from statecache_workers.logs import alarm, warn, whisper
 from statecache_workers.quarantine import Outcome, write_carefully
 from statecache_workers.repair import Repair
@@ -136,7 +136,7 @@ class Flusher:
         }
         counts = shares(pending, self._settings.flush_batch_max, self._settings.flush_bytes_max, self._first)
         if counts:
-            self._first = list(counts)[-1]
+            self._first = turn_after(pending, counts, self._first)
         return [Wanted(*standing[shard], count) for shard, count in counts.items()]
 
     def _doubt(self, holding: Holding, progress: Progress) -> None:

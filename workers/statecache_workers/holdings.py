@@ -140,16 +140,18 @@ def shares(pending: dict[int, tuple[int, int]], entries_max: int, bytes_max: int
     """This shares a batch out: how many entries to read of which shard, given (entries, bytes) pending in each.
 
     Shards have their turns in a circle that starts at `first`. One takes at most a quarter of the batch while others
-    wait, and what is left over when all had their turn. Few shards with many entries cost less than the reverse: every
-    shard in a batch has its own read, row and acknowledgement.
+    wait, or one entry if that is larger, and what is left over when all had their turn. Few shards with many entries
+    cost less than the reverse: every shard in a batch has its own read, row and acknowledgement.
     """
     counts: dict[int, int] = {}
-    circle = sorted(pending, key=lambda shard: (shard < first, shard))
-    for most in (max(1, entries_max // 4), entries_max):
+    circle = _circle(pending, first)
+    for most, size_most in ((max(1, entries_max // 4), bytes_max // 4), (entries_max, bytes_max)):
         for shard in circle:
             entries, size = pending[shard]
             had = counts.get(shard, 0)
             count = min(entries - had, max(0, most - had), entries_max)
+            if count * size > size_most * entries:
+                count = max(min(count, 1), size_most * entries // size)
             if count * size > bytes_max * entries:
                 count = bytes_max * entries // size
             if not counts:
@@ -159,3 +161,13 @@ def shares(pending: dict[int, tuple[int, int]], entries_max: int, bytes_max: int
                 entries_max -= count
                 bytes_max = max(0, bytes_max + -count * size // entries)
     return counts
+
+
+def turn_after(pending: dict[int, tuple[int, int]], counts: dict[int, int], first: int) -> int:
+    """This says at which shard the next circle starts: at the first that had no turn, so that nobody is passed over."""
+    circle = _circle(pending, first)
+    return next((shard for shard in circle if shard not in counts), circle[0] + 1)
+
+
+def _circle(pending: dict[int, tuple[int, int]], first: int) -> list[int]:
+    return sorted(pending, key=lambda shard: (shard < first, shard))
