@@ -111,7 +111,7 @@ async def test_a_shard_with_a_full_batch_of_bytes_does_not_keep_the_others_waiti
     heavy, light = agents.key_on(0), agents.key_on(1)
     for _ in range(40):
         agents.commit((heavy, "x" * 800))
-    agents.commit((light, "x"))
+    agents.commit((light, "x" * 2000))
     await worker.turn()
     await worker.turn()
     assert flushed(psql)[0] < 40

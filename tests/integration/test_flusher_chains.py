@@ -24,7 +24,7 @@ async def test_a_fork_that_a_remembered_tip_hides_is_made_visible_by_its_version
     )
     psql.execute(b"UPDATE state SET version = 2, parent_change_id = change_id, change_id = %s", (theirs,))
     agents.commit(key, change_id=ours)
-    assert worker.flusher.tips.get(key) is not None
+    assert worker.flusher.tips.get(worker.keys.shard(key), key) is not None
     await flush(worker)
     assert rows(psql, "SELECT version, change_id FROM change WHERE version > 1") == [(2, theirs)]
     assert rows(psql, "SELECT version, change_id FROM state") == [(2, theirs)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 from urllib.parse import quote
 
@@ -146,6 +147,29 @@ async def test_a_lost_acknowledgement_repeats_nothing(
     await flush_through(worker)
     assert _acknowledged(agents) == 2
     assert rows(psql, "SELECT version, gap FROM change ORDER BY version") == [(1, False), (2, False)]
+
+
+async def test_what_is_committed_is_acknowledged_although_reading_on_fails(
+    agents: Agents, make_worker: MakeWorker, settings: Settings, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While Postgres commits a full batch, Redis refuses to give the next one."""
+    worker = make_worker(settings.model_copy(update={"flush_batch_max": 5}))
+    await flush(worker)
+    for _ in range(8):
+        agents.commit("runs/1")
+    heads, asked = worker.flusher.streams.heads, count()
+
+    async def refused(*args: Any) -> Any:
+        if next(asked) == 1:
+            raise RedisUnavailable("refused", detail="BUSY")
+        return await heads(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.flusher.streams, "heads", refused)
+        assert await worker.turn()
+    assert (_acknowledged(agents), worker.flusher.tally.entries) == (5, 5)
+    await flush(worker)
+    assert _acknowledged(agents) == 8
 
 
 OUTAGES = [

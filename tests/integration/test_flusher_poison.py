@@ -113,6 +113,19 @@ async def test_a_key_in_another_shards_stream_is_parked(agents: Agents, worker: 
     assert rows(psql, "SELECT key, version, gap FROM change") == [(home, 2, True)]
 
 
+async def test_a_key_in_another_shards_stream_is_parked_though_its_tip_is_remembered(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
+) -> None:
+    home, stranger = agents.key_on(0), agents.key_on(1)
+    agents.commit(home)
+    await flush(worker)
+    agents.commit(stranger, home)
+    agents.commit(home)
+    await flush(worker)
+    assert log.of("quarantined")[0]["reason"] == "its key belongs to shard 0"
+    assert rows(psql, "SELECT shard, version FROM change WHERE key = %s ORDER BY version", home) == [(0, 1), (0, 3)]
+
+
 async def test_a_violated_constraint_parks_only_the_change_that_violates_it(
     agents: Agents, worker: Worker, psql: Psql
 ) -> None:
@@ -187,6 +200,20 @@ async def test_an_entry_in_the_next_place_is_taken_out_too(
     await flush(worker)
     assert flushed(psql)[0] == 2
     assert rows(psql, "SELECT count(*) FROM quarantine") == [(2,)]
+
+
+async def test_an_entry_that_looks_newer_where_no_commit_can_be_is_taken_out(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
+) -> None:
+    key = agents.key_on(0)
+    agents.commit(key)
+    await flush(worker)
+    redis_raw.xadd(keys.changes(0), {"format": "2", "what": "ever"})
+    await turn_until(worker, log, "expelled")
+    agents.commit(key)
+    await flush(worker)
+    assert flushed(psql)[0] == 2
+    assert not log.of("newer_format")
 
 
 async def test_a_foreign_entry_that_was_taken_for_a_position_is_parked_in_its_place(

@@ -117,6 +117,14 @@ def test_entries_that_may_be_nobodys_are_told_from_gaps() -> None:
 def test_a_newer_format_cuts_where_it_stands() -> None:
     found = _cut(_entry(11), (b"3-12", [b"format", b"2"]))
     assert (found.cut, found.end.n) == ("newer", 11)
+    found = _cut((b"3-13", [b"format", b"2"]))
+    assert (found.cut, found.end.n) == ("gap", 12), "what comes before it is to be seen to first"
+
+
+def test_what_looks_newer_where_no_commit_can_be_is_nobodys() -> None:
+    assert _cut((b"1763637675000-0", [b"format", b"2"])).cut == "stray"
+    assert _cut(_entry(11), _entry(12), _entry(13), (b"3-14", [b"format", b"2"])).cut == "stray"
+    assert _cut((b"3-5", [b"format", b"2"])).cut == "stray"
 
 
 def test_a_gate_is_open_only_for_the_rows_epoch_on_the_rows_server() -> None:
@@ -160,7 +168,7 @@ def test_a_broken_tip_is_asked_for_anew_for_an_operator_may_have_mended_it() -> 
     tips = Tips(10)
     tips.put(0, {"a/1": Tip(1, "x")})
     tips.put(0, {"a/1": Tip(2, "y", broken=True)})
-    assert tips.get("a/1") is None
+    assert tips.get(0, "a/1") is None
 
 
 def test_tips_of_a_dropped_shard_are_forgotten_and_the_others_are_not() -> None:
@@ -168,9 +176,10 @@ def test_tips_of_a_dropped_shard_are_forgotten_and_the_others_are_not() -> None:
     tips.put(0, {"a/1": Tip(1, "x")})
     tips.put(1, {"b/1": Tip(2, "y")})
     tips.drop(0)
-    assert (tips.get("a/1"), tips.get("b/1")) == (None, Tip(2, "y"))
+    assert (tips.get(0, "a/1"), tips.get(1, "b/1")) == (None, Tip(2, "y"))
     tips.put(0, {"a/1": Tip(3, "z")})
-    assert tips.get("a/1") == Tip(3, "z")
+    assert tips.get(0, "a/1") == Tip(3, "z")
+    assert tips.get(1, "a/1") is None, "a key of one shard has no tip in another"
     tips.clear()
     assert len(tips) == 0
 
@@ -182,8 +191,8 @@ def test_what_is_remembered_is_the_newest_and_bounded(puts: list[tuple[int, int]
         truth[f"a/{number}"] = Tip(version, str(version))
         tips.put(0, {f"a/{number}": truth[f"a/{number}"]})
         assert len(tips) <= 8
-        assert tips.get(f"a/{number}") == truth[f"a/{number}"]
-    assert all(tips.get(key) in (None, tip) for key, tip in truth.items())
+        assert tips.get(0, f"a/{number}") == truth[f"a/{number}"]
+    assert all(tips.get(0, key) in (None, tip) for key, tip in truth.items())
 
 
 INFO = """# Memory

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from statecache.clock import monotonic
-from statecache.errors import InvalidKey, PostgresUnavailable
+from statecache.errors import InvalidKey, PostgresUnavailable, RedisUnavailable
 from statecache.keys import checked_key
 from statecache.reconcile import NOTHING, Judgement, Tip
 from statecache_workers.arrays import integers, texts
@@ -184,12 +184,11 @@ class Flusher:
                 done = await self._write(database, slices, server, tips, missing)
             except Poison:
                 done = await self._write_carefully(database, slices, server)
-            written = monotonic()
+            self._count(done, begun=begun, written=monotonic(), heads=heads)
             self._ahead = await reading
         finally:
             reading.cancel()
             await asyncio.wait([reading])
-        self._count(done, begun=begun, written=written, heads=heads)
         kept = {one.shard for one, _ in done}
         for one in slices:
             if one.shard not in kept:
@@ -199,18 +198,29 @@ class Flusher:
     async def _read_ahead(
         self, link: AsyncLink, holdings: dict[int, Holding], slices: Sequence[Slice]
     ) -> _Ahead | None:
-        """This reads what comes behind the batch that is being written, where that is known to be more."""
+        """This reads what comes behind the batch that is being written, where that is known to be more.
+
+        What goes wrong meanwhile is nothing to the batch: the next turn reads, and meets it.
+        """
         if sum(len(one.entries) for one in slices) < self._settings.flush_batch_max:
             return None
         behind = {one.shard: one.end for one in slices}
-        heads = await self.streams.heads(link, list(holdings))
+        try:
+            heads = await self.streams.heads(link, list(holdings))
+            wanted = self._behind(holdings, heads, behind)
+            return _Ahead(heads, await self.streams.read(link, wanted)) if wanted else None
+        except RedisUnavailable as error:
+            whisper("not_read_ahead", detail=str(error))
+            return None
+
+    def _behind(self, holdings: dict[int, Holding], heads: Heads, behind: dict[int, Place]) -> list[Wanted]:
+        """This decides what to read ahead, from where the batch that is being written ends."""
         standing: dict[int, tuple[Holding, Head, Place]] = {}
         for shard, holding in holdings.items():
             head = heads.of[shard]
             if holding.standing == "open" and isinstance(head, Head) and agree(holding.row, head, heads.server):
                 standing[shard] = holding, head, behind.get(shard, holding.place)
-        wanted = self._shared_out(standing, set())
-        return _Ahead(heads, await self.streams.read(link, wanted)) if wanted else None
+        return self._shared_out(standing, set())
 
     def _still_next(self, ahead: _Ahead, holdings: dict[int, Holding]) -> list[Slice]:
         """This gives what was read ahead, if it is what comes next and there is nothing special about it."""
@@ -225,18 +235,21 @@ class Flusher:
         tips: dict[str, Tip] = {}
         missing: set[str] = set()
         for one in slices:
+            here: set[str] = set()
             for at, entry in enumerate(one.entries):
                 for change in entry.change_set.changes if entry.change_set is not None else ():
                     key = change.key
-                    if key in tips or key in missing:
+                    if key in here:
                         continue
-                    tip = self.tips.get(key)
+                    tip = self.tips.get(one.shard, key)
+                    if tip is None and (fault := self._misplaced(key, one.shard)):
+                        one.entries[at] = Entry(entry.fields, entry.position, entry.change_set, fault)
+                        continue
+                    here.add(key)
                     if tip is not None:
                         tips[key] = tip
-                    elif fault := self._misplaced(key, one.shard):
-                        one.entries[at] = Entry(entry.fields, entry.position, entry.change_set, fault)
-                    else:
-                        missing.add(key)
+            missing |= here
+        missing -= tips.keys()
         return tips, missing
 
     def _misplaced(self, key: str, shard: int) -> str:

@@ -122,16 +122,16 @@ def sliced(
         except ForeignEntry:
             found.cut = "stray"
             break
-        try:
-            entry = Entry(fields, position, change_set(entry_id, fields, position=position))
-        except NewerFormat as error:
-            found.cut, found.reason = "newer", str(error)
-            break
-        except ForeignEntry as error:
-            entry = Entry(fields, position, None, str(error))
         if position.n != expected or position.epoch > epoch:
-            beyond = entry
             found.cut = "gap" if position.n > expected and position.epoch <= epoch else "stray"
+            beyond = Entry(fields, position, None)
+            with contextlib.suppress(NewerFormat):
+                beyond = _entry(fields, position)
+            break
+        try:
+            entry = _entry(fields, position)
+        except NewerFormat as error:
+            found.cut, found.reason = "newer" if position.n <= head.n else "stray", str(error)
             break
         entries.append(entry)
         expected += 1
@@ -142,6 +142,14 @@ def sliced(
     if found.cut == "gap":
         _measure_gap(found, beyond)
     return found
+
+
+def _entry(fields: Sequence[bytes], position: Position) -> Entry:
+    """This reads one entry, or says why it cannot be read; NewerFormat where only a newer release can."""
+    try:
+        return Entry(fields, position, change_set(b"", fields, position=position))
+    except ForeignEntry as error:
+        return Entry(fields, position, None, str(error))
 
 
 def _measure_gap(found: Slice, beyond: Entry | None) -> None:

@@ -29,13 +29,13 @@ class Tips:
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
-    def get(self, key: str) -> Tip | None:
-        """This gives the key's tip, if it is remembered and still to be believed.
+    def get(self, shard: int, key: str) -> Tip | None:
+        """This gives the tip of a shard's key, if it is remembered and still to be believed.
 
         A broken one never is: an operator may have taken the change out of quarantine since, watermark or not.
         """
         kept = self._young.get(key) or self._old.get(key)
-        if kept is None or self._generations.get(kept[0], 0) != kept[1] or kept[2].broken:
+        if kept is None or kept[:2] != (shard, self._generations.get(shard, 0)) or kept[2].broken:
             return None
         return kept[2]
 
