@@ -1,19 +1,20 @@
 -- Removes entries that no commit wrote. Their ids may be so high that no commit can be added behind them, and deleting
--- them leaves the stream's last id where it is; so the stream is written anew without them, its last id the newest commit's.
+-- them leaves the stream's last id where it is; so, when the last of them is gone, the stream is written anew, its last
+-- id the newest commit's.
 --
 -- KEYS  1 meta  2 changes
--- ARGV  ids of the entries to remove
--- Gives how many entries that no commit wrote are left; unless that is 0, nothing was done.
+-- ARGV  1 id of the last entry to remove: it goes, and what no commit wrote before it
+-- Gives { how many entries were removed, how many at least are left that no commit wrote }.
 
 local meta = redis.call('HMGET', KEYS[1], 'epoch', 'n')
-if not meta[1] or not meta[2] then return 0 end
+if not meta[1] or not meta[2] then return { 0, 0 } end
 local head, spare = meta[1] .. '-' .. meta[2], KEYS[2] .. '~'
-local asked, left = {}, 0
-for _, id in ipairs(ARGV) do asked[id] = true end
-for _, entry in ipairs(redis.call('XRANGE', KEYS[2], '(' .. head, '+')) do
-  if not asked[entry[1]] then left = left + 1 end
-end
-if left > 0 then return left end
+local removed = 0
+repeat
+  local entries = redis.call('XRANGE', KEYS[2], '(' .. head, ARGV[1], 'COUNT', 100)
+  for _, entry in ipairs(entries) do removed = removed + redis.call('XDEL', KEYS[2], entry[1]) end
+until #entries == 0
+if #redis.call('XRANGE', KEYS[2], '(' .. head, '+', 'COUNT', 1) > 0 then return { removed, 1 } end
 redis.call('DEL', spare)
 local from, last = '-', ''
 repeat
@@ -29,4 +30,4 @@ if last ~= head then
   redis.call('XDEL', spare, head)
 end
 redis.call('RENAME', spare, KEYS[2])
-return 0
+return { removed, 0 }

@@ -11,6 +11,7 @@ import pytest
 from statecache import Settings
 from statecache.errors import PostgresUnavailable
 from statecache.keys import KeySpace
+from statecache_workers.strays import PAGES_PER_TURN, STRAYS_PER_PAGE
 from statecache_workers.worker import Worker
 from tests.fix_flusher import Agents, Log, MakeWorker, flush, flushed, rows, turn_until
 from tests.fix_servers import every_redis
@@ -186,6 +187,48 @@ async def test_another_programs_entry_is_parked_and_taken_out_and_commits_go_on(
     milliseconds = int(stray.partition(b"-")[0])
     parked = rows(psql, "SELECT epoch, n, entry FROM quarantine")
     assert parked == [(milliseconds, -1, msgspec.msgpack.encode([b"temperature", b"21"]))]
+
+
+async def test_however_many_entries_another_program_adds_they_are_taken_out_and_commits_go_on(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
+) -> None:
+    key = agents.key_on(0)
+    agents.commit(key)
+    await flush(worker)
+    pipe = redis_raw.pipeline(transaction=False)
+    many = PAGES_PER_TURN * STRAYS_PER_PAGE + 1
+    for _ in range(many):
+        pipe.xadd(keys.changes(0), {"temperature": "21"})
+    pipe.execute()
+    await turn_until(worker, log, "expelled")
+    assert agents.ask(key)[1] == b"FOREIGN", "a turn takes out so many"
+    await worker.rest()
+    await worker.turn()
+    agents.commit(key)
+    await flush(worker)
+    assert flushed(psql)[0] == 2
+    assert agents.entries(0) == ["1-1", "1-2"]
+    assert rows(psql, "SELECT count(*) FROM quarantine") == [(many,)]
+    assert [line["entries"] for line in log.of("expelled")] == [many - 1, 1]
+    assert worker.flusher.tally.quarantined == many
+
+
+async def test_what_could_not_be_taken_out_is_not_said_to_be(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
+) -> None:
+    key = agents.key_on(0)
+    agents.commit(key)
+    await flush(worker)
+    stray = redis_raw.xadd(keys.changes(0), {"temperature": "21"})
+    psql.execute(b"ALTER TABLE quarantine ADD CONSTRAINT full_up CHECK (false)")
+    await turn_until(worker, log, "not_quarantined")
+    assert redis_raw.xrange(keys.changes(0), min=stray)
+    assert not log.of("expelled")
+    assert worker.flusher.tally.quarantined == 0
+    psql.execute(b"ALTER TABLE quarantine DROP CONSTRAINT full_up")
+    worker.refresh()
+    await turn_until(worker, log, "expelled")
+    assert agents.commit(key) == "1-2"
 
 
 async def test_an_entry_in_the_next_place_is_taken_out_too(

@@ -8,7 +8,7 @@ at its version, so that what comes behind it continues the chain, with the gap r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,20 @@ if TYPE_CHECKING:
 
 UNREADABLE = "entry"
 """Stands in place of an SQLSTATE where the entry itself could not be read."""
+
+
+ALARMS_MAX = 10
+"""How many of the entries that are parked together are named in the log."""
+
+
+class Raw(NamedTuple):
+    """This is an entry that is to be parked, what can be told of it, and why."""
+
+    position: Position
+    fields: Sequence[bytes]
+    change_id: str
+    keys: Sequence[str]
+    error: Poison
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -90,36 +104,29 @@ async def _park(transaction: Transaction, shard: int, entry: Entry, error: Poiso
     if entry.change_set is not None:
         change_id = storable(entry.change_set.change_id)
         keys = tuple(storable(change.key) for change in entry.change_set.changes)
-    await park_raw(transaction, shard, entry.position, entry.fields, (change_id, keys, error))
+    await park_raw(transaction, shard, [Raw(entry.position, entry.fields, change_id, keys, error)])
     outcome.parked += 1
     outcome.excepted = max(outcome.excepted, entry.position.n)
     if entry.change_set is not None and not entry.fault:
         outcome.tips |= await _mark(transaction, shard, entry.change_set)
 
 
-async def park_raw(
-    transaction: Transaction,
-    shard: int,
-    position: Position,
-    fields: Sequence[bytes],
-    about: tuple[str, Sequence[str], Poison],
-) -> None:
-    """This keeps an entry as it is, and raises the alarm."""
-    change_id, keys, error = about
-    parameters = {
+async def park_raw(transaction: Transaction, shard: int, entries: Sequence[Raw]) -> None:
+    """This keeps entries as they are, in one round trip, and raises the alarm."""
+    await transaction.run(*(Call("quarantine_park", {
         "shard": shard,
-        "epoch": min(position.epoch, INTEGER_MAX),
-        "n": position.n,
-        "change_id": change_id,
-        "keys": list(keys),
-        "entry": msgspec.msgpack.encode([bytes(field) for field in fields]),
-        "sqlstate": error.sqlstate,
-        "error": storable(error.reason),
-    }
-    await transaction.run(Call("quarantine_park", parameters))
-    why = {"reason": error.reason} if error.sqlstate == UNREADABLE else {}
-    alarm("quarantined", shard=shard, position=str(position), change_id=change_id, keys=list(keys)[:10],
-          sqlstate=error.sqlstate, **why)  # fmt: skip
+        "epoch": min(one.position.epoch, INTEGER_MAX),
+        "n": one.position.n,
+        "change_id": one.change_id,
+        "keys": list(one.keys),
+        "entry": msgspec.msgpack.encode([bytes(field) for field in one.fields]),
+        "sqlstate": one.error.sqlstate,
+        "error": storable(one.error.reason),
+    }) for one in entries))  # fmt: skip
+    for one in entries[:ALARMS_MAX]:
+        why = {"reason": one.error.reason} if one.error.sqlstate == UNREADABLE else {}
+        alarm("quarantined", shard=shard, position=str(one.position), change_id=one.change_id,
+              keys=list(one.keys)[:10], sqlstate=one.error.sqlstate, **why)  # fmt: skip
 
 
 async def _mark(transaction: Transaction, shard: int, parked: ChangeSet) -> dict[str, Tip]:

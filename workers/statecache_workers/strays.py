@@ -18,14 +18,17 @@ from statecache.model import Position
 from statecache_workers.database import Database, Poison
 from statecache_workers.holdings import Holding, set_apart
 from statecache_workers.logs import alarm
-from statecache_workers.quarantine import UNREADABLE, park_raw
+from statecache_workers.quarantine import UNREADABLE, Raw, park_raw
 
 if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
     from statecache.keys import KeySpace
     from statecache_workers.streams import Streams
 
-STRAYS_PER_ROUND = 1000
+STRAYS_PER_PAGE = 1000
+BYTES_PER_PAGE = 8 * 2**20
+PAGES_PER_TURN = 10
+_NOBODYS = Poison(UNREADABLE, "no commit wrote it")
 
 
 def place_of(entry_id: bytes) -> Position:
@@ -35,33 +38,66 @@ def place_of(entry_id: bytes) -> Position:
 
 
 async def find_strays(
-    link: AsyncLink, streams: Streams, keys: KeySpace, shard: int, *, most: int = STRAYS_PER_ROUND
+    link: AsyncLink, streams: Streams, keys: KeySpace, shard: int, *, most: int = STRAYS_PER_PAGE
 ) -> Sequence[tuple[bytes, Sequence[bytes]]]:
-    """This gives the entries of a shard that no commit wrote, oldest first."""
-    (reply,) = await streams.pipeline(link, "strays", [([keys.meta(shard), keys.changes(shard)], [most])])
+    """This gives the oldest entries of a shard that no commit wrote, in order."""
+    asked = [([keys.meta(shard), keys.changes(shard)], [most, BYTES_PER_PAGE])]
+    (reply,) = await streams.pipeline(link, "strays", asked)
     return () if isinstance(reply, Exception) else reply
 
 
 async def expel(link: AsyncLink, database: Database, streams: Streams, keys: KeySpace, holding: Holding) -> int:
-    """This parks what no commit wrote, takes it out of the stream, and gives how many entries were parked."""
-    shard = holding.shard
-    strays = await find_strays(link, streams, keys, shard)
-    if not strays:
+    """This parks what no commit wrote, page by page, takes it out of the stream, and gives how many entries that were.
+
+    Where there is more of it than a turn has time for, the next turn goes on: the stream still shows it.
+    """
+    expelled, left = 0, 1
+    for _ in range(PAGES_PER_TURN):
+        strays = await find_strays(link, streams, keys, holding.shard)
+        if not strays:
+            break
+        removed, left = await _expel_page(link, database, streams, keys, holding, strays)
+        expelled += removed
+        if not left or not removed:
+            break
+    if expelled:
+        alarm("expelled", shard=holding.shard, entries=expelled)
+    elif holding.standing == "open":
         holding.doubt()
-        return 0
-    async with database.transaction() as transaction:
-        for entry_id, fields in strays:
-            place = place_of(entry_id)
-            about = (*salvaged(fields), Poison(UNREADABLE, "no commit wrote it"))
-            await park_raw(transaction, shard, Position(place.epoch, max(-1 - place.n, -(2**63))), fields, about)
-        await transaction.commit()
-    fixed = [keys.meta(shard), keys.changes(shard)]
+    return expelled
+
+
+async def _expel_page(
+    link: AsyncLink,
+    database: Database,
+    streams: Streams,
+    keys: KeySpace,
+    holding: Holding,
+    strays: Sequence[tuple[bytes, Sequence[bytes]]],
+) -> tuple[int, int]:
+    """This parks some and takes them out, and gives how many went and whether there are more."""
+    shard = holding.shard
+    raws = [Raw(_aside(entry_id), fields, *salvaged(fields), _NOBODYS) for entry_id, fields in strays]
     try:
-        await streams.pipeline(link, "expel", [(fixed, [entry_id for entry_id, _ in strays])])
+        async with database.transaction() as transaction:
+            await park_raw(transaction, shard, raws)
+            await transaction.commit()
+        fixed = [keys.meta(shard), keys.changes(shard)]
+        (reply,) = await streams.pipeline(link, "expel", [(fixed, [strays[-1][0]])])
+    except Poison as error:
+        set_apart(holding, "not_quarantined", f"{keys.changes(shard)}: {error}")
+        return 0, 0
     except RedisUnavailable as error:
         if error.reason != "refused":
             raise
         set_apart(holding, "foreign_data", f"{keys.changes(shard)}: {error.detail}")
-    else:
-        alarm("expelled", shard=shard, entries=len(strays))
-    return len(strays)
+        return 0, 0
+    if isinstance(reply, Exception):
+        set_apart(holding, "foreign_data", f"{keys.changes(shard)}: {reply}")
+        return 0, 0
+    return int(reply[0]), int(reply[1])
+
+
+def _aside(entry_id: bytes) -> Position:
+    place = place_of(entry_id)
+    return Position(place.epoch, max(-1 - place.n, -(2**63)))
