@@ -124,6 +124,20 @@ async def test_thousands_of_entries_leave_in_steps(
     assert all(redis_raw.ttl(keys.state(f"{group}/{i}/7")) > 0 for i in range(40))
 
 
+async def test_large_entries_are_read_a_few_at_a_time_for_commits_wait_meanwhile(
+    agents: Agents, redis_raw: Any, keys: KeySpace
+) -> None:
+    key = agents.key_on(0)
+    for i in range(30):
+        agents.commit((f"{key}/{i}", "x" * 100_000))
+    names = keys.meta(0), keys.changes(0)
+    redis_raw.hset(names[0], mapping={"flushed": 30, "flushed_entries": 30})
+    redis_raw.config_resetstat()
+    more, *found = redis_raw.eval(script("retired").text, 2, *names, 1, 30, "9999", 0, 250, 1_000_000)
+    assert (more, len(found)) == (1, 10)
+    assert redis_raw.info("commandstats")["cmdstat_xrange"]["calls"] > 3
+
+
 async def test_a_turn_tidies_by_itself(agents: Agents, tidy: Worker) -> None:
     key = agents.key_on(0)
     agents.commit(key)
@@ -146,8 +160,8 @@ async def test_nothing_leaves_that_is_not_behind_the_watermark(agents: Agents, r
     names = [meta, keys.changes(0)]
 
     def retired(epoch: int, flushed: int) -> list[Any]:
-        found: list[Any] = redis_raw.eval(script("retired").text, 2, *names, epoch, flushed, "9999", 0, 100)
-        return [entry[0] for entry in found]
+        found: list[Any] = redis_raw.eval(script("retired").text, 2, *names, epoch, flushed, "9999", 0, 100, 2**20)
+        return [entry[0] for entry in found[1:]]
 
     def retire(epoch: int, flushed: int, entry_id: str) -> int:
         return int(redis_raw.eval(script("retire").text, 3, *names, keys.unflushed(0), epoch, flushed, entry_id))

@@ -31,6 +31,7 @@ ROUND_S = 1.0
 SWEEP_S = 30.0
 SHARDS_PER_STEP = 8
 STATES_PER_STEP = 250
+BYTES_PER_STEP = 4 * 2**20
 TOKEN_GRACE_MS = 60_000
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -89,7 +90,7 @@ class Janitor:
         asked = [
             (
                 [self._keys.meta(one.shard), self._keys.changes(one.shard)],
-                [one.row.epoch, one.row.flushed, cutoff, keep, STATES_PER_STEP],
+                [one.row.epoch, one.row.flushed, cutoff, keep, STATES_PER_STEP, BYTES_PER_STEP],
             )
             for one in holdings
         ]
@@ -97,15 +98,16 @@ class Janitor:
         leaving: list[int] = []
         more = []
         for one, reply in zip(holdings, await self._streams.pipeline(link, "retired", asked), strict=True):
-            if reply and not isinstance(reply, Exception):
-                calls.append(await self._call(database, one, reply))
-                leaving.append(len(reply))
-                if sum(max(1, len(entry) // 2 - 1) for entry in reply) >= STATES_PER_STEP:
+            goes_on, *entries = (0,) if isinstance(reply, Exception) else reply
+            if entries:
+                calls.append(await self._call(database, one, entries))
+                leaving.append(len(entries))
+                if goes_on:
                     more.append(one.shard)
-                whisper("retired", shard=one.shard, entries=len(reply))
-        for entries, marked in zip(leaving, await self._streams.pipeline(link, "retire", calls), strict=True):
+                whisper("retired", shard=one.shard, entries=len(entries))
+        for count, marked in zip(leaving, await self._streams.pipeline(link, "retire", calls), strict=True):
             if isinstance(marked, int) and marked >= 0:
-                self.trimmed += entries
+                self.trimmed += count
                 self.marked += marked
         return more
 
