@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
+WAIT_GRACE_S = 0.25
+"""How much longer than asked a server may take to say that nothing came; the flush waits for it."""
+
 Cut = Literal["", "gap", "newer", "stray"]
 
 
@@ -257,7 +260,7 @@ class Streams:
         names = [self._keys.changes(one.shard) for one in holdings]
         block = max(1, round(seconds * 1000))
         command = ("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *names, *(one.after for one in holdings))
-        reply = (await link.run([command], seconds=seconds + self._settings.timeout_s))[0]
+        reply = (await link.run([command], seconds=seconds + WAIT_GRACE_S))[0]
         if isinstance(reply, Exception):  # one that cannot be read spoils it for all: reading each tells which
             return [one.shard for one in holdings]
         woken = {name for name, _ in reply or ()}

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from statecache._async.postgres import PostgresTier
 from statecache._async.redis import RedisTier
 from statecache.clock import monotonic as real_monotonic
-from statecache.errors import ConfigurationError, PostgresUnavailable
+from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable
 from statecache.keys import KeySpace
 from statecache_workers.database import Database
 from statecache_workers.flusher import Flusher, Progress
 from statecache_workers.gatekeeper import Gatekeeper
 from statecache_workers.holdings import Head, Heads, Holding
 from statecache_workers.janitor import Janitor
-from statecache_workers.logs import alarm, say, warn
+from statecache_workers.logs import alarm, say, warn, whisper
 from statecache_workers.ownership import Ownership, Share
 from statecache_workers.room import ASK, ROOM_S, shortage
 from statecache_workers.settling import settle
@@ -228,9 +228,16 @@ class Worker:
             self._woken = watching.result()
 
     async def _watch(self, watched: list[Holding], seconds: float) -> list[int]:
+        """This gives the shards that have something to read; a connection that falls silent is given up."""
         if self._waker is None or not self._waker.alive:
             self._waker = await self.redis.link()
-        return await self.flusher.streams.wait(self._waker, watched, seconds=seconds)
+        try:
+            return await self.flusher.streams.wait(self._waker, watched, seconds=seconds)
+        except RedisUnavailable as error:
+            if error.reason != "timeout":
+                raise
+            whisper("not_woken", detail=str(error))
+            return []
 
     async def look(self) -> None:
         """This asks Redis alone how far the shards are."""
