@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from statecache.model import Position
     from statecache.settings import Settings
 
+_NOWHERE_ELSE = "it is applied in Redis, but its entry was removed from the stream before it was flushed"
+
 
 def new_change_id() -> str:
     """This makes a change_id: 96 random bits as 24 hexadecimal digits."""
@@ -154,8 +156,7 @@ class Committer:
             commit.repeat, lost = True, committed.position
             committed = self._apply(commit)
             if committed.position == lost:
-                reason = "it is applied in Redis, but its entry was removed from the stream before it was flushed"
-                raise OutcomeUnknown(commit.change_id, keys=keys, reason=reason)
+                raise OutcomeUnknown(commit.change_id, keys=keys, reason=_NOWHERE_ELSE)
         return committed
 
     def _is_durable(self, commit: Commit, position: Position, keys: tuple[str, ...]) -> bool:
@@ -296,7 +297,7 @@ class Committer:
             except StateCacheError as error:
                 commit.fail(error)
         elif verdict == b"UNSURE":
-            return self._looked_up(commit)
+            return self._looked_up(commit, applied=len(reply) > 2)
         elif not (verdict == b"CONFLICT" and reply[2] - 1 in commit.pinned):
             refused = error_of(commit, reply)
             if not isinstance(refused, (ForeignData, ConfigurationError)):
@@ -360,7 +361,7 @@ class Committer:
         except StateCacheError as error:
             commit.fail(error)
 
-    def _looked_up(self, commit: Commit) -> Committed | None:
+    def _looked_up(self, commit: Commit, *, applied: bool) -> Committed | None:
         """This finds out whether a repeat was applied long ago; where not, it goes on, pinned to what was there.
 
         What was there is read first: an earlier attempt that arrives during the search then meets a changed state.
@@ -380,6 +381,8 @@ class Committer:
             commit.fail(error)
         if found is not None:
             return Committed(commit.change_id, *found)
+        if applied:
+            raise OutcomeUnknown(commit.change_id, keys=tuple(keys), reason=_NOWHERE_ELSE)
         commit.pin(current)
         note(retries=1)
         return None

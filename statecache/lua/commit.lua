@@ -13,7 +13,7 @@
 --   LATE        this attempt was held up on its way, and whoever sent it has given it up
 --   FENCED      meta.replid, server's replid, meta.epoch
 --   MISSING     index of each state that is not in Redis
---   UNSURE      this repeat may have been applied long ago: look it up
+--   UNSURE      this repeat may have been applied long ago: look it up; with a position it was, and that is all it knows
 --   CONFLICT    index, its change_id, its op
 --   BACKLOG     entries, bytes
 --   LIMIT       index (0 = the whole commit), bytes, limit
@@ -104,7 +104,8 @@ if seen then
     if type(pcall('HINCRBY', meta, 'repeats', 1)) == 'table' then dup[2] = 'MUTE' end
     return dup
   end
-  if found_in > 0 or (unsure and not unapplied) then return { nonce, 'UNSURE' } end
+  if found_in > 0 then return { nonce, 'UNSURE', dup[3] } end
+  if unsure and not unapplied then return { nonce, 'UNSURE' } end
 end
 
 -- Backlog: Postgres may fall behind only so far.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import psycopg
 import pytest
 
-from statecache import Settings
+from statecache import AsyncStateCache, OutcomeUnknown, Settings, State
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fix_flusher import Agents, Log, MakeWorker, flush, flushed, rows
@@ -55,6 +56,33 @@ async def test_whoever_waits_for_a_change_in_a_gap_is_told_to_ask(
     agents.commit((key, "later"))
     await flush(worker)
     assert agents.meta(0)["excepted"] == "2"
+
+
+async def test_a_durable_write_whose_entry_was_removed_before_the_flush_is_not_called_durable(
+    cache: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace, psql: Psql
+) -> None:
+    """Redis goes on to say that it is applied, and Postgres that it does not have it: nobody repeats it for ever."""
+    writing = [
+        asyncio.create_task(_awaited(cache.set("runs/42", number, durability="postgres", timeout=20)))
+        for number in range(2)
+    ]
+    shard = keys.shard("runs/42")
+    while redis_raw.hget(keys.meta(shard), "n") != b"2":
+        await asyncio.wait(writing, timeout=0.01)
+    redis_raw.delete(keys.changes(shard))
+    async with asyncio.timeout(10):
+        await flush(worker)
+        lost, kept = await asyncio.gather(*writing, return_exceptions=True)
+    if isinstance(kept, OutcomeUnknown):
+        lost, kept = kept, lost
+    assert isinstance(lost, OutcomeUnknown)
+    assert "removed from the stream" in lost.reason
+    assert isinstance(kept, State)
+    assert rows(psql, "SELECT change_id FROM change WHERE key = 'runs/42'") == [(kept.change_id,)]
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
 
 
 async def test_entries_missing_in_the_middle_are_a_gap_and_the_rest_is_flushed_around_it(
