@@ -16,7 +16,7 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from inspect import isawaitable
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ import psycopg
 from statecache.clock import sleep
 
 T = TypeVar("T")
+_unfinished: set[asyncio.Task[Any]] = set()
 
 
 class async_timeout:  # noqa: N801
@@ -150,6 +151,19 @@ def wake(connection: Any) -> None:
 async def async_sleep(seconds: float) -> None:
     """This lets others run for that many seconds."""
     await asyncio.sleep(seconds)
+
+
+async def async_finished(work: Coroutine[Any, Any, T]) -> T:
+    """This waits for something short that goes on to its end even where whoever waits is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    _unfinished.add(task)
+    task.add_done_callback(_unfinished.discard)
+    return await asyncio.shield(task)
+
+
+def finished(value: T) -> T:
+    """This gives what was done: nobody cancels a thread."""
+    return value
 
 
 async def async_called(value: Awaitable[T] | T) -> T:
@@ -354,6 +368,7 @@ __all__ = [
     "async_called",
     "async_deadline",
     "async_disown",
+    "async_finished",
     "async_place",
     "async_sleep",
     "async_timeout",
@@ -361,6 +376,7 @@ __all__ = [
     "called",
     "deadline",
     "disown",
+    "finished",
     "place",
     "sleep",
     "timeout",

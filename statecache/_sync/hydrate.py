@@ -5,7 +5,10 @@
 A state that is not in Redis is loaded from Postgres under a hydration token, which stands for a few seconds and in
 one epoch. Only one reader at a time holds a key's token; others wait for what it brings. The install checks that the
 token and the epoch still stand, and any commit or hydration of the key takes the token away, so a slow reader cannot
-put an older version over a newer one. While a key is in `unflushed` there is no token: Redis lost its state by hand,
+put an older version over a newer one. Every attempt to take a token brings one of its own: an attempt that was held up
+on its way and arrives when all of that is over leaves a token that nobody installs with. The next attempt names those
+before it, whose answers were lost, and takes over what they took. Whoever is hindered, or cancelled, gives back what
+may stand, so that nobody waits for it. While a key is in `unflushed` there is no token: Redis lost its state by hand,
 Postgres does not have it yet, and the flusher will bring it there. Absence is installed like any other record.
 
 What Postgres was read to hold is also given to the caller, whether or not it could be installed: it is no older than
@@ -20,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from statecache._bridge import sleep
+from statecache._bridge import finished, sleep
 from statecache._sync.observing import note
 from statecache._sync.redis import FINAL, found_at, patience_for, refusal
 from statecache.clock import monotonic
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 _FORGET_S = 0.2
 """How long giving tokens back may take; they end by themselves too."""
+_TOKENS_MAX = 32
+"""How many tokens of lost attempts are remembered; older ones end by themselves."""
 
 
 class Hydrator:
@@ -65,15 +70,26 @@ class Hydrator:
         A key that another reader brought in the meantime is not among them. A Redis without memory is enough for
         reading: what Postgres holds is given all the same; `to_write` says that the states are needed in Redis.
         Raises Unavailable past `end`, and Backpressure where there is no memory for them. A lost exchange is made
-        again: a begin with the same token, as long as nothing was installed with it.
+        again.
         """
+        shard, tokens = self._keys.shard(keys[0]), list[str]()
+        try:
+            return self._loaded(shard, list(keys), tokens, end=end, to_write=to_write)
+        except BaseException as error:  # whatever it is, nobody shall wait for what does not come
+            if tokens and not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
+                finished(self._forget(shard, keys, tokens))
+            raise
+
+    def _loaded(
+        self, shard: int, missing: list[str], tokens: list[str], *, end: float, to_write: bool
+    ) -> dict[str, Record]:
+        """This does it; `tokens` are at any moment those of ours that may stand."""
         loaded: dict[str, Record] = {}
-        missing, pause, token = list(keys), 0.002, self._new_token()
+        pause = 0.002
         waiting: Unavailable | None = None
-        shard = self._keys.shard(missing[0])
         while True:
             try:
-                verdicts, epoch = self._begin(shard, missing, token, end)
+                verdicts, epoch = self._begin(shard, missing, tokens, end)
             except RedisUnavailable as error:
                 if error.reason in ("refused", "memory", *FINAL):
                     raise
@@ -88,8 +104,8 @@ class Hydrator:
             taken = [key for key, verdict in verdicts.items() if verdict in ("TAKEN", "FULL")]
             if taken:
                 note(hydrations=len(taken))
-                loaded.update(self._read_and_install(shard, taken, token, epoch, end))
-                token = self._new_token()
+                loaded.update(self._install(shard, taken, tokens, epoch, end))
+                tokens.pop()
             missing = [key for key, verdict in verdicts.items() if verdict in ("DIRTY", "WAIT", "FENCED")]
             if not missing:
                 return loaded
@@ -101,21 +117,35 @@ class Hydrator:
                 sleep(pause)
                 pause = min(pause * 2, 0.1)
 
-    def _begin(self, shard: int, missing: list[str], token: str, end: float) -> tuple[dict[str, str], str]:
-        keys = self._keys
+    def _begin(self, shard: int, missing: list[str], tokens: list[str], end: float) -> tuple[dict[str, str], str]:
+        """This gives the verdicts on the keys, and the epoch of a fresh token, which is then the last of `tokens`.
+
+        It is among them where it was taken, and where nobody knows whether it was.
+        """
+        keys, token = self._keys, self._new_token()
         fixed = [keys.meta(shard), keys.unflushed(shard), keys.hydrating(shard)]
         token_ms = round(self._settings.hydrate_token_s * 1000)
+        earlier = " ".join(tokens)
+        tokens.append(token)
+        del tokens[:-_TOKENS_MAX]
         seconds = max(end - monotonic(), 0.001)
         try:
             reply: list[bytes] = self._redis.script(
                 "hydrate_begin",
                 [*fixed, *(keys.state(key) for key in missing)],
-                [self._settings.fence, token, token_ms, *missing],
+                [self._settings.fence, token, token_ms, earlier, *missing],
                 seconds=seconds * patience_for(seconds),
             )
         except ResponseError as error:
+            tokens.pop()
             raise refusal(error, fixed[2]) from error
+        except RedisUnavailable as error:
+            if error.reason not in ("timeout", "connection"):
+                tokens.pop()
+            raise
         verdict, *rest = (part.decode("utf-8", "replace") for part in reply)
+        if verdict != "OK" or not {"TAKEN", "FULL"}.intersection(rest[1:]):
+            tokens.pop()
         if verdict == "FOREIGN":
             raise found_at(rest[0], rest[1])
         if verdict == "FENCED":
@@ -123,20 +153,17 @@ class Hydrator:
             return dict.fromkeys(missing, "FENCED"), ""
         return dict(zip(missing, rest[1:], strict=True)), rest[0]
 
-    def _read_and_install(self, shard: int, taken: list[str], token: str, epoch: str, end: float) -> dict[str, Record]:
-        """This installs what Postgres holds; where it cannot be asked, the tokens are given back."""
-        try:
-            return self._install(shard, taken, token, epoch, end)
-        except StateCacheError:
-            self._forget(shard, taken, token)
-            raise
+    def _forget(self, shard: int, keys: Sequence[str], tokens: Sequence[str]) -> int:
+        """This gives tokens back, so that nobody waits for their end, and says how many stood."""
+        arguments = [" ".join(tokens), *keys]
+        with suppress(StateCacheError, ResponseError):
+            return int(
+                self._redis.script("hydrate_forget", [self._keys.hydrating(shard)], arguments, seconds=_FORGET_S)
+            )
+        return 0
 
-    def _forget(self, shard: int, taken: list[str], token: str) -> None:
-        """This gives tokens back, so that nobody waits for their end."""
-        with suppress(RedisUnavailable, ResponseError):
-            self._redis.script("hydrate_forget", [self._keys.hydrating(shard)], [token, *taken], seconds=_FORGET_S)
-
-    def _install(self, shard: int, taken: list[str], token: str, epoch: str, end: float) -> dict[str, Record]:
+    def _install(self, shard: int, taken: list[str], tokens: list[str], epoch: str, end: float) -> dict[str, Record]:
+        """This installs what Postgres holds with the last of the tokens, and gives it, installed or not."""
         seconds = max(end - monotonic(), 0.001)
         rows = self._postgres.fetch("states", {"keys": taken}, seconds=seconds)
         found = {row[0]: record_of_row(row) for row in rows}
@@ -154,13 +181,14 @@ class Hydrator:
             self._redis.script(
                 "hydrate_install",
                 [*fixed, *(keys.state(key) for key in taken)],
-                [self._settings.fence, token, epoch, *arguments],
+                [self._settings.fence, tokens[-1], epoch, *arguments],
                 seconds=seconds * patience_for(seconds),
             )
         except RedisUnavailable:
-            self._forget(shard, taken, token)
+            self._forget(shard, taken, tokens)
         except ResponseError as error:
             refused = refusal(error, fixed[1])
             if not isinstance(refused, RedisUnavailable):
                 raise refused from error
+            self._forget(shard, taken, tokens)
         return records

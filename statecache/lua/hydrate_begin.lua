@@ -1,7 +1,8 @@
 -- Takes hydration tokens for states that are not in Redis.
 --
 -- KEYS  1 meta  2 unflushed  3 hydrating  4… one state each
--- ARGV  1 fence (on|off)  2 token  3 ms that it stands  4… the keys of the states
+-- ARGV  1 fence (on|off)  2 token  3 ms that it stands  4 tokens of the same reader whose answers were lost, spaces
+--       between them  5… the keys of the states
 -- Gives { 'FENCED' }, { 'FOREIGN', Redis key, reason }, or { 'OK', epoch, then per state: PRESENT (another was quicker),
 -- DIRTY (not in Redis, not yet in Postgres: wait), WAIT (somebody else's token is young), TAKEN, FULL (Redis has no
 -- memory for a token) }.
@@ -16,9 +17,10 @@ if not head[1] or head[2] ~= replid then return { 'FENCED' } end
 local now = redis.call('TIME')
 local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 local token = string.format('%s|%s|%.0f', ARGV[2], head[1], ms + tonumber(ARGV[3]))
-local answer, mine = { 'OK', head[1] }, ARGV[2] .. '|'
+local answer, mine = { 'OK', head[1] }, {}
+for one in string.gmatch(ARGV[4], '%S+') do mine[one] = true end
 for i = 4, #KEYS do
-  local key, verdict = ARGV[i], 'TAKEN'
+  local key, verdict = ARGV[i + 1], 'TAKEN'
   local kind = redis.call('TYPE', KEYS[i]).ok
   if kind == 'hash' then
     verdict = 'PRESENT'
@@ -30,7 +32,7 @@ for i = 4, #KEYS do
     if error_of(dirty) then return { 'FOREIGN', KEYS[2], dirty.err } end
     local standing = redis.pcall('HGET', KEYS[3], key)
     if error_of(standing) then return { 'FOREIGN', KEYS[3], standing.err } end
-    local others = standing and string.sub(standing, 1, #mine) ~= mine -- a repeat takes its own again
+    local others = standing and not mine[string.match(standing, '^[^|]*')]
     local deadline = others and tonumber(string.match(standing, '|(%d+)$'))
     if dirty then
       verdict = 'DIRTY'

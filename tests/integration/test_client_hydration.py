@@ -237,6 +237,36 @@ async def test_a_lost_exchange_of_a_hydration_is_made_again(
     assert redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) == [b"_"]
 
 
+@every_redis
+async def test_a_begin_that_arrives_late_lets_its_reader_install_nothing_old(
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, proxy: FaultProxy,
+    postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any, keys: KeySpace, psql: Psql,
+) -> None:  # fmt: skip
+    """The reader began again meanwhile and read slowly, while its token ended and another was quicker."""
+    slow = make_client(through(settings, redis=proxy, postgres=postgres_proxy))
+    first = await cache.set(KEY, 1)
+    await flush(worker)
+    _evict(redis_raw, keys)
+    late = proxy.arm("hold_request", at=b"Takes hydration tokens for")
+    reading_slowly = postgres_proxy.arm("hold_reply", at=ASKS)
+    reading = asyncio.create_task(_as_coroutine(slow.get(KEY, timeout=3.0)))
+    await reading_slowly.wait()
+    assert late.struck
+    second = await cache.set(KEY, 2)
+    await flush(worker)
+    _evict(redis_raw, keys)
+    late.release()
+    await late.answered()
+    assert redis_raw.hexists(keys.hydrating(keys.shard(KEY)), KEY)
+    reading_slowly.release()
+    assert await reading == first
+    assert not redis_raw.exists(keys.state(KEY))
+    assert (await cache.set(KEY, 3)).parent_change_id == second.change_id
+    await flush(worker)
+    assert rows(psql, "SELECT version FROM change ORDER BY version") == [(1,), (2,), (3,)]
+    assert rows(psql, "SELECT * FROM conflict") == []
+
+
 async def test_many_states_are_loaded_by_one_query(slow: AsyncStateCache, postgres_proxy: FaultProxy) -> None:
     async with slow.transaction(*(f"{KEY}/{number}" for number in range(50))) as tx:
         tx.set(f"{KEY}/7", 7)
