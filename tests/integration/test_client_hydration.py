@@ -13,7 +13,7 @@ from statecache import AlreadyExists, AsyncStateCache, PostgresUnavailable, Sett
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy, Kind
+from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
 from tests.fix_flusher import flush, rows
 from tests.fix_servers import MakeClient, MakeSettings, every_redis
@@ -22,7 +22,6 @@ KEY = "runs/42"
 ASKS = b"row_number()"
 """Bytes of the statement that reads states from Postgres, and of no other."""
 
-WAIT_S = 5.0
 Psql = psycopg.Connection[Any]
 
 
@@ -214,57 +213,6 @@ async def test_a_reader_that_fails_gives_its_token_back_and_no_other(
         await slow.get(f"{KEY}/b", timeout=0.1)
     assert failing.struck
     assert redis_raw.hkeys(hydrating) == [b"_"]
-
-
-@pytest.mark.parametrize("at", [b"Takes hydration tokens for", b"Installs what Postgres holds"])
-@pytest.mark.parametrize("kind", ["drop_request", "drop_reply", "reset"])
-@pytest.mark.parametrize("verb", ["get", "set"])
-async def test_a_lost_exchange_of_a_hydration_is_made_again(
-    cache: AsyncStateCache, make_client: MakeClient, settings: Settings, proxy: FaultProxy, worker: Worker,
-    redis_raw: Any, keys: KeySpace, verb: str, kind: Kind, at: bytes,
-) -> None:  # fmt: skip
-    """Nobody waits for a token of it, which would stand for longer than the verb has time."""
-    lossy = make_client(through(settings, redis=proxy).model_copy(update={"hydrate_token_s": 30.0}))
-    first = await cache.set(KEY, 1)
-    await flush(worker)
-    _evict(redis_raw, keys)
-    fault = proxy.arm(kind, at=at)
-    if verb == "get":
-        assert await lossy.get(KEY, timeout=WAIT_S) == first
-    else:
-        assert (await lossy.set(KEY, 2, timeout=WAIT_S)).parent_change_id == first.change_id
-    assert fault.struck
-    assert redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) == [b"_"]
-
-
-@every_redis
-async def test_a_begin_that_arrives_late_lets_its_reader_install_nothing_old(
-    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, proxy: FaultProxy,
-    postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any, keys: KeySpace, psql: Psql,
-) -> None:  # fmt: skip
-    """The reader began again meanwhile and read slowly, while its token ended and another was quicker."""
-    slow = make_client(through(settings, redis=proxy, postgres=postgres_proxy))
-    first = await cache.set(KEY, 1)
-    await flush(worker)
-    _evict(redis_raw, keys)
-    late = proxy.arm("hold_request", at=b"Takes hydration tokens for")
-    reading_slowly = postgres_proxy.arm("hold_reply", at=ASKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY, timeout=3.0)))
-    await reading_slowly.wait()
-    assert late.struck
-    second = await cache.set(KEY, 2)
-    await flush(worker)
-    _evict(redis_raw, keys)
-    late.release()
-    await late.answered()
-    assert redis_raw.hexists(keys.hydrating(keys.shard(KEY)), KEY)
-    reading_slowly.release()
-    assert await reading == first
-    assert not redis_raw.exists(keys.state(KEY))
-    assert (await cache.set(KEY, 3)).parent_change_id == second.change_id
-    await flush(worker)
-    assert rows(psql, "SELECT version FROM change ORDER BY version") == [(1,), (2,), (3,)]
-    assert rows(psql, "SELECT * FROM conflict") == []
 
 
 async def test_many_states_are_loaded_by_one_query(slow: AsyncStateCache, postgres_proxy: FaultProxy) -> None:

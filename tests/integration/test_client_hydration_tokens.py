@@ -1,0 +1,173 @@
+"""Hydration tokens whose reader is hindered: lost and late exchanges, cancellation, a Redis that refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, Settings
+from statecache.clock import monotonic
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.fault_proxy import FaultProxy, Kind
+from tests.fix_faults import through
+from tests.fix_flusher import flush, rows
+from tests.fix_servers import MakeClient, MakeSettings, every_redis
+
+KEY = "runs/42"
+ASKS = b"row_number()"
+"""Bytes of the statement that reads states from Postgres, and of no other."""
+BEGIN, INSTALL = b"Takes hydration tokens for", b"Installs what Postgres holds"
+"""Bytes of the scripts that take tokens and that use them."""
+WAIT_S = 5.0
+Psql = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    """Settings whose hydration tokens do not stand for long."""
+    return make_settings(hydrate_token_s=0.25)
+
+
+def _evict(redis_raw: Any, keys: KeySpace, key: str = KEY) -> None:
+    """This does what Redis does for room, to a state that is clean."""
+    assert redis_raw.zscore(keys.unflushed(keys.shard(key)), key) is None
+    assert redis_raw.unlink(keys.state(key)) == 1
+
+
+async def _as_coroutine(call: Any) -> Any:
+    return await call
+
+
+@pytest.mark.parametrize("at", [BEGIN, INSTALL])
+@pytest.mark.parametrize("kind", ["drop_request", "drop_reply", "reset"])
+@pytest.mark.parametrize("verb", ["get", "set"])
+async def test_a_lost_exchange_of_a_hydration_is_made_again(
+    cache: AsyncStateCache, make_client: MakeClient, settings: Settings, proxy: FaultProxy, worker: Worker,
+    redis_raw: Any, keys: KeySpace, verb: str, kind: Kind, at: bytes,
+) -> None:  # fmt: skip
+    """Nobody waits for a token of it, which would stand for longer than the verb has time."""
+    lossy = make_client(through(settings, redis=proxy).model_copy(update={"hydrate_token_s": 30.0}))
+    first = await cache.set(KEY, 1)
+    await flush(worker)
+    _evict(redis_raw, keys)
+    fault = proxy.arm(kind, at=at)
+    if verb == "get":
+        assert await lossy.get(KEY, timeout=WAIT_S) == first
+    else:
+        assert (await lossy.set(KEY, 2, timeout=WAIT_S)).parent_change_id == first.change_id
+    assert fault.struck
+    assert redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) == [b"_"]
+
+
+@every_redis
+async def test_a_begin_that_arrives_late_lets_its_reader_install_nothing_old(
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, proxy: FaultProxy,
+    postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any, keys: KeySpace, psql: Psql,
+) -> None:  # fmt: skip
+    """The reader began again meanwhile and read slowly, while its token ended and another was quicker."""
+    slow = make_client(through(settings, redis=proxy, postgres=postgres_proxy))
+    first = await cache.set(KEY, 1)
+    await flush(worker)
+    _evict(redis_raw, keys)
+    late = proxy.arm("hold_request", at=BEGIN)
+    reading_slowly = postgres_proxy.arm("hold_reply", at=ASKS)
+    reading = asyncio.create_task(_as_coroutine(slow.get(KEY, timeout=3.0)))
+    await reading_slowly.wait()
+    assert late.struck
+    second = await cache.set(KEY, 2)
+    await flush(worker)
+    _evict(redis_raw, keys)
+    late.release()
+    await late.answered()
+    assert redis_raw.hexists(keys.hydrating(keys.shard(KEY)), KEY)
+    reading_slowly.release()
+    assert await reading == first
+    assert not redis_raw.exists(keys.state(KEY))
+    assert (await cache.set(KEY, 3)).parent_change_id == second.change_id
+    await flush(worker)
+    assert rows(psql, "SELECT version FROM change ORDER BY version") == [(1,), (2,), (3,)]
+    assert rows(psql, "SELECT * FROM conflict") == []
+
+
+@pytest.fixture
+async def held(settings: Settings, proxy: FaultProxy) -> AsyncIterator[AsyncStateCache]:
+    """A client whose way to Redis leads through the proxy, and whose tokens would stand for half a minute."""
+    patient = through(settings, redis=proxy).model_copy(update={"hydrate_token_s": 30.0})
+    async with AsyncStateCache(settings=patient) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("kind", "at"), [("hold_reply", BEGIN), ("hold_request", INSTALL)])
+async def test_a_cancelled_reader_gives_its_token_back(
+    held: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy, redis_raw: Any, keys: KeySpace, kind: Kind,
+    at: bytes,
+) -> None:  # fmt: skip
+    fault = proxy.arm(kind, at=at)
+    reading = asyncio.create_task(held.get(KEY))
+    await fault.wait()
+    assert redis_raw.hexists(keys.hydrating(keys.shard(KEY)), KEY)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) == [b"_"]
+    assert (await cache.set(KEY, 1, timeout=WAIT_S)).version == 1
+    fault.release()
+
+
+async def test_a_reader_that_is_cancelled_again_and_again_ends_at_once_and_its_token_goes_all_the_same(
+    held: AsyncStateCache, proxy: FaultProxy, redis_raw: Any, keys: KeySpace
+) -> None:
+    """As by a scope that cancels whatever its tasks wait for; no task is left behind."""
+    installing = proxy.arm("hold_request", at=INSTALL)
+    reading = asyncio.create_task(held.get(KEY))
+    await installing.wait()
+    giving_back = proxy.arm("drop_reply", at=b"Takes hydration tokens back")
+    while not reading.done():
+        reading.cancel()
+        await asyncio.wait([reading], timeout=0)
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    left = [task for task in asyncio.all_tasks() if "_forget" in repr(task)]
+    await giving_back.wait()
+    assert redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) == [b"_"]
+    assert [await task for task in left] == [0]
+
+
+async def test_a_silent_redis_does_not_keep_a_reader_from_being_cancelled(
+    held: AsyncStateCache, proxy: FaultProxy
+) -> None:
+    fault = proxy.arm("hold_reply", at=BEGIN)
+    reading = asyncio.create_task(held.get(KEY))
+    await fault.wait()
+    proxy.freeze()
+    started = monotonic()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert monotonic() - started < 2.0
+
+
+async def test_an_install_for_which_redis_has_no_memory_leaves_no_token(
+    make_client: MakeClient, settings: Settings, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
+) -> None:
+    patient = settings.model_copy(update={"hydrate_token_s": 30.0})
+    slow = make_client(through(patient, postgres=postgres_proxy))
+    fault = postgres_proxy.arm("hold_reply", at=ASKS)
+    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
+    await fault.wait()
+    kept = redis_raw.config_get("maxmemory", "maxmemory-policy")
+    redis_raw.config_set("maxmemory-policy", "volatile-lru")
+    redis_raw.config_set("maxmemory", 1)
+    try:
+        fault.release()
+        assert await reading is None
+    finally:
+        for name, value in kept.items():
+            redis_raw.config_set(name, value)
+    assert not redis_raw.exists(keys.state(KEY))
+    assert redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) == [b"_"]
