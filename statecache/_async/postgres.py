@@ -2,6 +2,9 @@
 
 Every statement runs in a transaction of its own with a statement timeout local to it, so that it works behind a
 transaction-mode pooler. The `cluster` row is compared on every new connection.
+
+Only a primary is asked: a standby may lag, and what it holds of a state must never be installed over what the primary
+has flushed since. Every transaction asks what it met, for behind a pooler a server may change between two of them.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 _GRACE_S = 0.1
 """How much longer than the server's own timeout its answer is waited for."""
+_LIMIT = "SELECT set_config('statement_timeout', %s, true), pg_is_in_recovery()"
 _QUOTED = re.compile(r'"[^"]*"')
 """What libpq quotes of a conninfo that it cannot read may be a piece of a password."""
 
@@ -66,12 +70,15 @@ class AsyncSession:
 
 
 class PostgresTier:
-    """This runs named statements on the Postgres primary."""
+    """This runs named statements on the Postgres primary; with `standby_too` on a standby too, for who only looks."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, *, cluster: Callable[[], str] = str) -> None:
+    def __init__(
+        self, settings: Settings, keys: KeySpace, *, cluster: Callable[[], str] = str, standby_too: bool = False
+    ) -> None:
         self._settings = settings
         self._keys = keys
         self._redis_cluster = cluster
+        self._standby_too = standby_too
         self.cluster = ""
         self.pool = AsyncPool(
             self.session, size=settings.postgres_connections_max, busy=PostgresUnavailable, what="Postgres"
@@ -144,7 +151,7 @@ class PostgresTier:
                     self.pool.give(session)
             except PostgresUnavailable as error:
                 await self.pool.drop_idle()
-                if error.reason not in ("connect", "connection") or monotonic() + pause > end:
+                if error.reason not in ("connect", "connection", "standby") or monotonic() + pause > end:
                     raise
             await async_sleep(pause)
             pause = min(pause * 2, 0.25)
@@ -159,7 +166,9 @@ class PostgresTier:
         whole = False
         try:
             async with limit, connection.transaction():
-                await connection.execute("SELECT set_config('statement_timeout', %s, true)", (limit_ms,))
+                met = await (await connection.execute(_LIMIT, (limit_ms,))).fetchone()
+                if not self._standby_too and (met is None or met[1]):
+                    raise self._standby()
                 rows = await (await connection.execute(text, parameters)).fetchall()
             whole = True
         except (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction, pg.InvalidSchemaName) as error:
@@ -176,6 +185,13 @@ class PostgresTier:
             if not whole:
                 await session.close()
         return rows
+
+    def _standby(self) -> PostgresUnavailable:
+        return PostgresUnavailable(
+            "standby",
+            detail=f"{masked(self._settings.postgres_url)}: it is a standby, which may lack what the primary holds",
+            hint="Name the primary in postgres_url; where it names several hosts, add target_session_attrs=read-write.",
+        )
 
 
 def _brief(error: BaseException) -> str:

@@ -98,7 +98,7 @@ class Sampler:
         self.keys = KeySpace(settings.prefix, settings.shards)
         self._patience_s = patience_s
         self._redis = RedisTier(settings, self.keys)
-        self._postgres = PostgresTier(settings, self.keys, cluster=lambda: self._redis.cluster)
+        self._postgres = PostgresTier(settings, self.keys, cluster=lambda: self._redis.cluster, standby_too=True)
         self._link: AsyncLink | None = None
         self._last: dict[int, tuple[bytes, bytes]] = {}
 

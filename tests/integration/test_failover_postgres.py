@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from statecache import Settings
+from statecache.cli.sample import Sample, Sampler
 from statecache.clock import monotonic
-from statecache.errors import Unavailable
+from statecache.errors import PostgresUnavailable, Unavailable
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
+from statecache_workers.worker import Worker
 from tests.fix_servers import MakeSettings
 from tests.gate_world import World, once, world
 
@@ -54,6 +58,24 @@ class Backup:
         for path in (self._data, *self._data.rglob("*")):
             shutil.chown(path, owner.st_uid, owner.st_gid)
         self._tiers.restart("postgres")
+
+
+@pytest.fixture
+def standby(tiers: Servers) -> Iterator[Callable[[], None]]:
+    """What makes this Postgres come back as a standby, as a former primary does; it is a primary again afterwards."""
+    data = tiers.folder / "postgres" / "data"
+    sign = data / "standby.signal"
+
+    def come_back() -> None:
+        tiers.stop("postgres")
+        sign.touch()
+        shutil.chown(sign, data.stat().st_uid, data.stat().st_gid)
+        tiers.restart("postgres")
+
+    yield come_back
+    tiers.stop("postgres")
+    sign.unlink(missing_ok=True)
+    tiers.restart("postgres")
 
 
 def _copy(source: str, target: str) -> str:
@@ -198,3 +220,63 @@ def test_a_postgres_that_is_silent_costs_a_writer_no_more_than_its_time(tiers: S
         tiers.resume("postgres")
     assert agent.set(KEY, 2).version == 2
     shard.check(a)
+
+
+def test_a_postgres_that_came_back_as_a_standby_is_neither_read_nor_written(
+    shard: World, standby: Callable[[], None]
+) -> None:
+    """What it holds may be long outdated: a hydration from it would bring that back."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, "before")
+    shard.flush(a)
+    agent = shard.client(a, writer="of an agent")
+    assert shard.raw(a).unlink(shard.keys.state(KEY)) == 1
+    standby()
+    with pytest.raises(PostgresUnavailable, match="it is a standby") as refused:
+        agent.get(KEY, timeout=1.0)
+    assert refused.value.reason == "standby"
+    assert "target_session_attrs=read-write" in refused.value.hint
+    assert not shard.raw(a).exists(shard.keys.state(KEY))
+    assert shard.raw(a).hkeys(shard.keys.hydrating(0)) == ["_"]
+    with pytest.raises(PostgresUnavailable, match="it is a standby"):
+        shard.open(a, "client")
+    with pytest.raises(PostgresUnavailable, match="it is a standby"):
+        asyncio.run(_turned(shard.on(a)))
+    looked = asyncio.run(_looked(shard.on(a)))
+    assert (looked.postgres.reachable, looked.postgres.role) == (True, "standby")
+
+
+async def _turned(settings: Settings) -> None:
+    worker = Worker(settings)
+    try:
+        await worker.turn()
+    finally:
+        await worker.close()
+
+
+async def _looked(settings: Settings) -> Sample:
+    sampler = Sampler(settings, patience_s=5.0)
+    try:
+        return await sampler.take()
+    finally:
+        await sampler.close()
+
+
+def test_a_standby_behind_a_connection_that_stands_is_not_read_either(tiers: Servers, shard: World) -> None:
+    """As behind a pooler, which may change servers; what says that this one is a standby is a stand-in."""
+    a = shard.start("a")
+    shard.open(a)
+    schema = shard.settings.postgres_schema
+    with shard.session() as connection:
+        connection.execute("CREATE TABLE become (a_standby bool)")
+        body = "SELECT EXISTS (SELECT FROM become)"
+        connection.execute(f"CREATE FUNCTION pg_is_in_recovery() RETURNS bool LANGUAGE sql AS '{body}'".encode())
+    path = f"{tiers.postgres_url}?options=-csearch_path%3D{schema}%2Cpg_catalog"
+    agent = shard.client(a, postgres_url=path)
+    assert agent.get(KEY) is None
+    shard.sql("INSERT INTO become VALUES (true)")
+    with pytest.raises(PostgresUnavailable, match="it is a standby"):
+        agent.get("runs/43", timeout=0.5)
+    shard.sql("DELETE FROM become")
+    assert agent.get("runs/43") is None
