@@ -167,7 +167,8 @@ class AsyncVerbs(Generic[D]):
         """This gives the states whose keys start with the prefix, those not yet in Postgres too.
 
         By key (byte order) or newest first. Not a snapshot: each state is as of some moment during the iteration.
-        `timeout` bounds each exchange with a server.
+        `timeout` bounds each exchange with a server. A state that only quarantine holds raises Quarantined, as it does
+        when it is read.
         """
         if order not in ("key", "newest"):
             raise UsageError(f"order {order!r} is not 'key' or 'newest'")

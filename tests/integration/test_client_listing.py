@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from statecache import AsyncStateCache, CodecError, InvalidKey, PostgresUnavailable, Settings, State
+from statecache import AsyncStateCache, CodecError, InvalidKey, PostgresUnavailable, Quarantined, Settings, State
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fix_flusher import flush
+from tests.fix_flusher import Agents, flush
 from tests.fix_servers import MakeClient, every_redis
 
 
@@ -126,6 +126,53 @@ async def test_a_state_that_is_flushed_during_the_listing_is_not_missed(
         seen.append(state.key)
         await flush(worker)
     assert seen == [f"runs/{number}" for number in range(4)]
+
+
+@every_redis
+async def test_a_state_whose_change_is_in_quarantine_is_listed_as_long_as_redis_holds_it(
+    client: AsyncStateCache, agents: Agents, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    for name in ("runs/1", "runs/2", "runs/3"):
+        await client.set(name, 1)
+    await flush(worker)
+    agents.commit(("runs/2", '"refused"'), reason="a\0b")
+    agents.commit({"key": "runs/3", "op": "delete", "value": ""}, reason="a\0b")
+    for settled in (False, True):
+        if settled:
+            await flush(worker)
+            assert not agents.dirty(keys.shard("runs/2"))
+        assert {state.key: state.value async for state in client.list("runs/")} == {"runs/1": 1, "runs/2": "refused"}
+        assert await _keys(client.list("runs/", order="newest")) == ["runs/2", "runs/1"]
+        assert await _keys(client.list("runs/", order="newest", limit=1)) == ["runs/2"]
+        assert await _keys(client.list("runs/", order="newest", limit=2)) == ["runs/2", "runs/1"]
+    redis_raw.unlink(keys.state("runs/2"))
+    for order in ("key", "newest"):
+        for _ in range(2):
+            with pytest.raises(Quarantined) as refused:
+                await _keys(client.list("runs/2", order=order))
+            assert refused.value.key == "runs/2"
+            with pytest.raises(Quarantined):
+                await client.get("runs/2")
+        redis_raw.unlink(keys.state("runs/2"))
+    await client.set("runs/2", "again")
+    assert await _keys(client.list("runs/")) == ["runs/1", "runs/2"]
+    await flush(worker)
+    assert await _keys(client.list("runs/")) == ["runs/1", "runs/2"]
+
+
+async def test_what_is_in_quarantine_is_found_on_every_page(
+    client: AsyncStateCache, agents: Agents, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("statecache._async.listing", "statecache._sync.listing"):
+        monkeypatch.setattr(f"{module}._PAGE", 7)
+        monkeypatch.setattr(f"{module}._KEYS_PER_READ", 3)
+    names = [f"runs/{number:03d}" for number in range(30)]
+    for number, name in enumerate(names):
+        agents.commit(name, reason="a\0b" if number % 3 else "")
+    await flush(worker)
+    await client.set("runs/010", "dirty again")
+    assert await _keys(client.list("runs/")) == names
+    assert sorted(await _keys(client.list("runs/", order="newest"))) == names
 
 
 async def test_without_postgres_there_is_no_listing(make_client: MakeClient, settings: Settings) -> None:
