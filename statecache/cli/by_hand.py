@@ -9,13 +9,32 @@ import msgspec
 
 from statecache._async.client import AsyncStateCache
 from statecache._async.redis import refusal
+from statecache.cli.parked import Place
 from statecache.errors import CodecError, PostgresUnavailable
 from statecache.model import Position, Record, State
 from statecache.settings import Settings
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a state with everything that is known of it; `durable` is None where Postgres could not be asked."""
+class Fate(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what became of a state's change; `durable` is None where Postgres could not be asked.
+
+    `quarantined_as` is the id under which `statecache quarantine` knows the change, empty for any other.
+    """
+
+    durable: bool | None
+    quarantined_as: str = ""
+    conflict: bool = False
+
+    def __str__(self) -> str:
+        if self.quarantined_as:
+            return f"no: in quarantine as {self.quarantined_as}"
+        if self.conflict:
+            return "no: set aside as a conflict"
+        return {True: "yes", False: "not yet", None: "not known: Postgres cannot be asked"}[self.durable]
+
+
+class Seen(Fate, frozen=True, kw_only=True):
+    """This is a state with everything that is known of it."""
 
     key: str
     exists: bool
@@ -31,16 +50,14 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     encoding: str
     schema: str
     bytes: int
-    durable: bool | None
 
     def facts(self) -> list[tuple[str, str]]:
         """This gives all but the value, as text."""
-        durable = {True: "yes", False: "not yet", None: "not known: Postgres cannot be asked"}[self.durable]
         names = (
             "key", "epoch", "version", "change_id", "parent_change_id", "position", "updated_at", "writer", "encoding",
             "schema", "bytes",
         )  # fmt: skip
-        return [(name, str(getattr(self, name))) for name in names] + [("durable", durable)]
+        return [(name, str(getattr(self, name))) for name in names] + [("durable", str(self))]
 
     def absence(self) -> str:
         """This says why there is no value."""
@@ -53,7 +70,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         return "there is nothing"
 
 
-def seen_of(record: Record, durable: bool | None) -> Seen:
+def seen_of(record: Record, fate: Fate) -> Seen:
     """This shows a record."""
     value = json_of(record.value, record.encoding, key=record.key) if record.exists else b"null"
     return Seen(
@@ -71,7 +88,9 @@ def seen_of(record: Record, durable: bool | None) -> Seen:
         encoding=record.encoding,
         schema=record.schema,
         bytes=len(record.value),
-        durable=durable,
+        durable=fate.durable,
+        quarantined_as=fate.quarantined_as,
+        conflict=fate.conflict,
     )
 
 
@@ -104,13 +123,15 @@ async def watermarks(cache: AsyncStateCache, *, seconds: float) -> dict[int, int
     return {shard: int(reply or 0) for shard, reply in enumerate(replies)}
 
 
-async def is_durable(cache: AsyncStateCache, record: Record) -> bool | None:
+async def fate_of(cache: AsyncStateCache, record: Record) -> Fate:
     """This says whether Postgres holds the record's change; Postgres is asked only where Redis cannot tell."""
     position = Position.parse(record.position)
     if position is None:
-        return record.op == "absent"
+        return Fate(durable=record.op == "absent")
     keys, seconds = cache.tier.keys, cache.settings.timeout_s
     shard = keys.shard(record.key)
+    if record.op == "quarantined":
+        return _parked(shard, position)
     reply = (
         await cache.tier.redis.read([("HMGET", keys.meta(shard), "epoch", "flushed", "excepted")], seconds=seconds)
     )[0]
@@ -118,23 +139,30 @@ async def is_durable(cache: AsyncStateCache, record: Record) -> bool | None:
         raise refusal(reply, keys.meta(shard)) from reply
     epoch, flushed, excepted = (int(part or 0) for part in reply)
     if position.n > flushed:
-        return False
+        return Fate(durable=False)
     if epoch == position.epoch and excepted < position.n:
-        return True
+        return Fate(durable=True)
     try:
         rows = await cache.tier.postgres.fetch(
             "lookup_change", {"change_id": record.change_id, "shard": shard}, seconds=seconds
         )
     except PostgresUnavailable:
-        return None
-    return any(row[0] == "change" and row[1] == record.key for row in rows)
+        return Fate(durable=None)
+    found = {row[0]: Position(row[4], row[5]) for row in rows if row[1] == record.key}
+    if "quarantine" in found and "change" not in found:
+        return _parked(shard, found["quarantine"])
+    return Fate(durable="change" in found, conflict="conflict" in found and "change" not in found)
+
+
+def _parked(shard: int, position: Position) -> Fate:
+    return Fate(durable=False, quarantined_as=str(Place(shard, *position)))
 
 
 async def get(settings: Settings, key: str) -> Seen:
     """This reads a state from the primary."""
     async with AsyncStateCache(settings=settings) as cache:
         record = await cache.tier.reader.record(key, end=cache.end_of(None))
-        return seen_of(record, await is_durable(cache, record))
+        return seen_of(record, await fate_of(cache, record))
 
 
 async def put(settings: Settings, key: str, value: Any, *, create: bool, more: dict[str, Any]) -> State[Any]:
@@ -162,14 +190,16 @@ async def ls(settings: Settings, prefix: str, *, newest: bool, limit: int) -> tu
     async with AsyncStateCache(settings=settings) as cache:
         seconds = cache.settings.timeout_s
         marks = await watermarks(cache, seconds=seconds)
-        records = cache.tier.listing.records(
+        sights = cache.tier.listing.sights(
             prefix, order="newest" if newest else "key", limit=limit + 1 if limit else None, seconds=seconds
         )
-        async for record in records:
-            n = int(record.position.partition("-")[2] or 0)
+        async for sight in sights:
+            record, shard = sight.record, cache.tier.keys.shard(sight.record.key)
+            position = Position.parse(record.position) or Position(0, 0)
+            fate = _parked(shard, position) if sight.parked else Fate(durable=position.n <= marks[shard])
             found.append({
                 "key": record.key, "version": record.version, "epoch": record.epoch, "change_id": record.change_id,
-                "updated_at": record.updated_at, "durable": n <= marks[cache.tier.keys.shard(record.key)],
+                "updated_at": record.updated_at, "durable": fate.durable, "quarantined_as": fate.quarantined_as,
                 "bytes": len(record.value), "encoding": record.encoding, "schema": record.schema,
                 "writer": record.writer,
             })  # fmt: skip

@@ -177,7 +177,7 @@ def ls(
     postgres_url: PostgresUrl = None,
     as_json: AsJson = False,
 ) -> int:
-    """List the keys that begin with a prefix, those not yet in Postgres too.
+    """List the keys that begin with a prefix, those not yet in Postgres and those in quarantine too.
 
     With --json, one object: `states`, without their values, and `more` where the limit cut it short.
 
@@ -200,7 +200,8 @@ def ls(
     rows = [
         [
             one["key"], str(one["version"]), time_text((now - time_of(one["updated_at"])).total_seconds()),
-            "yes" if one["durable"] else "not yet", size_text(one["bytes"]), one["writer"],
+            "quarantined" if one["quarantined_as"] else "yes" if one["durable"] else "not yet",
+            size_text(one["bytes"]), one["writer"],
         ]
         for one in found
     ]  # fmt: skip

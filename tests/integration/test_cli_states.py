@@ -13,7 +13,7 @@ from statecache import AsyncStateCache, Settings, StateCache
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.command_line import CommandLine
-from tests.fix_flusher import flush, rows
+from tests.fix_flusher import Agents, flush, rows
 
 Psql = psycopg.Connection[Any]
 
@@ -56,6 +56,7 @@ def test_all_that_is_known_of_a_state(cli: CommandLine, sync_cache: StateCache) 
         "key": "runs/1", "exists": True, "op": "set", "value": [1], "epoch": 1, "version": 1,
         "change_id": state.change_id, "parent_change_id": "", "position": "1-1", "updated_at": found["updated_at"],
         "writer": state.writer, "encoding": "json", "schema": "", "bytes": 3, "durable": False,
+        "quarantined_as": "", "conflict": False,
     }  # fmt: skip
     shown = cli("get", "runs/1", "--meta")
     assert shown.out == "[1]\n"
@@ -73,6 +74,41 @@ async def test_what_postgres_holds_is_called_durable_and_a_forked_change_is_not(
     assert (await cli.beside("get", "runs/1", "--json")).json["durable"] is True, "Postgres was asked"
     psql.execute("DELETE FROM change")
     assert (await cli.beside("get", "runs/1", "--json")).json["durable"] is False
+
+
+async def test_a_change_in_quarantine_is_not_called_not_yet_durable(
+    cli: CommandLine, agents: Agents, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    shard = keys.shard("runs/1")
+    agents.commit(("runs/1", '"refused"'), reason="a\0b")
+    await flush(worker)
+    for exists in (True, False):
+        shown = await cli.beside("get", "runs/1", "--meta")
+        assert shown.out == ('"refused"\n' if exists else "")
+        assert f"durable           no: in quarantine as {shard}:1-1\n" in shown.err
+        found = (await cli.beside("get", "runs/1", "--json")).json
+        assert (found["exists"], found["durable"]) == (exists, False)
+        assert (found["quarantined_as"], found["conflict"]) == (f"{shard}:1-1", False)
+        assert (await cli.beside("quarantine", "show", found["quarantined_as"])).status == 0
+        if exists:
+            redis_raw.unlink(keys.state("runs/1"))
+    alone = await cli.beside("get", "runs/1", "--json", "--postgres-url", "postgresql://x:y@127.0.0.1:1/x")
+    assert alone.json["quarantined_as"] == f"{shard}:1-1", "what was hydrated says so itself"
+
+
+async def test_a_change_that_was_set_aside_as_a_conflict_is_called_so_while_redis_still_holds_it(
+    cli: CommandLine, agents: Agents, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    agents.commit("runs/1")
+    await flush(worker)
+    redis_raw.unlink(keys.state("runs/1"))
+    agents.commit("runs/1")  # its writer vouches that the key is new
+    before_the_acknowledgement = redis_raw.dump(keys.state("runs/1"))
+    await flush(worker)
+    redis_raw.restore(keys.state("runs/1"), 0, before_the_acknowledgement)
+    found = (await cli.beside("get", "runs/1", "--json")).json
+    assert (found["durable"], found["quarantined_as"], found["conflict"]) == (False, "", True)
+    assert "durable           no: set aside as a conflict\n" in (await cli.beside("get", "runs/1", "--meta")).err
 
 
 def test_nothing_there_is_status_1_and_one_line(cli: CommandLine) -> None:
@@ -151,6 +187,27 @@ async def test_a_listing_says_what_is_durable_and_where_it_was_cut(
     assert line[0::3] == ["runs/0", "yes"]
     assert text.err == "statecache: there are more; --limit 1 was reached\n"
     assert len((await cli.beside("ls", "runs/", "--limit", "0")).out.splitlines()) == 5
+
+
+async def test_a_listing_shows_what_is_in_quarantine(
+    cli: CommandLine, agents: Agents, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    agents.commit("runs/1")
+    agents.commit(("runs/2", '"refused"'), reason="a\0b")
+    agents.commit("runs/3")
+    await flush(worker)
+    for _ in range(2):
+        for order in ((), ("--newest",)):
+            states = (await cli.beside("ls", "runs/", *order, "--json")).json["states"]
+            (place,) = (one["id"] for one in (await cli.beside("quarantine", "list", "--json")).json["parked"])
+            assert sorted((one["key"], one["durable"], one["quarantined_as"]) for one in states) == [
+                ("runs/1", True, ""),
+                ("runs/2", False, place),
+                ("runs/3", True, ""),
+            ]
+        text = await cli.beside("ls", "runs/")
+        assert [line.split("\t")[3] for line in text.out.splitlines()] == ["durable", "yes", "quarantined", "yes"]
+        redis_raw.unlink(keys.state("runs/2"))
 
 
 def test_piped_output_is_plain_and_keys_cannot_steer_the_terminal(cli: CommandLine, sync_cache: StateCache) -> None:
