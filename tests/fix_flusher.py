@@ -128,6 +128,25 @@ async def flush(worker: Worker) -> None:
     raise AssertionError(f"not flushed after {TURNS_MAX} turns: {worker.behind(worker.positions() or {})} are left")
 
 
+@contextlib.asynccontextmanager
+async def flushing(worker: Worker) -> AsyncIterator[None]:
+    """This lets the worker work beside the test, as its process does."""
+    over = False
+
+    async def work() -> None:
+        while not over:
+            if not await worker.turn() and not over:
+                await worker.rest()
+
+    task = asyncio.create_task(work())
+    try:
+        yield
+    finally:
+        over = True
+        worker.nudge()
+        await task
+
+
 async def turn_until(worker: Worker, log: Log, event: str) -> None:
     """This turns the worker until it has logged that event."""
     with contextlib.suppress(TimeoutError):

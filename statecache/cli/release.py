@@ -5,8 +5,9 @@ ends the quarantine, all in one transaction. Whatever Postgres still refuses, it
 Redis is told afterwards: states that were loaded as quarantined are loaded again. Watermarks stay where they are.
 
 `drop` never changes what agents have committed since. Where a key still ends with the parked change, the value before
-it is committed anew, as the next version, by the ordinary path and only if nobody was quicker; then the entry is
-marked as dropped, with who, when and why. A key's version never goes down, and the gap in its history stays visible.
+it is committed anew, as the next version, by the ordinary path and only if nobody was quicker; when Postgres holds
+that, the entry is marked as dropped, with who, when and why. A key's version never goes down, and the gap in its
+history stays visible.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Quarantine:
         self.keys = KeySpace(settings.prefix, settings.shards)
         self._database = database
 
-    async def listed(self, *, dropped: bool, limit: int = LIST_MAX) -> list[Parked]:
-        """This gives what is parked, newest first, without the entries themselves."""
+    async def listed(self, *, dropped: bool, limit: int | None = LIST_MAX) -> list[Parked]:
+        """This gives what is parked, newest first, without the entries themselves; None is no limit."""
         async with self._database.transaction() as transaction:
             (rows,) = await transaction.run(Call("quarantine_list", {"dropped": dropped, "limit": limit}))
         return [_parked(row) for row in rows]
@@ -161,7 +162,7 @@ async def retry(settings: Settings, places: Sequence[Place] | None) -> list[Done
 
 async def _asked(quarantine: Quarantine, places: Sequence[Place] | None) -> list[Parked]:
     if places is None:
-        return await quarantine.listed(dropped=False)
+        return await quarantine.listed(dropped=False, limit=None)
     found = {place: await quarantine.found(place) for place in dict.fromkeys(places)}
     return [parked or _nothing(place) for place, parked in found.items()]
 
@@ -203,7 +204,7 @@ async def _restored(
     left = list(writes)
     while left:
         commit = cache.tier.committer.new(
-            left, place.shard, durability=cache.durability_of(durability), actor=actor[:200],
+            left, place.shard, durability=cache.durability_of(durability or "postgres"), actor=actor[:200],
             reason=f"quarantine drop {place} {why}"[:500], end=cache.end_of(None), change_id=None,
         )  # fmt: skip
         try:

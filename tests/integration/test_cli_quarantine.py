@@ -8,11 +8,13 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings, VersionConflict
+from statecache.cli import release
 from statecache.errors import Quarantined
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.command_line import CommandLine
-from tests.fix_flusher import Agents, MakeWorker, flush, rows
+from tests.fix_flusher import Agents, MakeWorker, flush, flushing, rows
+from tests.fix_servers import MakeSettings
 
 Psql = psycopg.Connection[Any]
 NUL = "a\0b"
@@ -212,7 +214,8 @@ async def test_a_dropped_tip_gives_the_value_before_back_as_a_new_version(
     unsure = await cli.beside("quarantine", "drop", parked)
     assert (unsure.status, unsure.err.count("\n")) == (2, 1)
     assert await ids(cli) == [parked]
-    done = await cli.beside("quarantine", "drop", parked, "--yes", "--actor", "ann", "--reason", "a test", "--json")
+    async with flushing(worker):
+        done = await cli.beside("quarantine", "drop", parked, "--yes", "--actor", "ann", "--reason", "a test", "--json")
     assert done.status == 0
     assert done.json["dropped"][0]["restored"] == ["runs/1/a", "runs/1/b", "runs/1/gone"]
     assert held is not None
@@ -242,10 +245,10 @@ async def test_a_drop_is_on_record_for_ever_and_says_who_when_and_why(
     await flush(worker)
     (parked,) = await ids(cli)
     entry = rows(psql, "SELECT entry FROM quarantine")
-    for _ in range(2):
-        assert (
-            await cli.beside("quarantine", "drop", parked, "--yes", "--actor", "ann", "--reason", "why")
-        ).status == 0
+    async with flushing(worker):
+        for _ in range(2):
+            done = await cli.beside("quarantine", "drop", parked, "--yes", "--actor", "ann", "--reason", "why")
+            assert done.status == 0
     assert await ids(cli) == []
     assert rows(psql, "SELECT entry FROM quarantine") == entry
     (one,) = (await cli.beside("quarantine", "list", "--dropped", "--json")).json["parked"]
@@ -253,6 +256,35 @@ async def test_a_drop_is_on_record_for_ever_and_says_who_when_and_why(
     assert "by ann: why; parked for 22021: " in one["error"]
     assert one["error"].count("dropped at") == 1
     assert (await cli.beside("quarantine", "drop", "3:9-9", "--yes")).status == 1
+
+
+async def test_nothing_is_marked_as_dropped_before_postgres_holds_what_was_before_it(
+    make_settings: MakeSettings, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, redis_raw: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """No worker runs: were the entry marked, and Redis lost what was committed, nobody would look at the key again."""
+    settings = make_settings(timeout_s=1.0, hydrate_token_s=1.0)
+    cli, worker = CommandLine(settings, monkeypatch, capsys), make_worker(settings)
+    Agents(settings, worker.keys, redis_raw).commit("runs/1", reason=NUL)
+    await flush(worker)
+    (parked,) = await ids(cli)
+    assert (await cli.beside("quarantine", "drop", parked, "--yes")).status != 0
+    assert await ids(cli) == [parked]
+    await flush(worker)
+    assert (await cli.beside("quarantine", "drop", parked, "--yes")).status == 0
+    assert await ids(cli) == []
+
+
+async def test_all_of_more_entries_than_a_listing_shows_are_taken_in(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release.Quarantine.listed, "__kwdefaults__", {"limit": 2})
+    psql.execute(POISON)
+    for i in range(5):
+        agents.commit((f"runs/{i}", BIG))
+    await flush(worker)
+    psql.execute(CURE)
+    assert len((await cli.beside("quarantine", "retry", "all", "--json")).json["retried"]) == 5
 
 
 async def test_a_drop_that_was_cut_short_is_finished_by_the_next(
@@ -263,7 +295,8 @@ async def test_a_drop_that_was_cut_short_is_finished_by_the_next(
     await flush(worker)
     psql.execute("ALTER TABLE quarantine ADD CONSTRAINT never CHECK (sqlstate <> 'dropped')")
     (parked,) = await ids(cli)
-    assert (await cli.beside("quarantine", "drop", parked, "--yes")).status != 0
+    async with flushing(worker):
+        assert (await cli.beside("quarantine", "drop", parked, "--yes")).status != 0
     assert await cache.get("runs/1") is None
     psql.execute("ALTER TABLE quarantine DROP CONSTRAINT never")
     done = await cli.beside("quarantine", "drop", parked, "--yes", "--json")
