@@ -1,4 +1,6 @@
 -- This adds changes to their chains and moves the tips: each key's last change is marked, in key order, forward only.
+-- Unless all are taken it fails, so that nothing is committed behind it: a setting is asked for that does not exist, with
+-- the counts in its name.
 WITH batch AS MATERIALIZED (
     SELECT * FROM unnest(%(key)s, %(version)s, %(change_id)s, %(parent_change_id)s, %(shard)s, %(epoch)s, %(n)s,
                          %(op)s, %(value)s, %(encoding)s, %(schema)s, %(writer)s, %(actor)s, %(reason)s, %(gap)s,
@@ -24,4 +26,8 @@ WITH batch AS MATERIALIZED (
     WHERE (excluded.epoch, excluded.version) > (s.epoch, s.version)
     RETURNING 1
 )
-SELECT (SELECT count(*) FROM added), (SELECT count(*) FROM moved)
+SELECT CASE WHEN added <> sent OR moved <> keys
+            THEN current_setting(format('statecache.took_%%s_of_%%s_changes_of_%%s_of_%%s_keys', added, sent, moved, keys))
+       END
+FROM (SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM batch WHERE last),
+             (SELECT count(*) FROM added), (SELECT count(*) FROM moved)) AS c (sent, keys, added, moved)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from statecache import Settings
 from statecache.errors import PostgresUnavailable, RedisUnavailable
 from statecache.testing import servers
-from statecache_workers.database import Call, Poison, Transaction, translated
+from statecache_workers.database import Call, Database, Poison, Transaction, translated
 from statecache_workers.worker import Worker
 from tests.fix_flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows
 from tests.fix_servers import MakeSettings, plain_client
@@ -112,7 +112,8 @@ async def test_a_commit_that_postgres_answers_with_rollback_moves_nothing(
     agents.commit("runs/1")
     commit = Transaction.commit
 
-    async def spoilt(transaction: Transaction) -> None:
+    async def spoilt(transaction: Transaction, *calls: Call) -> None:
+        await transaction.run(*calls)
         connection = transaction._database.session.connection
         with pytest.raises(psycopg.errors.DivisionByZero):
             await connection.execute("SELECT 1 / 0")
@@ -126,6 +127,38 @@ async def test_a_commit_that_postgres_answers_with_rollback_moves_nothing(
     assert _acknowledged(agents) == 0
     await flush_through(worker)
     assert _acknowledged(agents) == 1
+
+
+@pytest.mark.parametrize(("table", "took"), [("change", "took_0_of_1_changes"), ("state", "of_0_of_1_keys")])
+async def test_what_postgres_takes_only_in_part_is_not_committed(
+    agents: Agents, worker: Worker, psql: Psql, table: str, took: str
+) -> None:
+    """Somebody's trigger keeps a row out, without a word."""
+    await flush(worker)
+    agents.commit("runs/1")
+    with _trigger(psql, table, "RETURN NULL;"), pytest.raises(PostgresUnavailable, match=took):
+        await flush(worker)
+    assert sum(flushed(psql).values()) == 0
+    assert rows(psql, "SELECT (SELECT count(*) FROM change), (SELECT count(*) FROM quarantine)") == [(0, 0)]
+    await flush_through(worker)
+    assert _acknowledged(agents) == 1
+
+
+async def test_a_flush_takes_two_round_trips(agents: Agents, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents.commit("runs/1")
+    await flush(worker)
+    agents.commit("runs/1")
+    trips: list[list[str]] = []
+    pipelined = Database._pipelined
+
+    async def noted(database: Database, statements: Sequence[tuple[str, Any]]) -> Any:
+        trips.append([text.partition("\n")[0] for text, _ in statements])
+        return await pipelined(database, statements)
+
+    monkeypatch.setattr(Database, "_pipelined", noted)
+    await worker.turn()
+    assert [len(trip) for trip in trips] == [3, 3], "begin, limits and lock; changes, watermarks and commit"
+    assert trips[-1][-1] == "COMMIT"
 
 
 async def test_a_lost_acknowledgement_repeats_nothing(

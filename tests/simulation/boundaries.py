@@ -261,8 +261,10 @@ def _install_database(boundaries: Boundaries) -> None:
         last["exchange"] = name = " ".join(name for name in names if name != "local_limits")
         return await by(database, name, lambda: exchange(database, statements))
 
-    async def commit_by(database: Database) -> None:
-        await by(database, f"{last['exchange'].removeprefix('BEGIN ')} COMMIT", lambda: commit(database))
+    async def commit_by(database: Database, statements: Any = ()) -> None:
+        names = " ".join(boundaries.statement_of(text) for text, _ in statements)
+        name = names or last["exchange"].removeprefix("BEGIN ")
+        await by(database, f"{name} COMMIT", lambda: commit(database, statements))
 
     changed: Any = Database
     changed.exchange, changed.commit = exchange_by, commit_by

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 from psycopg import errors as pg
+from psycopg.pq import TransactionStatus
 
 from statecache.errors import PostgresUnavailable
 from statecache.settings import masked
@@ -60,11 +61,10 @@ class Transaction:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._begun = False
-        self.over = False
 
     async def run(self, *calls: Call) -> list[list[tuple[Any, ...]]]:
         """This runs statements in one round trip and gives the rows of each."""
-        texts = [(self._database.text(call.name), call.parameters) for call in calls]
+        texts = self._texts(calls)
         opening = [] if self._begun else self._database.opening()
         self._begun = True
         return (await self._database.exchange([*opening, *texts]))[len(opening) :]
@@ -73,10 +73,16 @@ class Transaction:
         """This sets, goes back to, or forgets the one savepoint: `SAVEPOINT`, `ROLLBACK TO`, `RELEASE`."""
         await self._database.exchange([(f"{verb} piece", None)])
 
-    async def commit(self) -> None:
-        """This returns when Postgres holds what was written, as safely as it is set up to hold anything."""
-        self.over = True
-        await self._database.commit()
+    async def commit(self, *calls: Call) -> None:
+        """This runs the last statements and commits, in one round trip.
+
+        It returns when Postgres holds what was written, as safely as it is set up to hold anything. Where one of the
+        statements fails, nothing is committed.
+        """
+        await self._database.commit(self._texts(calls))
+
+    def _texts(self, calls: Sequence[Call]) -> list[tuple[str, Any]]:
+        return [(self._database.text(call.name), call.parameters) for call in calls]
 
 
 class Database:
@@ -110,11 +116,7 @@ class Database:
         transaction = Transaction(self)
         try:
             yield transaction
-        except BaseException:  # cancelled or failed, nothing of it may stay open
-            if not transaction.over:
-                await self._roll_back()
-            raise
-        if not transaction.over:
+        finally:  # cancelled or failed, nothing of it may stay open
             await self._roll_back()
 
     def opening(self) -> list[tuple[str, Any]]:
@@ -129,20 +131,23 @@ class Database:
     async def exchange(self, statements: list[tuple[str, Any]]) -> list[list[tuple[Any, ...]]]:
         """This runs statements in one round trip; Poison or PostgresUnavailable when one of them fails."""
         async with self._translated():
-            if len(statements) == 1:
-                cursors = [await self._connection.execute(*statements[0])]
-            else:
-                async with self._connection.pipeline():
-                    cursors = [await self._connection.execute(*one) for one in statements]
-            return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+            return [
+                await cursor.fetchall() if cursor.description else [] for cursor in await self._pipelined(statements)
+            ]
 
-    async def commit(self) -> None:
-        """This commits, or raises PostgresUnavailable: nothing may be acknowledged then."""
+    async def commit(self, statements: Sequence[tuple[str, Any]] = ()) -> None:
+        """This runs the last statements and commits, in one round trip, or raises: nothing may be acknowledged then.
+
+        Poison blames one of the statements: they were not committed. An error of the COMMIT itself blames nobody, for a
+        deferred constraint does not tell which change it means. A warning of any of them is one too many.
+        """
         self._warnings.clear()
         try:
             async with self._translated():
-                tag = (await self._connection.execute("COMMIT")).statusmessage
-        except Poison as error:  # a deferred constraint: nobody can tell which change it means
+                tag = (await self._pipelined([*statements, ("COMMIT", None)]))[-1].statusmessage
+        except Poison as error:
+            if self._connection.info.transaction_status == TransactionStatus.INERROR:
+                raise
             raise PostgresUnavailable(error.sqlstate, detail=f"{self._where()}: {error.reason}") from error
         if tag != "COMMIT":
             raise PostgresUnavailable("commit", detail=f"{self._where()}: Postgres answered {tag} to COMMIT")
@@ -150,8 +155,14 @@ class Database:
             await self.close()
             raise PostgresUnavailable("commit", detail=f"{self._where()}: {self._warnings[0]}")
 
+    async def _pipelined(self, statements: Sequence[tuple[str, Any]]) -> list[psycopg.AsyncCursor[Any]]:
+        if len(statements) == 1:
+            return [await self._connection.execute(*statements[0])]
+        async with self._connection.pipeline():
+            return [await self._connection.execute(*one) for one in statements]
+
     async def _roll_back(self) -> None:
-        if not self.alive:
+        if not self.alive or self._connection.info.transaction_status == TransactionStatus.IDLE:
             return
         try:
             async with asyncio.timeout(self._settings.timeout_s):

@@ -6,7 +6,7 @@ One cycle, on one connection to Redis and one to Postgres:
     entries    after each watermark, contiguous in n
     BEGIN      shard rows FOR UPDATE: owner, epoch, replid and watermark must be what they are believed to be
     judge      what continues its key's tip, what repeats, what forks
-    INSERT     changes, tips, conflicts, watermarks; COMMIT, whose tag and warnings are looked at
+    INSERT     changes, tips, conflicts, watermarks; with them COMMIT, whose tag and warnings are looked at
     ack        one script a shard tells Redis the watermark, forward only, and only for this epoch
 
 A shard that does not fit is dropped from the batch and looked at anew: its row is read again in a transaction that
@@ -39,7 +39,7 @@ from statecache_workers.strays import find_strays, place_of
 from statecache_workers.streams import Entry, Slice, Streams, Wanted
 from statecache_workers.tally import Tally
 from statecache_workers.tips import Tips
-from statecache_workers.writing import Judged, Mark, judged, watermarks, write
+from statecache_workers.writing import Judged, Mark, judged, watermarks, writes
 
 if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
@@ -262,12 +262,13 @@ class Flusher:
     async def _write(
         self, database: Database, slices: Sequence[Slice], server: str, tips: dict[str, Tip], missing: set[str]
     ) -> list[tuple[Slice, Outcome]]:
-        """This writes a batch in three round trips; Poison where Postgres refuses any of its data."""
+        """This writes a batch in two round trips; Poison where Postgres refuses any of its data."""
         asked = sorted(missing)
         tips |= dict.fromkeys(asked, NOTHING)
+        calls = [Call("flush_tips", {"keys": texts(asked)})] if asked else []
         async with database.transaction() as transaction:
-            rows, found = await transaction.run(self._lock(slices), Call("flush_tips", {"keys": texts(asked)}))
-            tips.update((key, Tip(version, change_id, broken)) for key, version, change_id, broken in found)
+            rows, *found = await transaction.run(self._lock(slices), *calls)
+            tips |= {key: Tip(*tip) for one in found for key, *tip in one}
             good = self._still_ours(slices, rows, server)
             if not good:
                 return []
@@ -278,8 +279,8 @@ class Flusher:
                 verdict = await judged(transaction, one.shard, sets, tips)
                 judgements.append(verdict)
                 done.append((one, _outcome(verdict.judgement)))
-            await write(transaction, judgements, watermarks([_mark(*pair) for pair in done], database.lease))
-            await transaction.commit()
+            marks = watermarks([_mark(*pair) for pair in done], database.lease)
+            await transaction.commit(*writes(judgements), marks)
         return done
 
     async def _write_carefully(
@@ -295,8 +296,7 @@ class Flusher:
                 if not good:
                     return []
                 done = [(one, await write_carefully(transaction, one.shard, one.entries)) for one in good]
-                await transaction.run(watermarks([_mark(*pair) for pair in done], database.lease))
-                await transaction.commit()
+                await transaction.commit(watermarks([_mark(*pair) for pair in done], database.lease))
         except (
             Poison
         ) as error:  # parking it is refused as well: that is for a person to see, and nothing is lost meanwhile

@@ -18,7 +18,7 @@ from statecache.reconcile import NOTHING, Fork, Tip
 from statecache_workers.arrays import texts
 from statecache_workers.database import Call, Poison, Transaction
 from statecache_workers.logs import alarm
-from statecache_workers.writing import judged, write
+from statecache_workers.writing import judged, writes
 
 if TYPE_CHECKING:
     from statecache_workers.streams import Entry
@@ -81,7 +81,7 @@ async def _place(transaction: Transaction, shard: int, entries: Sequence[Entry],
     try:
         tips = await tips_of(transaction, sorted({change.key for one in sets for change in one.changes}))
         verdict = await judged(transaction, shard, sets, tips)
-        await write(transaction, [verdict])
+        await transaction.run(*writes([verdict]))
     except Poison as error:
         await transaction.mark("ROLLBACK TO")
         await transaction.mark("RELEASE")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from statecache.errors import PostgresUnavailable
 from statecache.reconcile import Fate, Fork, Judgement, Tip, judge
 from statecache_workers.arrays import blobs, integers, texts, times, truths
 from statecache_workers.database import Call, Transaction
@@ -52,21 +51,11 @@ async def judged(
                 fates[key, change_id] = Fate("forked")
 
 
-async def write(transaction: Transaction, judgements: Sequence[Judged], *more: Call) -> None:
-    """This writes changes, tips and conflicts, and whatever else is given, in one round trip."""
+def writes(judgements: Sequence[Judged]) -> list[Call]:
+    """This writes changes, tips and conflicts; Postgres raises where it does not take all of them."""
     applied = [one for one in judgements if one.judgement.applied]
-    calls: list[Call] = []
-    count = moved = 0
-    if applied:
-        changes, moved = _changes(applied)
-        count = sum(len(one.judgement.applied) for one in applied)
-        calls.append(changes)
-    calls += [call for one in judgements for call in _conflicts(one.shard, one.judgement.forked)]
-    results = await transaction.run(*calls, *more)
-    if applied and results[0] != [(count, moved)]:
-        raise PostgresUnavailable(
-            "state", detail=f"{count} changes of {moved} keys were to be written, Postgres took {results[0]}"
-        )
+    changes = [_changes(applied)] if applied else []
+    return changes + [call for one in judgements for call in _conflicts(one.shard, one.judgement.forked)]
 
 
 def watermarks(marks: Sequence[Mark], lease: Any) -> Call:
@@ -76,22 +65,21 @@ def watermarks(marks: Sequence[Mark], lease: Any) -> Call:
     return Call("flush_watermarks", dict(zip(names, columns, strict=True)) | {"lease": lease})
 
 
-def _changes(applied: Sequence[Judged]) -> tuple[Call, int]:
+def _changes(applied: Sequence[Judged]) -> Call:
     rows = [row for one in applied for row in one.judgement.applied]
     changes = [row.change for row in rows]
     sets = [row.change_set for row in rows]
     shards: list[int] = []
     for one in applied:
         shards += [one.shard] * len(one.judgement.applied)
-    newest = {change.key: at for at, change in enumerate(changes)}
     last = [False] * len(rows)
-    for at in newest.values():
+    for at in {change.key: at for at, change in enumerate(changes)}.values():
         last[at] = True
     return Call("flush_changes", _columns(changes, sets) | {
         "shard": integers(shards),
         "gap": truths([row.gap for row in rows]),
         "last": truths(last),
-    }), len(newest)  # fmt: skip
+    })  # fmt: skip
 
 
 def _conflicts(shard: int, forked: Sequence[Fork]) -> list[Call]:
