@@ -206,13 +206,14 @@ async def test_a_transaction_that_is_repeated_counts_once(
     await flush(worker)
     commit, failures = Database.commit, 3
 
-    async def fail(database: Database) -> None:
+    async def fail(database: Database, statements: Any = ()) -> None:
         nonlocal failures
         if failures:
+            await database.exchange(list(statements))
             failures -= 1
             await database.close()
             raise PostgresUnavailable("connection", detail="it went away at COMMIT")
-        await commit(database)
+        await commit(database, statements)
 
     for i in range(10):
         agents.commit((f"runs/{i}", "x"), (f"runs/{i}/more", "y"), **({"reason": "a\0b"} if i == 3 else {}))

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 FORKS_PER_ACK = 500
+GLANCE_SHARDS_MAX = 4
+GLANCE_ENTRIES_MAX = 8
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -83,12 +85,27 @@ class Flusher:
         self._first = 0
         self._ahead: _Ahead | None = None
 
-    async def look(self, link: AsyncLink, holdings: dict[int, Holding]) -> Heads:
-        """This gives the heads of the shards, as they were before the entries that the next cycle writes were read."""
+    async def look(self, link: AsyncLink, holdings: dict[int, Holding], woken: Sequence[int] = ()) -> Heads:
+        """This gives the heads of the shards, as they were before the entries that the next cycle writes were read.
+
+        Where a few shards were woken, the heads are theirs alone, and their first entries come along.
+        """
         if self._ahead is not None and self._ahead.heads.of.keys() >= holdings.keys():
             return self._ahead.heads
         self._ahead = None
-        return await self.streams.heads(link, list(holdings))
+        asked = [holdings[shard] for shard in woken if shard in holdings]
+        if not 0 < len(asked) <= GLANCE_SHARDS_MAX or any(one.standing == "new" for one in holdings.values()):
+            return await self.streams.heads(link, list(holdings))
+        heads, slices = await self.streams.glance(link, [(one, self._at_first(one)) for one in asked])
+        if slices and all(agree(one.holding.row, one.head, heads.server) for one in slices):
+            self._ahead = _Ahead(heads, slices)
+        return heads
+
+    def _at_first(self, holding: Holding) -> int:
+        """This is how many entries to read of a shard whose head is not known yet, as large as they used to be."""
+        average = max(1, holding.row.bytes // max(1, holding.row.entries))
+        most = min(GLANCE_ENTRIES_MAX, self._settings.flush_batch_max)
+        return max(1, min(most, self._settings.flush_bytes_max // GLANCE_SHARDS_MAX // average))
 
     async def cycle(
         self,
@@ -184,7 +201,7 @@ class Flusher:
                 done = await self._write(database, slices, server, tips, missing)
             except Poison:
                 done = await self._write_carefully(database, slices, server)
-            self._count(done, begun=begun, written=monotonic(), heads=heads)
+            self.tally.committed(done, begun=begun, written=monotonic(), heads=heads)
             self._ahead = await reading
         finally:
             reading.cancel()
@@ -358,27 +375,6 @@ class Flusher:
                 holding.doubt()
                 unsure.append(holding.shard)
         return unsure
-
-    def _count(self, done: Sequence[tuple[Slice, Outcome]], *, begun: float, written: float, heads: Heads) -> None:
-        """This counts what Postgres has just committed."""
-        tally, entries = self.tally, 0
-        for one, outcome in done:
-            entries += len(one.entries)
-            tally.bytes += max(0, one.end.bytes - one.start.bytes)
-            tally.quarantined += outcome.parked
-            for fork in outcome.forked:
-                tally.conflicts[fork.cause] = tally.conflicts.get(fork.cause, 0) + 1
-            if one.cut == "gap":
-                tally.gaps += 1
-                tally.repaired += len(one.entries)
-                tally.lost += one.end.n - one.start.n - len(one.entries)
-            oldest = next((entry.change_set for entry in one.entries if entry.change_set is not None), None)
-            if oldest is not None:
-                tally.lag_s.note(heads.now_ms / 1000 - oldest.at.timestamp() + written - heads.seen)
-        if done:
-            tally.entries += entries
-            tally.batch_entries.note(entries)
-            tally.transaction_s.note(written - begun)
 
     def forget(self, holdings: dict[int, Holding]) -> None:
         """This forgets all that is believed, as after an outage."""

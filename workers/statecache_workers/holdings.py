@@ -61,6 +61,10 @@ class Heads(msgspec.Struct, frozen=True, kw_only=True):
     seen: float
     of: dict[int, Head | str]
 
+    def over(self, older: Heads | None) -> Heads:
+        """This fills in from older ones what these do not tell."""
+        return self if older is None else msgspec.structs.replace(self, of=older.of | self.of)
+
 
 class Holding:
     """This is one shard that the worker owns, from the worker's side.

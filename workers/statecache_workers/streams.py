@@ -194,8 +194,35 @@ class Streams:
 
     async def heads(self, link: AsyncLink, shards: Sequence[int]) -> Heads:
         """This gives what the server says of these shards now."""
-        metas = [self._keys.meta(shard) for shard in shards]
-        (answer,) = await self.pipeline(link, "heads", [(metas, [self._settings.fence])])
+        (answer,) = await self.pipeline(link, "heads", [self._question(shards)])
+        return self._told(shards, answer)
+
+    async def read(self, link: AsyncLink, wanted: Sequence[Wanted]) -> list[Slice]:
+        """This reads so many entries of each shard; one whose stream cannot be read is set apart."""
+        replies = await self.run(link, [self._range(one.holding.shard, one.start.after, one.most) for one in wanted])
+        return self._cut(wanted, replies)
+
+    async def glance(self, link: AsyncLink, asked: Sequence[tuple[Holding, int]]) -> tuple[Heads, list[Slice]]:
+        """This does both in one round trip, heads first: the heads of these shards, then so many entries of each.
+
+        There are no slices where not all of the heads can be read.
+        """
+        which = script("heads")
+        shards = [holding.shard for holding, _ in asked]
+        ranges = [self._range(holding.shard, holding.after, most) for holding, most in asked]
+        answer, *replies = await self.run(link, [link.call(which, *self._question(shards)), *ranges])
+        if isinstance(answer, Exception):  # the server has forgotten the script: these entries were not read behind it
+            link.knows(which, False)
+            return await self.heads(link, shards), []
+        heads = self._told(shards, answer)
+        found = [(holding, heads.of[holding.shard], most) for holding, most in asked]
+        wanted = [Wanted(holding, head, holding.place, most) for holding, head, most in found if isinstance(head, Head)]
+        return heads, self._cut(wanted, replies) if len(wanted) == len(asked) else []
+
+    def _question(self, shards: Sequence[int]) -> tuple[list[str], list[Any]]:
+        return [self._keys.meta(shard) for shard in shards], [self._settings.fence]
+
+    def _told(self, shards: Sequence[int], answer: Sequence[Any]) -> Heads:
         seen = monotonic()
         server, now_ms, *replies = answer
         heads = {}
@@ -207,13 +234,10 @@ class Streams:
             heads[shard] = head
         return Heads(server=server.decode(), now_ms=int(now_ms), seen=seen, of=heads)
 
-    async def read(self, link: AsyncLink, wanted: Sequence[Wanted]) -> list[Slice]:
-        """This reads so many entries of each shard; one whose stream cannot be read is set apart."""
-        commands = [
-            ("XRANGE", self._keys.changes(one.holding.shard), b"(" + one.start.after, "+", "COUNT", one.most)
-            for one in wanted
-        ]
-        replies = await self.run(link, commands)
+    def _range(self, shard: int, after: bytes, most: int) -> Command:
+        return ("XRANGE", self._keys.changes(shard), b"(" + after, "+", "COUNT", most)
+
+    def _cut(self, wanted: Sequence[Wanted], replies: Sequence[Any]) -> list[Slice]:
         slices, left = [], self._settings.flush_bytes_max
         for one, reply in zip(wanted, replies, strict=True):
             if isinstance(reply, Exception):

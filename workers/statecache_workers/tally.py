@@ -9,8 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from statecache_workers.holdings import Heads
+    from statecache_workers.quarantine import Outcome
+    from statecache_workers.streams import Slice
 
 CAUSES = ("behind", "sibling", "descendant", "companion", "branch")
 """Why a change becomes a conflict: the flusher's rulings, and `branch` for what an old branch brought back."""
@@ -62,3 +68,24 @@ class Tally(msgspec.Struct, kw_only=True):
     batch_entries: Buckets = msgspec.field(default_factory=lambda: Buckets(ENTRIES))
     transaction_s: Buckets = msgspec.field(default_factory=lambda: Buckets(SECONDS))
     lag_s: Buckets = msgspec.field(default_factory=lambda: Buckets(LAG_SECONDS))
+
+    def committed(self, done: Sequence[tuple[Slice, Outcome]], *, begun: float, written: float, heads: Heads) -> None:
+        """This counts what Postgres has just committed."""
+        entries = 0
+        for one, outcome in done:
+            entries += len(one.entries)
+            self.bytes += max(0, one.end.bytes - one.start.bytes)
+            self.quarantined += outcome.parked
+            for fork in outcome.forked:
+                self.conflicts[fork.cause] = self.conflicts.get(fork.cause, 0) + 1
+            if one.cut == "gap":
+                self.gaps += 1
+                self.repaired += len(one.entries)
+                self.lost += one.end.n - one.start.n - len(one.entries)
+            oldest = next((entry.change_set for entry in one.entries if entry.change_set is not None), None)
+            if oldest is not None:
+                self.lag_s.note(heads.now_ms / 1000 - oldest.at.timestamp() + written - heads.seen)
+        if done:
+            self.entries += entries
+            self.batch_entries.note(entries)
+            self.transaction_s.note(written - begun)

@@ -3,6 +3,8 @@
     turn    connect · tend the shards · heads · settle new shards · flush one batch · tidy a little
     rest    wait on the streams until one has an entry, or something falls due
 
+The turn behind a rest that a few shards ended looks at those alone, for somebody waits for them; the next looks at all.
+
 Everything happens in one task on one connection to each server, in this order, so a turn never meets itself. Beside it
 runs only the gatekeeper, on connections of its own. Whatever goes wrong with a server ends the turn with Unavailable;
 nothing was acknowledged then, what was believed is forgotten, and the next turn begins from what the servers say.
@@ -128,11 +130,16 @@ class Worker:
                 await self.look()  # nothing else would tell this worker that Redis is gone
             self._announce()
             return False
-        heads = self.heads = await self.flusher.look(link, self.holdings)
-        await self._settle(link, database, heads)
         woken, self._woken = self._woken, []
+        heads = await self.flusher.look(link, self.holdings, woken)
+        whole = heads.of.keys() >= self.holdings.keys()
+        self.heads = heads if whole else heads.over(self.heads)
+        if whole:
+            await self._settle(link, database, heads)
         progress = await self.flusher.cycle(link, database, self.holdings, heads=heads, woken=woken)
         await self._see_to(link, database, progress)
+        if not whole:
+            return True
         if self.janitor.due:
             await self.janitor.step(link, database, self.holdings, now_ms=heads.now_ms)
         await self._measure(link, heads)
