@@ -26,7 +26,7 @@ import msgspec
 from msgspec import inspect
 
 from statecache.errors import CodecError, LimitExceeded, UsageError
-from statecache.model import Encoding
+from statecache.model import VALUE_BYTES_MAX, Encoding
 
 NESTING_MAX = 200
 """Levels of containers in a value."""
@@ -39,7 +39,7 @@ _CYCLE = "it contains itself; store a key or an id in place of the reference"
 _DEEP = f"it is nested deeper than {NESTING_MAX} levels; flatten it, or split it over several keys of its group"
 _NAIVE = "it is a datetime without a time zone; give it one, for instance datetime.now(UTC)"
 _LOST_BYTES = "JSON would bring these bytes back as text; give a type that says bytes, or use the msgpack encoding"
-
+_SPLIT = "Split the value over several keys of its group"
 _PLAIN: tuple[type, ...] = (dict, list, str, int, float, bool, type(None), tuple, set, frozenset, bytes)
 _BYTES = (bytes, bytearray, memoryview)
 _LEAVES = frozenset({str, int, float, bool, type(None), datetime, *_BYTES})
@@ -106,7 +106,7 @@ class Codec:
         except Exception as error:  # users' own classes take part
             self._refuse(value, key, error)
         if len(data) > bytes_max:
-            hint = "Split the value over several keys of its group, or raise value_bytes_max (at most 8 MiB)."
+            hint = _SPLIT + (", or raise value_bytes_max (at most 8 MiB)." if bytes_max < VALUE_BYTES_MAX else ".")
             raise LimitExceeded("the value", actual=len(data), limit=bytes_max, key=key, hint=hint)
         try:
             back = self._read(data)

@@ -28,11 +28,23 @@ class StateCacheError(Exception):
             setattr(self, name, value)
         super().__init__(self._message())
 
-    def _message(self) -> str:
+    @property
+    def problem(self) -> str:
+        """This is the message without what to do about it."""
+        return self._filled()
+
+    @property
+    def remedy(self) -> str:
+        """This says what to do, or nothing."""
+        return str(self.facts.get("hint") or self.hint)
+
+    def _filled(self, **shown: Any) -> str:
+        """This fills the docstring with the facts, `shown` in the place of what is not said as it is kept."""
         template = " ".join((type(self).__doc__ or "").split("\n\n")[0].split())
-        message = template.format_map(_Facts(self.facts))
-        hint = self.facts.get("hint") or self.hint
-        return f"{message} {hint}" if hint else message
+        return template.format_map(_Facts(self.facts | shown))
+
+    def _message(self) -> str:
+        return f"{self.problem} {self.remedy}" if self.remedy else self.problem
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.facts)
@@ -43,6 +55,11 @@ class _Facts(dict[str, Any]):
 
     def __missing__(self, key: str) -> str:
         return "?"
+
+
+def _unended(text: str) -> str:
+    """This takes the full stop off a reason that stands before one: other programs' messages end with their own."""
+    return text.rstrip(". \n") or text
 
 
 def _rebuild(kind: type[StateCacheError], facts: dict[str, Any]) -> StateCacheError:
@@ -84,7 +101,7 @@ class NotFound(StateCacheError):
 
 
 class OutcomeUnknown(StateCacheError):
-    """It is not known whether change {change_id} of {keys} was applied: {reason}."""
+    """The outcome of change {change_id}{where} is not known: {reason}."""
 
     hint = "Repeat the same write with change_id= of this error: it is applied at most once."
     change_id: str
@@ -93,6 +110,18 @@ class OutcomeUnknown(StateCacheError):
 
     def __init__(self, change_id: str, *, keys: tuple[str, ...] = (), reason: str = "the reply was lost") -> None:
         super().__init__(change_id=change_id, keys=keys, reason=reason)
+
+    @property
+    def problem(self) -> str:
+        """This names the keys, and says why the outcome is not known."""
+        shown = ", ".join(map(repr, self.keys[:3])) + (f" and {len(self.keys) - 3} more" if self.keys[3:] else "")
+        return self._filled(where=f" of {shown}" if shown else "", reason=_unended(self.reason))
+
+    @property
+    def remedy(self) -> str:
+        """This says how to find it out, and who brings changes into Postgres where that is what is awaited."""
+        awaited = "not yet known to be in Postgres" in self.reason
+        return f"{self.hint} Workers bring changes into Postgres: does one run?" if awaited else self.hint
 
 
 class DurabilityNotMet(StateCacheError):
@@ -153,7 +182,7 @@ class Backpressure(StateCacheError):
 
 
 class LimitExceeded(StateCacheError):
-    """{what} is {actual}, more than the limit of {limit}{where}."""
+    """{what} is {actual:,}{unit}, more than the limit of {limit:,}{unit}{where}."""
 
     what: str
     actual: int
@@ -162,7 +191,8 @@ class LimitExceeded(StateCacheError):
 
     def __init__(self, what: str, *, actual: int, limit: int, key: str | None = None, hint: str = "") -> None:
         where = f" (key {key!r})" if key is not None else ""
-        super().__init__(what=what, actual=actual, limit=limit, key=key, where=where, hint=hint)
+        unit = "" if "bytes" in what else " bytes"
+        super().__init__(what=what, actual=actual, limit=limit, key=key, where=where, unit=unit, hint=hint)
 
 
 class InvalidKey(StateCacheError, ValueError):
@@ -222,16 +252,29 @@ class UsageError(StateCacheError, RuntimeError):
 class Unavailable(StateCacheError):
     """The service is unavailable ({reason}): {detail}."""
 
+    service: ClassVar[str] = "The service"
     reason: str
     detail: str
 
     def __init__(self, reason: str, *, detail: str = "", hint: str = "") -> None:
         super().__init__(reason=reason, detail=detail or "no details", hint=hint)
 
+    @property
+    def problem(self) -> str:
+        """This says what is unavailable and why; a server that refuses the user is there, and says so."""
+        detail = _unended(self.detail)
+        if self.reason == "authentication":
+            return f"{self.service} refuses this user: {detail}."
+        return self._filled(detail=detail)
+
 
 class RedisUnavailable(Unavailable):
     """Redis is unavailable ({reason}): {detail}."""
 
+    service = "Redis"
+
 
 class PostgresUnavailable(Unavailable):
     """Postgres is unavailable ({reason}): {detail}."""
+
+    service = "Postgres"

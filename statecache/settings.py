@@ -27,6 +27,11 @@ def process_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def variable_of(name: str) -> str:
+    """This names the environment variable of a setting."""
+    return f"STATECACHE_{name.upper()}"
+
+
 def masked(url: str) -> str:
     """This gives the URL or keyword string without its password, and never raises.
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 Command = Sequence[Any]
 Dial = Callable[[], Any]
 """Makes a redis-py connection that is not yet connected."""
+_CREDENTIALS = "Check user and password."
 
 
 def dialer(settings: Settings) -> Dial:
@@ -122,15 +123,13 @@ class Link:
             connection.connect()
             connected = True
         except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
-            raise RedisUnavailable(
-                "authentication", detail=f"{where}: {error}", hint="Check user and password."
-            ) from error
+            raise RedisUnavailable("authentication", detail=f"{where}: {error}", hint=_CREDENTIALS) from error
         except BusyLoadingError as error:
             raise RedisUnavailable("loading", detail=f"{where}: {error}") from error
         except ResponseError as error:
             refused = "WRONGPASS" in str(error) or "NOAUTH" in str(error) or "password" in str(error)
-            reason = "authentication" if refused else "connect"
-            raise RedisUnavailable(reason, detail=f"{where}: {error}") from error
+            reason, hint = ("authentication", _CREDENTIALS) if refused else ("connect", "")
+            raise RedisUnavailable(reason, detail=f"{where}: {error}", hint=hint) from error
         except (RedisError, OSError, TimeoutError) as error:
             raise RedisUnavailable(
                 "tls" if "SSL" in str(error) else "connect",

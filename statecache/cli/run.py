@@ -1,11 +1,13 @@
 """Running the command line: arguments in, exit status out, every error one line on stderr.
 
-With --debug, or STATECACHE_DEBUG=1, the traceback stands above that line.
+With --json the error is also the last line of stdout, as one object. With --debug before the command, or
+STATECACHE_DEBUG=1, the traceback stands above the line on stderr.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,12 +15,16 @@ from collections.abc import Sequence
 import typer
 
 from statecache.cli.app import app
-from statecache.cli.status import INTERRUPTED, OK, USAGE, line_of, status_of
+from statecache.cli.screen import print_json
+from statecache.cli.status import INTERRUPTED, OK, USAGE, status_of
+from statecache.cli.told import facts_of, given_by, line_of, origin_told
 from statecache.errors import StateCacheError
 from statecache.settings import process_environment
 
 _Usage: type[Exception] = typer.BadParameter.__mro__[2]
 """What every wrong use of the command line is to typer: its class moved between releases."""
+_DASHED = "A VALUE that begins with a dash goes behind `--`, as in `statecache set runs/1 -- -5`."
+_DEBUG = "It goes before the command: `statecache --debug …`."
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -31,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except _Usage as error:
-        return _usage(error)
+        return _usage(error, arguments)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on; what is buffered may go
         return OK
@@ -42,22 +48,38 @@ def run(arguments: Sequence[str]) -> int:
     return status if isinstance(status, int) else OK
 
 
-def _usage(error: Exception) -> int:
+def _options(arguments: Sequence[str]) -> Sequence[str]:
+    """These are the arguments before `--`, behind which nothing is an option."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
+def _usage(error: Exception, arguments: Sequence[str]) -> int:
     message = str(getattr(error, "format_message", error.__str__)())
     context = getattr(error, "ctx", None)
     if "\n" in message:
         print(message, file=sys.stderr)
-    else:
-        command = context.command_path if context is not None else "statecache"
-        print(f"statecache: {message}{'' if message[-1:] in '.?!' else '.'} See `{command} --help`.", file=sys.stderr)
+        return USAGE
+    command = context.command_path if context is not None else "statecache"
+    unknown = str(getattr(error, "option_name", "") or "")
+    more = f" {_DEBUG}" if unknown == "--debug" else ""
+    if command.endswith(" set") and re.match(r"-[^-]", unknown):
+        more = f" {_DASHED}"
+    line = f"{message}{'' if message[-1:] in '.?!' else '.'}{more} See `{command} --help`."
+    print(f"statecache: {line}", file=sys.stderr)
+    if "--json" in _options(arguments):
+        print_json({"error": "UsageError", "message": line})
     return USAGE
 
 
 def _told(error: Exception, arguments: Sequence[str], *, unexpected: bool = False) -> int:
-    if "--debug" in arguments or process_environment().get("STATECACHE_DEBUG", "0") not in ("", "0"):
+    if "--debug" in _options(arguments) or process_environment().get("STATECACHE_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
     line = line_of(error)
     if unexpected:
-        line = f"statecache: unexpected {type(error).__name__}: {line.partition(': ')[2]} (--debug shows where)"
+        line = f"statecache: unexpected {type(error).__name__}: {line.partition(': ')[2]}"
+        line += " (`statecache --debug …` shows where)"
+    line = origin_told(line, given=given_by(_options(arguments)))
     print(line, file=sys.stderr)
+    if "--json" in _options(arguments):
+        print_json(facts_of(error) | {"message": line.removeprefix("statecache: ")})
     return status_of(error)

@@ -7,6 +7,7 @@ not be able to steer an operator's terminal.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -37,8 +38,12 @@ def console(*, on_stderr: bool = False) -> Console:
 
 
 def print_json(value: Any) -> None:
-    """This prints one JSON object on one line."""
-    print(msgspec.json.encode(value).decode())
+    """This prints one JSON object on one line; a lone surrogate, which is no UTF-8, as its escape."""
+    try:
+        data = msgspec.json.encode(value, enc_hook=str)
+    except UnicodeEncodeError:
+        data = json.dumps(msgspec.to_builtins(value, enc_hook=str)).encode()
+    print(data.decode())
 
 
 def plain(text: str) -> str:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from statecache.model import State
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="Like runs/42.")]
+ChangeId = Annotated[
+    str | None, typer.Option(metavar="CHANGE_ID", help="Of a write whose outcome is not known, to ask again.")
+]
 LIST_MAX = 100
 
 
@@ -84,6 +87,7 @@ def put(
     durability: Level = None,
     actor: Actor = "",
     reason: Reason = "",
+    change_id: ChangeId = None,
     redis_url: RedisUrl = None,
     postgres_url: PostgresUrl = None,
     as_json: AsJson = False,
@@ -107,6 +111,7 @@ def put(
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     more: dict[str, Any] = {
         "durability": checked_durability(durability), "actor": actor or operator(), "reason": reason,
+        "change_id": change_id,
     }  # fmt: skip
     if expected is not None:
         more["expected"] = expected
@@ -139,6 +144,7 @@ def rm(
     durability: Level = None,
     actor: Actor = "",
     reason: Reason = "",
+    change_id: ChangeId = None,
     redis_url: RedisUrl = None,
     postgres_url: PostgresUrl = None,
     as_json: AsJson = False,
@@ -155,18 +161,24 @@ def rm(
     from statecache.cli import by_hand
 
     checked_key(key)
-    more = {"durability": checked_durability(durability), "actor": actor or operator(), "reason": reason}
+    more = {
+        "durability": checked_durability(durability), "actor": actor or operator(), "reason": reason,
+        "change_id": change_id,
+    }  # fmt: skip
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
-    if not yes and sys.stdin.isatty() and is_terminal():
-        typer.confirm(f"Delete {plain(key)}?", abort=True, err=True)
-    tombstone = asyncio.run(by_hand.rm(settings, key, more))
-    if tombstone is None:
-        if as_json:
-            print_json({"key": key, "deleted": False})
-        print(f"statecache: {plain(key)}: there is nothing to delete", file=sys.stderr)
-        return FINDING
-    _tell(tombstone, as_json=as_json)
-    return OK
+    asks = not yes and sys.stdin.isatty() and is_terminal()
+    refused = asks and not typer.confirm(f"Delete {plain(key)}?", err=True)
+    tombstone = None if refused else asyncio.run(by_hand.rm(settings, key, more))
+    if tombstone is not None:
+        _tell(tombstone, as_json=as_json)
+        return OK
+    print(
+        f"statecache: {plain(key)}: {'nothing was deleted' if refused else 'there is nothing to delete'}",
+        file=sys.stderr,
+    )
+    if as_json:
+        print_json({"key": key, "deleted": False})
+    return FINDING
 
 
 def ls(

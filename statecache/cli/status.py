@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from statecache.errors import ConfigurationError, DurabilityRefused, InvalidKey, Unavailable, UsageError
+from statecache.errors import (
+    ConfigurationError,
+    DurabilityRefused,
+    InvalidKey,
+    LimitExceeded,
+    PostgresUnavailable,
+    Unavailable,
+    UsageError,
+)
 
 OK = 0
 FINDING = 1
@@ -12,20 +20,24 @@ UNREACHABLE = 4
 INTERRUPTED = 130
 
 _STATUS = (
-    ((UsageError, InvalidKey), USAGE),
+    ((UsageError, InvalidKey, LimitExceeded), USAGE),
     ((ConfigurationError, DurabilityRefused), CONFIGURATION),
     ((Unavailable,), UNREACHABLE),
 )
+_NO_ENTRY = ("no password supplied", "no pg_hba.conf entry")
+"""What libpq says of a user that is not let in, beside what names authentication."""
 
 
 def status_of(error: BaseException) -> int:
     """This gives the exit status that an error leads to; 1 for all that have none of their own."""
+    if refuses_user(error):
+        return CONFIGURATION
     return next((status for kinds, status in _STATUS if isinstance(error, kinds)), FINDING)
 
 
-def line_of(error: BaseException) -> str:
-    """This tells an error in one line; on the command line nobody needs to hear that a client was used wrongly."""
-    text = str(error)
-    if isinstance(error, UsageError):
-        text = f"{error.reason.rstrip('.')}. {error.facts.get('hint') or ''}"
-    return f"statecache: {' '.join(text.split()) or type(error).__name__}"
+def refuses_user(error: BaseException) -> bool:
+    """This says whether a server answered that it does not let this user in, which no waiting changes."""
+    if not isinstance(error, Unavailable):
+        return False
+    silent = isinstance(error, PostgresUnavailable) and any(words in error.detail for words in _NO_ENTRY)
+    return error.reason == "authentication" or silent

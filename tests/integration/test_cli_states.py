@@ -131,6 +131,30 @@ def test_conditions_hold_or_end_with_status_1(cli: CommandLine) -> None:
     assert cli("get", "runs/1").out == "2\n"
 
 
+async def test_a_write_whose_outcome_is_not_known_is_asked_again_with_its_change_id(
+    cli: CommandLine, worker: Worker, monkeypatch: pytest.MonkeyPatch, psql: Psql
+) -> None:
+    monkeypatch.setenv("STATECACHE_TIMEOUT_S", "0.3")
+    monkeypatch.setenv("STATECACHE_HYDRATE_TOKEN_S", "0.3")
+    unknown = await cli.beside("set", "runs/1", "2", "--durability", "postgres", "--json")
+    change_id = unknown.json["change_id"]
+    assert unknown.status == 1
+    assert unknown.err == (
+        f"statecache: The outcome of change {change_id} of 'runs/1' is not known: it is applied in Redis, and not yet "
+        "known to be in Postgres. Workers bring changes into Postgres: `statecache status` shows whether any lives. "
+        f"The same command with --change-id {change_id} asks again: it is applied at most once.\n"
+    )
+    monkeypatch.delenv("STATECACHE_TIMEOUT_S")
+    await flush(worker)
+    again = ("--durability", "postgres", "--change-id", change_id, "--json")
+    assert (await cli.beside("set", "runs/1", "2", *again)).json["version"] == 1
+    assert rows(psql, "SELECT version, change_id FROM change") == [(1, change_id)]
+    gone = (await cli.beside("rm", "runs/1", "--change-id", "a" * 24, "--json")).json
+    repeated = await cli.beside("rm", "runs/1", "--change-id", "a" * 24, "--json")
+    assert (gone["version"], gone["change_id"]) == (2, "a" * 24)
+    assert repeated.json == gone
+
+
 async def test_who_did_it_and_why_is_kept(cli: CommandLine, worker: Worker, psql: Psql) -> None:
     await cli.beside("set", "runs/1", "1", "--reason", "because")
     await cli.beside("rm", "runs/1", "--actor", "ann")
@@ -150,6 +174,7 @@ async def test_who_did_it_and_why_is_kept(cli: CommandLine, worker: Worker, psql
         (("set", "runs/1", "1", "--durability", "replica"), 3, "0 replicas are connected"),
         (("set", "runs/1", "1", "--create", "--expected", "abcdefgh"), 2, "exclude one another"),
         (("set", "runs/1", "1", "--expected", "?"), 2, "not a change_id"),
+        (("set", "runs/1", "1", "--change-id", "?"), 2, "not a change_id"),
         (("get", "runs/1", "--redis-url", "redis://127.0.0.1:1/0"), 4, "127.0.0.1:1"),
         (("ls", "runs/\x00"), 2, "NUL"),
         (("ls", "runs/", "--limit", "-1"), 2, "--limit"),

@@ -14,6 +14,7 @@ import sys
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -78,7 +79,7 @@ async def test_lag_is_told_in_entries_bytes_and_time_with_the_worst_shards(cli: 
 async def test_a_shard_without_a_worker_calls_for_a_person(cli: CommandLine) -> None:
     shown = await cli.beside("status")
     assert shown.status == 1
-    assert "4 of 4 shards have no worker" in shown.out
+    assert "4 of 4 shards have no worker: start one with `statecache worker`\n" in shown.out
 
 
 async def test_a_closed_gate_calls_for_a_person(
@@ -297,16 +298,21 @@ def test_the_live_screen_ends_when_it_is_told_to(cli: CommandLine) -> None:
         assert terminal.process.wait(WAIT_S) == 0
 
 
+def _holds(said: bytes, seen: bytes) -> bool:
+    return said in seen
+
+
 def test_on_a_terminal_there_is_colour_and_a_delete_asks_first(cli: CommandLine) -> None:
     assert cli("set", "runs/1", '{"a": 1}').status == 0
     with in_terminal(cli, "get", "runs/1") as terminal:
         terminal.until(lambda seen: b"}" in seen)
         assert b"\x1b[" in terminal.written
         assert terminal.process.wait(WAIT_S) == 0
-    for answer, status in ((b"n\n", 130), (b"y\n", 0)):
+    for answer, status, said in ((b"n\n", 1, b"nothing was deleted"), (b"y\n", 0, b"version 2")):
         with in_terminal(cli, "rm", "runs/1") as terminal:
             terminal.until(lambda seen: b"Delete runs/1?" in seen)
             terminal.press(answer)
+            terminal.until(partial(_holds, said))
             assert terminal.process.wait(WAIT_S) == status
     assert cli("get", "runs/1").status == 1
 

@@ -100,11 +100,12 @@ REFUSED = {
     "an integer beyond msgpack": _value(lambda: [2**64], "at $[0]: can't serialize ints", "2**64", encoding="msgpack"),
     "8 MiB and one more byte": Refused(
         lambda client: client.set(KEY, "x" * (VALUE_BYTES_MAX - 1)), LimitExceeded, repr(KEY),
-        f"the value is {VALUE_BYTES_MAX + 1}, more than the limit of {VALUE_BYTES_MAX}", "Split the value over several",
+        f"the value is {VALUE_BYTES_MAX + 1:,} bytes, more than the limit of {VALUE_BYTES_MAX:,} bytes",
+        "Split the value over several keys of its group.",
     ),
     "16 MiB and more in one commit": Refused(
         _transact(KEY, f"{KEY}/b", value="x" * (VALUE_BYTES_MAX - 2)), LimitExceeded, repr(KEY),
-        f"more than the limit of {COMMIT_BYTES_MAX}", "Split the commit",
+        f"more than the limit of {COMMIT_BYTES_MAX:,}", "Split the commit",
     ),
     "257 states in one commit": Refused(
         _transact(*(f"{KEY}/{number}" for number in range(257))), UsageError, repr(f"{KEY}/0"),

@@ -14,7 +14,8 @@ import pytest
 from statecache.cli import NEEDS, states
 from statecache.cli.epochs import numbers
 from statecache.cli.run import run
-from statecache.cli.status import line_of, status_of
+from statecache.cli.status import status_of
+from statecache.cli.told import line_of
 from statecache.errors import (
     ConfigurationError,
     DurabilityRefused,
@@ -251,7 +252,10 @@ def test_a_mistake_of_ours_is_one_line_too(capsys: pytest.CaptureFixture[str], m
 
     monkeypatch.setattr(states, "settings_of", broken)
     status, _, err = told(capsys, "where", "a/b")
-    assert (status, err) == (1, "statecache: unexpected ZeroDivisionError: division by zero (--debug shows where)\n")
+    assert (status, err) == (
+        1,
+        "statecache: unexpected ZeroDivisionError: division by zero (`statecache --debug …` shows where)\n",
+    )
 
 
 def test_an_interrupt_is_silent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

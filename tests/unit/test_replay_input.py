@@ -58,7 +58,7 @@ def test_a_limit_takes_the_first_runs_and_blank_lines_do_not_count() -> None:
         (line(id=""), "segment 2 is empty"),
         (line(id="a/"), "segment 3 is empty"),
         (line(id="x" * 600), "more than 512"),
-        (line(messages=[{"role": "user", "content": "x" * (8 << 20)}]), "more than the limit of 8388608"),
+        (line(messages=[{"role": "user", "content": "x" * (8 << 20)}]), "more than the limit of 8,388,608 bytes"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_line_and_reason(data: bytes, told: str) -> None:

@@ -1,0 +1,99 @@
+"""How the command line tells an error: what happened, and what to do about it with commands instead of the client.
+
+An error's own remedy is for those who write a program. What a person at a terminal does instead stands here, by kind.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection
+from typing import Any
+
+from statecache.cli.screen import plain
+from statecache.cli.status import refuses_user
+from statecache.errors import (
+    AlreadyExists,
+    Backpressure,
+    Forked,
+    LimitExceeded,
+    OutcomeUnknown,
+    PostgresUnavailable,
+    Quarantined,
+    StateCacheError,
+    UsageError,
+    VersionConflict,
+)
+from statecache.settings import Settings, process_environment, variable_of
+
+_REMEDIES: dict[type[StateCacheError], Callable[[Any], str]] = {
+    VersionConflict: lambda error: (
+        f"`statecache get {_word(error.key)} --meta` shows what is there now; give its change_id as --expected."
+    ),
+    AlreadyExists: lambda error: f"`statecache get {_word(error.key)}` shows it; without --create it is overwritten.",
+    OutcomeUnknown: lambda error: (
+        ("Workers bring changes into Postgres: `statecache status` shows whether any lives. " * _awaits_postgres(error))
+        + f"The same command with --change-id {error.change_id} asks again: it is applied at most once."
+    ),
+    Quarantined: lambda _: "`statecache quarantine list` tells why.",
+    Forked: lambda error: (
+        f"Both sides are kept, this one in the table conflict: `statecache get {_word(error.key)}` shows the other."
+    ),
+    Backpressure: lambda _: "Nothing was applied. `statecache status` shows how the workers and Postgres stand.",
+    LimitExceeded: lambda error: error.remedy.replace("value_bytes_max", variable_of("value_bytes_max")),
+}
+
+
+def line_of(error: BaseException) -> str:
+    """This tells an error in one line."""
+    return f"statecache: {' '.join(text_of(error).split()) or type(error).__name__}"
+
+
+def text_of(error: BaseException) -> str:
+    """This gives the message and the remedy; nobody at a terminal needs to hear that a client was used wrongly."""
+    if not isinstance(error, StateCacheError):
+        return str(error)
+    if refuses_user(error):
+        return f"{error.problem} {_credentials(error)}"
+    if isinstance(error, UsageError):
+        return f"{error.reason.rstrip('.')}. {error.remedy}"
+    remedy = next((words(error) for kind, words in _REMEDIES.items() if isinstance(error, kind)), error.remedy)
+    return f"{error.problem} {remedy}"
+
+
+def facts_of(error: BaseException) -> dict[str, Any]:
+    """This gives an error as one JSON object: its name, the message, and the facts that it holds."""
+    facts = error.facts if isinstance(error, StateCacheError) else {}
+    shown = {name: value for name, value in facts.items() if name not in ("hint", "where", "unit")}
+    return {"error": type(error).__name__, "message": line_of(error).removeprefix("statecache: "), **shown}
+
+
+def origin_told(text: str, *, given: Collection[str]) -> str:
+    """This says behind a default URL in a text that it is one; `given` names the settings that were set."""
+    for name in ("redis_url", "postgres_url"):
+        default = Settings.model_fields[name].default
+        if name not in given and default in text:
+            text = text.replace(default, f"{default} (the default: {variable_of(name)} is not set)", 1)
+    return text
+
+
+def given_by(arguments: Collection[str]) -> set[str]:
+    """This names the URLs that stand in the environment or among a command's arguments."""
+    environment, options = process_environment(), {word.partition("=")[0] for word in arguments}
+    return {
+        name
+        for name in ("redis_url", "postgres_url")
+        if variable_of(name) in environment or f"--{name.replace('_', '-')}" in options
+    }
+
+
+def _credentials(error: BaseException) -> str:
+    name = "postgres_url" if isinstance(error, PostgresUnavailable) else "redis_url"
+    return f"Check user and password in {variable_of(name)}."
+
+
+def _awaits_postgres(error: OutcomeUnknown) -> bool:
+    return error.remedy != error.hint
+
+
+def _word(key: str) -> str:
+    return shlex.quote(plain(key))

@@ -1,0 +1,152 @@
+"""How the command line tells errors: in commands, not in calls of the client, and as an object for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from statecache.cli import states
+from statecache.cli.run import run
+from statecache.cli.status import status_of
+from statecache.cli.told import facts_of, line_of
+from statecache.errors import (
+    AlreadyExists,
+    Backpressure,
+    Forked,
+    LimitExceeded,
+    OutcomeUnknown,
+    PostgresUnavailable,
+    Quarantined,
+    RedisUnavailable,
+    StateCacheError,
+    VersionConflict,
+)
+from statecache.settings import process_environment
+
+OF_THE_CLIENT = ("set()", "update()", "create()", "default=", "change_id=", "See the table")
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in process_environment():
+        if name.startswith("STATECACHE_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (VersionConflict("runs/1", "a" * 24, "b" * 24), "`statecache get runs/1 --meta`"),
+        (AlreadyExists("runs/it's"), "`statecache get 'runs/it'\"'\"'s'`"),
+        (OutcomeUnknown("c" * 24, keys=("runs/1",)), f"The same command with --change-id {'c' * 24} "),
+        (Quarantined("runs/1", "c" * 24), "`statecache quarantine list`"),
+        (Forked("runs/1", "c" * 24), "`statecache get runs/1`"),
+        (Backpressure(3, reason="x"), "`statecache status`"),
+        (
+            LimitExceeded("the value", actual=2000, limit=1000, hint="Raise value_bytes_max."),
+            "is 2,000 bytes, more than the limit of 1,000 bytes. Raise STATECACHE_VALUE_BYTES_MAX.",
+        ),
+        (
+            RedisUnavailable("authentication", detail="x: WRONGPASS."),
+            "Redis refuses this user: x: WRONGPASS. Check user and password in STATECACHE_REDIS_URL.",
+        ),
+        (PostgresUnavailable("authentication", detail="x"), "password in STATECACHE_POSTGRES_URL."),
+    ],
+)  # fmt: skip
+def test_a_remedy_is_a_command_and_not_a_call(error: StateCacheError, remedy: str) -> None:
+    line = line_of(error)
+    assert remedy in line
+    assert not [words for words in OF_THE_CLIENT if words in line]
+
+
+def test_several_keys_are_named_and_many_counted() -> None:
+    unknown = OutcomeUnknown("c" * 24, keys=("a/1", "a/2", "a/3", "a/4", "a/5"), reason="Redis went away.")
+    assert unknown.problem == (
+        f"The outcome of change {'c' * 24} of 'a/1', 'a/2', 'a/3' and 2 more is not known: Redis went away."
+    )
+    assert OutcomeUnknown("c" * 24).problem == f"The outcome of change {'c' * 24} is not known: the reply was lost."
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RedisUnavailable("authentication"), 3),
+        (PostgresUnavailable("authentication"), 3),
+        (PostgresUnavailable("connect", detail="x: fe_sendauth: no password supplied"), 3),
+        (PostgresUnavailable("connect", detail='x: no pg_hba.conf entry for host "h"'), 3),
+        (RedisUnavailable("connect", detail="no password supplied"), 4),
+        (LimitExceeded("the value", actual=2, limit=1), 2),
+    ],
+)
+def test_a_user_that_is_refused_is_a_matter_of_configuration(error: Exception, status: int) -> None:
+    assert status_of(error) == status
+
+
+def test_a_full_stop_stands_once() -> None:
+    assert str(RedisUnavailable("connect", detail="Error 111. Connect call failed.")) == (
+        "Redis is unavailable (connect): Error 111. Connect call failed."
+    )
+
+
+def test_an_error_is_an_object_with_its_facts() -> None:
+    told = facts_of(VersionConflict("runs/1", "a" * 24, "b" * 24))
+    assert told.pop("message").startswith("'runs/1' was changed by someone else")
+    assert told == {"error": "VersionConflict", "key": "runs/1", "expected": "a" * 24, "actual": "b" * 24}
+    assert facts_of(ZeroDivisionError("x")) == {"error": "ZeroDivisionError", "message": "x"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "error"),
+    [
+        (["get", "runs/1", "--json", "--redis-url", f"redis://{NOBODY}/0"], 4, "RedisUnavailable"),
+        (["migrate", "--json", "--postgres-url", f"postgresql://{NOBODY}/x"], 4, "PostgresUnavailable"),
+        (["where", "a/b", "--json", "--redis-url", "http://x"], 3, "ConfigurationError"),
+        (["where", "runs/\udc80", "--json"], 2, "InvalidKey"),
+        (["where", "--json"], 2, "UsageError"),
+    ],
+)
+def test_with_json_an_error_is_the_last_line_of_stdout_too(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, error: str
+) -> None:
+    assert run(arguments) == status
+    shown = capsys.readouterr()
+    (line,) = shown.out.splitlines()
+    told = json.loads(line)
+    assert told["error"] == error
+    assert shown.err.strip() == f"statecache: {told['message']}"
+
+
+def test_a_mistake_of_ours_is_an_object_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(**_: Any) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(states, "settings_of", broken)
+    assert run(["where", "a/b", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"] == "ZeroDivisionError"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["set", "runs/1", "-5"], "goes behind `--`"),
+        (["get", "runs/1", "--debug"], "It goes before the command: `statecache --debug …`."),
+        (["get", "-5"], "See `statecache get --help`."),
+    ],
+)
+def test_an_option_that_there_is_not_is_told_with_what_was_meant(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], hint: str
+) -> None:
+    assert run(arguments) == 2
+    shown = capsys.readouterr().err
+    assert hint in shown
+    assert ("goes behind" in shown) == (arguments[0] == "set")
+
+
+def test_what_stands_behind_two_dashes_is_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["where", "--", "--json"]) == 2
+    assert capsys.readouterr().out == ""
