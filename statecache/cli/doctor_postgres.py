@@ -50,6 +50,8 @@ class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True):
     applied: Sequence[int] | None
     cluster: Sequence[Any] | None
     ahead_s: float
+    unowned: tuple[int, int] | None = None
+    """How many shards have no live worker, of how many; None where this role may not see the workers."""
 
 
 async def ask(settings: Settings) -> PostgresFacts:
@@ -83,7 +85,12 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
         applied = [row[0] for row in await _rows(settings, connection, "migrate_seen", {})]
     if rights["usage"] and tables.get("cluster", {}).get("SELECT"):
         cluster = next(iter(await _rows(settings, connection, "cluster", {})), None)
+    unowned = None
+    if rights["usage"] and all(tables.get(name, {}).get("SELECT") for name in ("worker", "shard")):
+        (row,) = await _rows(settings, connection, "worker_census", {})
+        unowned = (row[1], settings.shards)
     return PostgresFacts(
+        unowned=unowned,
         version=server["version"],
         version_num=server["version_num"],
         settings=server["settings"],
@@ -119,6 +126,7 @@ def findings(facts: PostgresFacts, settings: Settings, *, worker: bool) -> Itera
     yield from _what_it_keeps(facts)
     yield from _connections(facts, settings)
     yield from _schema(facts, settings)
+    yield from _workers(facts)
     yield from _rights(facts, worker=worker)
 
 
@@ -200,6 +208,15 @@ def _schema(facts: PostgresFacts, settings: Settings) -> Iterator[Finding]:
         yield note("postgres", f"a newer release has applied {', '.join(map(str, newer))}", "", "upgrade this one")
     if facts.cluster is not None:
         yield from _pin(facts.cluster, settings)
+
+
+def _workers(facts: PostgresFacts) -> Iterator[Finding]:
+    """This misses live workers. On a standby, or without a schema, there is something else to mend first."""
+    if facts.unowned and facts.unowned[0] and not facts.standby:
+        none, count = facts.unowned
+        yield error("postgres", f"{none} of {count} shards have no live worker",
+                    "their changes do not get into Postgres: `postgres` durability is not reached, "
+                    "and at backlog_entries_max commits are refused", "statecache worker")  # fmt: skip
 
 
 def _pin(cluster: Sequence[Any], settings: Settings) -> Iterator[Finding]:

@@ -168,7 +168,8 @@ def _attention(found: Overview, shards: Sequence[Shard]) -> list[str]:
     if (closed := found.shards["closed"] or 0) > 3:
         reasons.append(f"the gates of {closed - 3} more shards are closed")
     if found.shards["unowned"]:
-        reasons.append(f"{found.shards['unowned']} of {found.shards['count']} shards have no worker")
+        unowned, count = found.shards["unowned"], found.shards["count"]
+        reasons.append(f"{unowned} of {count} shards have no worker: start one with `statecache worker`")
     if found.backlog["over"]:
         reasons.append(f"the backlog of {_named(found.backlog['over'])} is above {BACKLOG_LIMIT:.0%} of its limit")
     if found.quarantined:

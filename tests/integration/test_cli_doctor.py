@@ -22,6 +22,7 @@ GOOD = {
     "maxmemory-clients": "20%",
     "client-output-buffer-limit": '"pubsub 32mb 8mb 60"',
 }
+OWNED = "UPDATE statecache.shard SET owner = 'a worker', lease_until = now() + interval '1 day'"
 Psql = psycopg.Connection[Any]
 
 
@@ -30,6 +31,8 @@ def throwaway() -> Iterator[Servers]:
     """Servers of this module's own, whose settings it may spoil."""
     config = {name: value.strip('"') for name, value in GOOD.items()}
     with servers(workers=0, settings={"shards": "4"}, redis_config=config) as started:
+        with psycopg.connect(started.postgres_url, autocommit=True) as connection:
+            connection.execute(OWNED)
         yield started
 
 
@@ -204,6 +207,18 @@ def test_a_redis_without_a_data_set_is_named(cli: CommandLine, raw: Any, own: Se
     finally:
         raw.hset(meta, mapping=held)
     assert (status, findings["no data set under the prefix 'sc' has been opened here"]) == (1, "error")
+
+
+def test_shards_that_no_worker_owns_are_an_error_with_its_remedy(cli: CommandLine, psql: Psql) -> None:
+    psql.execute("UPDATE statecache.shard SET lease_until = now() - interval '1 second' WHERE shard > 0")
+    try:
+        facts = cli("doctor", "--json")
+    finally:
+        psql.execute(OWNED)
+    (one,) = [one for one in facts.json["findings"] if one["severity"] == "error"]
+    assert facts.status == 1
+    assert (one["what"], one["remedy"]) == ("3 of 4 shards have no live worker", "statecache worker")
+    assert "`postgres` durability is not reached" in one["costs"]
 
 
 def test_two_deployments_mixed_up_are_named(cli: CommandLine, raw: Any) -> None:
