@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from difflib import get_close_matches
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -17,6 +18,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from statecache.errors import ConfigurationError
 from statecache.model import VALUE_BYTES_MAX, Durability
 
+_PREFIX = "STATECACHE_"
+_NOT_MEANT_FOR_US = re.compile(r"STATECACHE_(TEST_.*|(.*_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?))")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?")
@@ -29,7 +32,20 @@ def process_environment() -> dict[str, str]:
 
 def variable_of(name: str) -> str:
     """This names the environment variable of a setting."""
-    return f"STATECACHE_{name.upper()}"
+    return f"{_PREFIX}{name.upper()}"
+
+
+def unknown_variables() -> dict[str, str]:
+    """This gives the variables that look like settings and are none, each with the one that was perhaps meant, or ''.
+
+    `STATECACHE_DEBUG` is the command line's, `STATECACHE_TEST_…` are the test suite's, and some are Kubernetes' own: it
+    tells every container of services that are called like us.
+    """
+    known = [name.upper() for name in (*Settings.model_fields, "debug")]
+    names = sorted(name for name in os.environ if name.startswith(_PREFIX) and not _NOT_MEANT_FOR_US.fullmatch(name))
+    unknown = [name for name in names if name.removeprefix(_PREFIX) not in known]
+    meant = {name: get_close_matches(name.removeprefix(_PREFIX), known, 1) for name in unknown}
+    return {name: variable_of(found[0]) if found else "" for name, found in meant.items()}
 
 
 def masked(url: str) -> str:
@@ -65,7 +81,7 @@ class Settings(BaseSettings):
     """This holds everything that an operator may set, checked, with defaults that fit one machine."""
 
     model_config = SettingsConfigDict(
-        env_prefix="STATECACHE_", frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
+        env_prefix=_PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
     )
 
     redis_url: str = Field("redis://127.0.0.1:6379/0", repr=False)

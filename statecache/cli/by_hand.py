@@ -10,6 +10,7 @@ import msgspec
 from statecache._async.client import AsyncStateCache
 from statecache._async.redis import refusal
 from statecache.cli.parked import Place
+from statecache.cli.reach import patient
 from statecache.errors import CodecError, PostgresUnavailable
 from statecache.model import Position, Record, State
 from statecache.settings import Settings
@@ -160,14 +161,14 @@ def _parked(shard: int, position: Position) -> Fate:
 
 async def get(settings: Settings, key: str) -> Seen:
     """This reads a state from the primary."""
-    async with AsyncStateCache(settings=settings) as cache:
+    async with AsyncStateCache(settings=await patient(settings)) as cache:
         record = await cache.tier.reader.record(key, end=cache.end_of(None))
         return seen_of(record, await fate_of(cache, record))
 
 
 async def put(settings: Settings, key: str, value: Any, *, create: bool, more: dict[str, Any]) -> State[Any]:
     """This writes a value; with `create` only where there is none."""
-    async with AsyncStateCache(settings=settings) as cache:
+    async with AsyncStateCache(settings=await patient(settings)) as cache:
         verb = cache.create if create else cache.set
         written: State[Any] = await verb(key, value, **more)
         return written
@@ -175,7 +176,7 @@ async def put(settings: Settings, key: str, value: Any, *, create: bool, more: d
 
 async def rm(settings: Settings, key: str, more: dict[str, Any]) -> State[None] | None:
     """This deletes; a quarantined change counts as something to delete, which the verb alone would not find."""
-    async with AsyncStateCache(settings=settings) as cache:
+    async with AsyncStateCache(settings=await patient(settings)) as cache:
         tombstone = await cache.delete(key, **more)
         if tombstone is None:
             record = await cache.tier.reader.record(key, end=cache.end_of(None))
@@ -187,7 +188,7 @@ async def rm(settings: Settings, key: str, more: dict[str, Any]) -> State[None] 
 async def ls(settings: Settings, prefix: str, *, newest: bool, limit: int) -> tuple[list[dict[str, Any]], bool]:
     """This lists; the watermarks are read first, so what is at or below one came from Postgres."""
     found: list[dict[str, Any]] = []
-    async with AsyncStateCache(settings=settings) as cache:
+    async with AsyncStateCache(settings=await patient(settings)) as cache:
         seconds = cache.settings.timeout_s
         marks = await watermarks(cache, seconds=seconds)
         sights = cache.tier.listing.sights(

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated
+from collections import Counter
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
 
 from statecache.cli.findings import Finding, LevelSeen, error, warning
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
-from statecache.cli.screen import print_json, print_labelled, print_table
-from statecache.cli.status import CONFIGURATION, FINDING, OK, UNREACHABLE
+from statecache.cli.screen import counted, print_json, print_labelled, print_table
+from statecache.cli.status import FINDING, OK, refuses_user, status_of
+from statecache.cli.told import origin_told, text_of
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, DurabilityRefused, StateCacheError, Unavailable
 from statecache.model import DURABILITIES
-from statecache.settings import masked
+from statecache.settings import masked, variable_of
 
 if TYPE_CHECKING:
     from statecache.cli.doctor_postgres import PostgresFacts
@@ -60,7 +63,7 @@ def doctor(
     if as_json:
         print_json(found)
     else:
-        _show(found)
+        _show(found, given=settings.model_fields_set)
     bad = ("error", "warning") if strict else ("error",)
     return status or (FINDING if any(one.severity in bad for one in found.findings) else OK)
 
@@ -75,7 +78,7 @@ async def _examine(settings: Settings, *, worker: bool) -> tuple[Diagnosis, int]
     status = OK
     for answer in (redis, postgres):
         if isinstance(answer, StateCacheError):
-            status = max(status, UNREACHABLE if isinstance(answer, Unavailable) else CONFIGURATION)
+            status = max(status, status_of(answer))
         elif isinstance(answer, BaseException):
             raise answer
     redis_facts = None if isinstance(redis, BaseException) else redis
@@ -85,14 +88,28 @@ async def _examine(settings: Settings, *, worker: bool) -> tuple[Diagnosis, int]
     if postgres_facts is not None:
         found += doctor_postgres.findings(postgres_facts, settings, worker=worker)
     found += between(redis_facts, postgres_facts, settings)
+    found += _refused("redis", redis) + _refused("postgres", postgres)
     diagnosis = Diagnosis(
         redis=masked(settings.redis_url),
         postgres=masked(settings.postgres_url),
-        unreachable=[" ".join(str(one).split()) for one in (redis, postgres) if isinstance(one, StateCacheError)],
+        unreachable=[
+            " ".join(text_of(one).split())
+            for one in (redis, postgres)
+            if isinstance(one, StateCacheError) and not refuses_user(one)
+        ],
         findings=sorted(found, key=lambda one: ("error", "warning", "note").index(one.severity)),
         levels=await _levels(settings, redis_facts, postgres_facts),
     )
     return diagnosis, status
+
+
+def _refused(where: Literal["redis", "postgres"], answer: object) -> list[Finding]:
+    """This is a server that answers that it does not let this user in."""
+    if not (isinstance(answer, Unavailable) and refuses_user(answer)):
+        return []
+    what = f"it refuses this user: {' '.join(answer.detail.split())}"
+    remedy = f"check user and password in {variable_of(f'{where}_url')}"
+    return [error(where, what, "nothing works as this user, and the server could not be examined", remedy)]
 
 
 def between(redis: RedisFacts | None, postgres: PostgresFacts | None, settings: Settings) -> list[Finding]:
@@ -114,7 +131,9 @@ def between(redis: RedisFacts | None, postgres: PostgresFacts | None, settings: 
 
 
 async def _levels(settings: Settings, redis: RedisFacts | None, postgres: PostgresFacts | None) -> list[LevelSeen]:
-    refused = await _refusals(settings) if redis is not None else dict.fromkeys(DURABILITIES, "Redis does not answer")
+    refused = (
+        await _refusals(settings) if redis is not None else dict.fromkeys(DURABILITIES, "Redis could not be asked")
+    )
     if not refused["postgres"]:
         refused["postgres"] = _against_postgres(postgres)
     return [
@@ -150,7 +169,7 @@ async def _refusals(settings: Settings) -> dict[str, str]:
 
 def _against_postgres(postgres: PostgresFacts | None) -> str:
     if postgres is None:
-        return "Postgres does not answer"
+        return "Postgres could not be asked"
     if postgres.standby:
         return "this Postgres is a standby: nothing is flushed into it"
     return "" if postgres.tables else "the schema is not there: statecache migrate"
@@ -175,9 +194,9 @@ def _worth(level: str, settings: Settings, redis: RedisFacts | None, postgres: P
     return "survives any loss of Redis"
 
 
-def _show(found: Diagnosis) -> None:
-    print_labelled("Redis", found.redis, width=_LABEL, style="note")
-    print_labelled("Postgres", found.postgres, width=_LABEL, style="note")
+def _show(found: Diagnosis, *, given: Collection[str]) -> None:
+    print_labelled("Redis", origin_told(found.redis, given=given), width=_LABEL, style="note")
+    print_labelled("Postgres", origin_told(found.postgres, given=given), width=_LABEL, style="note")
     for reason in found.unreachable:
         print_labelled("unreachable", reason, width=_LABEL + 3, style="error", label_style="error")
     print()
@@ -188,8 +207,10 @@ def _show(found: Diagnosis) -> None:
     )
     for one in found.findings:
         _show_finding(one)
-    counts = [sum(one.severity == severity for one in found.findings) for severity in ("error", "warning", "note")]
-    print(f"\n{counts[0]} errors, {counts[1]} warnings, {counts[2]} notes")
+    severities = Counter(one.severity for one in found.findings)
+    counts = [counted(severities[severity], severity) for severity in ("error", "warning", "note")]
+    away = [f"{len(found.unreachable)} unreachable"] if found.unreachable else []
+    print(f"\n{', '.join(away + counts)}")
 
 
 def _show_finding(one: Finding) -> None:

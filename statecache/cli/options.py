@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import getpass
 import os
+import sys
 from typing import Annotated, Any
 
 import typer
 
+from statecache.cli.screen import plain
 from statecache.errors import UsageError
 from statecache.model import DURABILITIES, Durability
-from statecache.settings import Settings
+from statecache.settings import Settings, unknown_variables
 
 RedisUrl = Annotated[str | None, typer.Option("--redis-url", metavar="URL", help="Else STATECACHE_REDIS_URL.")]
 PostgresUrl = Annotated[str | None, typer.Option("--postgres-url", metavar="URL", help="Else STATECACHE_POSTGRES_URL.")]
@@ -22,7 +24,18 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 def settings_of(**given: Any) -> Settings:
-    """This gives the settings, with the options that were given winning over the environment."""
+    """This gives the settings, with the options that were given winning over the environment.
+
+    A variable that looks like one of ours and is none is told on stderr: a setting that was misspelt is not in force.
+    """
+    if unknown := unknown_variables():
+        told = [f"{plain(name)} (did you mean {meant}?)" if meant else plain(name) for name, meant in unknown.items()]
+        print(f"statecache: there is no setting {', '.join(told)}", file=sys.stderr)
+    return settings_given(**given)
+
+
+def settings_given(**given: Any) -> Settings:
+    """This gives the same without a word."""
     return Settings(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -10,9 +10,10 @@ import msgspec
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import print_json, print_labelled, size_text, time_text
 from statecache.cli.status import FINDING, OK, UNREACHABLE
+from statecache.cli.told import origin_told
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from statecache.cli.sample import Sample, Server, Shard
     from statecache.settings import Settings
@@ -61,7 +62,7 @@ def status(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None, as_json
     if as_json:
         print_json(found)
     else:
-        _show(found)
+        _show(found, given=settings.model_fields_set)
     if not (found.redis.reachable and found.postgres.reachable):
         return UNREACHABLE
     return FINDING if found.attention else OK
@@ -184,13 +185,13 @@ def _named(shards: list[int]) -> str:
     return f"shard{'' if len(shards) == 1 else 's'} {some}"
 
 
-def _show(found: Overview) -> None:
+def _show(found: Overview, *, given: Collection[str]) -> None:
     def line(label: str, text: str, style: str = "") -> None:
         print_labelled(label, text, width=_LABEL, style=style)
 
     for name, server in (("Redis", found.redis), ("Postgres", found.postgres)):
         line(name, server_text(server), "" if server.reachable else "error")
-        line("", server.url, "note")
+        line("", origin_told(server.url, given=given), "note")
     line("Shards", shards_text(found.shards), "warning" if found.shards["closed"] or found.shards["unowned"] else "")
     line("Lag", lag_text(found.lag))
     for one in found.lag["worst"]:

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from statecache import __version__
-from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
+from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_given, settings_of
 from statecache.cli.screen import print_json
 from statecache.cli.status import OK
-from statecache.settings import masked
+from statecache.settings import masked, unknown_variables
 from statecache.sql import CODE
 
 
@@ -75,9 +75,14 @@ def worker(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None) -> int:
     Example:
       STATECACHE_REDIS_URL=redis://… STATECACHE_POSTGRES_URL=postgresql://… statecache worker
     """
+    from statecache_workers.logs import log_to_stderr, warn
     from statecache_workers.runner import run_worker
 
-    return int(asyncio.run(run_worker(settings_of(redis_url=redis_url, postgres_url=postgres_url))))
+    settings = settings_given(redis_url=redis_url, postgres_url=postgres_url)
+    if unknown := unknown_variables():
+        log_to_stderr()
+        warn("unknown_settings", variables=sorted(unknown))
+    return int(asyncio.run(run_worker(settings)))
 
 
 def dev(

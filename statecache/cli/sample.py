@@ -15,8 +15,9 @@ import msgspec
 
 from statecache._async.postgres import PostgresTier
 from statecache._async.redis import RedisTier
+from statecache.cli.status import CONFIGURATION, status_of
 from statecache.clock import monotonic, wall
-from statecache.errors import ConfigurationError, StateCacheError, Unavailable
+from statecache.errors import StateCacheError, Unavailable
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache.records import time_of
@@ -103,12 +104,12 @@ class Sampler:
         self._last: dict[int, tuple[bytes, bytes]] = {}
 
     async def take(self, *, strict: bool = False) -> Sample:
-        """This looks; with `strict` a configuration that does not fit is raised, not shown as trouble."""
+        """This looks; with `strict` a configuration that does not fit is raised, and a user that a server refuses."""
         answers = await asyncio.gather(self._ask_redis(), self._ask_postgres(), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, (StateCacheError, TimeoutError)):
                 raise answer
-            if strict and isinstance(answer, ConfigurationError):
+            if strict and isinstance(answer, BaseException) and status_of(answer) == CONFIGURATION:
                 raise answer
         return sample_of(self.settings, *answers)
 

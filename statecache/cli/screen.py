@@ -95,6 +95,11 @@ def print_value(data: bytes) -> None:
     console().print(JSONHighlighter()(Text(text)), soft_wrap=True)
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """This counts things: 1 entry, 2 entries."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def size_text(size: float) -> str:
     """This gives a number of bytes in a few characters."""
     unit = 0

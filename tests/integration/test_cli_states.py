@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 from typing import Any
 
 import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings, StateCache
+from statecache.cli.reach import patient
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.command_line import CommandLine
@@ -257,3 +259,41 @@ def test_setting_up_tells_programs_too(cli: CommandLine) -> None:
     assert cli("migrate", "--json").json["applied"] == []
     assert cli("epoch", "claim", "all", "--yes", "--json").json == {"opened": []}
     assert cli("version", "--json").json["schema_code"] == 1
+
+
+async def test_all_patience_is_kept_for_servers_that_answer(settings: Settings) -> None:
+    assert await patient(settings) is settings
+    half = settings.model_copy(update={"postgres_url": "postgresql://127.0.0.1:1/x"})
+    assert (await patient(half)).timeout_s < settings.timeout_s
+
+
+@pytest.mark.parametrize("tier", ["redis", "postgres"])
+@pytest.mark.parametrize(
+    "arguments",
+    [("get", "runs/1"), ("set", "runs/1", "1"), ("ls", "runs"), ("status",), ("top", "--once"), ("migrate",),
+     ("epoch", "claim", "all", "--yes"), ("quarantine", "list"), ("quarantine", "retry", "all")],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_wrong_password_is_a_matter_of_configuration_in_every_command(
+    cli: CommandLine, settings: Settings, tier: str, arguments: tuple[str, ...]
+) -> None:
+    if tier == "redis" and arguments[0] == "quarantine":
+        arguments = ("set", "runs/2", "1", "--json")
+    name = {"redis": "Redis", "postgres": "Postgres"}[tier]
+    url = re.sub(r":[^:@/]*@", ":not-the-password@", getattr(settings, f"{tier}_url"))
+    ended = cli(*arguments, f"--{tier}-url", url)
+    assert ended.status == 3
+    assert f"{name} refuses this user: " in ended.err
+    assert f"Check user and password in STATECACHE_{tier.upper()}_URL." in ended.err
+    assert "not-the-password" not in ended.err + ended.out
+
+
+@pytest.mark.parametrize("tier", ["redis", "postgres"])
+def test_the_doctor_counts_a_wrong_password_as_one_error(cli: CommandLine, settings: Settings, tier: str) -> None:
+    url = re.sub(r":[^:@/]*@", ":not-the-password@", getattr(settings, f"{tier}_url"))
+    told = cli("doctor", f"--{tier}-url", url, "--json")
+    errors = [one for one in told.json["findings"] if one["where"] == tier and one["severity"] == "error"]
+    assert (told.status, told.json["unreachable"], len(errors)) == (3, [], 1)
+    assert errors[0]["what"].startswith("it refuses this user: ")
+    assert errors[0]["remedy"] == f"check user and password in STATECACHE_{tier.upper()}_URL"
+    assert "not-the-password" not in told.out

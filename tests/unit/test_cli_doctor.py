@@ -125,6 +125,6 @@ def test_what_postgres_durability_is_worth() -> None:
     assert worth() == "survives any loss of Redis"
     assert "no crash of Postgres' machine" in worth(settings={"fsync": "off"})
     assert "may lack the last commits" in worth(standbys=[("a", "async")])
-    assert _against_postgres(None) == "Postgres does not answer"
+    assert _against_postgres(None) == "Postgres could not be asked"
     assert "standby" in _against_postgres(msgspec.structs.replace(POSTGRES, standby=True))
     assert "migrate" in _against_postgres(msgspec.structs.replace(POSTGRES, tables={}))

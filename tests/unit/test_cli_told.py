@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from statecache.cli import states
+from statecache.cli import by_hand, states
+from statecache.cli.reach import REFUSED_S, patient
 from statecache.cli.run import run
 from statecache.cli.status import status_of
 from statecache.cli.told import facts_of, line_of
+from statecache.clock import monotonic
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
@@ -23,7 +25,7 @@ from statecache.errors import (
     StateCacheError,
     VersionConflict,
 )
-from statecache.settings import process_environment
+from statecache.settings import Settings, process_environment
 
 OF_THE_CLIENT = ("set()", "update()", "create()", "default=", "change_id=", "See the table")
 NOBODY = "127.0.0.1:1"
@@ -150,3 +152,52 @@ def test_an_option_that_there_is_not_is_told_with_what_was_meant(
 def test_what_stands_behind_two_dashes_is_no_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["where", "--", "--json"]) == 2
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("command", ["get", "ls", "quarantine", "status", "doctor"])
+def test_a_url_that_nobody_gave_is_called_the_default(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Nobody listens there in the test: the default is another one for a while, and is told from the same as given."""
+    urls = {"redis_url": f"redis://{NOBODY}/0", "postgres_url": f"postgresql://{NOBODY}/x"}
+    for name, url in urls.items():
+        monkeypatch.setattr(Settings.model_fields[name], "default", url)
+    Settings.model_rebuild(force=True)
+    arguments = {"get": ["get", "a/b"], "ls": ["ls", "a"], "quarantine": ["quarantine", "list"]}.get(command, [command])
+    try:
+        run(arguments)
+        shown = "".join(capsys.readouterr())
+        monkeypatch.setenv("STATECACHE_REDIS_URL", urls["redis_url"])
+        run([*arguments, "--postgres-url", urls["postgres_url"]])
+        given = "".join(capsys.readouterr())
+    finally:
+        monkeypatch.undo()
+        Settings.model_rebuild(force=True)
+    name = "POSTGRES" if command == "quarantine" else "REDIS"
+    assert f"(the default: STATECACHE_{name}_URL is not set)" in shown
+    assert "the default" not in given
+
+
+async def test_a_command_by_hand_gives_up_soon_where_a_server_refuses_connections() -> None:
+    nobody = Settings(redis_url=f"redis://{NOBODY}/0", postgres_url=f"postgresql://{NOBODY}/x")
+    assert (await patient(nobody)).timeout_s == REFUSED_S
+    assert (await patient(nobody.model_copy(update={"timeout_s": 0.5}))).timeout_s == 0.5
+    before = monotonic()
+    with pytest.raises(RedisUnavailable):
+        await by_hand.get(nobody, "runs/1")
+    assert monotonic() - before < nobody.timeout_s / 2
+
+
+def test_a_variable_that_is_no_setting_is_told_once_with_what_was_perhaps_meant(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TEST_REDIS_URL", "DEBUG", "SHARDS", "SERVICE_HOST", "REDIS_PORT_6379_TCP", "REDIS_SERVICE_PORT_A"):
+        monkeypatch.setenv(f"STATECACHE_{name}", "1")
+    assert run(["where", "a/b"]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("STATECACHE_REDISURL", "redis://x/0")
+    monkeypatch.setenv("STATECACHE_QQ", "1")
+    assert run(["where", "a/b"]) == 0
+    assert capsys.readouterr().err == (
+        "statecache: there is no setting STATECACHE_QQ, STATECACHE_REDISURL (did you mean STATECACHE_REDIS_URL?)\n"
+    )
