@@ -237,11 +237,11 @@ def where(key: Key, redis_url: RedisUrl = None, postgres_url: PostgresUrl = None
     if as_json:
         print_json(found)
         return OK
-    print(f"key        {found.key}")
+    print(f"key        {plain(found.key)}")
     print(f"shard      {found.shard} of {found.shards}")
-    print(f"Redis key  {found.redis_key}")
+    print(f"Redis key  {plain(found.redis_key)}")
     for note in found.notes:
-        print(f"# {note}")
+        print(f"# {plain(note)}")
     print("# what agents see now")
     print(found.redis_cli)
     print("# what Postgres holds")

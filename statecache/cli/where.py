@@ -109,7 +109,19 @@ def _line(words: list[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """This quotes for a POSIX shell, with double quotes where single ones would have to be escaped and these not."""
+    """This quotes for a shell, with double quotes where single ones would have to be escaped and these not.
+
+    What is not printable would reach the terminal before it reached the shell: it is spelled in `$'…'`, byte by byte,
+    which bash, zsh and ksh read.
+    """
+    if not word.isprintable():
+        return "$'" + "".join(map(_spelled, word)) + "'"
     if "'" in word and _plain_in_double_quotes(word):
         return f'"{word}"'
     return shlex.quote(word)
+
+
+def _spelled(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    return character if character.isprintable() else "".join(f"\\{byte:03o}" for byte in character.encode())

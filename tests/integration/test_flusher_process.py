@@ -174,6 +174,12 @@ async def test_the_redis_of_another_cluster_is_refused(settings: Settings, psql:
         assert await process.ended() == 3
 
 
+async def test_a_variable_that_is_no_setting_is_logged(settings: Settings) -> None:
+    async with Process(settings, lease=5) as process:
+        told = await process.until("unknown_settings")
+        assert (told["level"], told["variables"]) == ("warning", ["STATECACHE_LEASE"])
+
+
 @pytest.mark.parametrize("which", ["redis_url", "postgres_url"])
 async def test_a_wrong_password_is_told_at_once_and_never_shown(settings: Settings, which: str) -> None:
     url = getattr(settings, which)

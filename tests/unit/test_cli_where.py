@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 
 import pytest
 
@@ -30,14 +31,36 @@ def test_the_lines_of_an_ordinary_key() -> None:
     assert found.notes == []
 
 
-@pytest.mark.parametrize(
-    "key", ["runs/it's", 'runs/"q"', "runs/$HOME `id` \\ !x", "runs/a b\nc", "runs/'';--", "runs/é{}"]
-)
+@pytest.mark.parametrize("key", ["runs/it's", 'runs/"q"', "runs/$HOME `id` \\ !x", "runs/'';--", "runs/é{}"])
 def test_any_key_survives_shell_and_sql(key: str) -> None:
     found = placed(key)
     assert shlex.split(found.redis_cli)[-1] == found.redis_key
     sql = shlex.split(found.psql)[-1]
     assert sql.endswith(f"where key = '{key.replace(chr(39), chr(39) * 2)}'")
+
+
+@pytest.mark.parametrize(
+    "key", ["runs/a b\nc", "runs/\x1b[31m", "runs/\x9b7'\\033\\", 'runs/\u202eé\x7f9\t$HOME `id` "!x']
+)
+def test_a_key_steers_no_terminal_and_its_lines_can_be_pasted_still(
+    capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    found = placed(key)
+    sql = f"select key, epoch, version, value_json from statecache.state_view where key = '{key.replace(*_TWICE)}'"
+    assert pasted(found.redis_cli)[-1] == found.redis_key
+    assert pasted(found.psql)[-1] == sql
+    assert run(["where", key]) == 0
+    assert all(line.isprintable() for line in capsys.readouterr().out.split("\n"))
+
+
+_TWICE = ("'", "''")
+
+
+def pasted(line: str) -> list[str]:
+    """This gives the words that a shell makes of a line."""
+    script = f'words() {{ printf "%s\\0" "$@"; }}; words {line}'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
 
 
 def test_a_key_that_is_none_is_refused() -> None:
