@@ -21,7 +21,7 @@ import typer
 
 from statecache.cli.options import PostgresUrl, RedisUrl, settings_of
 from statecache.cli.overview import WORST_MAX, backlog_of, counts_of, lag_of
-from statecache.cli.screen import console, is_terminal, print_json
+from statecache.cli.screen import console, is_terminal, print_json, print_table
 from statecache.cli.status import OK, UNREACHABLE
 from statecache.errors import UsageError
 
@@ -33,6 +33,8 @@ EVERY_S = 1.0
 PATIENCE_S = 1.5
 LOOKS_MAX = 10
 HOT_MAX = 50
+ONCE_MAX = 20
+"""How many rows of a table --once prints."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,15 +127,31 @@ async def _top(settings: Settings, *, once: bool, as_json: bool) -> int:
 
 
 def _once(figures: Figures, *, as_json: bool) -> int:
-    from statecache.cli.top_view import lines_of
-
     if as_json:
         print_json(_plain_facts(figures))
     else:
-        for line in lines_of(figures):
-            console().print(line, soft_wrap=True)
+        _print_once(figures)
     sample = figures.sample
     return OK if sample.redis.reachable and sample.postgres.reachable else UNREACHABLE
+
+
+def _print_once(figures: Figures) -> None:
+    """This prints the head and the tables, nothing of them shortened."""
+    from statecache.cli.top_view import hot_rows, lines_of, worker_rows, worst_rows
+
+    for line in lines_of(figures):
+        console().print(line, soft_wrap=True)
+    lacking = "which workers live is not known" if figures.sample.workers is None else "no worker lives"
+    for columns, rows, otherwise in (
+        (("shard behind", "entries", "bytes", "oldest"), worst_rows(figures), ""),
+        (("worker", "shards", "heartbeat"), worker_rows(figures), lacking),
+        (("writes", "hot key"), hot_rows(figures), "no key was written between the two looks"),
+    ):
+        if rows:
+            print()
+            print_table(columns, rows[:ONCE_MAX])
+        elif otherwise:
+            print(f"\n{otherwise}")
 
 
 async def _lines(sampler: Sampler, looks: Looks, figures: Figures) -> int:

@@ -1,10 +1,12 @@
 """How `top` looks: a head of eight lines, and below it as many rows of three tables as the terminal has room for.
 
-At 80 columns workers stand below the worst shards; from 110 columns on all three stand side by side.
+Below 72 columns the tables stand one below the other; from there on workers stand below the worst shards, with the
+hot keys beside them, and from 110 columns on all three stand side by side. The hot keys have what width is left over.
 """
 
 from __future__ import annotations
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +17,11 @@ from statecache.cli.screen import plain, size_text, styled, time_text
 from statecache.cli.top import EVERY_S, LOOKS_MAX, Figures
 
 WIDE = 110
+NARROW = 72
 _BAR_MAX = 40
+_WORST_WIDTH = 36
+_SHARDS_AND_BEAT = 17
+"""What a table of workers takes beside their names."""
 
 
 class View:
@@ -38,6 +44,8 @@ class View:
 
 def _title(figures: Figures, width: int) -> Text:
     left, right = f"statecache top  {figures.sample.at:%H:%M:%S} UTC", f"every {EVERY_S:.0f} s, q quits"
+    if len(left) + len(right) + 2 > width:
+        right = "q quits"
     return Text(left + right.rjust(max(len(right) + 2, width - len(left))), style="reverse", no_wrap=True)
 
 
@@ -59,7 +67,7 @@ def lines_of(figures: Figures, *, bar: int = 0) -> list[Text]:
 
 
 def _line(label: str, text: str, style: str = "") -> Text:
-    line = Text(f"{label:<10}", style="bold", no_wrap=True)
+    line = Text(no_wrap=True).append(f"{label:<10}", style="bold")
     return line.append_text(styled(plain(text), style or "none"))
 
 
@@ -85,14 +93,23 @@ def _bar(used: float | None, width: int) -> str:
 
 
 def _tables(figures: Figures, width: int, rows: int) -> RenderableType:
+    if width < NARROW:
+        each = max(2, (rows - 2) // 3)
+        parts = [
+            _worst(figures, each, width),
+            _workers(figures, each, width),
+            _hot(figures, rows - 2 * each - 2, width),
+        ]
+        return Group(*(part for one in parts for part in (one, Text("")))) if rows > 8 else parts[-1]
+    names = [len(one.id) for one in figures.sample.workers or ()]
+    beside = min(44, _SHARDS_AND_BEAT + max([10, *names]))
     if width >= WIDE:
-        side = 36
-        parts = [_worst(figures, rows, side), _workers(figures, rows, 44), _hot(figures, rows, width - side - 44 - 4)]
-        return _beside(*parts)
-    side = min(40, width // 2)
+        left = width - _WORST_WIDTH - beside - 4
+        return _beside(_worst(figures, rows, _WORST_WIDTH), _workers(figures, rows, beside), _hot(figures, rows, left))
     upper = max(3, (rows - 1) // 2)
-    left = Group(_worst(figures, upper, side), Text(""), _workers(figures, rows - upper - 1, side))
-    return _beside(left, _hot(figures, rows, width - side - 2))
+    below = _workers(figures, rows - upper - 1, _WORST_WIDTH)
+    left_side = Group(_worst(figures, upper, _WORST_WIDTH), Text(""), below)
+    return _beside(left_side, _hot(figures, rows, width - _WORST_WIDTH - 2))
 
 
 def _beside(*parts: RenderableType) -> Table:
@@ -112,25 +129,51 @@ def _table(columns: list[tuple[str, int, bool]], rows: list[list[str]], most: in
 
 
 def _worst(figures: Figures, most: int, width: int) -> Table:
-    rows = [
+    missing = "none" if figures.lag["entries"] == 0 else "?"
+    rows = worst_rows(figures) or [[missing, "", "", ""]]
+    columns = [("behind", 7, True), ("entries", 9, True), ("bytes", 9, True), ("oldest", max(7, width - 29), True)]
+    shown = 4 if width >= _WORST_WIDTH else 2
+    return _table(columns[:shown], [row[:shown] for row in rows], most)
+
+
+def worst_rows(figures: Figures) -> list[list[str]]:
+    """These are the shards that are furthest behind: number, entries, bytes, the oldest entry's age."""
+    return [
         [str(one.shard), f"{one.lag_entries:,}", size_text(one.lag_bytes or 0),
          "?" if one.lag_s is None else time_text(one.lag_s)]
         for one in figures.lag["worst"]
     ]  # fmt: skip
-    columns = [("behind", 7, True), ("entries", 9, True), ("bytes", 9, True), ("oldest", max(7, width - 29), True)]
-    missing = "none" if figures.lag["entries"] == 0 else "?"
-    return _table(columns, rows or [[missing, "", "", ""]], most)
 
 
 def _workers(figures: Figures, most: int, width: int) -> Table:
-    workers = figures.sample.workers
-    known = [[one.id, str(one.shards), time_text(one.heartbeat_s)] for one in workers or ()]
-    missing = "not known" if workers is None else "none"
-    columns = [("worker", max(10, width - 17), False), ("shards", 6, True), ("beat", 7, True)]
+    name = max(10, width - _SHARDS_AND_BEAT)
+    known = [[shortened(row[0], name), *row[1:]] for row in worker_rows(figures)]
+    missing = "not known" if figures.sample.workers is None else "none"
+    columns = [("worker", name, False), ("shards", 6, True), ("beat", 7, True)]
     return _table(columns, known or [[missing, "", ""]], most)
 
 
+def worker_rows(figures: Figures) -> list[list[str]]:
+    """These are the live workers: name, shards, how long ago each said that it lives."""
+    return [[plain(one.id), str(one.shards), time_text(one.heartbeat_s)] for one in figures.sample.workers or ()]
+
+
 def _hot(figures: Figures, most: int, width: int) -> Table:
-    rows = [[str(count), key] for key, count in figures.hot]
-    columns = [("writes", 6, True), (f"hot keys, a sample of {LOOKS_MAX * EVERY_S:.0f} s", max(12, width - 8), False)]
+    wide = max(12, width - 7)
+    rows = [[row[0], shortened(row[1], wide)] for row in hot_rows(figures)]
+    title = f"hot keys, a sample of {LOOKS_MAX * EVERY_S:.0f} s"
+    columns = [("writes", 6, True), (title if len(title) <= wide else "hot keys", wide, False)]
     return _table(columns, rows or [["", "none"]], most)
+
+
+def hot_rows(figures: Figures) -> list[list[str]]:
+    """These are the keys that were written most: how often, and the key."""
+    return [[str(count), plain(key)] for key, count in figures.hot]
+
+
+def shortened(text: str, width: int) -> str:
+    """This cuts text in its middle to that many cells: keys differ at their ends, and are told apart by them."""
+    if cell_len(text) <= width:
+        return text
+    behind = (width - 1) // 2
+    return f"{set_cell_size(text, width - 1 - behind)}…{set_cell_size(text[::-1], behind)[::-1]}"

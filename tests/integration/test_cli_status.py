@@ -173,9 +173,13 @@ async def test_one_look_compares_two_and_counts_the_keys_between(
     assert (first.committed_total, second.committed_total, second.flushed_total) == (0, 4, 0)
     shown = await cli.beside("top", "--once")
     assert shown.status == 0
-    assert [line.split()[0] for line in shown.out.splitlines()] == [
+    head, *tables = shown.out.split("\n\n")
+    assert [line.split()[0] for line in head.splitlines()] == [
         "Redis", "Postgres", "Shards", "Rates", "Lag", "Backlog",
     ]  # fmt: skip
+    assert tables[0].startswith("shard behind\tentries\tbytes\toldest\n")
+    assert tables[1].startswith(f"worker\tshards\theartbeat\n{worker.id}\t4\t")
+    assert tables[2] == "no key was written between the two looks\n"
     facts = (await cli.beside("top", "--once", "--json")).json
     assert facts["commits_per_s"] == 0
     assert facts["lag"]["entries"] == 4

@@ -12,8 +12,8 @@ from statecache.cli.options import operator
 from statecache.cli.overview import backlog_of, lag_of
 from statecache.cli.sample import Sample, Server, Shard, WorkerSeen, from_redis, sample_of
 from statecache.cli.screen import plain, size_text, time_text
-from statecache.cli.top import Looks
-from statecache.cli.top_view import View
+from statecache.cli.top import Looks, _once
+from statecache.cli.top_view import View, lines_of, shortened
 from statecache.clock import wall
 from statecache.errors import PostgresUnavailable
 from statecache.settings import Settings
@@ -109,6 +109,60 @@ def test_the_live_screen_fits(width: int, height: int, away: str) -> None:
         assert ("does not answer: connect" in shown) == bool(away)
         assert ("64: 64 open" in shown) == (away != "redis")
         assert "hot keys" in shown
+
+
+def drawn(figures: Any, width: int, height: int) -> list[str]:
+    screen = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    with screen.capture() as captured:
+        screen.print(View(screen, figures))
+    return [line.rstrip() for line in captured.get().split("\n")]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 110, 160])
+def test_long_keys_that_differ_at_their_ends_are_told_apart(width: int) -> None:
+    keys = [f"runs/{'tenant-of-some-size/' * 8}step-{n}" for n in range(3)]
+    lines = drawn(Looks(SETTINGS).add(sample(keys=keys)), width, 40)
+    for n in range(3):
+        (line,) = [line for line in lines if line.endswith(f"step-{n}")]
+        assert "runs/ten" in line
+        assert "…" in line
+
+
+@pytest.mark.parametrize("width", [110, 160])
+def test_hot_keys_have_the_width_that_workers_leave(width: int) -> None:
+    key = "runs/" + "k" * (width - 85)
+    lines = drawn(Looks(SETTINGS).add(sample(keys=[key], workers=[])), width, 40)
+    assert [line for line in lines if line.endswith(f" {key}")]
+
+
+def test_one_look_prints_workers_and_hot_keys_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "runs/" + "k" * 300
+    assert _once(Looks(SETTINGS).add(sample(keys=["runs/\x1b[31m", long, long])), as_json=False) == 0
+    head, behind, workers, hot = capsys.readouterr().out.split("\n\n")
+    assert head.splitlines()[0].startswith("Redis     Valkey 9.1")
+    assert behind.splitlines()[:2] == ["shard behind\tentries\tbytes\toldest", "63\t630\t63 B\t1.0 s"]
+    assert workers.splitlines()[:2] == ["worker\tshards\theartbeat", f"host-0:{'x' * 40}\t3\t0.5 s"]
+    assert hot == f"writes\thot key\n2\t{long}\n1\truns/\\x1b[31m\n"
+    caught_up = [Shard(shard=n, lag_entries=0, lag_bytes=0) for n in range(64)]
+    _once(Looks(SETTINGS).add(sample(shards=caught_up, workers=[])), as_json=False)
+    assert capsys.readouterr().out.endswith("\nno worker lives\n\nno key was written between the two looks\n")
+
+
+def test_headers_can_be_read_at_40_columns() -> None:
+    text = "\n".join(drawn(Looks(SETTINGS).add(sample(keys=["runs/1"])), 40, 40))
+    for header in ("behind", "entries", "bytes", "oldest", "worker", "shards", "beat", "writes", "hot keys", "q quits"):
+        assert header in text
+
+
+def test_labels_are_bold_and_what_they_label_is_not() -> None:
+    for line in lines_of(Looks(SETTINGS).add(sample())):
+        assert [(span.start, span.end) for span in line.spans if span.style == "bold"] == [(0, 10)]
+        assert line.style == ""
+
+
+def test_text_is_cut_in_its_middle() -> None:
+    assert [shortened("abcdefghij", width) for width in (10, 9, 8, 3)] == ["abcdefghij", "abcd…ghij", "abcd…hij", "a…j"]
+    assert shortened("世界世界世界", 7) == "世 … 界"
 
 
 def test_a_side_that_is_away_leaves_its_facts_open() -> None:
