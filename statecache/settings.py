@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Literal, Self
 
@@ -46,6 +47,24 @@ def unknown_variables() -> dict[str, str]:
     unknown = [name for name in names if name.removeprefix(_PREFIX) not in known]
     meant = {name: get_close_matches(name.removeprefix(_PREFIX), known, 1) for name in unknown}
     return {name: variable_of(found[0]) if found else "" for name, found in meant.items()}
+
+
+def pin_difference(found: Mapping[str, object], ours: Mapping[str, object]) -> tuple[str, str]:
+    """This says in what a data set's pin differs from ours, and what to do; nothing where they are the same.
+
+    What is no setting, like the hash, belongs to the release that made the data set.
+    """
+    differ = [name for name in found if found[name] != ours[name]]
+    told = ", ".join(f"{name} {found[name]}" for name in differ)
+    said = ", ".join(f"{'the settings say' if name in Settings.model_fields else 'this release'} {ours[name]}"
+                     for name in differ)  # fmt: skip
+    mend = [f"{variable_of(name)}={found[name]}" for name in differ if name in Settings.model_fields]
+    parts = [f"use the same settings everywhere, here {' '.join(mend)}, or the servers that were meant"] if mend else []
+    if len(mend) < len(differ):
+        parts.append("use the release of statecache that made it")
+    if "shards" in differ:
+        parts.append("the shard count changes only by an offline migration")
+    return (f"pinned to {told}; {said}", "; ".join(parts)) if differ else ("", "")
 
 
 def masked(url: str) -> str:
@@ -125,11 +144,7 @@ class Settings(BaseSettings):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            what = "; ".join(
-                f"{'.'.join(str(part) for part in e['loc'])}: {e['msg'].removeprefix('Value error, ')}"
-                for e in error.errors()
-            )
-            raise ConfigurationError(what, hint="Settings come from arguments or STATECACHE_* variables.") from None
+            raise _not_settings(error, values) from None
 
     @field_validator("prefix")
     @classmethod
@@ -179,12 +194,15 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _relations_hold(self) -> Self:
-        if self.lease_renew_s * 3 > self.lease_s:
-            raise ValueError("lease_renew_s * 3 must be <= lease_s: two lost renewals must not lose a lease")
-        if self.absent_ttl_s > self.redis_ttl_s:
-            raise ValueError("absent_ttl_s must be <= redis_ttl_s: an absence is worth less than a state")
-        if self.hydrate_token_s > self.timeout_s:
-            raise ValueError("hydrate_token_s must be <= timeout_s: a waiter must outlive a dead reader's token")
+        for small, times, large, why in (
+            ("lease_renew_s", 3, "lease_s", "two lost renewals must not lose a lease"),
+            ("absent_ttl_s", 1, "redis_ttl_s", "an absence is worth less than a state"),
+            ("hydrate_token_s", 1, "timeout_s", "a waiter must outlive a dead reader's token"),
+        ):
+            less, more = getattr(self, small), getattr(self, large)
+            if less * times > more:
+                product = f"{small} * {times}" if times > 1 else small
+                raise ValueError(f"{product} must be <= {large}, and they are {less:g} and {more:g}: {why}")
         return self
 
     def __repr__(self) -> str:
@@ -192,3 +210,33 @@ class Settings(BaseSettings):
         return f"Settings(redis_url={redis!r}, postgres_url={postgres!r}, prefix={self.prefix!r})"
 
     __str__ = __repr__
+
+
+_WORDS = {
+    "int_parsing": "must be a whole number", "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number", "float_parsing": "must be a number", "float_type": "must be a number",
+    "finite_number": "must be a finite number", "string_type": "must be text", "literal_error": "must be {expected}",
+    "greater_than": "must be more than {gt:g}", "greater_than_equal": "must be at least {ge:,}",
+    "less_than_equal": "must be at most {le:,}", "extra_forbidden": "there is no such setting",
+}  # fmt: skip
+"""What is wrong with a value, by pydantic's name of it."""
+
+
+def _not_settings(error: ValidationError, given: Mapping[str, object]) -> ConfigurationError:
+    """This names each setting that is wrong: the variable, unless it was given as an argument."""
+    what: list[str] = []
+    variables: set[str] = set()
+    for one in error.errors():
+        name = ".".join(str(part) for part in one["loc"])
+        text = one["msg"].removeprefix("Value error, ")
+        known = [field for field in Settings.model_fields if re.search(rf"\b{field}\b", name or text)]
+        variables.update(map(variable_of, known))
+        if one["type"] in _WORDS:
+            text = _WORDS[one["type"]].format_map(one.get("ctx", {}))
+            number = re.fullmatch(r"-?[\d.]{1,20}", str(one["input"]))  # whatever else was put there may be a secret
+            if number and one["type"] not in ("string_type", "extra_forbidden"):
+                text += f", not {one['input']}"
+        label = name if name in given else variable_of(name)
+        what.append(f"{label}: {text}" if name else text)
+    where = f", here {', '.join(sorted(variables))}" if variables else ""
+    return ConfigurationError("; ".join(what), hint=f"Settings come from arguments or STATECACHE_* variables{where}.")

@@ -20,6 +20,7 @@ from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
 from statecache.keys import HASH
 from statecache.lua import script
+from statecache.settings import pin_difference
 
 if TYPE_CHECKING:
     from statecache.keys import KeySpace
@@ -104,13 +105,11 @@ class RedisTier:
         link.ahead_ms, link.greeting_s = int(now_ms) - sent * 1000, monotonic() - sent
         if not shards:
             return
-        found = (shards, hashed, prefix, schema)
+        found = {"shards": shards, "hash": hashed, "prefix": prefix, "postgres_schema": schema}
         ours = (str(keys.shards), HASH, keys.prefix, self._settings.postgres_schema)
-        if found != ours:
-            raise ConfigurationError(
-                f"this Redis is pinned to (shards, hash, prefix, schema) = {found}, the settings say {ours}",
-                hint="Use the same settings everywhere; the shard count changes only by an offline migration.",
-            )
+        difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
+        if difference:
+            raise ConfigurationError(f"this Redis is {difference}", hint=f"{remedy[0].upper()}{remedy[1:]}.")
         self.cluster = cluster
 
     async def exchange(self, commands: Sequence[Command], *, seconds: float, patience: float = 1.0) -> list[Any]:

@@ -13,7 +13,7 @@ from statecache.cli.findings import Finding, error, note, warning
 from statecache.clock import wall
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
-from statecache.settings import masked
+from statecache.settings import masked, pin_difference
 from statecache.sql import CODE, migrations, statement
 
 if TYPE_CHECKING:
@@ -221,13 +221,11 @@ def _workers(facts: PostgresFacts) -> Iterator[Finding]:
 
 def _pin(cluster: Sequence[Any], settings: Settings) -> Iterator[Finding]:
     _, *found, code = cluster
-    ours = [settings.shards, HASH, GROUP_RULE, settings.prefix]
-    if found != ours:
-        what = (
-            f"Postgres is pinned to (shards, hash, group rule, prefix) = {tuple(found)}, the settings say {tuple(ours)}"
-        )
-        yield error("both", what, "clients and workers refuse it",
-                    "set STATECACHE_SHARDS and STATECACHE_PREFIX as they were")  # fmt: skip
+    names = ("shards", "hash", "group rule", "prefix")
+    ours = (settings.shards, HASH, GROUP_RULE, settings.prefix)
+    what, remedy = pin_difference(dict(zip(names, found, strict=True)), dict(zip(names, ours, strict=True)))
+    if what:
+        yield error("both", f"Postgres is {what}", "clients and workers refuse it", remedy)
     if code > CODE:
         yield error("postgres", f"the schema asks for code level {code}, this program has {CODE}",
                     "clients and workers refuse it", "upgrade statecache")  # fmt: skip

@@ -18,6 +18,7 @@ from statecache.cli.sample import info_of, software
 from statecache.clock import wall
 from statecache.keys import HASH, KeySpace
 from statecache.lua import script
+from statecache.settings import pin_difference
 
 if TYPE_CHECKING:
     from statecache.settings import Settings
@@ -140,16 +141,15 @@ def _what_it_is(facts: RedisFacts, settings: Settings) -> Iterator[Finding]:
     if facts.info.get("cluster_enabled") == "1":
         yield warning("redis", "this is a Redis Cluster node", "keys of other nodes' slots are out of reach here",
                       "use one primary, with replicas")  # fmt: skip
-    ours = [str(settings.shards), HASH, settings.prefix, settings.postgres_schema]
     if not facts.pin and facts.info:
         yield error("redis", f"no data set under the prefix {settings.prefix!r} has been opened here",
                     "a worker has to adopt it, or this is the wrong Redis", "statecache migrate")  # fmt: skip
-    elif facts.pin and facts.pin[:4] != ours:
-        yield error(
-            "both", f"Redis is pinned to (shards, hash, prefix, schema) = {tuple(facts.pin[:4])}, the settings say "
-            f"{tuple(ours)}", "clients and workers refuse it",
-            "set STATECACHE_SHARDS, STATECACHE_PREFIX and STATECACHE_POSTGRES_SCHEMA as they were at first",
-        )  # fmt: skip
+    elif facts.pin:
+        names = ("shards", "hash", "prefix", "postgres_schema")
+        ours = (str(settings.shards), HASH, settings.prefix, settings.postgres_schema)
+        what, remedy = pin_difference(dict(zip(names, facts.pin, strict=False)), dict(zip(names, ours, strict=True)))
+        if what:
+            yield error("both", f"Redis is {what}", "clients and workers refuse it", remedy)
 
 
 def _what_it_keeps(facts: RedisFacts) -> Iterator[Finding]:

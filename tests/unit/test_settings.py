@@ -12,7 +12,7 @@ import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, Settings, StateCache
 from statecache._async.connect import dialer
-from statecache.settings import masked, process_environment
+from statecache.settings import masked, pin_difference, process_environment
 
 SECRET = "s3cr3t"
 
@@ -39,7 +39,46 @@ def test_the_environment_is_read_and_arguments_win_over_it(monkeypatch: pytest.M
 
 def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATECACHE_SHARDS", "many")
-    assert _refusal().startswith("shards:")
+    assert _refusal() == "STATECACHE_SHARDS: must be a whole number"
+    monkeypatch.setenv("STATECACHE_SHARDS", "8")
+    monkeypatch.setenv("STATECACHE_POSTGRES_URL", f"mysql://me:{SECRET}@h/d")
+    with pytest.raises(ConfigurationError) as caught:
+        Settings(replicas=0)
+    assert "STATECACHE_POSTGRES_URL: must start with postgresql://" in str(caught.value)
+    assert "replicas: must be at least 1, not 0" in str(caught.value)
+    assert "here STATECACHE_POSTGRES_URL, STATECACHE_REPLICAS." in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("shards", "4097", "must be at most 4,096, not 4097"),
+        ("timeout_s", "0", "must be more than 0, not 0"),
+        ("timeout_s", "soon", "must be a number"),
+        ("timeout_s", math.nan, "must be a finite number"),
+        ("fence", "maybe", "must be 'on' or 'off'"),
+        ("no_such_setting", 1, "there is no such setting"),
+        ("writer", 1, "must be text"),
+        ("redis_url", 1, "must be text"),
+        ("prefix", ["x" * 100], "must be text"),
+    ],
+)
+def test_what_is_wrong_with_a_value_is_said_in_words_of_ours(name: str, value: object, words: str) -> None:
+    assert _refusal(**{name: value}) == f"{name}: {words}"
+
+
+def test_only_what_differs_of_a_pin_is_named_with_its_remedy() -> None:
+    ours = {"shards": 8, "hash": "crc32", "prefix": "sc"}
+    assert pin_difference(ours, ours) == ("", "")
+    what, remedy = pin_difference({"shards": 64, "hash": "crc32", "prefix": "sc"}, ours)
+    assert what == "pinned to shards 64; the settings say 8"
+    assert "here STATECACHE_SHARDS=64, or" in remedy
+    assert remedy.endswith("; the shard count changes only by an offline migration")
+    what, remedy = pin_difference({"shards": 8, "hash": "md5", "prefix": "other"}, ours)
+    assert what == "pinned to hash md5, prefix other; this release crc32, the settings say sc"
+    assert "here STATECACHE_PREFIX=other, or" in remedy
+    assert remedy.endswith("; use the release of statecache that made it")
 
 
 def test_the_health_port_is_off_and_on_this_machine_alone_where_nothing_is_said(
@@ -123,7 +162,9 @@ def test_what_is_out_of_bounds_is_refused_by_name(name: str, value: object) -> N
     ],
 )
 def test_relations_between_settings_are_kept_and_say_why(values: dict[str, float], why: str) -> None:
-    assert why in _refusal(**values)
+    refusal = _refusal(**values)
+    assert why in refusal
+    assert all(f"{name}" in refusal and f"{value:g}" in refusal for name, value in values.items())
 
 
 @pytest.mark.parametrize(
