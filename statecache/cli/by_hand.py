@@ -15,6 +15,9 @@ from statecache.errors import CodecError, PostgresUnavailable
 from statecache.model import Position, Record, State
 from statecache.settings import Settings
 
+_LAST = "\U0010ffff"
+"""No key is above it."""
+
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True):
     """This is what became of a state's change; `durable` is None where Postgres could not be asked.
@@ -205,3 +208,26 @@ async def ls(settings: Settings, prefix: str, *, newest: bool, limit: int) -> tu
                 "writer": record.writer,
             })  # fmt: skip
     return (found[:limit], len(found) > limit) if limit else (found, False)
+
+
+async def namespaces(settings: Settings) -> list[str]:
+    """This names the namespaces that hold live states, or changes that are not yet in Postgres.
+
+    Postgres is asked for the first key behind each namespace in turn: so many look-ups in the index as there are.
+    """
+    async with AsyncStateCache(settings=await patient(settings)) as cache:
+        seconds, keys = cache.settings.timeout_s, cache.tier.keys
+        found = set()
+        commands = [("ZRANGE", keys.unflushed(shard), 0, -1) for shard in range(keys.shards)]
+        for shard, reply in enumerate(await cache.tier.redis.read(commands, seconds=seconds)):
+            if isinstance(reply, Exception):
+                raise refusal(reply, keys.unflushed(shard)) from reply
+            found |= {one.decode("utf-8", "replace").partition("/")[0] for one in reply if b"/" in one}
+        after = ""
+        while True:
+            asked = {"prefix": "", "beyond": _LAST, "after": after, "limit": 1}
+            rows = await cache.tier.postgres.fetch("list_by_key", asked, seconds=seconds)
+            if not rows:
+                return sorted(found, key=str.encode)
+            found.add(namespace := rows[0][0].partition("/")[0])
+            after = namespace + chr(ord("/") + 1)

@@ -28,7 +28,7 @@ from statecache.cli.options import (
 from statecache.cli.screen import is_terminal, plain, print_json, print_table, print_value, size_text, time_text
 from statecache.cli.status import FINDING, OK
 from statecache.clock import wall
-from statecache.errors import UsageError
+from statecache.errors import InvalidKey, UsageError
 from statecache.keys import checked_key
 from statecache.records import time_of
 
@@ -182,19 +182,22 @@ def rm(
 
 
 def ls(
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="A namespace at least, like runs/ or runs/4.")],
+    prefix: Annotated[
+        str | None, typer.Argument(metavar="[PREFIX]", help="A namespace at least, like runs/ or runs/4.")
+    ] = None,
     newest: Annotated[bool, typer.Option("--newest", help="What changed last first; else by key.")] = False,
     limit: Annotated[int, typer.Option(min=0, help="At most so many; 0 for all.")] = LIST_MAX,
     redis_url: RedisUrl = None,
     postgres_url: PostgresUrl = None,
     as_json: AsJson = False,
 ) -> int:
-    """List the keys that begin with a prefix, those not yet in Postgres and those in quarantine too.
+    """List the keys that begin with a prefix, those not yet in Postgres or in quarantine too; alone, the namespaces.
 
-    With --json, one object: `states`, without their values, and `more` where the limit cut it short.
+    With --json, one object: `states`, without their values, and `more` where the limit cut it short; or `namespaces`.
 
     \b
     Examples:
+      statecache ls
       statecache ls runs/
       statecache ls runs/42/ --newest --limit 20
       statecache ls runs/ --limit 0 --json | jq -r .states[].key
@@ -202,11 +205,18 @@ def ls(
     from statecache.cli import by_hand
 
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
-    found, more = asyncio.run(
-        by_hand.ls(settings, prefix if "/" in prefix else f"{prefix}/", newest=newest, limit=limit)
-    )
+    if prefix is None:
+        return _tell_namespaces(asyncio.run(by_hand.namespaces(settings)), as_json=as_json)
+    whole = prefix if "/" in prefix else f"{prefix}/"
+    try:
+        found, more = asyncio.run(by_hand.ls(settings, whole, newest=newest, limit=limit))
+    except InvalidKey as error:
+        raise InvalidKey(prefix, reason=error.reason) from error
     if as_json:
         print_json({"states": found, "more": more})
+        return OK
+    if not found:
+        print(f"statecache: nothing under {plain(repr(whole))}; `statecache ls` names what there is", file=sys.stderr)
         return OK
     now = wall()
     rows = [
@@ -220,6 +230,17 @@ def ls(
     print_table(["key", "version", "age", "durable", "bytes", "writer"], rows)
     if more:
         print(f"statecache: there are more; --limit {limit} was reached", file=sys.stderr)
+    return OK
+
+
+def _tell_namespaces(found: list[str], *, as_json: bool) -> int:
+    if as_json:
+        print_json({"namespaces": found})
+        return OK
+    for name in found:
+        print(f"{plain(name)}/")
+    if not found:
+        print("statecache: there is nothing yet", file=sys.stderr)
     return OK
 
 

@@ -179,6 +179,7 @@ async def test_who_did_it_and_why_is_kept(cli: CommandLine, worker: Worker, psql
         (("set", "runs/1", "1", "--change-id", "?"), 2, "not a change_id"),
         (("get", "runs/1", "--redis-url", "redis://127.0.0.1:1/0"), 4, "127.0.0.1:1"),
         (("ls", "runs/\x00"), 2, "NUL"),
+        (("ls", "\udc80"), 2, "The key '\\udc80' cannot be used"),
         (("ls", "runs/", "--limit", "-1"), 2, "--limit"),
     ],
 )
@@ -235,6 +236,28 @@ async def test_a_listing_shows_what_is_in_quarantine(
         text = await cli.beside("ls", "runs/")
         assert [line.split("\t")[3] for line in text.out.splitlines()] == ["durable", "yes", "quarantined", "yes"]
         redis_raw.unlink(keys.state("runs/2"))
+
+
+async def test_namespaces_are_found_wherever_their_states_are(
+    cli: CommandLine, cache: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    """One name begins as another does, with what stands before and behind the slash."""
+    nothing = await cli.beside("ls")
+    assert nothing == (0, "", "statecache: there is nothing yet\n")
+    for name in ("runs/1", "runs/2", "runs-x/1", "runs0/1", "x/1", "gone/1"):
+        await cache.set(name, 1)
+    await cache.delete("gone/1")
+    await flush(worker)
+    redis_raw.delete(*(keys.state(f"runs/{n}") for n in (1, 2)))
+    await cache.set("fresh/1", 1)
+    assert (await cli.beside("ls")).out.split() == ["fresh/", "runs/", "runs-x/", "runs0/", "x/"]
+    assert (await cli.beside("ls", "--json")).json == {"namespaces": ["fresh", "runs", "runs-x", "runs0", "x"]}
+
+
+def test_a_prefix_with_nothing_under_it_is_told(cli: CommandLine) -> None:
+    told = "statecache: nothing under 'run/'; `statecache ls` names what there is\n"
+    assert cli("ls", "run") == (0, "", told)
+    assert cli("ls", "run", "--json") == (0, '{"states":[],"more":false}\n', "")
 
 
 def test_piped_output_is_plain_and_keys_cannot_steer_the_terminal(cli: CommandLine, sync_cache: StateCache) -> None:
