@@ -188,3 +188,35 @@ async def test_shards_are_shared_evenly_and_given_back(
     gone = rows(psql, "SELECT count(*) FROM shard WHERE owner = %s", workers[0].id)
     assert gone == [(0,)]
     assert rows(psql, "SELECT count(*) FROM worker") == [(count - 1,)]
+
+
+async def test_a_worker_that_joins_has_its_part_soon_after_the_others_have_given_it(
+    make_worker: MakeWorker, settings: Settings
+) -> None:
+    now = [1000.0]
+    first, second = make_worker(), make_worker(monotonic=lambda: now[0])
+    await flush(first)
+    await second.turn()
+    assert not second.holdings
+    first.refresh()
+    await first.turn()
+    now[0] += 0.1
+    await second.turn()
+    assert len(second.holdings) == settings.shards // 2
+    assert second._next_tend == now[0] + settings.lease_renew_s
+
+
+async def test_a_worker_that_gets_no_part_does_not_go_on_asking_for_it(
+    make_worker: MakeWorker, settings: Settings
+) -> None:
+    now = [1000.0]
+    first, second = make_worker(), make_worker(monotonic=lambda: now[0])
+    await flush(first)
+    pauses = []
+    while now[0] < 1000 + 4 * settings.lease_renew_s:
+        await second.turn()
+        pauses.append(second._next_tend - now[0])
+        now[0] = second._next_tend
+    assert pauses[0] < 0.1
+    assert pauses[-1] == settings.lease_renew_s
+    assert len(pauses) < 40

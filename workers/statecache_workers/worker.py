@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 AVOID_S = 30.0
 """How long a shard with entries of a newer release is left to others."""
 REST_MIN_S = 0.002
+UNEVEN_S = 0.075
+"""How soon a worker looks again that has fewer shards than its part, while the others may be about to give some."""
 REPORT_S = 10.0
 MEASURE_S = 2.0
 
@@ -72,7 +74,7 @@ class Worker:
         self._monotonic = monotonic
         self._nudge = asyncio.Event()
         self._next_tend = monotonic()
-        self._leased_until = self._next_measure = self._next_room = monotonic()
+        self._leased_until = self._next_measure = self._next_room = self._uneven_until = monotonic()
         self._avoid: dict[int, float] = {}
         self._woken: list[int] = []
         self._flushed = (0, 0)
@@ -150,9 +152,11 @@ class Worker:
     async def _tend(self, database: Database) -> None:
         now = self._monotonic()
         self._avoid = {shard: until for shard, until in self._avoid.items() if until > now}
+        before = self.share.live
         share = self.share = await self.ownership.tend(database, avoid=self._avoid, take=self.taking)
-        self._next_tend, self._leased_until = now + self.settings.lease_renew_s, now + self.settings.lease_s
         taken, lost = share.rows.keys() - self.holdings.keys(), self.holdings.keys() - share.rows.keys()
+        self._leased_until = now + self.settings.lease_s
+        self._next_tend = now + self._pause(now, moved=bool(taken or lost) or share.live != before)
         for shard in lost:
             del self.holdings[shard]
             self.flusher.tips.drop(shard)
@@ -166,6 +170,18 @@ class Worker:
             say("shards", taken=len(taken), lost=len(lost), owned=len(self.holdings), workers=share.live)
         if share.reaped:
             warn("reaped", workers=share.reaped)
+
+    def _pause(self, now: float, *, moved: bool) -> float:
+        """This is how long the shards are left alone: not for long while they are being handed over to this worker.
+
+        The others notice within `lease_renew_s` that there is one more; twice that time after the last move, what there
+        is to get has been got.
+        """
+        usual = self.settings.lease_renew_s
+        if moved:
+            self._uneven_until = now + 2 * usual
+        short = self.taking and len(self.share.rows) < self.settings.shards // self.share.live
+        return min(UNEVEN_S, usual) if short and now < self._uneven_until else usual
 
     async def _settle(self, link: AsyncLink, database: Database, heads: Heads) -> None:
         new = [holding for holding in self.holdings.values() if holding.standing == "new"]
