@@ -140,6 +140,14 @@ class KeySpace:
         """This is the hash of a checked key's state."""
         return self._state[self.shard(key)] + key
 
+    def state_stem(self, shard: int) -> str:
+        """The hash of every state of a shard is named by this and the key."""
+        return self._state[shard]
+
+    def every_state(self) -> str:
+        """This is a pattern that the names of all states match, and few others."""
+        return f"{self.prefix}:{{*}}:state:*"
+
     def greeting(self) -> tuple[str, ...]:
         """These are the fixed keys of shard 0, which every deployment has, and a state's that is never written."""
         return self.meta(0), self.changes(0), self.unflushed(0), self.hydrating(0), self._state[0] + "_/greeting"

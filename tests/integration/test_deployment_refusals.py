@@ -43,7 +43,7 @@ REFUSED = {
         "XREAD STREAMS sc:{00}:changes 0",
     ],
     "worker": [
-        "FLUSHALL", "KEYS *", "SCAN 0", "CONFIG GET *", "CONFIG SET appendonly no", "ACL LIST", "SHUTDOWN NOSAVE",
+        "FLUSHALL", "KEYS *", "CONFIG GET *", "CONFIG SET appendonly no", "ACL LIST", "SHUTDOWN NOSAVE",
         "REPLICAOF NO ONE", "CLIENT LIST", "MONITOR", "DEL other", "HGETALL other:{00}:meta", "RENAME sc:{00}:x other",
         "SPUBLISH other x", "WAIT 0 1", "GET sc:{00}:x", "SET sc:{00}:x 1",
     ],

@@ -211,6 +211,7 @@ async def _trouble(deployment: Deployment, client: AsyncStateCache, raw: Any, wo
         await flush(worker)
         agents.commit((gap, "1"), (f"{gap}/b", "2"))
         raw.xtrim(keys.changes(keys.shard(gap)), maxlen=0)
+        raw.zremrangebyscore(keys.unflushed(keys.shard(gap)), 1, "+inf")
         agents.commit((poison, "1"), reason="a\0b")
         raw.unlink(keys.state(fork))
         await client.create(fork, 2, assume_new=True)

@@ -9,7 +9,9 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, OutcomeUnknown, Settings, State
+from statecache.errors import RedisUnavailable
 from statecache.keys import KeySpace
+from statecache_workers import recall
 from statecache_workers.worker import Worker
 from tests.fix_flusher import Agents, Log, MakeWorker, flush, flushed, rows
 from tests.fix_servers import every_redis
@@ -182,3 +184,111 @@ async def test_a_damaged_state_in_a_gap_is_parked(
         (1, "entry", "the state's field 'value' is missing")
     ]
     assert flushed(psql)[0] == 1
+
+
+def _went_back(psql: Psql, flushed: int) -> None:
+    """This makes Postgres what it was when shard 0 was flushed up to there."""
+    psql.execute("DELETE FROM change WHERE shard = 0 AND n > %s", (flushed,))
+    psql.execute("DELETE FROM state WHERE shard = 0 AND n > %s", (flushed,))
+    psql.execute("UPDATE shard SET flushed = %s, entries = %s, bytes = %s WHERE shard = 0", (flushed,) * 3)
+
+
+async def test_what_a_restored_postgres_has_forgotten_and_no_stream_holds_is_rebuilt_from_the_states(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(recall, "NAMES_PER_PAGE", 10)
+    await flush(worker)
+    group, elsewhere = agents.key_on(0), agents.key_on(1)
+    agents.commit((f"{group}/kept", "0"))
+    for i in range(300):
+        agents.commit((f"{group}/{i}", str(i)))
+    agents.commit({"key": f"{group}/7", "op": "delete", "value": ""})
+    agents.commit((elsewhere, "x"))
+    await flush(worker)
+    redis_raw.xtrim(keys.changes(0), maxlen=1)
+    for name in ("kept", *range(300)):
+        redis_raw.pexpire(keys.state(f"{group}/{name}"), 3_600_000)
+    redis_raw.pexpire(keys.state(elsewhere), 3_600_000)
+    _went_back(psql, 1)
+    worker.refresh()
+    await flush(worker)
+    assert rows(psql, "SELECT count(*) FROM change WHERE shard = 0") == [(301,)]
+    assert rows(psql, "SELECT op, version, gap FROM change WHERE key = %s", f"{group}/7") == [("delete", 2, True)]
+    assert log.of("postgres_went_back")[0]["flushed"] == 1
+    assert [line["lost"] for line in log.of("gap")] == [1], "the version that was deleted since"
+    assert flushed(psql)[0] == 302
+    assert agents.dirty(0) == set()
+    assert redis_raw.ttl(keys.state(f"{group}/9")) == -1, "as after any commit, until its entry would leave"
+    assert redis_raw.ttl(keys.state(f"{group}/kept")) > 0
+    assert redis_raw.ttl(keys.state(elsewhere)) > 0
+
+
+async def test_a_gap_in_which_nothing_is_dirty_is_looked_for_among_the_states(
+    agents: Agents, make_worker: MakeWorker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace, settings: Settings
+) -> None:
+    """Redis was opened anew since Postgres went back, and took its watermark over: nothing tells what was flushed."""
+    worker = make_worker(settings.model_copy(update={"flush_batch_max": 10}))
+    await flush(worker)
+    group = agents.key_on(0)
+    for i in range(25):
+        agents.commit((f"{group}/{i}", str(i)))
+    for _ in range(25):
+        agents.commit((f"{group}/often", "x"))
+    await flush(worker)
+    redis_raw.delete(keys.changes(0))
+    _went_back(psql, 0)
+    redis_raw.hset(keys.meta(0), mapping={"flushed": 0, "flushed_entries": 0, "flushed_bytes": 0})
+    worker.refresh()
+    await flush(worker)
+    assert rows(psql, "SELECT count(*) FROM change") == [(26,)]
+    assert rows(psql, "SELECT version FROM state WHERE key = %s", f"{group}/often") == [(25,)]
+    assert not log.of("postgres_went_back")
+    assert len(log.of("recalled")) == 1, "once, however long the gap"
+
+
+async def test_what_stands_in_the_stream_is_dirty_too_when_postgres_has_forgotten_it(
+    agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch, redis_raw: Any, keys: KeySpace
+) -> None:
+    """Else a reader could load the old value, and its next commit would be a fork of what is flushed again."""
+    await flush(worker)
+    key = agents.key_on(0)
+    agents.commit((key, "1"))
+    agents.commit((key, "2"))
+    await flush(worker)
+    redis_raw.pexpire(keys.state(key), 3_600_000)
+    _went_back(psql, 0)
+    worker.refresh()
+    dirty: list[set[str]] = []
+    cycle = worker.flusher.cycle
+
+    async def noted(*args: Any, **more: Any) -> Any:
+        dirty.append(agents.dirty(0))
+        return await cycle(*args, **more)
+
+    monkeypatch.setattr(worker.flusher, "cycle", noted)
+    await flush(worker)
+    assert {key} in dirty
+    assert rows(psql, "SELECT version, gap FROM change ORDER BY version") == [(1, False), (2, False)]
+    assert agents.dirty(0) == set()
+
+
+async def test_a_worker_that_may_not_look_for_forgotten_states_says_so_and_goes_on(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await flush(worker)
+    agents.commit(agents.key_on(0))
+    await flush(worker)
+    _went_back(psql, 0)
+    worker.refresh()
+    run = worker.flusher.streams.run
+
+    async def refused(link: Any, commands: Any) -> Any:
+        if commands[0][0] == "SCAN":
+            raise RedisUnavailable("refused", detail="NOPERM this user has no permissions to run the 'scan' command")
+        return await run(link, commands)
+
+    monkeypatch.setattr(worker.flusher.streams, "run", refused)
+    await flush(worker)
+    assert log.of("not_recalled")[0]["alarm"]
+    assert rows(psql, "SELECT count(*) FROM change") == [(1,)]

@@ -34,6 +34,7 @@ from statecache_workers.database import Call, Database, Poison
 from statecache_workers.holdings import Head, Heads, Holding, Place, Row, agree, set_apart, shares, turn_after
 from statecache_workers.logs import alarm, warn, whisper
 from statecache_workers.quarantine import Outcome, write_carefully
+from statecache_workers.recall import Recall
 from statecache_workers.repair import Repair
 from statecache_workers.strays import find_strays, place_of
 from statecache_workers.streams import Entry, Slice, Streams, Wanted
@@ -62,6 +63,8 @@ class Progress(msgspec.Struct, kw_only=True):
     """Shards that only a newer worker can flush."""
     strays: list[int] = []
     """Shards whose stream may hold entries of another program."""
+    waiting: bool = False
+    """Whether something was begun that goes on with the next turn."""
 
 
 class _Ahead(NamedTuple):
@@ -81,7 +84,8 @@ class Flusher:
         self.streams = Streams(settings, keys)
         self.tips = Tips(settings.tips_max)
         self.tally = Tally()
-        self._repair = Repair(settings, keys, self.streams)
+        self.recall = Recall(keys, self.streams)
+        self._repair = Repair(settings, keys, self.streams, self.recall)
         self._first = 0
         self._ahead: _Ahead | None = None
 
@@ -170,6 +174,7 @@ class Flusher:
             alarm("newer_format", shard=one.shard, reason=one.reason)
         elif one.cut == "gap":
             await self._repair.fill(link, one)
+            progress.waiting = progress.waiting or one.end == one.start
             return
         elif one.cut == "stray":
             progress.strays.append(one.shard)
@@ -333,8 +338,7 @@ class Flusher:
             if row is not None and row.flushed == one.start.n and agree(row, one.head, server):
                 good.append(one)
             else:
-                tell = whisper if row is None else warn
-                tell("fenced", shard=one.shard, dropped=len(one.entries))
+                (whisper if row is None else warn)("fenced", shard=one.shard, dropped=len(one.entries))
         return good
 
     async def _acknowledge(self, link: AsyncLink, done: Sequence[tuple[Slice, Outcome]], progress: Progress) -> None:
@@ -379,6 +383,7 @@ class Flusher:
     def forget(self, holdings: dict[int, Holding]) -> None:
         """This forgets all that is believed, as after an outage."""
         self.tips.clear()
+        self.recall.forget()
         self._ahead = None
         for holding in holdings.values():
             holding.look_again()

@@ -2,8 +2,9 @@
 
 Its row was read in a transaction that committed. If Redis agrees with it, the row's watermark is acknowledged first:
 whoever owned the shard before may have died between COMMIT and acknowledgement, and on a shard that then goes idle
-nobody else would ever tell the waiters. Forks that were committed meanwhile are acknowledged with it. Then the place in
-the stream is found behind which to read.
+nobody else would ever tell the waiters. Forks that were committed meanwhile are acknowledged with it. Where Redis knows
+a higher watermark than the row has, Postgres went back: what it forgot is made dirty again first, which may take many
+turns. Then the place in the stream is found behind which to read.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ FORKS_MAX = 10_000
 
 
 class Settled(msgspec.Struct, kw_only=True):
-    """This says which shards were opened, whose row must be read again first, and whose gate is closed."""
+    """This says which shards were opened, whose row must be read again first, whose gate is closed, and which wait."""
 
     opened: list[int] = []
     unsure: list[int] = []
     closed: list[int] = []
+    waiting: list[int] = []
 
 
 async def settle(
@@ -51,9 +53,27 @@ async def settle(
             set_apart(holding, "data_set_behind", f"Postgres has flushed {holding.row.flushed}, Redis ends at {head.n}")
         else:
             fit.append((holding, head))
+    fit = await _recalled(link, flusher, fit, settled)
     if fit:
         await _acknowledge_and_seek(link, database, flusher, fit, settled, keys)
     return settled
+
+
+async def _recalled(
+    link: AsyncLink, flusher: Flusher, fit: Sequence[tuple[Holding, Head]], settled: Settled
+) -> list[tuple[Holding, Head]]:
+    """This leaves out the shards whose states are still to be gone through, for Postgres has forgotten some."""
+    behind = {holding.shard: head for holding, head in fit if head.flushed > holding.row.flushed}
+    if not behind:
+        return list(fit)
+    holdings = [holding for holding, _ in fit if holding.shard in behind]
+    ready = {holding.shard for holding in await flusher.recall.through(link, holdings)}
+    for holding in holdings:
+        if holding.shard in ready:
+            acknowledged = behind[holding.shard].flushed
+            alarm("postgres_went_back", shard=holding.shard, acknowledged=acknowledged, flushed=holding.row.flushed)
+    settled.waiting = [shard for shard in behind if shard not in ready]
+    return [(holding, head) for holding, head in fit if holding.shard not in settled.waiting]
 
 
 async def _acknowledge_and_seek(
@@ -65,9 +85,6 @@ async def _acknowledge_and_seek(
     keys: KeySpace,
 ) -> None:
     forks = {holding.shard: await _forks(database, holding, head) for holding, head in fit}
-    for holding, head in fit:
-        if head.flushed > holding.row.flushed:
-            alarm("postgres_went_back", shard=holding.shard, acknowledged=head.flushed, flushed=holding.row.flushed)
     settled.unsure += await flusher.acknowledge(link, [holding for holding, _ in fit], forks)
     agreed = [holding for holding, _ in fit if holding.standing == "new" and holding.sure]
     calls = [([keys.changes(one.shard)], [one.row.flushed, one.row.epoch]) for one in agreed]
@@ -76,6 +93,7 @@ async def _acknowledge_and_seek(
             set_apart(holding, "foreign_data", f"{keys.changes(holding.shard)}: {reply}")
             continue
         holding.after, holding.standing, holding.reason = reply, "open", ""
+        flusher.recall.opened(holding.shard)
         settled.opened.append(holding.shard)
 
 
