@@ -13,8 +13,11 @@ from statecache import __version__
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_given, settings_of
 from statecache.cli.screen import print_json
 from statecache.cli.status import OK
+from statecache.errors import UsageError
 from statecache.settings import masked, unknown_variables
 from statecache.sql import CODE
+
+Port = Annotated[int | None, typer.Option(min=1, max=65535, metavar="PORT", help="Insist on this port.")]
 
 
 def version(as_json: AsJson = False) -> int:
@@ -87,8 +90,8 @@ def worker(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None) -> int:
 
 def dev(
     folder: Annotated[Path | None, typer.Option(help="Where the data live; else the user's data folder.")] = None,
-    redis_port: Annotated[int | None, typer.Option(help="Insist on this port.")] = None,
-    postgres_port: Annotated[int | None, typer.Option(help="Insist on this port.")] = None,
+    redis_port: Port = None,
+    postgres_port: Port = None,
 ) -> int:
     """Run a Valkey, a Postgres and a worker to develop against, until Ctrl-C. No Docker, no root.
 
@@ -99,4 +102,6 @@ def dev(
     """
     from statecache.dev import run_dev
 
+    if redis_port is not None and redis_port == postgres_port:
+        raise UsageError(f"two servers cannot share port {redis_port}", hint="Give two ports, or none.")
     return run_dev(folder=folder, redis_port=redis_port, postgres_port=postgres_port)

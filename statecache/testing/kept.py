@@ -17,11 +17,12 @@ from typing import Self
 
 import msgspec
 
+from statecache.clock import monotonic, sleep
 from statecache.errors import ConfigurationError
 from statecache.testing.binaries import PostgresInstall, postgres_install, valkey_server
 from statecache.testing.folders import Throwaway, locked, ordinary_user, reachable, user_folder
 from statecache.testing.leftovers import kill_recorded
-from statecache.testing.ports import is_free
+from statecache.testing.ports import is_free, why_not_free
 from statecache.testing.postgres import Postgres
 from statecache.testing.process import RunAs
 from statecache.testing.valkey import Valkey
@@ -29,6 +30,8 @@ from statecache.testing.workers import Workers, migrate
 
 FIRST_REDIS_PORT = 16379
 FIRST_POSTGRES_PORT = 15432
+PORT_S = 2.0
+PORT_RETRY_S = 0.1
 SYSTEM_DATA = Path("/var/lib/statecache")
 
 
@@ -84,9 +87,15 @@ class Kept:
         return names
 
     def _take_folder(self) -> None:
-        self.folder.mkdir(mode=0o711 if self._run_as else 0o700, parents=True, exist_ok=True)
         lock_file = self.folder / "lock"
-        if not self._ending.enter_context(locked(lock_file, wait=False)):
+        try:
+            self.folder.mkdir(mode=0o711 if self._run_as else 0o700, parents=True, exist_ok=True)
+            is_ours = self._ending.enter_context(locked(lock_file, wait=False))
+        except OSError as error:
+            raise ConfigurationError(
+                f"the data cannot be kept in {self.folder}: {error.strerror}", hint="Give another folder."
+            ) from error
+        if not is_ours:
             other = lock_file.read_text().strip() or "?"
             raise ConfigurationError(
                 f"`statecache dev` is already running in {self.folder} (process {other})",
@@ -101,6 +110,8 @@ class Kept:
     def _assemble(self, scratch: Path) -> None:
         remembered = self._remembered()
         redis_port, postgres_port = self._ports
+        for port in (redis_port, postgres_port):
+            _insist_on(port)
         self.install = postgres_install(self._run_as, scratch=scratch)
         self.redis = Valkey(
             self.folder,
@@ -154,6 +165,18 @@ def _default_folder() -> Path:
     if data is None:
         raise ConfigurationError("there is no home folder to keep the servers' data in", hint="Give a folder.")
     return data / "dev"
+
+
+def _insist_on(port: int | None) -> None:
+    """This waits a moment for a port that must be free, for what was killed a moment ago may still hold it."""
+    end = monotonic() + PORT_S
+    while port is not None and (hindrance := why_not_free(port)):
+        if monotonic() > end:
+            raise ConfigurationError(
+                f"nothing can be started on port {port} of 127.0.0.1: {hindrance}",
+                hint="Give another one, or none to have one chosen.",
+            )
+        sleep(PORT_RETRY_S)
 
 
 def _if_free(port: int) -> int | None:

@@ -34,13 +34,18 @@ def free_port() -> int:
 
 def is_free(port: int) -> bool:
     """This tells whether a server could listen on that port of the loopback address right now."""
+    return not why_not_free(port)
+
+
+def why_not_free(port: int) -> str:
+    """This says why no server could listen on that port of the loopback address right now, or nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
 
 
 def _highest() -> int:

@@ -212,7 +212,25 @@ def test_a_remembered_port_that_is_taken_is_exchanged_but_a_given_one_is_insiste
         assert second.end() == (0, "")
         third = Dev(folder, redis_port=port)
         _, errors = third.process.communicate(timeout=WAIT_S)
-        assert "Address already in use" in errors
+        assert errors == (
+            f"The configuration does not fit: nothing can be started on port {port} of 127.0.0.1: Address already in "
+            "use. Give another one, or none to have one chosen.\n"
+        )
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_one_line_and_is_a_matter_of_configuration(folder: Path) -> None:
+    in_the_way = folder.parent / "file"
+    in_the_way.touch()
+    for wrong in (in_the_way / "data", in_the_way):
+        done = subprocess.run(
+            [sys.executable, "-m", "statecache", "dev", "--folder", str(wrong)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=WAIT_S,
+        )
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+        assert f"the data cannot be kept in {wrong}: " in done.stderr
 
 
 def test_told_to_stop_in_the_middle_of_its_start_it_leaves_nothing(folder: Path) -> None:
