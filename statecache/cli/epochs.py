@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, operator, settings_of
-from statecache.cli.screen import print_json
+from statecache.cli.screen import counted, print_json
 from statecache.cli.status import OK
 from statecache.errors import UsageError
 from statecache.keys import KeySpace
@@ -74,8 +74,8 @@ def claim_command(
     asked = numbers(shards, settings.shards)
     if not yes:
         raise UsageError(
-            f"this declares {masked(settings.redis_url)} the primary of {len(asked)} shards, whatever other Redis "
-            f"still serves agents of {masked(settings.postgres_url)}",
+            f"this declares {masked(settings.redis_url)} the primary of {counted(len(asked), 'shard')}, whatever "
+            f"other Redis still serves agents of {masked(settings.postgres_url)}",
             hint="Say --yes if it is.",
         )
     opened = asyncio.run(claim(settings, asked, by=f"operator {operator()}"))
@@ -83,7 +83,8 @@ def claim_command(
         print_json({"opened": opened})
         return OK
     for one in opened:
-        print(f"shard {one.shard}: epoch {one.epoch}, {one.dropped} states dropped, {one.conflicts} conflicts")
+        found = f"{counted(one.dropped, 'state')} dropped, {counted(one.conflicts, 'conflict')}"
+        print(f"shard {one.shard}: epoch {one.epoch}, {found}")
     if not opened:
         print("nothing to do: these shards are open")
     return OK

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
-from statecache.cli.screen import print_json, print_labelled, size_text, time_text
+from statecache.cli.screen import counted, print_json, print_labelled, size_text, time_text
 from statecache.cli.status import FINDING, OK, UNREACHABLE
 from statecache.cli.told import origin_told
 
@@ -167,17 +167,24 @@ def _attention(found: Overview, shards: Sequence[Shard]) -> list[str]:
     some = [one for one in shards if one.open is False][:3]
     reasons += [f"the gate of shard {one.shard} is closed: {one.closed_because}" for one in some]
     if (closed := found.shards["closed"] or 0) > 3:
-        reasons.append(f"the gates of {closed - 3} more shards are closed")
+        gates = "the gate of 1 more shard is" if closed == 4 else f"the gates of {closed - 3} more shards are"
+        reasons.append(f"{gates} closed")
     if found.shards["unowned"]:
         unowned, count = found.shards["unowned"], found.shards["count"]
         reasons.append(f"{unowned} of {count} shards have no worker: start one with `statecache worker`")
     if found.backlog["over"]:
         reasons.append(f"the backlog of {_named(found.backlog['over'])} is above {BACKLOG_LIMIT:.0%} of its limit")
     if found.quarantined:
-        reasons.append(f"{found.quarantined} entries are in quarantine: statecache quarantine list")
+        parked = counted(found.quarantined, "entry", "entries")
+        reasons.append(f"{parked} {_be(found.quarantined)} in quarantine: `statecache quarantine list`")
     if found.new_conflicts:
-        reasons.append(f"{found.new_conflicts} changes were set aside as conflicts within {NEW_CONFLICT}")
+        changes, were = counted(found.new_conflicts, "change"), _be(found.new_conflicts, "was", "were")
+        reasons.append(f"{changes} {were} set aside in `conflict` within {NEW_CONFLICT}")
     return reasons
+
+
+def _be(count: int, one: str = "is", several: str = "are") -> str:
+    return one if count == 1 else several
 
 
 def _named(shards: list[int]) -> str:
@@ -195,14 +202,15 @@ def _show(found: Overview, *, given: Collection[str]) -> None:
     line("Shards", shards_text(found.shards), "warning" if found.shards["closed"] or found.shards["unowned"] else "")
     line("Lag", lag_text(found.lag))
     for one in found.lag["worst"]:
-        line("", f"shard {one.shard}: {one.lag_entries:,} entries, {size_text(one.lag_bytes)}, {_seconds(one.lag_s)}")
+        entries = counted(one.lag_entries, "entry", "entries")
+        line("", f"shard {one.shard}: {entries}, {size_text(one.lag_bytes)}, {_seconds(one.lag_s)}")
     line("Backlog", backlog_text(found.backlog), "warning" if found.backlog["over"] else "")
     line("Workers", "not known" if found.workers is None else str(len(found.workers)))
     for worker in found.workers or ():
-        line("", f"{worker.id}: {worker.shards} shards, heartbeat {time_text(worker.heartbeat_s)} ago")
+        line("", f"{worker.id}: {counted(worker.shards, 'shard')}, heartbeat {time_text(worker.heartbeat_s)} ago")
     line("Epoch", "not known" if found.epoch is None else f"{found.epoch} at most")
     for opening in found.openings or ():
-        line("", f"{time_text(opening['age_s'])} ago: {opening['shards']} shards, up to {opening['epoch']}, "
+        line("", f"{time_text(opening['age_s'])} ago: {counted(opening['shards'], 'shard')}, up to {opening['epoch']}, "
                  f"by {opening['opened_by']}")  # fmt: skip
     line("Set aside", aside_text(found))
     for reason in found.attention:
@@ -232,7 +240,8 @@ def lag_text(lag: dict[str, Any]) -> str:
         return "not known"
     if not lag["entries"]:
         return "none"
-    return f"{lag['entries']:,} entries, {size_text(lag['bytes'])}, oldest {_seconds(lag['seconds'])}"
+    entries = counted(lag["entries"], "entry", "entries")
+    return f"{entries}, {size_text(lag['bytes'])}, oldest {_seconds(lag['seconds'])}"
 
 
 def backlog_text(backlog: dict[str, Any]) -> str:

@@ -21,12 +21,16 @@ from datetime import datetime
 from typing import Literal, NamedTuple
 
 import msgspec
+from psycopg.errors import lookup
 
 from statecache.entries import ForeignEntry, NewerFormat, change_set
 from statecache.errors import InvalidKey, UsageError
 from statecache.keys import KeySpace, checked_key
 from statecache.model import Change, ChangeSet, Position
 
+NAMED_MAX = 10
+UNREADABLE = "entry"
+"""Stands in place of the SQLSTATE of an entry that could not be read."""
 DROPPED = "dropped"
 """Stands in place of the SQLSTATE of an entry that an operator gave up."""
 _place = re.compile(r"(\d{1,9}):(\d{1,19})-(-?\d{1,19})").fullmatch
@@ -95,6 +99,14 @@ class Unfit(Exception):
     """This says why a parked entry cannot be taken in."""
 
 
+class TooEarly(Unfit):
+    """This says that the change behind has to go in first: it shows that the chain went through this one."""
+
+    def __init__(self, key: str, version: int) -> None:
+        super().__init__(f"version {version} of {key!r} is not there either")
+        self.key = key
+
+
 def readable(parked: Parked, keys: KeySpace) -> ChangeSet:
     """This reads a parked entry as the flusher would have, or raises Unfit."""
     try:
@@ -130,10 +142,29 @@ def _standing(change: Change, spot: Spot) -> Literal["tip", "inside", "there"]:
     if spot.tip_version > change.version and spot.parent_named_behind == change.change_id:
         return "inside"
     if spot.tip_version > change.version and not spot.parent_named_behind:
-        raise Unfit(f"version {change.version + 1} of {change.key!r} is not there either; take that one in first")
+        raise TooEarly(change.key, change.version + 1)
     if spot.tip_version > change.version:
         raise Unfit(f"the chain of {change.key!r} went on from change {spot.parent_named_behind}")
     raise Unfit(f"nothing in Postgres shows that the chain of {change.key!r} went through it; write its value anew")
+
+
+def together(here: Place, key: str, others: Sequence[Parked]) -> str:
+    """This names what has to be taken in with an entry: all that is parked of the key behind it."""
+    behind = sorted(one.place for one in others if key in one.keys and one.place.shard == here.shard)
+    behind = [place for place in behind if place > here]
+    if not behind:
+        return "and no parked entry holds it; write its value anew"
+    ids = " ".join(map(str, (*reversed(behind), here))) if len(behind) < NAMED_MAX else "all"
+    return f"take {behind[0]} in first: `statecache quarantine retry {ids}` keeps the order"
+
+
+def reason_text(sqlstate: str) -> str:
+    """This says an SQLSTATE with the words that Postgres has for it."""
+    try:
+        name = lookup(sqlstate).__name__
+    except KeyError:
+        return "entry (it cannot be read)" if sqlstate == UNREADABLE else sqlstate
+    return f"{sqlstate} ({' '.join(re.findall('[A-Z][a-z]*', name)).lower()})"
 
 
 def newest_first(parked: Sequence[Parked]) -> list[Parked]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,10 +20,11 @@ from statecache.cli.options import (
     operator,
     settings_of,
 )
-from statecache.cli.screen import plain, print_json, print_table, size_text, time_text
+from statecache.cli.screen import counted, plain, print_json, print_table, size_text, time_text
 from statecache.cli.status import FINDING, OK
 from statecache.clock import wall
 from statecache.errors import UsageError
+from statecache.records import text_of
 
 if TYPE_CHECKING:
     from statecache.cli.parked import Parked
@@ -51,10 +53,12 @@ def list_command(dropped: Dropped = False, postgres_url: PostgresUrl = None, as_
     if not found:
         print("nothing is in quarantine")
         return OK
+    from statecache.cli.parked import reason_text
+
     now = wall()
     rows = [
         [
-            str(one.place), time_text((now - one.recorded_at).total_seconds()), one.sqlstate,
+            str(one.place), time_text((now - one.recorded_at).total_seconds()), reason_text(one.sqlstate),
             _some(one.keys), size_text(one.size), one.error,
         ]
         for one in found
@@ -77,7 +81,7 @@ def _some(keys: list[str]) -> str:
 def _facts(one: Parked) -> dict[str, Any]:
     return {
         "id": str(one.place), "change_id": one.change_id, "keys": one.keys, "bytes": one.size,
-        "reason": one.sqlstate, "error": one.error, "recorded_at": one.recorded_at, "dropped": one.dropped,
+        "reason": one.sqlstate, "error": one.error, "recorded_at": text_of(one.recorded_at), "dropped": one.dropped,
     }  # fmt: skip
 
 
@@ -95,7 +99,7 @@ def show(
       statecache quarantine show 58:3-1207
       statecache quarantine show 58:3-1207 --json
     """
-    from statecache.cli.parked import Place
+    from statecache.cli.parked import Place, reason_text
 
     place = Place.parse(id)
     parked = asyncio.run(_found(settings_of(postgres_url=postgres_url), place))
@@ -103,7 +107,7 @@ def show(
         if as_json:
             print_json({"id": id, "found": False})
         else:
-            print(f"{id} is not in quarantine")
+            print(f"statecache: {place} is not in quarantine", file=sys.stderr)
         return FINDING
     fields = parked.fields()
     pairs = list(zip(fields[::2], fields[1::2], strict=False))
@@ -111,7 +115,7 @@ def show(
         raw = [[base64.b64encode(part).decode() for part in pair] for pair in pairs]
         print_json(_facts(parked) | {"fields": raw})
         return OK
-    for name, value in _facts(parked).items():
+    for name, value in (_facts(parked) | {"reason": reason_text(parked.sqlstate)}).items():
         text = ", ".join(value) if isinstance(value, list) else str(value)
         print(f"{name:<12}  {plain(text)}")
     _print_fields(pairs)
@@ -181,13 +185,17 @@ def drop(
     """
     from statecache.cli.parked import Place
     from statecache.cli.release import drop as run
+    from statecache.cli.release import missing
 
     places = [Place.parse(one) for one in ids]
     level = checked_durability(durability)
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     if not yes:
+        if unknown := asyncio.run(missing(settings, places)):
+            return _report(unknown, "dropped", as_json=as_json)
         raise UsageError(
-            f"this gives {len(places)} parked entries up; their keys go back to what was before",
+            f"this gives {counted(len(places), 'parked entry', 'parked entries')} up; "
+            f"the keys {'of it' if len(places) == 1 else 'of them'} go back to what was before",
             hint="Say --yes if that is meant.",
         )
     done = asyncio.run(run(settings, places, actor=actor or operator(), reason=reason, durability=level))
@@ -195,16 +203,21 @@ def drop(
 
 
 def _report(done: list[Done], verb: str, *, as_json: bool) -> int:
+    from statecache.cli.release import NOT_THERE
+
     whole = all(one.done for one in done)
     if as_json:
         print_json({verb: done})
         return OK if whole else FINDING
     for one in done:
-        said = [f"{len(keys)} {what}" for keys, what in (
-            (one.unmarked, "keys can be read again"), (one.mended, "gaps closed"),
-            (one.restored, "keys went back to the value before"),
+        if one.why == NOT_THERE:
+            print(f"statecache: {one.id} is not in quarantine", file=sys.stderr)
+            continue
+        said = [f"{counted(len(keys), noun)} {what}" for keys, noun, what in (
+            (one.unmarked, "key", "can be read again"), (one.mended, "gap", "closed"),
+            (one.restored, "key", "went back to the value before"),
         ) if keys]  # fmt: skip
-        taken = [f"{one.taken} changes taken in"] if verb == "retried" and one.done else []
+        taken = [f"{counted(one.taken, 'change')} taken in"] if verb == "retried" and one.done else []
         text = ", ".join([*taken, *said, *([one.why] if one.why else [])])
         print(plain(f"{one.id}  {verb if one.done else 'stays'}" + (f": {text}" if text else "")))
     if not done:

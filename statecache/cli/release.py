@@ -21,7 +21,18 @@ import msgspec
 from statecache._async.client import AsyncStateCache
 from statecache._async.postgres import PostgresTier
 from statecache._async.redis import RedisTier
-from statecache.cli.parked import Parked, Place, Spot, Unfit, newest_first, plan, readable
+from statecache.cli.parked import (
+    Parked,
+    Place,
+    Spot,
+    TooEarly,
+    Unfit,
+    newest_first,
+    plan,
+    readable,
+    reason_text,
+    together,
+)
 from statecache.clock import wall
 from statecache.entries import storable
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, VersionConflict
@@ -35,6 +46,8 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 LIST_MAX = 10_000
+AFTER_ALL = "for what is parked behind it did not go in"
+NOT_THERE = "it is not in quarantine"
 RIGHTS = "42501"
 """The SQLSTATE of a missing right."""
 
@@ -53,6 +66,11 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     """Keys with a gap that is closed."""
     restored: list[str] = []
     """Keys whose value before the dropped change was committed anew."""
+
+
+def not_there(place: Place) -> Done:
+    """This is what becomes of an entry that is not in quarantine."""
+    return Done(id=str(place), done=False, why=NOT_THERE)
 
 
 class Quarantine:
@@ -79,13 +97,13 @@ class Quarantine:
         return _parked(rows[0]) if rows else None
 
     async def take_in(self, place: Place) -> Done:
-        """This takes an entry in, or says why it cannot be."""
+        """This takes an entry in, or says why it cannot be; TooEarly where another has to go in first."""
         try:
             async with self._database.transaction() as transaction:
                 await transaction.run(Call("quarantine_lock", {"shard": place.shard}))
                 parked = await self._read(transaction, place)
                 if parked is None:
-                    raise Unfit("it is not in quarantine")
+                    return not_there(place)
                 change_set = readable(parked, self.keys)
                 takings = plan(change_set, await _spots(transaction, change_set))
                 await transaction.run(*(_row(place, change_set, *taking) for taking in takings))
@@ -95,10 +113,13 @@ class Quarantine:
                     Call("quarantine_remove", place._asdict()),
                 )
                 await transaction.commit()
+        except TooEarly:
+            raise
         except Unfit as error:
             return Done(id=str(place), done=False, why=str(error))
         except Poison as error:
-            return Done(id=str(place), done=False, why=f"Postgres still refuses it: {error.sqlstate}: {error.reason}")
+            why = f"Postgres still refuses it: {reason_text(error.sqlstate)}: {error.reason}"
+            return Done(id=str(place), done=False, why=why)
         return Done(
             id=str(place), done=True, taken=len(takings), unmarked=[row[0] for row in unmarked],
             mended=[row[0] for row in mended],
@@ -149,9 +170,15 @@ async def retry(settings: Settings, places: Sequence[Place] | None) -> list[Done
     try:
         async with opened(settings) as quarantine:
             asked = await _asked(quarantine, places)
-            done = []
+            done, behind = [], None
             for parked in newest_first(asked):
-                one = await quarantine.take_in(parked.place)
+                try:
+                    one = await quarantine.take_in(parked.place)
+                except TooEarly as error:
+                    if places is not None and behind is None:
+                        behind = await quarantine.listed(dropped=False, limit=None)
+                    more = AFTER_ALL if behind is None else together(parked.place, error.key, behind)
+                    one = Done(id=str(parked.place), done=False, why=f"{error}, {more}")
                 if one.unmarked:
                     one = await _told(link, quarantine.keys, parked, one)
                 done.append(one)
@@ -178,6 +205,13 @@ async def _told(link: Any, keys: KeySpace, parked: Parked, done: Done) -> Done:
     return done
 
 
+async def missing(settings: Settings, places: Sequence[Place]) -> list[Done]:
+    """This gives those of the named entries that are not in quarantine."""
+    async with opened(settings) as quarantine:
+        found = {place: await quarantine.found(place) for place in dict.fromkeys(places)}
+    return [not_there(place) for place, parked in found.items() if parked is None]
+
+
 async def drop(
     settings: Settings, places: Sequence[Place], *, actor: str, reason: str, durability: str | None
 ) -> list[Done]:
@@ -187,7 +221,7 @@ async def drop(
         for place in dict.fromkeys(places):
             parked = await quarantine.found(place)
             if parked is None:
-                done.append(Done(id=str(place), done=False, why="it is not in quarantine"))
+                done.append(not_there(place))
                 continue
             writes = await quarantine.marked(parked)
             about = f"by {actor}" + (f": {reason}" if reason else "")

@@ -11,7 +11,7 @@ import typer
 
 from statecache import __version__
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_given, settings_of
-from statecache.cli.screen import print_json
+from statecache.cli.screen import counted, print_json
 from statecache.cli.status import OK
 from statecache.errors import UsageError
 from statecache.settings import masked, unknown_variables
@@ -57,11 +57,11 @@ def migrate(
     for step in report.applied:
         print(f"applied {step}")
     if report.pinned:
-        print(f"pinned {settings.shards} shards and the prefix {settings.prefix!r}")
+        print(f"pinned {counted(settings.shards, 'shard')} and the prefix {settings.prefix!r}")
     if report.shards_added:
-        print(f"added {report.shards_added} shard rows")
+        print(f"added {counted(report.shards_added, 'shard row')}")
     if report.shards_opened:
-        print(f"opened {report.shards_opened} shards at {masked(settings.redis_url)}")
+        print(f"opened {counted(report.shards_opened, 'shard')} at {masked(settings.redis_url)}")
     if report.newer:
         print(f"left alone what a newer release has applied: {', '.join(map(str, report.newer))}")
     if not report.did_something:

@@ -38,7 +38,10 @@ async def test_nothing_parked_is_said(cli: CommandLine) -> None:
     assert await cli.beside("quarantine", "list") == (0, "nothing is in quarantine\n", "")
     assert (await cli.beside("quarantine", "list", "--json")).json == {"parked": []}
     assert await cli.beside("quarantine", "retry", "all") == (0, "nothing is in quarantine\n", "")
-    assert (await cli.beside("quarantine", "show", "0:1-1")).status == 1
+    not_there = (1, "", "statecache: 0:1-1 is not in quarantine\n")
+    for command in (["show", "0:1-1"], ["retry", "0:1-1"], ["drop", "0:1-1"], ["drop", "0:1-1", "--yes"]):
+        assert await cli.beside("quarantine", *command) == not_there
+    assert (await cli.beside("quarantine", "drop", "0:1-1", "--json")).json["dropped"][0]["done"] is False
     assert (await cli.beside("quarantine", "show", "runs/1")).status == 2
 
 
@@ -52,7 +55,7 @@ async def test_what_is_parked_is_listed_and_shown_and_cannot_steer_the_terminal(
     assert listed.status == 0
     assert listed.out.splitlines()[0] == "id\tage\treason\tkeys\tbytes\terror"
     assert f"{keys.shard('runs/1')}:1-" in listed.out
-    assert "22021" in listed.out
+    assert "\t22021 (character not in repertoire)\t" in listed.out
     for one in await ids(cli):
         shown = await cli.beside("quarantine", "show", one)
         assert shown.status == 0
@@ -60,6 +63,9 @@ async def test_what_is_parked_is_listed_and_shown_and_cannot_steer_the_terminal(
         assert "\\x1b[31mred" in shown.out or "hex fffe" in shown.out
         facts = (await cli.beside("quarantine", "show", one, "--json")).json
         assert facts["reason"] == "22021"
+        assert facts["recorded_at"].endswith("Z")
+        assert f"recorded_at   {facts['recorded_at']}\n" in shown.out
+        assert "reason        22021 (character not in repertoire)\n" in shown.out
         assert facts["fields"][0] == ["Zm9ybWF0", "MQ=="]
 
 
@@ -130,13 +136,17 @@ async def test_a_gap_closes_behind_a_retried_change_and_the_tip_stays(
     await flush(worker)
     assert [(version, gap) for version, _, gap in rows(psql, CHAIN)] == [(1, False), (4, True), (5, False)]
     tip = rows(psql, "SELECT * FROM state")
+    in_vain = await cli.beside("quarantine", "retry", "all")
+    assert "stays: Postgres still refuses it: 23514 (check violation): " in in_vain.out
+    assert "version 3 of 'runs/1' is not there either, for what is parked behind it did not go in" in in_vain.out
     psql.execute(CURE)
     later, earlier = sorted(await ids(cli), reverse=True)
     alone = await cli.beside("quarantine", "retry", earlier)
     assert alone.status == 1
-    assert "version 3 of 'runs/1' is not there either; take that one in first" in alone.out
+    why = f"take {later} in first: `statecache quarantine retry {later} {earlier}` keeps the order"
+    assert alone.out == f"{earlier}  stays: version 3 of 'runs/1' is not there either, {why}\n"
     done = await cli.beside("quarantine", "retry", earlier, later)
-    assert (done.status, done.out.count("1 gaps closed")) == (0, 2)
+    assert (done.status, done.out.count("1 change taken in, 1 gap closed")) == (0, 2)
     assert [(version, gap) for version, _, gap in rows(psql, CHAIN)] == [(n, False) for n in range(1, 6)]
     assert rows(psql, "SELECT * FROM state") == tip
 
@@ -213,6 +223,7 @@ async def test_a_dropped_tip_gives_the_value_before_back_as_a_new_version(
     (parked,) = await ids(cli)
     unsure = await cli.beside("quarantine", "drop", parked)
     assert (unsure.status, unsure.err.count("\n")) == (2, 1)
+    assert "gives 1 parked entry up" in unsure.err
     assert await ids(cli) == [parked]
     async with flushing(worker):
         done = await cli.beside("quarantine", "drop", parked, "--yes", "--actor", "ann", "--reason", "a test", "--json")

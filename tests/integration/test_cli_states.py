@@ -13,6 +13,7 @@ import pytest
 from statecache import AsyncStateCache, Settings, StateCache
 from statecache.cli.reach import patient
 from statecache.keys import KeySpace
+from statecache.model import VALUE_BYTES_MAX
 from statecache_workers.worker import Worker
 from tests.command_line import CommandLine
 from tests.fix_flusher import Agents, flush, rows
@@ -131,6 +132,25 @@ def test_conditions_hold_or_end_with_status_1(cli: CommandLine) -> None:
     again = cli("set", "runs/1", "3", "--expected", first.json["change_id"])
     assert (again.status, again.err.count("\n")) == (1, 1)
     assert cli("get", "runs/1").out == "2\n"
+    told = cli("set", "runs/1", "2", "--create", "--json")
+    assert (told.status, told.json["error"], told.json["key"]) == (1, "AlreadyExists", "runs/1")
+    told = cli("set", "runs/1", "3", "--expected", first.json["change_id"], "--json")
+    assert (told.json["error"], told.json["expected"]) == ("VersionConflict", first.json["change_id"])
+    assert told.json["actual"] == cli("get", "runs/1", "--json").json["change_id"]
+
+
+def test_a_value_that_is_too_large_is_wrong_use(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting is named where it can be raised."""
+    told = cli("set", "runs/1", "--text", "x" * VALUE_BYTES_MAX)
+    assert told.status == 2
+    assert told.err == (
+        "statecache: the value is 8,388,610 bytes, more than the limit of 8,388,608 bytes (key 'runs/1'). "
+        "Split the value over several keys of its group.\n"
+    )
+    monkeypatch.setenv("STATECACHE_VALUE_BYTES_MAX", "1000")
+    told = cli("set", "runs/1", "--text", "x" * 1000)
+    assert told.status == 2
+    assert ", or raise STATECACHE_VALUE_BYTES_MAX (at most 8 MiB)." in told.err
 
 
 async def test_a_write_whose_outcome_is_not_known_is_asked_again_with_its_change_id(

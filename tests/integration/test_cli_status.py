@@ -109,7 +109,10 @@ async def test_quarantine_and_new_conflicts_call_for_a_person_and_old_ones_do_no
     await flush(worker)
     found = await cli.beside("status", "--json")
     assert (found.status, found.json["quarantined"], found.json["conflicts"]) == (1, 1, 1)
-    assert len(found.json["attention"]) == 2
+    assert found.json["attention"] == [
+        "1 entry is in quarantine: `statecache quarantine list`",
+        "1 change was set aside in `conflict` within 24 hours",
+    ]
     psql.execute("UPDATE conflict SET recorded_at = recorded_at - interval '2 days'")
     psql.execute("UPDATE quarantine SET sqlstate = 'dropped'")
     found = await cli.beside("status", "--json")

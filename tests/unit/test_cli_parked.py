@@ -7,7 +7,18 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from statecache.cli.parked import Parked, Place, Spot, Unfit, excerpt, newest_first, plan, readable
+from statecache.cli.parked import (
+    Parked,
+    Place,
+    Spot,
+    Unfit,
+    excerpt,
+    newest_first,
+    plan,
+    readable,
+    reason_text,
+    together,
+)
 from statecache.errors import UsageError
 from statecache.keys import KeySpace
 from statecache.model import Change, ChangeSet, Position
@@ -163,6 +174,26 @@ def test_of_each_shard_the_newest_goes_first() -> None:
     places = [Place(1, 1, 1), Place(0, 1, 1), Place(0, 1, 2), Place(0, 2, 3)]
     order = [one.place for one in newest_first([parked(place=place) for place in places])]
     assert order == [Place(0, 2, 3), Place(0, 1, 2), Place(0, 1, 1), Place(1, 1, 1)]
+
+
+def test_what_has_to_go_in_first_is_named_with_the_command() -> None:
+    def of(place: Place, *keys: str) -> Parked:
+        return msgspec.structs.replace(parked(place=place), keys=list(keys))
+
+    mine = [of(HERE, "runs/1"), of(Place(0, 1, 6), "runs/1"), of(Place(1, 1, 9), "runs/1")]
+    rest = [of(Place(0, 2, 9), "runs/1"), of(Place(0, 1, 8), "a/b", "runs/1"), of(Place(0, 1, 9), "a/b")]
+    assert together(HERE, "runs/1", mine) == "and no parked entry holds it; write its value anew"
+    assert together(HERE, "runs/1", mine + rest) == (
+        "take 0:1-8 in first: `statecache quarantine retry 0:2-9 0:1-8 0:1-7` keeps the order"
+    )
+    many = [of(Place(0, 1, n), "runs/1") for n in range(8, 20)]
+    assert together(HERE, "runs/1", many) == "take 0:1-8 in first: `statecache quarantine retry all` keeps the order"
+
+
+def test_a_reason_is_told_in_words() -> None:
+    assert reason_text("23514") == "23514 (check violation)"
+    assert reason_text("entry") == "entry (it cannot be read)"
+    assert [reason_text(text) for text in ("dropped", "99999")] == ["dropped", "99999"]
 
 
 def test_an_excerpt_is_text_where_it_is_text() -> None:
