@@ -107,7 +107,7 @@ def _refused(where: Literal["redis", "postgres"], answer: object) -> list[Findin
     """This is a server that answers that it does not let this user in."""
     if not (isinstance(answer, Unavailable) and refuses_user(answer)):
         return []
-    what = f"it refuses this user: {' '.join(answer.detail.split())}"
+    what = f"it refuses this user: {' '.join(answer.detail.split()).rstrip('.')}"
     remedy = f"check user and password in {variable_of(f'{where}_url')}"
     return [error(where, what, "nothing works as this user, and the server could not be examined", remedy)]
 

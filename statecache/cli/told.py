@@ -20,6 +20,7 @@ from statecache.errors import (
     PostgresUnavailable,
     Quarantined,
     StateCacheError,
+    Unavailable,
     UsageError,
     VersionConflict,
 )
@@ -52,8 +53,9 @@ def text_of(error: BaseException) -> str:
     """This gives the message and the remedy; nobody at a terminal needs to hear that a client was used wrongly."""
     if not isinstance(error, StateCacheError):
         return str(error)
-    if refuses_user(error):
-        return f"{error.problem} {_credentials(error)}"
+    if isinstance(error, Unavailable) and refuses_user(error):
+        refusal = type(error)("authentication", detail=error.detail)
+        return f"{refusal.problem} {_credentials(error)}"
     if isinstance(error, UsageError):
         return f"{error.reason.rstrip('.')}. {error.remedy}"
     remedy = next((words(error) for kind, words in _REMEDIES.items() if isinstance(error, kind)), error.remedy)

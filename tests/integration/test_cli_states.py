@@ -338,5 +338,6 @@ def test_the_doctor_counts_a_wrong_password_as_one_error(cli: CommandLine, setti
     errors = [one for one in told.json["findings"] if one["where"] == tier and one["severity"] == "error"]
     assert (told.status, told.json["unreachable"], len(errors)) == (3, [], 1)
     assert errors[0]["what"].startswith("it refuses this user: ")
+    assert not errors[0]["what"].endswith(".")
     assert errors[0]["remedy"] == f"check user and password in STATECACHE_{tier.upper()}_URL"
     assert "not-the-password" not in told.out

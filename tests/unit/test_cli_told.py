@@ -55,6 +55,10 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
             RedisUnavailable("authentication", detail="x: WRONGPASS."),
             "Redis refuses this user: x: WRONGPASS. Check user and password in STATECACHE_REDIS_URL.",
         ),
+        (
+            PostgresUnavailable("connect", detail="x: fe_sendauth: no password supplied"),
+            "statecache: Postgres refuses this user: x: fe_sendauth: no password supplied. Check user",
+        ),
         (PostgresUnavailable("authentication", detail="x"), "password in STATECACHE_POSTGRES_URL."),
     ],
 )  # fmt: skip
