@@ -148,6 +148,10 @@ class KeySpace:
         """This is a pattern that the names of all states match, and few others."""
         return f"{self.prefix}:{{*}}:state:*"
 
+    def bell(self) -> str:
+        """This is the stream by which workers tell one another to share the shards out anew."""
+        return f"{self.prefix}:{{00}}:bell"
+
     def greeting(self) -> tuple[str, ...]:
         """These are the fixed keys of shard 0, which every deployment has, and a state's that is never written."""
         return self.meta(0), self.changes(0), self.unflushed(0), self.hydrating(0), self._state[0] + "_/greeting"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import psycopg
@@ -122,3 +123,45 @@ async def test_what_a_glance_read_before_everything_was_wiped_is_not_flushed(
     assert rows(psql, "SELECT count(*) FROM change") == [(0,)]
     await flush_through(worker)
     assert rows(psql, "SELECT change_id, epoch, n FROM change") == [("a" * 24, 2, 1)]
+
+
+async def _rung(worker: Worker) -> bool:
+    """This says whether the bell ends the worker's rest, and not the time."""
+    worker._nudge.clear()
+    worker._next_tend = worker._monotonic() + 60
+    worker.janitor._next_round = worker._monotonic() + 60
+    worker.janitor._round.clear()
+    async with asyncio.timeout(10):
+        await worker.rest()
+    return worker._next_tend <= worker._monotonic()
+
+
+async def test_a_worker_that_joins_and_one_that_gives_ring_for_the_others(
+    make_worker: MakeWorker, settings: Settings, psql: Psql
+) -> None:
+    first, second = make_worker(), make_worker()
+    await flush(first)
+    await second.turn()
+    assert await _rung(first), "somebody has joined"
+    assert not second.holdings
+    await first.turn()
+    assert len(first.holdings) == settings.shards // 2
+    assert await _rung(second), "there is something to take"
+    await second.turn()
+    assert len(second.holdings) == settings.shards // 2
+    await first.leave()
+    assert await _rung(second), "there is more"
+    await second.turn()
+    assert len(second.holdings) == settings.shards
+
+
+async def test_a_bell_that_is_something_else_keeps_nobody_awake(
+    agents: Agents, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    redis_raw.set(keys.bell(), "another program's")
+    await flush(worker)
+    worker._nudge.clear()
+    while worker.flusher.streams.listening:
+        await worker.rest()
+    await _wake(worker, agents, agents.key_on(1))
+    assert worker._woken == [1]

@@ -1,7 +1,8 @@
 """Who flushes which shard: a row a shard in Postgres, shared evenly over the workers that live.
 
 A worker says every `lease_renew_s` that it lives, renews its shards, takes its part of those that nobody owns, and
-gives back what is more than its part: ceil(shards / live workers). A lease only settles who should flush; that two
+gives back what is more than its part: ceil(shards / live workers). Who comes, gives or leaves rings a bell in Redis,
+so that the others need not find out by themselves. A lease only settles who should flush; that two
 never do is settled by the row's lock in each flush.
 
 Rows are read nowhere else but here and in the flush itself, in transactions that commit cleanly. A watermark that an

@@ -59,6 +59,13 @@ class Stock(NamedTuple):
     waiting: float | None
 
 
+class Woken(NamedTuple):
+    """This is why a wait ended: shards that have something to read, and whether shards are to be shared out anew."""
+
+    shards: list[int]
+    rung: bool
+
+
 class Wanted(NamedTuple):
     """This asks for so many entries of a shard from a place on."""
 
@@ -180,6 +187,9 @@ class Streams:
         self._settings = settings
         self._keys = keys
         self._known: dict[int, tuple[Any, Head | str]] = {}
+        self._heard = b"0"
+        self.listening = True
+        """Whether the bell can be listened to; another program's key may be in its place."""
 
     async def run(self, link: AsyncLink, commands: Sequence[Command]) -> list[Any]:
         """This runs commands in one round trip; a reply that blames a key's type, or a script's absence, is a value.
@@ -279,16 +289,30 @@ class Streams:
             link.knows(which, True)
         return replies
 
-    async def wait(self, link: AsyncLink, holdings: Sequence[Holding], *, seconds: float) -> list[int]:
-        """This returns when a stream has an entry that was not read, or when the time is up; it gives which have."""
+    async def wait(self, link: AsyncLink, holdings: Sequence[Holding], *, seconds: float) -> Woken:
+        """This returns when a stream has an entry that was not read, when the bell rings, or when the time is up."""
         names = [self._keys.changes(one.shard) for one in holdings]
+        bell = [self._keys.bell()] if self.listening else []
+        after = [*(one.after for one in holdings), *(self._heard for _ in bell)]
         block = max(1, round(seconds * 1000))
-        command = ("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *names, *(one.after for one in holdings))
+        command = ("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *names, *bell, *after)
         reply = (await link.run([command], seconds=seconds + WAIT_GRACE_S))[0]
         if isinstance(reply, Exception):  # one that cannot be read spoils it for all: reading each tells which
-            return [one.shard for one in holdings]
-        woken = {name for name, _ in reply or ()}
-        return [one.shard for one, name in zip(holdings, names, strict=True) if name.encode() in woken]
+            listened, self.listening = self.listening, False
+            return Woken([] if listened else [one.shard for one in holdings], False)
+        told = dict(reply or ())
+        rung = told.get(self._keys.bell().encode())
+        if rung:
+            self._heard = rung[-1][0]
+        woken = [one.shard for one, name in zip(holdings, names, strict=True) if name.encode() in told]
+        return Woken(woken, bool(rung))
+
+    async def ring(self, link: AsyncLink) -> None:
+        """This rings for the other workers; where it cannot, they find out for themselves, only later."""
+        with contextlib.suppress(RedisUnavailable):
+            await link.run(
+                [("XADD", self._keys.bell(), "MAXLEN", 1, "*", "shards", "moved")], seconds=self._settings.timeout_s
+            )
 
 
 def _stock(reply: Sequence[Any], head: Head, heads: Heads, *, flushed: int) -> Stock:

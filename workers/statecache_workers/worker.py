@@ -1,7 +1,7 @@
 """One worker: its connections, its shards, and one turn of its work after the other.
 
     turn    connect · tend the shards · heads · settle new shards · flush one batch · tidy a little
-    rest    wait on the streams until one has an entry, or something falls due
+    rest    wait on the streams until one has an entry, until another worker rings, or something falls due
 
 The turn behind a rest that a few shards ended looks at those alone, for somebody waits for them; the next looks at all.
 
@@ -33,12 +33,12 @@ from statecache_workers.ownership import Ownership, Share
 from statecache_workers.room import ASK, ROOM_S, shortage
 from statecache_workers.settling import settle
 from statecache_workers.strays import expel
+from statecache_workers.streams import Stock, Woken
 from statecache_workers.tally import SECONDS, Buckets
 
 if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
     from statecache.settings import Settings
-    from statecache_workers.streams import Stock
 
 AVOID_S = 30.0
 """How long a shard with entries of a newer release is left to others."""
@@ -73,6 +73,7 @@ class Worker:
         self.taking = True
         self._monotonic = monotonic
         self._nudge = asyncio.Event()
+        self._joined = False
         self._next_tend = monotonic()
         self._leased_until = self._next_measure = self._next_room = self._uneven_until = monotonic()
         self._avoid: dict[int, float] = {}
@@ -126,7 +127,7 @@ class Worker:
     async def _turn(self) -> bool:
         link, database = await self.connect()
         if self._monotonic() >= self._next_tend:
-            await self._tend(database)
+            await self._tend(link, database)
         if not self.holdings:
             if self.settings.health_port is not None:
                 await self.look()  # nothing else would tell this worker that Redis is gone
@@ -149,7 +150,7 @@ class Worker:
         waiting = waiting or progress.waiting or progress.entries > 0
         return waiting or self.janitor.due or self._monotonic() >= self._next_tend
 
-    async def _tend(self, database: Database) -> None:
+    async def _tend(self, link: AsyncLink, database: Database) -> None:
         now = self._monotonic()
         self._avoid = {shard: until for shard, until in self._avoid.items() if until > now}
         before = self.share.live
@@ -170,6 +171,9 @@ class Worker:
             say("shards", taken=len(taken), lost=len(lost), owned=len(self.holdings), workers=share.live)
         if share.reaped:
             warn("reaped", workers=share.reaped)
+        if (lost or not self._joined) and share.live > 1:
+            await self.flusher.streams.ring(link)
+        self._joined = True
 
     def _pause(self, now: float, *, moved: bool) -> float:
         """This is how long the shards are left alone: not for long while they are being handed over to this worker.
@@ -239,20 +243,23 @@ class Worker:
         nudged = asyncio.ensure_future(self._nudge.wait())
         waits: set[asyncio.Future[Any]] = {nudged}
         seconds = max(REST_MIN_S, due)
-        watching = asyncio.ensure_future(self._watch(watched, seconds)) if watched else None
-        if watching is not None:
+        watching = None
+        if watched or self.flusher.streams.listening:
+            watching = asyncio.ensure_future(self._watch(watched, seconds))
             waits.add(watching)
         try:
-            await asyncio.wait(waits, timeout=None if watched else seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=None if watching else seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for one in waits:
                 one.cancel()
             await asyncio.wait(waits)
         self._nudge.clear()
         if watching is not None and not watching.cancelled():
-            self._woken = watching.result()
+            self._woken, rung = watching.result()
+            if rung:
+                self._next_tend = self._monotonic()
 
-    async def _watch(self, watched: list[Holding], seconds: float) -> list[int]:
+    async def _watch(self, watched: list[Holding], seconds: float) -> Woken:
         """This gives the shards that have something to read; a connection that falls silent is given up."""
         if self._waker is None or not self._waker.alive:
             self._waker = await self.redis.link()
@@ -262,7 +269,7 @@ class Worker:
             if error.reason != "timeout":
                 raise
             whisper("not_woken", detail=str(error))
-            return []
+            return Woken([], False)
 
     async def look(self) -> None:
         """This asks Redis alone how far the shards are."""
@@ -308,6 +315,8 @@ class Worker:
             if self._database is None or not self._database.alive:
                 self._database = Database(await self.postgres.session(), self.settings)
             await self.ownership.leave(self._database)
+            if self._link is not None and self._link.alive:
+                await self.flusher.streams.ring(self._link)
         except (PostgresUnavailable, ConfigurationError) as error:
             warn("not_given_back", detail=str(error))
             return False
