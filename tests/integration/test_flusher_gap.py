@@ -225,9 +225,12 @@ async def test_what_a_restored_postgres_has_forgotten_and_no_stream_holds_is_reb
 
 
 async def test_a_gap_in_which_nothing_is_dirty_is_looked_for_among_the_states(
-    agents: Agents, make_worker: MakeWorker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace, settings: Settings
-) -> None:
+    agents: Agents, make_worker: MakeWorker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace, settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Redis was opened anew since Postgres went back, and took its watermark over: nothing tells what was flushed."""
+    monkeypatch.setattr(recall, "NAMES_PER_PAGE", 10)
+    monkeypatch.setattr(recall, "PAGES_PER_TURN", 1)
     worker = make_worker(settings.model_copy(update={"flush_batch_max": 10}))
     await flush(worker)
     group = agents.key_on(0)

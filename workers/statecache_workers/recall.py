@@ -49,6 +49,10 @@ class Recall:
             await self._go_on(link)
         return [one for one in holdings if self.done(one)]
 
+    def seeks(self, holding: Holding) -> bool:
+        """This says whether the pass under way is for the shard: some of its states may be dirty by now, not all."""
+        return holding.shard in self._sought
+
     def done(self, holding: Holding) -> bool:
         """This says whether what lies beyond the shard's watermark has been gone through."""
         return self._done.get(holding.shard, holding.row.flushed + 1) <= holding.row.flushed

@@ -52,7 +52,7 @@ class Repair:
             return
         named = zip(reply[::2], reply[1::2], strict=True)
         dirty = [(int(float(n)), key.decode("utf-8", "replace")) for key, n in named if b"/" in key]
-        if not dirty and not self._recall.done(one.holding):
+        if self._recall.seeks(one.holding) or not (dirty or self._recall.done(one.holding)):
             await self._recall.through(link, [one.holding])
             one.end = start
             return
