@@ -73,7 +73,7 @@ def tips(connection: Connection, raw: redis.Redis, keys: KeySpace, schema: str, 
 def _hashes(raw: redis.Redis, keys: KeySpace) -> list[tuple[str, tuple[Any, ...] | None]]:
     """This gives every state that Redis holds, with the key that its Redis key says."""
     found: list[tuple[str, tuple[Any, ...] | None]] = []
-    fixed = {name for shard in range(keys.shards) for name in _fixed(keys, shard)}
+    fixed = {name for shard in range(keys.shards) for name in _fixed(keys, shard)} | {keys.bell()}
     for name in raw.scan_iter(match=f"{keys.prefix}:*", count=1000):
         if name.decode() in fixed:
             continue

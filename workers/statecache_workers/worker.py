@@ -315,7 +315,7 @@ class Worker:
             if self._database is None or not self._database.alive:
                 self._database = Database(await self.postgres.session(), self.settings)
             await self.ownership.leave(self._database)
-            if self._link is not None and self._link.alive:
+            if self.share.live > 1 and self._link is not None and self._link.alive:
                 await self.flusher.streams.ring(self._link)
         except (PostgresUnavailable, ConfigurationError) as error:
             warn("not_given_back", detail=str(error))
