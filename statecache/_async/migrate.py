@@ -154,6 +154,8 @@ async def _connection(settings: Settings) -> psycopg.AsyncConnection[Any]:
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(f"postgres_url {where}: {_first_line(error)}") from None
     except psycopg.OperationalError as error:
+        if "does not exist" in str(error):
+            raise ConfigurationError(f"postgres_url {where}: {_first_line(error)}", hint="Create it first.") from None
         reason = "authentication" if "authentication" in str(error) else "connect"
         raise PostgresUnavailable(reason, detail=f"{where}: {_first_line(error)}") from None
 

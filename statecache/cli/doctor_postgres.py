@@ -70,6 +70,8 @@ async def ask(settings: Settings) -> PostgresFacts:
     except psycopg.ProgrammingError as refused:
         raise ConfigurationError(f"postgres_url {where}: {_first_line(refused)}") from None
     except psycopg.Error as failed:
+        if "does not exist" in str(failed):
+            raise ConfigurationError(f"postgres_url {where}: {_first_line(failed)}") from None
         reason = "authentication" if "authentication" in str(failed) else "connect"
         raise PostgresUnavailable(reason, detail=f"{where}: {_first_line(failed)}") from None
 

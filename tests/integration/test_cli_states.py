@@ -331,6 +331,16 @@ def test_a_wrong_password_is_a_matter_of_configuration_in_every_command(
     assert "not-the-password" not in ended.err + ended.out
 
 
+@pytest.mark.parametrize("command", ["get", "status", "doctor", "migrate", "quarantine"])
+def test_a_database_that_is_not_there_is_a_matter_of_configuration(
+    cli: CommandLine, settings: Settings, command: str
+) -> None:
+    arguments = {"get": ("get", "runs/1"), "quarantine": ("quarantine", "list")}.get(command, (command,))
+    ended = cli(*arguments, "--postgres-url", f"{settings.postgres_url.rpartition('/')[0]}/nowhere")
+    assert ended.status == 3
+    assert 'database "nowhere" does not exist' in ended.out + ended.err
+
+
 @pytest.mark.parametrize("tier", ["redis", "postgres"])
 def test_the_doctor_counts_a_wrong_password_as_one_error(cli: CommandLine, settings: Settings, tier: str) -> None:
     url = re.sub(r":[^:@/]*@", ":not-the-password@", getattr(settings, f"{tier}_url"))

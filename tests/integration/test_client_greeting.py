@@ -54,7 +54,7 @@ async def test_a_rule_that_would_put_keys_on_other_shards_is_refused_by_both_tie
 ) -> None:
     before = redis_raw.dbsize()
     redis_raw.hset(keys.meta(0), "hash", "another")
-    with pytest.raises(ConfigurationError, match="this Redis is pinned"):
+    with pytest.raises(ConfigurationError, match="this Redis is pinned to hash another; this release crc32"):
         await make_client(settings).set("runs/42", 1)
     redis_raw.hset(keys.meta(0), "hash", "crc32")
     for column in (b"hash", b"group_rule"):
