@@ -1,8 +1,9 @@
 -- Tells which entries may leave a shard's stream: flushed, and past the retention by their own time or by size.
 --
--- KEYS  1 meta  2 changes
+-- KEYS  1 meta  2 changes  3 unflushed
 -- ARGV  1 epoch  2 flushed n as Postgres says  3 time up to which entries leave  4 bytes to keep behind the watermark
 --       5 states to name at most  6 bytes to read at most
+-- What a worker that no longer owns the shard has called dirty, although it is flushed, is clean again.
 -- Gives { 1 where there may be more, else 0, then per entry, oldest first: { id, change_id, then per state: key, ttl in
 -- ms ('' = default) } }. Every commit waits meanwhile, so large entries are read few at a time.
 
@@ -10,6 +11,7 @@ local meta = redis.call('HMGET', KEYS[1], 'epoch', 'flushed', 'flushed_bytes')
 local answer, states = { 0 }, 0
 if meta[1] ~= ARGV[1] then return answer end
 local flushed = math.min(tonumber(meta[2]), tonumber(ARGV[2]))
+redis.pcall('ZREMRANGEBYSCORE', KEYS[3], 0, flushed)
 local total, keep, most = tonumber(meta[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local from, count, left = '-', 1, tonumber(ARGV[6])
 while states < most and left > 0 do

@@ -130,10 +130,10 @@ async def test_large_entries_are_read_a_few_at_a_time_for_commits_wait_meanwhile
     key = agents.key_on(0)
     for i in range(30):
         agents.commit((f"{key}/{i}", "x" * 100_000))
-    names = keys.meta(0), keys.changes(0)
+    names = keys.meta(0), keys.changes(0), keys.unflushed(0)
     redis_raw.hset(names[0], mapping={"flushed": 30, "flushed_entries": 30})
     redis_raw.config_resetstat()
-    more, *found = redis_raw.eval(script("retired").text, 2, *names, 1, 30, "9999", 0, 250, 1_000_000)
+    more, *found = redis_raw.eval(script("retired").text, 3, *names, 1, 30, "9999", 0, 250, 1_000_000)
     assert (more, len(found)) == (1, 10)
     assert redis_raw.info("commandstats")["cmdstat_xrange"]["calls"] > 3
 
@@ -158,9 +158,11 @@ async def test_nothing_leaves_that_is_not_behind_the_watermark(agents: Agents, r
     meta = keys.meta(0)
     redis_raw.hset(meta, mapping={"flushed": 2, "flushed_entries": 2})
     names = [meta, keys.changes(0)]
+    unflushed = keys.unflushed(0)
 
     def retired(epoch: int, flushed: int) -> list[Any]:
-        found: list[Any] = redis_raw.eval(script("retired").text, 2, *names, epoch, flushed, "9999", 0, 100, 2**20)
+        asked = epoch, flushed, "9999", 0, 100, 2**20
+        found: list[Any] = redis_raw.eval(script("retired").text, 3, *names, unflushed, *asked)
         return [entry[0] for entry in found[1:]]
 
     def retire(epoch: int, flushed: int, entry_id: str) -> int:
@@ -226,3 +228,18 @@ async def test_old_hydration_tokens_are_swept_and_young_ones_stay(
     for _ in range(10):
         await worker.janitor._sweep(link, list(worker.holdings.values()))
     assert set(redis_raw.hkeys(keys.hydrating(0))) == {b"_", b"runs/young"}
+
+
+@every_redis
+async def test_a_state_that_is_called_dirty_behind_the_watermark_is_clean_again(
+    agents: Agents, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    """As a worker may do that stood still while another one took its shard over and flushed it."""
+    await flush(worker)
+    key = agents.key_on(0)
+    agents.commit(key)
+    await flush(worker)
+    agents.commit((f"{key}/later", 1))
+    redis_raw.zadd(keys.unflushed(0), {key: 1})
+    redis_raw.eval(script("retired").text, 3, keys.meta(0), keys.changes(0), keys.unflushed(0), 1, 1, "0", 0, 9, 9)
+    assert agents.dirty(0) == {f"{key}/later"}

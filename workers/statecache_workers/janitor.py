@@ -89,7 +89,7 @@ class Janitor:
         keep = self._settings.retention_bytes_max // self._settings.shards
         asked = [
             (
-                [self._keys.meta(one.shard), self._keys.changes(one.shard)],
+                [self._keys.meta(one.shard), self._keys.changes(one.shard), self._keys.unflushed(one.shard)],
                 [one.row.epoch, one.row.flushed, cutoff, keep, STATES_PER_STEP, BYTES_PER_STEP],
             )
             for one in holdings

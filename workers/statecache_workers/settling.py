@@ -62,18 +62,27 @@ async def settle(
 async def _recalled(
     link: AsyncLink, flusher: Flusher, fit: Sequence[tuple[Holding, Head]], settled: Settled
 ) -> list[tuple[Holding, Head]]:
-    """This leaves out the shards whose states are still to be gone through, for Postgres has forgotten some."""
-    behind = {holding.shard: head for holding, head in fit if head.flushed > holding.row.flushed}
+    """This leaves out the shards whose states are still to be gone through, for Postgres has forgotten some.
+
+    That is told from a row that was read after Redis: another worker may have flushed since an older one.
+    """
+    behind = [holding for holding, head in fit if head.flushed > holding.row.flushed]
     if not behind:
         return list(fit)
-    holdings = [holding for holding, _ in fit if holding.shard in behind]
-    ready = {holding.shard for holding in await flusher.recall.through(link, holdings)}
-    for holding in holdings:
-        if holding.shard in ready:
-            acknowledged = behind[holding.shard].flushed
-            alarm("postgres_went_back", shard=holding.shard, acknowledged=acknowledged, flushed=holding.row.flushed)
-    settled.waiting = [shard for shard in behind if shard not in ready]
-    return [(holding, head) for holding, head in fit if holding.shard not in settled.waiting]
+    heads = {holding.shard: head.flushed for holding, head in fit}
+    forgotten = [one for one in behind if one.acknowledged is not None and one.acknowledged > one.row.flushed]
+    ready = {holding.shard for holding in await flusher.recall.through(link, forgotten)} if forgotten else set()
+    for holding in behind:
+        if holding not in forgotten:
+            holding.acknowledged = heads[holding.shard]
+            holding.look_again()
+            settled.unsure.append(holding.shard)
+        elif holding.shard in ready:
+            alarm("postgres_went_back", shard=holding.shard, acknowledged=heads[holding.shard],
+                  flushed=holding.row.flushed)  # fmt: skip
+    settled.waiting = [one.shard for one in forgotten if one.shard not in ready]
+    left = {one.shard for one in behind} - ready
+    return [(holding, head) for holding, head in fit if holding.shard not in left]
 
 
 async def _acknowledge_and_seek(
@@ -92,7 +101,7 @@ async def _acknowledge_and_seek(
         if isinstance(reply, Exception):
             set_apart(holding, "foreign_data", f"{keys.changes(holding.shard)}: {reply}")
             continue
-        holding.after, holding.standing, holding.reason = reply, "open", ""
+        holding.after, holding.standing, holding.reason, holding.acknowledged = reply, "open", "", None
         flusher.recall.opened(holding.shard)
         settled.opened.append(holding.shard)
 
