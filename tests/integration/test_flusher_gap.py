@@ -295,3 +295,18 @@ async def test_a_worker_that_may_not_look_for_forgotten_states_says_so_and_goes_
     await flush(worker)
     assert log.of("not_recalled")[0]["alarm"]
     assert rows(psql, "SELECT count(*) FROM change") == [(1,)]
+
+
+async def test_a_row_that_is_older_than_what_redis_says_is_read_again_before_anything_is_believed(
+    agents: Agents, worker: Worker, log: Log
+) -> None:
+    """As after a pause in which another worker has flushed the shard."""
+    await flush(worker)
+    agents.commit(agents.key_on(0))
+    await flush(worker)
+    holding = worker.holdings[0]
+    holding.row, holding.standing = holding.row._replace(flushed=0), "new"
+    await flush(worker)
+    assert (holding.row.flushed, holding.standing) == (1, "open")
+    assert log.of("postgres_went_back") == log.of("recalled") == []
+    assert agents.dirty(0) == set()

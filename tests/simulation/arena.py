@@ -173,7 +173,13 @@ class Arena:
         self.look_after()
 
     async def end_writers(self) -> None:
-        """This lets the writers' operations end; one that does not end is killed and is a crash."""
+        """This lets the writers' operations end; one that does not end is killed and is a crash.
+
+        One that was killed a moment ago, and whose next life does not listen yet, has none.
+        """
+        for name, process in list(self.writers.items()):
+            if not self.journal(process).exists():
+                self.writers.pop(name).kill()
         await self._end(self.writers)
 
     async def end_workers(self) -> None:
