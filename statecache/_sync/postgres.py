@@ -25,7 +25,7 @@ from statecache._sync.pool import Pool
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
-from statecache.settings import masked
+from statecache.settings import masked, pin_difference
 from statecache.sql import CODE, statement
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ class PostgresTier:
         except psycopg.OperationalError as error:
             if "does not exist" in str(error):
                 raise ConfigurationError(f"postgres_url {where}: {_brief(error)}") from None
-            reason = "authentication" if "authentication" in str(error) else "connect"
+            refused = any(words in str(error) for words in ("authentication", "no password supplied", "pg_hba.conf"))
+            reason = "authentication" if refused else "connect"
             hint = "Is the server up, the URL right?" if reason == "connect" else "Check user and password."
             raise PostgresUnavailable(reason, detail=f"{where}: {_brief(error)}", hint=hint) from None
         session = Session(connection)
@@ -126,12 +127,11 @@ class PostgresTier:
             raise ConfigurationError(
                 f"the schema asks for code level {min_code}, this program has {CODE}", hint="Upgrade statecache."
             )
-        found, ours = (shards, hashed, rule, prefix), (self._keys.shards, HASH, GROUP_RULE, self._keys.prefix)
-        if found != ours:
-            raise ConfigurationError(
-                f"this schema is pinned to (shards, hash, group rule, prefix) = {found}, the settings say {ours}",
-                hint="Use the same settings everywhere; the shard count changes only by an offline migration.",
-            )
+        found = {"shards": shards, "hash": hashed, "group rule": rule, "prefix": prefix}
+        ours = (self._keys.shards, HASH, GROUP_RULE, self._keys.prefix)
+        difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
+        if difference:
+            raise ConfigurationError(f"this schema is {difference}", hint=f"{remedy[0].upper()}{remedy[1:]}.")
         if self._redis_cluster() not in ("", cluster):
             raise ConfigurationError(
                 f"Redis belongs to cluster {self._redis_cluster()}, Postgres to {cluster}",

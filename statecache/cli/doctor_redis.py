@@ -109,7 +109,7 @@ def _of_workers(keys: KeySpace) -> list[str]:
     meta, changes, unflushed, hydrating = keys.meta(0), keys.changes(0), keys.unflushed(0), keys.hydrating(0)
     return [
         f"XREAD COUNT 1 STREAMS {changes} 0", f"XTRIM {changes} MINID 1", f"XLEN {changes}", f"DEL {changes}~",
-        f"XADD {changes}~ * a b", f"RENAME {changes}~ {changes}", f"HSCAN {hydrating} 0", f"TYPE {meta}",
+        f"XADD {changes}~ * a b", f"RENAME {changes}~ {changes}", f"HSCAN {hydrating} 0", "SCAN 0", f"TYPE {meta}",
         f"ZRANGEBYSCORE {unflushed} 0 1", f"SPUBLISH {keys.events(0)} x",
     ]  # fmt: skip
 

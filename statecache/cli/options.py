@@ -18,6 +18,7 @@ RedisUrl = Annotated[str | None, typer.Option("--redis-url", metavar="URL", help
 PostgresUrl = Annotated[str | None, typer.Option("--postgres-url", metavar="URL", help="Else STATECACHE_POSTGRES_URL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line of stdout.")]
 Level = Annotated[str | None, typer.Option("--durability", help=f"One of {', '.join(DURABILITIES)}; else as set.")]
+SafeLevel = Annotated[str, typer.Option("--durability", help=f"One of {', '.join(DURABILITIES)}.")]
 Actor = Annotated[str, typer.Option(metavar="NAME", help="Who does it; else the user of this system.")]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; kept with the change.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]

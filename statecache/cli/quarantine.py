@@ -12,10 +12,10 @@ import typer
 from statecache.cli.options import (
     Actor,
     AsJson,
-    Level,
     PostgresUrl,
     Reason,
     RedisUrl,
+    SafeLevel,
     checked_durability,
     operator,
     settings_of,
@@ -168,7 +168,7 @@ def drop(
     yes: Annotated[bool, typer.Option("--yes", help="Say that these changes are given up.")] = False,
     actor: Actor = "",
     reason: Reason = "",
-    durability: Level = None,
+    durability: SafeLevel = "postgres",
     redis_url: RedisUrl = None,
     postgres_url: PostgresUrl = None,
     as_json: AsJson = False,
@@ -198,7 +198,7 @@ def drop(
             f"the keys {'of it' if len(places) == 1 else 'of them'} go back to what was before",
             hint="Say --yes if that is meant.",
         )
-    done = asyncio.run(run(settings, places, actor=actor or operator(), reason=reason, durability=level))
+    done = asyncio.run(run(settings, places, actor=actor or operator(), reason=reason, durability=level or "postgres"))
     return _report(done, "dropped", as_json=as_json)
 
 

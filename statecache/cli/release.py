@@ -212,9 +212,7 @@ async def missing(settings: Settings, places: Sequence[Place]) -> list[Done]:
     return [not_there(place) for place, parked in found.items() if parked is None]
 
 
-async def drop(
-    settings: Settings, places: Sequence[Place], *, actor: str, reason: str, durability: str | None
-) -> list[Done]:
+async def drop(settings: Settings, places: Sequence[Place], *, actor: str, reason: str, durability: str) -> list[Done]:
     """This gives the named entries up."""
     done = []
     async with opened(settings) as quarantine, AsyncStateCache(settings=settings) as cache:
@@ -232,13 +230,13 @@ async def drop(
 
 
 async def _restored(
-    cache: AsyncStateCache, place: Place, writes: Sequence[Write], *, actor: str, why: str, durability: str | None
+    cache: AsyncStateCache, place: Place, writes: Sequence[Write], *, actor: str, why: str, durability: str
 ) -> list[str]:
     """This commits what was before, together, but for keys that somebody has written meanwhile."""
     left = list(writes)
     while left:
         commit = cache.tier.committer.new(
-            left, place.shard, durability=cache.durability_of(durability or "postgres"), actor=actor[:200],
+            left, place.shard, durability=cache.durability_of(durability), actor=actor[:200],
             reason=f"quarantine drop {place} {why}"[:500], end=cache.end_of(None), change_id=None,
         )  # fmt: skip
         try:
