@@ -168,13 +168,14 @@ async def test_poison_and_strays_and_gaps_and_forks_are_counted(
             lambda now: now["statecache_quarantined_total"] >= 2 and now["statecache_flushed_entries_total"] >= 4
         )
         assert found["statecache_quarantined_total"] == 2
+        assert found["statecache_flushed_entries_total"] == 4
         assert found["statecache_gaps_total"] == 1
         assert found["statecache_gap_entries_lost_total"] == 2
         assert found["statecache_gap_entries_repaired_total"] == 0
         assert found["statecache_conflicts_total{behind}"] == 0
         newest = agents.key_on(3)
         agents.commit(newest)
-        await worker.until_metric(lambda now: now["statecache_flushed_entries_total"] == 4)
+        await worker.until_metric(lambda now: now["statecache_flushed_entries_total"] == 5)
         redis_raw.delete(agents.keys.state(newest))
         agents.commit((newest, "as if it were new"))
         found = await worker.until_metric(lambda now: now["statecache_conflicts_total{behind}"] == 1)

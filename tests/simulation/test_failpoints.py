@@ -31,8 +31,6 @@ NOT_VISITED = {
     "measure": "asked only where entries were deleted by hand before they were flushed: test_flusher_gap",
 }
 """Scripts and statements of client and worker that are no failpoints of their own, and why."""
-SELDOM_MISSED = {"recall": "one recording on a busy machine may find that the streams have brought everything back"}
-"""Those that `make failpoints` visits, for it records more often, and that one recording may not come by."""
 USERS = """
 import sys
 from statecache import AsyncStateCache
@@ -68,7 +66,7 @@ def test_every_script_and_statement_of_client_and_worker_is_a_failpoint(told: To
     visited = {word for place in told.places for word in re.split(r"[\s:#]+", place.boundary)}
     asked = _asked_for()
     assert {"commit", "ack", "flush_lock", "begin_epoch", "states"} <= asked
-    assert sorted(asked - visited - SELDOM_MISSED.keys()) == sorted(NOT_VISITED)
+    assert sorted(asked - visited) == sorted(NOT_VISITED)
 
 
 @pytest.mark.xdist_group("failpoints")

@@ -40,6 +40,8 @@ from tests.simulation.story import ENTRIES_KEPT, POISON, E, Story, World, meanwh
 LEASE_S = 0.6
 FROZEN_S = 3 * LEASE_S
 VISIT_S = 60.0
+OWNS = "heads #1"
+"""The first boundary of a worker that has taken shards."""
 Role = Literal["client", "worker"]
 
 
@@ -195,14 +197,22 @@ class Visit:
             self._result.boundaries.append(rest)
         elif what == "at":
             self._at = int(rest)
-            if self._role == "worker" and self._at == 1 and len(self._workers) == 1:
-                self._start_worker(None)
         elif what == "finding":
             self._result.violations.append(f"{child.name}: {rest}")
         elif what == "hit":
             self._result.reached = True
             if self._failpoint is not None and self._failpoint.kind == "stop":
                 self._frozen(child)
+        if self._role == "worker" and len(self._workers) == 1 and self._at >= 1 and self._has_settled():
+            self._start_worker(None)
+
+    def _has_settled(self) -> bool:
+        """This says whether the first worker owns both shards, of which it keeps the lower one, or has met its fault.
+
+        A second one that came before it would leave it the other shard, and what a situation does to the lower one
+        would be done by a process that tells nobody.
+        """
+        return self._result.reached or OWNS in self._result.boundaries
 
     def _frozen(self, child: Child) -> None:
         """This lets others go on while it is frozen; a worker's others are the agent and the other worker."""
