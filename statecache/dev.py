@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
+import msgspec
+
 from statecache.clock import monotonic
 from statecache.errors import Unavailable
 from statecache.testing import refuse_unfit_platform
@@ -30,32 +32,42 @@ REVIVALS_WINDOW_S = 60.0
 EXAMPLE_KEY = "runs/42"
 
 
-def run_dev(*, folder: Path | None = None, redis_port: int | None = None, postgres_port: int | None = None) -> int:
+def run_dev(
+    *,
+    folder: Path | None = None,
+    redis_port: int | None = None,
+    postgres_port: int | None = None,
+    as_json: bool = False,
+) -> int:
     """This runs the servers until it is told to stop, and gives the exit status.
 
-    A port that is given is insisted on; otherwise that of the last run is taken if it is free, else another one.
+    It tells a person on stdout what happens, or a program with `as_json`: one object a line, of an `event` and its
+    facts, which are `running` (folder, redis_url, postgres_url), `restarted` (server) and `stopping`. A port that is
+    given is insisted on; otherwise that of the last run is taken if it is free, else another one.
     Raises ConfigurationError where another one runs in the folder, and Unavailable where a server does not start.
     """
     refuse_unfit_platform()
     from statecache.testing.kept import Kept
 
+    voice = _Voice(as_json=as_json)
     with (
         _Signals() as signals,
         suppress(_Asked),
         Kept(folder, redis_port=redis_port, postgres_port=postgres_port) as kept,
     ):
         signals.interrupt = False
-        _say(_welcome(kept))
-        _watch(kept, signals)
-        _say("Stopping; the data stay.\n")
+        where = {"folder": str(kept.folder), "redis_url": kept.redis.url, "postgres_url": kept.postgres.url}
+        voice.tell("running", _welcome(kept), **where)
+        _watch(kept, signals, voice)
+        voice.tell("stopping", "Stopping; the data stay.\n")
     return 0
 
 
-def _watch(kept: Kept, signals: _Signals) -> None:
+def _watch(kept: Kept, signals: _Signals, voice: _Voice) -> None:
     revivals: deque[float] = deque(maxlen=REVIVALS_MAX)
     while not signals.wait():
         for name in kept.revive():
-            _say(f"The {name} ended; it was started again.\n")
+            voice.tell("restarted", f"The {name} ended; it was started again.\n", server=name)
             if len(revivals) == REVIVALS_MAX and monotonic() - revivals[0] < REVIVALS_WINDOW_S:
                 raise Unavailable(name, detail=f"it keeps ending; see the logs in {kept.folder}")
             revivals.append(monotonic())
@@ -105,10 +117,18 @@ class _Signals:
             raise _Asked
 
 
-def _say(text: str) -> None:
-    with suppress(BrokenPipeError):
-        sys.stdout.write(text)
-        sys.stdout.flush()
+class _Voice:
+    """This tells what happens: the text to a person, or the event and its facts to a program."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def tell(self, event: str, text: str, **facts: str) -> None:
+        """This tells one thing, to whoever still listens."""
+        line = msgspec.json.encode({"event": event, **facts}).decode() + "\n"
+        with suppress(BrokenPipeError):
+            sys.stdout.write(line if self._as_json else text)
+            sys.stdout.flush()
 
 
 def _welcome(kept: Kept) -> str:

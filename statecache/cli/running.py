@@ -92,16 +92,20 @@ def dev(
     folder: Annotated[Path | None, typer.Option(help="Where the data live; else the user's data folder.")] = None,
     redis_port: Port = None,
     postgres_port: Port = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for all that happens.")] = False,
 ) -> int:
     """Run a Valkey, a Postgres and a worker to develop against, until Ctrl-C. No Docker, no root.
+
+    With --json the first object holds the folder, `redis_url` and `postgres_url`: the servers answer when it is there.
 
     \b
     Examples:
       statecache dev
       statecache dev --folder ./state --redis-port 6380
+      statecache dev --json | jq -r --unbuffered .redis_url
     """
     from statecache.dev import run_dev
 
     if redis_port is not None and redis_port == postgres_port:
         raise UsageError(f"two servers cannot share port {redis_port}", hint="Give two ports, or none.")
-    return run_dev(folder=folder, redis_port=redis_port, postgres_port=postgres_port)
+    return run_dev(folder=folder, redis_port=redis_port, postgres_port=postgres_port, as_json=as_json)

@@ -75,6 +75,7 @@ class Dev:
         environment: dict[str, str] | None = None,
         system_data: Path = Path("/nowhere"),
         command: list[str] | None = None,
+        last: str = LAST_LINE,
     ) -> None:
         self.process = subprocess.Popen(
             command or [sys.executable, "-c", DEV, str(folder or ""), str(redis_port), str(system_data)],
@@ -85,7 +86,7 @@ class Dev:
             env=dict(os.environ) | (environment or {}),
         )
         _started.append(self.process)
-        self.greeting = self.until(LAST_LINE)
+        self.greeting = self.until(last)
         self.urls = dict(re.findall(r"export (\w+)=(\S+)", self.greeting))
         self.redis_url = self.urls.get("STATECACHE_REDIS_URL", "")
         self.postgres_url = self.urls.get("STATECACHE_POSTGRES_URL", "")
@@ -187,6 +188,21 @@ def test_what_the_command_prints_can_be_tried(folder: Path) -> None:
         assert done.returncode == 0, (line, done.stderr)
         assert expected in done.stdout
     assert dev.end(signal.SIGINT) == (0, "")
+
+
+def test_a_program_reads_one_object_a_line_for_all_that_happens(folder: Path) -> None:
+    command = [sys.executable, "-m", "statecache", "dev", "--json", "--folder", str(folder)]
+    dev = Dev(None, command=command, last="}")
+    running = msgspec.json.decode(dev.greeting)
+    assert [*running] == ["event", "folder", "redis_url", "postgres_url"]
+    assert (running["event"], running["folder"]) == ("running", str(folder))
+    dev.redis_url, dev.postgres_url = running["redis_url"], running["postgres_url"]
+    _write(dev, "kept")
+    os.kill(int((folder / "redis.pid").read_text().split()[0]), signal.SIGKILL)
+    assert msgspec.json.decode(dev.until("}")) == {"event": "restarted", "server": "redis"}
+    dev.process.send_signal(signal.SIGINT)
+    rest, errors = dev.process.communicate(timeout=WAIT_S)
+    assert (msgspec.json.decode(rest), errors, dev.process.returncode) == ({"event": "stopping"}, "", 0)
 
 
 @pytest.mark.parametrize("name", ["redis", "postgres", "worker"])
