@@ -1,12 +1,20 @@
 """The table of contents of the tests' fixtures. A fixture module may bring hooks too, such as `pytest_report_header`.
 
-fix_faults      networks that fail to order
-fix_flusher     workers turned by hand, and commits by the real script
-fix_redis       a deployment on fakeredis, for stories that need no server
-fix_servers     real servers, found and named in the run's header; deployments and clients on them
-fix_time        a clock that moves when the test says so
+fix_faults        networks that fail to order
+fix_flusher       workers turned by hand, and commits by the real script
+fix_redis         a deployment on fakeredis, for stories that need no server
+fix_servers       real servers, found and named in the run's header; deployments and clients on them
+fix_surroundings  nothing of the caller's terminal, nothing drawn by chance
+fix_time          a clock that moves when the test says so
 """
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.fix_faults", "tests.fix_flusher", "tests.fix_redis", "tests.fix_servers", "tests.fix_time"]
+pytest_plugins = [
+    "tests.fix_faults",
+    "tests.fix_flusher",
+    "tests.fix_redis",
+    "tests.fix_servers",
+    "tests.fix_surroundings",
+    "tests.fix_time",
+]
