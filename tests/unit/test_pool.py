@@ -323,17 +323,21 @@ def test_a_thread_that_gives_up_takes_no_slot_along() -> None:
 
 
 def test_a_thread_whose_wait_a_signal_handler_ends_takes_no_slot_along() -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
     slots = Slots(1)
     assert slots.acquire_now()
+
+    def interrupt(*_: object) -> None:
+        if slots._waiting and not slots._mutex.locked():  # else it does not wait yet
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            raise KeyboardInterrupt
+
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
     try:
         with pytest.raises(KeyboardInterrupt):
             slots.acquire(WAIT_S)
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
     slots.release()
     assert slots.acquire_now()
