@@ -15,7 +15,7 @@ from statecache import ConfigurationError
 from statecache_workers import health
 from statecache_workers.health import HealthServer, Page, Pulse, verdict
 from tests.fix_time import ManualClock
-from tests.probing import Answer, ask
+from tests.probing import PROBE_S, Answer, ask
 
 Serve = Callable[..., HealthServer]
 
@@ -107,7 +107,9 @@ async def test_a_blocked_loop_is_seen_from_outside_while_it_is_blocked(
     pulse = Pulse(timeout_s=10.0, lease_s=5.0)
     server = serve({"/healthz": lambda: verdict(pulse.unhealthy())})
     beating = asyncio.create_task(pulse.keep())
-    assert (await asyncio.to_thread(ask, server.port, "/healthz")).status == 200
+    async with asyncio.timeout(PROBE_S):
+        while (await asyncio.to_thread(ask, server.port, "/healthz")).status != 200:
+            pass
     while (answer := ask(server.port, "/healthz")).status == 200:
         pass
     assert (answer.status, answer.body[:34]) == (503, "the event loop has stood still for")
