@@ -116,6 +116,7 @@ class Reader:
         self._names: dict[str, Any] = {"__name__": "__main__"}
         self._printed = ""
         self._runner = asyncio.Runner()
+        self._before: dict[str, str | None] = {}
         self._behind: list[tuple[Block, Behind]] = []
 
     def __enter__(self) -> Self:
@@ -127,6 +128,7 @@ class Reader:
                 left_open.close()
         self._runner.close()
         statuses = [(block, behind.end()) for block, behind in self._behind]
+        self._forget_exports()
         if kind is None:
             for block, status in statuses:
                 if status != 0:
@@ -188,7 +190,17 @@ class Reader:
         if said and not behind.prints(said):
             raise PageFailed(block, f"{command} printed\n{behind.printed}")
         self.environment |= dict(re.findall(r"^\s*export (\w+)=(\S+)$", behind.printed, re.MULTILINE))
-        os.environ.update({name: self.environment[name] for name in self.environment if name.startswith("STATECACHE_")})
+        for name in [name for name in self.environment if name.startswith("STATECACHE_")]:
+            self._before.setdefault(name, os.environ.get(name))
+            os.environ[name] = self.environment[name]
+
+    def _forget_exports(self) -> None:
+        """This leaves this process's own environment, in which the page's Python ran, as it was."""
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
     def _excerpt(self, block: Block) -> None:
         _, _, path = block.info.partition(" ")

@@ -106,6 +106,15 @@ def test_what_goes_on_behind_must_end_well(tmp_path: Path) -> None:
     _followed(f"```console background\n$ {PATIENT}\nup\n```", tmp_path)
 
 
+def test_what_a_page_exports_is_forgotten_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for before in (None, "before"):
+        if before is not None:
+            monkeypatch.setenv("STATECACHE_EXAMPLE", before)
+        python = "```python\nimport os\nassert os.environ['STATECACHE_EXAMPLE'] == '7'\n```"
+        _followed(f"```console background\n$ {PATIENT}\nup\n```\n{python}", tmp_path)
+        assert os.environ.get("STATECACHE_EXAMPLE") == before
+
+
 def test_exports_of_what_goes_on_behind_count_from_then_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATECACHE_EXAMPLE", "")
     page = f"```console background\n$ {PATIENT}\nup\n```\n```console\n$ echo $STATECACHE_EXAMPLE\n7\n```"
