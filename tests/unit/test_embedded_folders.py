@@ -132,9 +132,11 @@ def test_root_without_an_ordinary_user_is_told_so(monkeypatch: pytest.MonkeyPatc
         folders.ordinary_user()
 
 
-def test_ports_come_from_below_those_of_outgoing_connections() -> None:
-    lowest_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert all(ports.LOWEST <= ports.free_port() < lowest_outgoing for _ in range(50))
+def test_ports_come_from_below_those_of_outgoing_connections(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for told, below in (("32768\t60999\n", 32768), ("20000\t65535\n", 20000)):
+        (tmp_path / "range").write_text(told)
+        monkeypatch.setattr(ports, "_OUTGOING", tmp_path / "range")
+        assert all(ports.LOWEST <= ports.free_port() < below for _ in range(50))
 
 
 def test_a_port_somebody_listens_on_is_not_free() -> None:
