@@ -183,7 +183,7 @@ def test_a_url_that_nobody_gave_is_called_the_default(
 
 
 async def test_a_command_by_hand_gives_up_soon_where_a_server_refuses_connections() -> None:
-    nobody = Settings(redis_url=f"redis://{NOBODY}/0", postgres_url=f"postgresql://{NOBODY}/x")
+    nobody = Settings(redis_url=f"redis://{NOBODY}/0", postgres_url=f"postgresql://{NOBODY}/x", timeout_s=60.0)
     assert (await patient(nobody)).timeout_s == REFUSED_S
     assert (await patient(nobody.model_copy(update={"timeout_s": 0.5}))).timeout_s == 0.5
     before = monotonic()

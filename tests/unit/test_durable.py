@@ -15,7 +15,7 @@ from statecache.model import Position
 
 KEYS = KeySpace()
 SHARD = 7
-WAIT_S = 0.5
+WAIT_S = 20.0
 
 
 class QuietLink:
