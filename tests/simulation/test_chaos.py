@@ -122,8 +122,8 @@ def _falsified_chain(here: Arena, operations: list[Operation]) -> set[str]:
     acknowledged = {seen.change_id for seen in written}
     key, at = next(
         (key, at)
-        for group in GROUPS.values() for key in group for at, row in enumerate(found.chains.get(key, ()))
-        if row.change_id in acknowledged and len(found.chains[key]) > 2
+        for group in GROUPS.values() for key in group for at, row in enumerate([*found.chains.get(key, ())][:-1])
+        if row.change_id in acknowledged and len(found.chains[key]) > 2  # and behind it stands one that continues it
     )  # fmt: skip
     chain = [row for number, row in enumerate(found.chains[key]) if number != at]
     falsified = msgspec.structs.replace(found, chains={**found.chains, key: chain})
