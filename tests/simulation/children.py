@@ -82,6 +82,14 @@ class Child:
         self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+def state_of(pid: int) -> str:
+    """This is the letter by which the system says what a process does; `X` where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
 def _live(work: Work, pipe: int, log: Path, parent: int) -> None:
     """This is the child's life; it never returns into the parent's code."""
     status = CRASHED

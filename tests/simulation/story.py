@@ -36,6 +36,7 @@ from statecache.keys import KeySpace
 from statecache.lua import script
 from tests.simulation.actor import Actor
 from tests.simulation.boundaries import situation
+from tests.simulation.children import state_of
 from tests.simulation.sampler import Sampler
 
 A, B, C, D, E, T, R = "runs/a", "runs/b", "runs/c", "runs/d", "vouched/c", "tail/t", "restored/e"
@@ -122,11 +123,18 @@ class World:
             self._report(f"finding {self.sampler.findings.pop()}")
 
     async def freeze(self, pids: Sequence[int]) -> None:
-        """This stops worker processes, at a moment in which none of them holds a row in Postgres."""
-        busy = "SELECT 1 FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND pid <> pg_backend_pid()"
+        """This stops worker processes, at a moment in which none of them holds a row in Postgres or has asked for one.
+
+        A signal takes its time, and so does a statement on its way: a backend that sleeps and is idle has none to read.
+        """
+        others = (
+            "SELECT pid, state FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
         while True:
             _signal(pids, signal.SIGSTOP)
-            if not self.psql.execute(busy).fetchall():
+            await self.until(lambda: all(state_of(pid) in "TtZX" for pid in pids), "workers to stand still")
+            asleep = {pid for pid, _ in self.psql.execute(others) if state_of(pid) == "S"}
+            if all(state == "idle" and pid in asleep for pid, state in self.psql.execute(others)):
                 return
             thaw(pids)
             await passing(LOOK_S)
@@ -250,26 +258,21 @@ class Story:
 
     async def _poison(self) -> None:
         world = self._world
-        await world.until(world.is_open, "all gates to be open")
-        self._commit_poison()
+        await world.until(self._poison_is_committed, "what is poisoned to be committed")
         await world.until(world.at_rest, "what is poisoned to be parked")
         world.raw.xadd(world.keys.changes(world.keys.shard(A)), {"of": "another program"})
         await self._actor.set(A)
 
-    def _commit_poison(self) -> None:
+    def _poison_is_committed(self) -> bool:
         """This commits, by the real script, what only Postgres refuses: a writer with a NUL in its name."""
         world, shard = self._world, self._world.keys.shard(POISON)
         keys = world.keys
-        names = [
-            keys.meta(shard),
-            keys.changes(shard),
-            keys.unflushed(shard),
-            keys.hydrating(shard),
-            keys.state(POISON),
-        ]
+        names = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard)]
         commit = ["nonce", secrets.token_hex(12), "on", 0, "a\0b", "", "", 1000, 2**24, 2**24, 2**23]
         state = [POISON, "set", "*", b'{"by":"nobody"}', "json", "", "", "1"]
-        world.raw.eval(script("commit").text, len(names), *names, *commit, *state)
+        text = script("commit").text
+        answer = world.raw.eval(text, len(names) + 1, *names, keys.state(POISON), *commit, *state)
+        return bool(answer[1] == b"OK")
 
     async def _restored(self) -> None:
         world, actor = self._world, self._actor

@@ -170,6 +170,8 @@ class Visit:
 
     def _stop_the_first(self) -> None:
         first = self._workers[0]
+        while not self._has_settled():  # a story can be over before the worker has begun to listen
+            self._look(self._workers)
         first.send(signal.SIGTERM)
         while first.status is None:
             self._look(self._workers)
