@@ -54,6 +54,8 @@ ENTRIES_KEPT = 9
 """More entries than this a shard's stream does not keep behind the watermark."""
 PATIENCE_S = 12.0
 LOOK_S = 0.004
+_BACKENDS = "SELECT pid, state FROM pg_stat_activity WHERE backend_type LIKE 'client%' AND pid <> pg_backend_pid()"
+_CLEAR = "for _, name in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', name) end"
 
 
 class World:
@@ -123,18 +125,12 @@ class World:
             self._report(f"finding {self.sampler.findings.pop()}")
 
     async def freeze(self, pids: Sequence[int]) -> None:
-        """This stops worker processes, at a moment in which none of them holds a row in Postgres or has asked for one.
-
-        A signal takes its time, and so does a statement on its way: a backend that sleeps and is idle has none to read.
-        """
-        others = (
-            "SELECT pid, state FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        )
+        """This stops worker processes, at a moment in which none of them has a row in Postgres or a statement."""
         while True:
             _signal(pids, signal.SIGSTOP)
             await self.until(lambda: all(state_of(pid) in "TtZX" for pid in pids), "workers to stand still")
-            asleep = {pid for pid, _ in self.psql.execute(others) if state_of(pid) == "S"}
-            if all(state == "idle" and pid in asleep for pid, state in self.psql.execute(others)):
+            asleep = {pid for pid, _ in self.psql.execute(_BACKENDS) if state_of(pid) == "S"}  # with nothing to read
+            if all(state == "idle" and pid in asleep for pid, state in self.psql.execute(_BACKENDS)):
                 return
             thaw(pids)
             await passing(LOOK_S)
@@ -357,16 +353,20 @@ class DataSet:
         self._world = world
         raw, keys = world.raw, world.keys
         self._names = f"{keys.meta(keys.shard(key))}".removesuffix("meta") + "*" if key else f"{keys.prefix}:*"
-        self._held = [(name, raw.pttl(name), raw.dump(name)) for name in raw.keys(self._names)] if key else []
+        there = raw.keys(self._names) if key else []
+        with raw.pipeline(transaction=True) as together:  # a worker may just be letting entries leave
+            for name in there:
+                together.pttl(name).dump(name)
+            told = together.execute()
+        self._held = [one for one in zip(there, told[::2], told[1::2], strict=True) if one[2] is not None]
 
     def take_over(self) -> None:
         """This makes it so in one moment, with another replid; every connection ends."""
         raw = self._world.raw
-        gone = raw.keys(self._names)
         with raw.pipeline(transaction=True) as together:
             together.execute_command("REPLICAOF", "127.0.0.1", "1")
             together.execute_command("REPLICAOF", "NO", "ONE")
-            together.delete(*gone)
+            together.eval(_CLEAR, 0, self._names)
             for name, ttl, dumped in self._held:
                 together.restore(name, max(ttl, 0), dumped, replace=True)
             together.execute()
