@@ -85,8 +85,8 @@ class Caught(NamedTuple):
 def mutated(folder: Path, mutant: Mutant) -> Path:
     """This copies the tree, with what is not committed yet too, and takes the mutant's piece out."""
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z", "--", *FOLDERS, "pyproject.toml"],
-        cwd=ROOT, capture_output=True, check=True,
+        ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-co", "--exclude-standard", "-z", "--", *FOLDERS,
+         "pyproject.toml"], cwd=ROOT, capture_output=True, check=True,
     ).stdout  # fmt: skip
     for name in filter(None, listed.decode().split("\0")):
         source, target = ROOT / name, folder / name
