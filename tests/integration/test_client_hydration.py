@@ -125,6 +125,26 @@ async def test_a_create_is_not_undone_by_a_slow_reader_that_found_nothing(
     assert redis_raw.pttl(keys.state(KEY)) == -1
 
 
+async def test_a_slow_reader_leaves_alone_what_was_put_back_by_hand_meanwhile(
+    slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any,
+    keys: KeySpace,
+) -> None:  # fmt: skip
+    """No commit did it, so the reader's token still stands."""
+    await cache.set(KEY, 1)
+    await flush(worker)
+    held = redis_raw.dump(keys.state(KEY))
+    _evict(redis_raw, keys)
+    fault = postgres_proxy.arm("hold_reply", at=ASKS)
+    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
+    await fault.wait()
+    redis_raw.restore(keys.state(KEY), 0, held)
+    redis_raw.hset(keys.state(KEY), "writer", "by hand")
+    fault.release()
+    await reading
+    assert redis_raw.hget(keys.state(KEY), "writer") == b"by hand"
+    assert redis_raw.pttl(keys.state(KEY)) == -1
+
+
 async def test_a_commit_takes_the_token_of_a_slow_reader_away(
     slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any,
     keys: KeySpace,
