@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 _NOWHERE_ELSE = "it is applied in Redis, but its entry was removed from the stream before it was flushed"
+_PASSED = "it is applied in Redis, but Postgres has been flushed past it without it"
 
 
 def new_change_id() -> str:
@@ -156,7 +157,7 @@ class Committer:
             commit.repeat, lost = True, committed.position
             committed = self._apply(commit)
             if committed.position == lost:
-                raise OutcomeUnknown(commit.change_id, keys=keys, reason=_NOWHERE_ELSE)
+                raise OutcomeUnknown(commit.change_id, keys=keys, reason=_PASSED)
         return committed
 
     def _is_durable(self, commit: Commit, position: Position, keys: tuple[str, ...]) -> bool:

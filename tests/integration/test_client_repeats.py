@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, Literal
 
 import pytest
 
 from statecache import AsyncStateCache, OutcomeUnknown, Settings, State
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
+from tests.fault_proxy import Fault, FaultProxy
 from tests.fix_faults import through
 from tests.fix_flusher import flush
 from tests.fix_servers import MakeClient, every_redis
@@ -49,30 +50,77 @@ async def test_a_lost_exec_that_the_state_no_longer_remembers_is_found_and_is_no
     assert await cache.get(KEY) == last
 
 
+Verb = Literal["set", "create", "delete"]
+
+
+def _writing(cache: AsyncStateCache, verb: Verb) -> Coroutine[Any, Any, State[Any] | None]:
+    if verb == "delete":
+        return cache.delete(KEY, actor=ACTOR)
+    return (cache.create if verb == "create" else cache.set)(KEY, "mine", actor=ACTOR)
+
+
+async def _hide(cache: AsyncStateCache, verb: Verb) -> State[Any] | None:
+    """These are as many commits again, at whose end the verb would find what it asks for."""
+    last = await _others(cache)
+    return await cache.delete(KEY) if verb == "create" else last
+
+
+class Stray:
+    """This is a commit whose first attempt is held up while its repeat finds a state that has no memory of it."""
+
+    def __init__(self, client: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy, verb: Verb = "set") -> None:
+        self._client = client
+        self._cache = cache
+        self._verb = verb
+        self._attempt = proxy.arm("hold_request", at=MARK)
+
+    async def send(self) -> None:
+        """This returns when the first attempt is under way and its state has been written by others."""
+        self._task = asyncio.create_task(_writing(self._client, self._verb))
+        await self._attempt.wait()
+        await _hide(self._cache, self._verb)
+
+    async def lose(self, until: Fault) -> None:
+        """This cuts the first attempt off, and returns when that strikes which the repeat meets."""
+        for link in list(self._client.tier.redis.pool._lent):
+            await link.close()
+        await until.wait()
+
+    async def arrive(self) -> State[Any] | None:
+        """This lets the first attempt be applied, and gives what others have written since."""
+        self._attempt.release()
+        await self._attempt.answered()
+        return await _hide(self._cache, self._verb)
+
+    async def outcome(self) -> State[Any]:
+        """This gives what the commit was answered in the end."""
+        written = await self._task
+        assert written is not None
+        return written
+
+
 @every_redis
+@pytest.mark.parametrize(("verb", "mine", "end"), [("set", 9, 16), ("create", 11, 19), ("delete", 9, 16)])
 async def test_an_attempt_that_arrives_while_it_is_looked_for_is_not_applied_twice(
     settings: Settings, cache: AsyncStateCache, proxy: FaultProxy, postgres_proxy: FaultProxy, redis_raw: Any,
-    keys: KeySpace,
+    keys: KeySpace, verb: Verb, mine: int, end: int,
 ) -> None:  # fmt: skip
     """Neither the stream nor Postgres had it when they were asked, and the state has forgotten it once more."""
     async with AsyncStateCache(settings=through(settings, redis=proxy, postgres=postgres_proxy)) as behind:
         await behind.set(KEY, 7)
-        attempt = proxy.arm("hold_request", at=MARK)
-        writing = asyncio.create_task(behind.set(KEY, "mine", actor=ACTOR))
-        await attempt.wait()
-        await _others(cache)
+        if verb == "create":
+            await behind.delete(KEY)
+        stray = Stray(behind, cache, proxy, verb)
+        await stray.send()
         search = postgres_proxy.arm("hold_request", at=b"quarantine")
-        for link in list(behind.tier.redis.pool._lent):
-            await link.close()
-        await search.wait()
-        attempt.release()
-        await attempt.answered()
-        last = await _others(cache)
+        await stray.lose(until=search)
+        last = await stray.arrive()
         search.release()
-        written = await writing
-    assert (written.version, last.version) == (9, 16)
-    assert await cache.get(KEY) == last
-    assert redis_raw.xlen(keys.changes(keys.shard(KEY))) == 16
+        written = await stray.outcome()
+    assert last is not None
+    assert (written.version, last.version) == (mine, end)
+    assert redis_raw.xlen(keys.changes(keys.shard(KEY))) == end
+    assert await cache.get(KEY) == (None if verb == "create" else last)
 
 
 @every_redis
@@ -83,25 +131,20 @@ async def test_a_state_that_is_evicted_while_its_change_is_looked_for_is_no_proo
     """There is nothing to go on from, so what arrives during the search would not show either."""
     async with AsyncStateCache(settings=through(settings, redis=proxy, postgres=postgres_proxy)) as behind:
         await behind.set(KEY, 7)
-        attempt = proxy.arm("hold_request", at=MARK)
-        writing = asyncio.create_task(behind.set(KEY, "mine", actor=ACTOR))
-        await attempt.wait()
-        await _others(cache)
+        stray = Stray(behind, cache, proxy)
+        await stray.send()
         look = proxy.arm("hold_request", at=b"change_id\r\n$2\r\nop\r\n")
-        for link in list(behind.tier.redis.pool._lent):
-            await link.close()
-        await look.wait()
+        await stray.lose(until=look)
         await flush(worker)
         redis_raw.unlink(keys.state(KEY))
         search = postgres_proxy.arm("hold_request", at=b"quarantine")
         look.release()
         await search.wait()
         await cache.get(KEY)
-        attempt.release()
-        await attempt.answered()
-        last = await _others(cache)
+        last = await stray.arrive()
         search.release()
-        written = await writing
+        written = await stray.outcome()
+    assert last is not None
     assert (written.version, last.version) == (9, 16)
     assert await cache.get(KEY) == last
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from statecache.errors import Unavailable
+from statecache import AsyncStateCache
+from statecache.errors import OutcomeUnknown, Unavailable
 from statecache.testing.valkey import Valkey
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
 from tests.fix_servers import MakeSettings
 from tests.gate_world import Fenced, World, world
 
@@ -254,3 +258,29 @@ def test_a_change_that_was_applied_again_in_the_lineage_is_no_conflict(shard: Wo
     found = shard.client(a).get(KEY)
     assert found is not None
     assert found.position == again.position
+
+
+async def test_a_change_that_only_the_old_primary_goes_on_to_hold_is_not_repeated_for_ever(
+    shard: World, postgres_proxy: FaultProxy
+) -> None:
+    """The lineage has passed its position without it, and the server that it is repeated at says that it is applied."""
+    a, b = parted(shard)
+    async with FaultProxy("127.0.0.1", a.port) as network:
+        behind = through(shard.on(a), redis=network, postgres=postgres_proxy)
+        async with AsyncStateCache(settings=behind) as cache:
+            look = network.arm("hold_request", at=b"excepted")
+            writing = asyncio.create_task(cache.set(KEY, "alone", durability="postgres"))
+            await look.wait()
+            shard.open(b, "client")
+            shard.put(b, KEY, "the lineage")
+            shard.flush(b)
+            asked = postgres_proxy.arm("hold_request", at=b"'quarantine'")
+            network.refusing = True
+            network.cut_all()
+            await asked.wait()
+            network.refusing = False
+            asked.release()
+            with pytest.raises(OutcomeUnknown, match="flushed past it") as unknown:
+                await writing
+    assert (unknown.value.change_id, unknown.value.keys) == (shard.state(a, KEY)["change_id"], (KEY,))
+    assert bytes(postgres_proxy.requests).count(b"'quarantine'") == 1, "nobody goes on asking until the time is up"
