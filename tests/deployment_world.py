@@ -7,7 +7,6 @@ What cannot be shown that way is what the images themselves bring.
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -25,7 +24,7 @@ from statecache.testing.binaries import plain_environment, postgres_install, val
 from statecache.testing.folders import Throwaway, ordinary_user
 from statecache.testing.postgres import Postgres
 from statecache.testing.process import Process, spawn
-from statecache.testing.valkey import ANSWER_S, Valkey
+from statecache.testing.valkey import Valkey
 from statecache_workers.worker import Worker
 from tests.deployment_files import CONFIG, INSIDE, fresh_passwords, interpolated, services, worker_image
 from tests.fix_servers import found
@@ -50,6 +49,11 @@ class DeployedRedis(Valkey):
     def url(self) -> str:
         """This is the server's URL for its operator."""
         return self.url_of("operator")
+
+    @property
+    def _credentials(self) -> str:
+        """This is what AUTH takes."""
+        return f"operator {self.password}"
 
     def follower(self, name: str) -> DeployedRedis:
         """This gives another server, not started yet, that will be a replica of this one."""
@@ -76,19 +80,6 @@ class DeployedRedis(Valkey):
             | {name: str(path) for name, path in acl.items()},
             cwd=Path("/"),
         )
-
-    def _is_ready(self) -> bool:
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                connection.settimeout(ANSWER_S)
-                connection.connect(str(self.socket))
-                connection.sendall(f"AUTH operator {self.password}\r\nPING\r\n".encode())
-                reply = b""
-                while reply.count(b"\r\n") < 2 and (more := connection.recv(4096)):
-                    reply += more
-        except OSError:
-            return False
-        return reply == b"+OK\r\n+PONG\r\n"
 
 
 class DeployedPostgres(Postgres):

@@ -61,6 +61,11 @@ class Valkey(Server):
             self.folder, binary=self._binary, name=name, sockets=sockets, password=self.password, config=config
         )
 
+    @property
+    def _credentials(self) -> str:
+        """This is what AUTH takes."""
+        return self.password
+
     def _spawn(self) -> Process:
         self._data.mkdir(mode=0o700, exist_ok=True)
         config_file = self.folder / f"{self.name}.conf"
@@ -96,7 +101,7 @@ class Valkey(Server):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(ANSWER_S)
                 connection.connect(str(self.socket))
-                connection.sendall(f"AUTH {self.password}\r\nPING\r\n".encode())
+                connection.sendall(f"AUTH {self._credentials}\r\nPING\r\n".encode())
                 reply = b""
                 while reply.count(b"\r\n") < 2 and (more := connection.recv(4096)):
                     reply += more

@@ -163,15 +163,22 @@ async def _commit_more_than_is_remembered(client: AsyncStateCache) -> State[Any]
     return [await client.set(KEY, f"other {number}") for number in range(7)][-1]
 
 
+async def _forgotten(
+    kind: Kind, behind: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy
+) -> tuple[asyncio.Task[Any], State[Any]]:
+    """This holds a write up until its state has forgotten it, and gives what others wrote there last."""
+    await behind.set(KEY, 7)
+    fault = proxy.arm(kind, at=MARK)
+    writing = asyncio.create_task(_as_coroutine(_set(behind)))
+    await fault.wait()
+    return writing, await _commit_more_than_is_remembered(cache)
+
+
 @every_redis
 async def test_a_repeat_that_the_state_no_longer_remembers_is_found_in_the_stream(
     behind: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy, changes: Changes
 ) -> None:
-    await behind.set(KEY, 7)
-    fault = proxy.arm("hold_reply", at=MARK)
-    writing = asyncio.create_task(_as_coroutine(_set(behind)))
-    await fault.wait()
-    last = await _commit_more_than_is_remembered(cache)
+    writing, last = await _forgotten("hold_reply", behind, cache, proxy)
     proxy.cut_all()
     written = await writing
     assert (written.version, written.position.n) == (2, 2)
@@ -188,11 +195,7 @@ async def test_a_repeat_that_redis_no_longer_remembers_is_found_in_postgres(
     redis_raw: Any,
     keys: KeySpace,
 ) -> None:
-    await behind.set(KEY, 7)
-    fault = proxy.arm("hold_reply", at=MARK)
-    writing = asyncio.create_task(_as_coroutine(_set(behind)))
-    await fault.wait()
-    last = await _commit_more_than_is_remembered(cache)
+    writing, last = await _forgotten("hold_reply", behind, cache, proxy)
     await flush(worker)
     redis_raw.xtrim(keys.changes(keys.shard(KEY)), maxlen=0, approximate=False)
     proxy.cut_all()
@@ -205,11 +208,7 @@ async def test_a_repeat_that_redis_no_longer_remembers_is_found_in_postgres(
 async def test_a_repeat_that_was_never_applied_is_applied_although_the_state_could_not_tell(
     behind: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy, changes: Changes
 ) -> None:
-    await behind.set(KEY, 7)
-    fault = proxy.arm("hold_request", at=MARK)
-    writing = asyncio.create_task(_as_coroutine(_set(behind)))
-    await fault.wait()
-    last = await _commit_more_than_is_remembered(cache)
+    writing, last = await _forgotten("hold_request", behind, cache, proxy)
     proxy.cut_all()
     written = await writing
     assert (written.version, written.parent_change_id) == (9, last.change_id)
@@ -221,11 +220,7 @@ async def test_a_blind_repeat_that_was_never_applied_goes_on_when_others_write_m
     behind: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy, changes: Changes
 ) -> None:
     """It goes on with the state that it looked up as its parent: who is quicker than that is no conflict to it."""
-    await behind.set(KEY, 7)
-    fault = proxy.arm("hold_request", at=MARK)
-    writing = asyncio.create_task(_as_coroutine(_set(behind)))
-    await fault.wait()
-    last = await _commit_more_than_is_remembered(cache)
+    writing, last = await _forgotten("hold_request", behind, cache, proxy)
     with_parent = proxy.arm("hold_request", at=last.change_id.encode())
     proxy.cut_all()
     await with_parent.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -12,25 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from statecache.keys import KeySpace
-from tests.deployment_world import KINDS, SHARDS, Deployment, Ran, agent, granted, plainly, servers
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    """A deployment that was set up by its own services, in their order."""
-    with servers(request.param) as made:
-        made.run("roles")
-        made.run("migrate", STATECACHE_SHARDS=str(SHARDS))
-        made.run("grants")
-        yield made
-
-
-@pytest.fixture
-def raw(deployment: Deployment) -> Iterator[Any]:
-    """The operator's plain client."""
-    with deployment.raw() as client:
-        yield client
-
+from tests.deployment_world import SHARDS, Deployment, Ran, agent, granted, plainly
 
 REFUSED = {
     "agent": [

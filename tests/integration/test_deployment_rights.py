@@ -26,25 +26,8 @@ from statecache import (
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.deployment_files import grants
-from tests.deployment_world import KINDS, SHARDS, Deployment, Ran, agent, at_work, denied, granted, servers
+from tests.deployment_world import SHARDS, Deployment, Ran, agent, at_work, denied, granted
 from tests.fix_flusher import Agents, Log, flush, flush_through, turn_until
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    """A deployment that was set up by its own services, in their order."""
-    with servers(request.param) as made:
-        made.run("roles")
-        made.run("migrate", STATECACHE_SHARDS=str(SHARDS))
-        made.run("grants")
-        yield made
-
-
-@pytest.fixture
-def raw(deployment: Deployment) -> Iterator[Any]:
-    """The operator's plain client."""
-    with deployment.raw() as client:
-        yield client
 
 
 @contextmanager
