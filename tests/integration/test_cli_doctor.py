@@ -176,6 +176,7 @@ def test_what_a_managed_redis_hides_is_named_and_not_guessed(
         ("+@all -ssubscribe", "error", "SSUBSCRIBE"),
         ("+@all -eval", "error", "EVAL"),
         ("+@all -xtrim", "note", "XTRIM"),
+        ("+@all -scan", "note", "SCAN 0"),
     ],
 )
 def test_rights_that_an_agent_or_a_worker_lacks_in_redis_are_named(
@@ -198,6 +199,8 @@ def test_a_pin_that_is_not_ours_is_named_from_both_sides(cli: CommandLine, monke
         f"{server} is pinned to shards 4; the settings say 8" for server in ("Redis", "Postgres")
     }
     assert all("is pinned to" in why for why in levels.values())
+    pins = [one for one in cli("doctor", "--json").json["findings"] if " is pinned to " in one["what"]]
+    assert ["here STATECACHE_SHARDS=4, or" in one["remedy"] for one in pins] == [True, True]
 
 
 def test_a_redis_without_a_data_set_is_named(cli: CommandLine, raw: Any, own: Settings) -> None:

@@ -249,7 +249,8 @@ def test_the_command_says_what_it_did(
     assert run(["migrate"]) == 3
     err = capsys.readouterr().err
     assert err.count("\n") == 2
-    assert "this schema is pinned to shards 4; the settings say 8" in err
+    assert "this schema is pinned to shards 4; the settings say 8. Use the same settings everywhere, here " in err
+    assert "STATECACHE_SHARDS=4, or the servers that were meant; the shard count changes only by an " in err
 
 
 def test_an_operator_claims_shards_that_nobody_else_may_open(

@@ -106,6 +106,11 @@ def test_every_command_that_ends_has_json_for_programs(capsys: pytest.CaptureFix
     assert "--json" in told(capsys, *command, "--help")[1]
 
 
+def test_a_drop_says_that_it_waits_for_postgres(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = told(capsys, "quarantine", "drop", "--help")
+    assert "[default: postgres]" in " ".join(out.split())
+
+
 def test_the_main_help_names_every_command_and_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = told(capsys, "--help")
     assert status == 0

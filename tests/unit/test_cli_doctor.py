@@ -83,7 +83,7 @@ def test_replicas_that_are_not_there_need_no_settings() -> None:
     ("facts", "what", "severity"),
     [
         ({"version_num": 140010, "version": "14.10"}, "this is Postgres 14.10", "error"),
-        ({"standby": True}, "this is a standby", "error"),
+        ({"standby": True, "unowned": (64, 64)}, "this is a standby", "error"),
         ({"encoding": "SQL_ASCII"}, "the database's encoding is SQL_ASCII", "error"),
         ({"standbys": [("a", "async")]}, "1 standbys, and synchronous_standby_names is empty", "warning"),
         ({"settings": {"synchronous_standby_names": "a"}},

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from statecache.cli.options import operator
-from statecache.cli.overview import backlog_of, lag_of
+from statecache.cli.overview import backlog_of, lag_of, overview_of
 from statecache.cli.sample import Sample, Server, Shard, WorkerSeen, from_redis, sample_of
 from statecache.cli.screen import plain, size_text, time_text
 from statecache.cli.top import Looks, _once
@@ -86,6 +86,22 @@ def test_the_worst_shards_and_the_fullest_backlog() -> None:
     assert backlog_of(SETTINGS, [*shards, by_bytes])["over"] == [7]
 
 
+@pytest.mark.parametrize(("tier", "name"), [("redis", "Redis"), ("postgres", "Postgres")])
+def test_a_server_that_does_not_answer_calls_for_a_person(tier: str, name: str) -> None:
+    away: dict[str, Any] = {tier: Server(url="x", trouble="connect: refused")}
+    assert overview_of(SETTINGS, sample(**away), {}).attention == [f"{name} does not answer: connect: refused"]
+
+
+@pytest.mark.parametrize(
+    ("closed", "said"),
+    [(3, []), (4, ["the gate of 1 more shard is closed"]), (5, ["the gates of 2 more shards are closed"])],
+)
+def test_three_closed_gates_are_named_and_more_are_counted(closed: int, said: list[str]) -> None:
+    shards = [Shard(shard=n, open=n >= closed, owned=True, closed_because="of a failover") for n in range(64)]
+    named = [f"the gate of shard {n} is closed: of a failover" for n in range(3)]
+    assert overview_of(SETTINGS, sample(shards=shards), {}).attention == named + said
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50), (110, 20), (40, 10), (20, 3), (300, 100)])
 @pytest.mark.parametrize("away", ["", "redis", "postgres"])
 def test_the_live_screen_fits(width: int, height: int, away: str) -> None:
@@ -146,6 +162,15 @@ def test_one_look_prints_workers_and_hot_keys_in_full(capsys: pytest.CaptureFixt
     caught_up = [Shard(shard=n, lag_entries=0, lag_bytes=0) for n in range(64)]
     _once(Looks(SETTINGS).add(sample(shards=caught_up, workers=[])), as_json=False)
     assert capsys.readouterr().out.endswith("\nno worker lives\n\nno key was written between the two looks\n")
+    _once(Looks(SETTINGS).add(sample(workers=None)), as_json=False)
+    assert "\n\nwhich workers live is not known\n\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("workers", "said"), [([], "none"), (None, "not known")])
+def test_no_workers_are_told_from_workers_that_nobody_can_count(workers: list[WorkerSeen] | None, said: str) -> None:
+    lines = drawn(Looks(SETTINGS).add(sample(workers=workers)), 40, 40)
+    (header,) = [at for at, line in enumerate(lines) if line.startswith("worker")]
+    assert lines[header + 1].strip() == said
 
 
 def test_headers_can_be_read_at_40_columns() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from statecache.cli import by_hand, states
-from statecache.cli.reach import REFUSED_S, patient
+from statecache.cli import by_hand, reach, states
+from statecache.cli.reach import patient
 from statecache.cli.run import run
 from statecache.cli.status import status_of
 from statecache.cli.told import facts_of, line_of
@@ -74,6 +75,12 @@ def test_several_keys_are_named_and_many_counted() -> None:
         f"The outcome of change {'c' * 24} of 'a/1', 'a/2', 'a/3' and 2 more is not known: Redis went away."
     )
     assert OutcomeUnknown("c" * 24).problem == f"The outcome of change {'c' * 24} is not known: the reply was lost."
+
+
+def test_workers_are_spoken_of_where_postgres_is_awaited_and_nowhere_else() -> None:
+    awaited = OutcomeUnknown("c" * 24, reason="it is applied in Redis, and not yet known to be in Postgres")
+    assert "Workers bring changes into Postgres: `statecache status` shows whether any lives." in line_of(awaited)
+    assert "orkers" not in line_of(OutcomeUnknown("c" * 24))
 
 
 @pytest.mark.parametrize(
@@ -182,13 +189,30 @@ def test_a_url_that_nobody_gave_is_called_the_default(
     assert "the default" not in given
 
 
-async def test_a_command_by_hand_gives_up_soon_where_a_server_refuses_connections() -> None:
-    nobody = Settings(redis_url=f"redis://{NOBODY}/0", postgres_url=f"postgresql://{NOBODY}/x", timeout_s=60.0)
-    assert (await patient(nobody)).timeout_s == REFUSED_S
+async def test_patience_is_short_where_a_server_refuses_connections() -> None:
+    nobody = Settings(redis_url=f"redis://{NOBODY}/0", postgres_url=f"postgresql://{NOBODY}/x")
+    assert (await patient(nobody)).timeout_s == reach.REFUSED_S
     assert (await patient(nobody.model_copy(update={"timeout_s": 0.5}))).timeout_s == 0.5
+
+
+BY_HAND: dict[str, Callable[[Settings], Awaitable[Any]]] = {
+    "get": lambda settings: by_hand.get(settings, "runs/1"),
+    "set": lambda settings: by_hand.put(settings, "runs/1", 1, create=False, more={}),
+    "rm": lambda settings: by_hand.rm(settings, "runs/1", {}),
+    "ls": lambda settings: by_hand.ls(settings, "runs/", newest=False, limit=1),
+    "ls alone": by_hand.namespaces,
+}
+
+
+@pytest.mark.parametrize("command", BY_HAND)
+async def test_a_command_by_hand_gives_up_soon_where_a_server_refuses_connections(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(reach, "REFUSED_S", 0.2)
+    nobody = Settings(redis_url=f"redis://{NOBODY}/0", postgres_url=f"postgresql://{NOBODY}/x", timeout_s=60.0)
     before = monotonic()
     with pytest.raises(RedisUnavailable):
-        await by_hand.get(nobody, "runs/1")
+        await BY_HAND[command](nobody)
     assert monotonic() - before < nobody.timeout_s / 2
 
 
