@@ -262,7 +262,7 @@ def where(key: Key, redis_url: RedisUrl = None, postgres_url: PostgresUrl = None
     print(f"shard      {found.shard} of {found.shards}")
     print(f"Redis key  {plain(found.redis_key)}")
     for note in found.notes:
-        print(f"# {plain(note)}")
+        print(f"# {note}")
     print("# what agents see now")
     print(found.redis_cli)
     print("# what Postgres holds")
