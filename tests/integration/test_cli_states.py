@@ -116,7 +116,8 @@ async def test_a_change_that_was_set_aside_as_a_conflict_is_called_so_while_redi
 
 def test_nothing_there_is_status_1_and_one_line(cli: CommandLine) -> None:
     assert cli("get", "runs/1") == (1, "", "statecache: runs/1: there is nothing\n")
-    assert cli("get", "runs/1", "--json").json["exists"] is False
+    nothing = cli("get", "runs/1", "--json")
+    assert (nothing.status, nothing.json["exists"]) == (1, False)
     assert cli("rm", "runs/1") == (1, "", "statecache: runs/1: there is nothing to delete\n")
     assert cli("rm", "runs/1", "--json").json == {"key": "runs/1", "deleted": False}
     cli("set", "runs/1", "1")

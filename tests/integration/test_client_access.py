@@ -7,7 +7,7 @@ import subprocess
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote, urlsplit
 
 import psycopg
@@ -95,6 +95,27 @@ async def test_a_wrong_password_of_postgres(make_client: MakeClient, settings: S
         assert error.reason == "authentication"
         assert "***" in str(error)
         assert "Check user and password" in str(error)
+
+
+async def test_no_password_of_postgres(make_client: MakeClient, settings: Settings) -> None:
+    parts = urlsplit(settings.postgres_url)
+    without = parts._replace(netloc=f"postgres@{parts.netloc.rpartition('@')[2]}").geturl()
+    error = await _refusal(make_client(settings.model_copy(update={"postgres_url": without})))
+    assert isinstance(error, PostgresUnavailable)
+    assert error.reason == "authentication"
+
+
+async def test_a_postgres_that_lets_nobody_in_from_here(
+    make_client: MakeClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        raise psycopg.OperationalError('FATAL:  no pg_hba.conf entry for host "192.0.2.1", user "x"')
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "connect", refused)
+    monkeypatch.setattr(psycopg.Connection, "connect", refused)
+    error = await _refusal(make_client(settings))
+    assert isinstance(error, PostgresUnavailable)
+    assert error.reason == "authentication"
 
 
 async def test_a_conninfo_that_cannot_be_read_shows_no_piece_of_itself(

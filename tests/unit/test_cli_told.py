@@ -111,6 +111,12 @@ def test_an_error_is_an_object_with_its_facts() -> None:
     assert facts_of(ZeroDivisionError("x")) == {"error": "ZeroDivisionError", "message": "x"}
 
 
+def test_what_only_words_a_message_is_no_fact() -> None:
+    told = facts_of(LimitExceeded("the value", actual=2, limit=1, key="runs/1", hint="Store less."))
+    assert told.pop("message") == "the value is 2 bytes, more than the limit of 1 bytes (key 'runs/1'). Store less."
+    assert told == {"error": "LimitExceeded", "what": "the value", "actual": 2, "limit": 1, "key": "runs/1"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "error"),
     [
