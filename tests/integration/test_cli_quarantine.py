@@ -13,6 +13,8 @@ from statecache.errors import Quarantined
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.command_line import CommandLine
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
 from tests.fix_flusher import Agents, MakeWorker, flush, flushing, rows
 from tests.fix_servers import MakeSettings
 
@@ -125,6 +127,49 @@ async def test_the_worker_that_parked_it_sees_the_retry_before_its_next_flush(
     agents.commit(("runs/1", "2"))
     await flush(worker)
     assert rows(psql, CHAIN) == [(1, BIG.encode(), False), (2, b"2", False)]
+
+
+async def test_a_redis_that_could_not_be_told_of_a_retry_is_said(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, settings: Settings, proxy: FaultProxy
+) -> None:
+    psql.execute(POISON)
+    agents.commit(("runs/1", BIG), change_id="c" * 24)
+    await flush(worker)
+    psql.execute(CURE)
+    lost = proxy.arm("drop_request", at=b"c" * 24)
+    done = await cli.beside("quarantine", "retry", "all", "--redis-url", through(settings, redis=proxy).redis_url)
+    assert lost.struck
+    assert done.status == 0
+    assert "  retried: 1 change taken in, 1 key can be read again, Redis could not be told, and may " in done.out
+    assert rows(psql, CHAIN) == [(1, BIG.encode(), False)]
+
+
+async def test_a_role_that_may_not_take_in_or_drop_is_told_whose_to_use(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, settings: Settings
+) -> None:
+    agents.commit("runs/1", reason=NUL)
+    await flush(worker)
+    (parked,) = await ids(cli)
+    role = f"reader_{settings.postgres_schema}"
+    url = f"postgresql://{role}:secret@{settings.postgres_url.rpartition('@')[2]}"
+    psql.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
+    psql.execute(f"GRANT USAGE ON SCHEMA {settings.postgres_schema} TO {role}".encode())
+    psql.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {settings.postgres_schema} TO {role}".encode())
+    try:
+        listed = await cli.beside("quarantine", "list", "--postgres-url", url)
+        ended = [
+            await cli.beside("quarantine", *command, "--postgres-url", url)
+            for command in (("retry", parked), ("drop", parked, "--yes", "--durability", "memory"))
+        ]
+    finally:
+        psql.execute(f"DROP OWNED BY {role}".encode())
+        psql.execute(f"DROP ROLE {role}".encode())
+    assert listed.status == 0
+    for one in ended:
+        assert (one.status, one.out, one.err.count("\n")) == (3, "", 1)
+        assert "permission denied for table shard" in one.err
+        assert "Use the schema owner's role: " in one.err
+    assert await ids(cli) == [parked]
 
 
 async def test_a_gap_closes_behind_a_retried_change_and_the_tip_stays(

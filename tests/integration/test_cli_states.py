@@ -339,7 +339,7 @@ def test_a_database_that_is_not_there_is_a_matter_of_configuration(
     arguments = {"get": ("get", "runs/1"), "quarantine": ("quarantine", "list")}.get(command, (command,))
     ended = cli(*arguments, "--postgres-url", f"{settings.postgres_url.rpartition('/')[0]}/nowhere")
     assert ended.status == 3
-    assert 'database "nowhere" does not exist' in ended.out + ended.err
+    assert 'FATAL: database "nowhere" does not exist' in ended.out + ended.err
 
 
 @pytest.mark.parametrize("tier", ["redis", "postgres"])

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from statecache.cli.options import operator
-from statecache.cli.overview import backlog_of, lag_of, overview_of
+from statecache.cli.overview import _show, backlog_of, lag_of, overview_of
 from statecache.cli.sample import Sample, Server, Shard, WorkerSeen, from_redis, sample_of
 from statecache.cli.screen import plain, size_text, time_text
 from statecache.cli.top import Looks, _once
@@ -100,6 +100,37 @@ def test_three_closed_gates_are_named_and_more_are_counted(closed: int, said: li
     shards = [Shard(shard=n, open=n >= closed, owned=True, closed_because="of a failover") for n in range(64)]
     named = [f"the gate of shard {n} is closed: of a failover" for n in range(3)]
     assert overview_of(SETTINGS, sample(shards=shards), {}).attention == named + said
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (1, ("shard 0 is", "1 entry is", "1 change was")),
+        (2, ("shards 0, 1 is", "2 entries are", "2 changes were")),
+    ],
+)
+def test_what_calls_for_a_person_is_counted_as_people_do(count: int, said: tuple[str, str, str]) -> None:
+    full = [Shard(shard=n, open=True, owned=True, lag_entries=900, lag_bytes=1) for n in range(count)]
+    found = overview_of(SETTINGS, sample(shards=full, quarantined=count), {"new_conflicts": count})
+    assert found.attention == [
+        f"the backlog of {said[0]} above 80% of its limit",
+        f"{said[1]} in quarantine: `statecache quarantine list`",
+        f"{said[2]} set aside in `conflict` within 24 hours",
+    ]
+
+
+def test_a_status_counts_entries_and_shards_as_people_do(capsys: pytest.CaptureFixture[str]) -> None:
+    behind = [Shard(shard=n, open=True, owned=True, lag_entries=n, lag_bytes=n, lag_s=1.0) for n in range(3)]
+    workers = [WorkerSeen(id=f"host-{n}", shards=n, heartbeat_s=0.5, up_s=9) for n in (1, 2)]
+    openings = [(60.0, n, 7, "host-1") for n in (1, 2)]
+    _show(overview_of(SETTINGS, sample(shards=behind, workers=workers), {"openings": openings}), given=())
+    lines = [line.removeprefix(" " * 12) for line in capsys.readouterr().out.splitlines()]
+    for line in (
+        "shard 1: 1 entry, 1 B, 1.0 s", "shard 2: 2 entries, 2 B, 1.0 s",
+        "host-1: 1 shard, heartbeat 0.5 s ago", "host-2: 2 shards, heartbeat 0.5 s ago",
+        "60 s ago: 1 shard, up to 7, by host-1", "60 s ago: 2 shards, up to 7, by host-1",
+    ):  # fmt: skip
+        assert line in lines
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50), (110, 20), (40, 10), (20, 3), (300, 100)])

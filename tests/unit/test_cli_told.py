@@ -69,6 +69,10 @@ def test_a_remedy_is_a_command_and_not_a_call(error: StateCacheError, remedy: st
     assert not [words for words in OF_THE_CLIENT if words in line]
 
 
+def test_a_key_in_a_remedy_steers_no_terminal() -> None:
+    assert line_of(AlreadyExists("runs/\x1b[31m")).isprintable()
+
+
 def test_several_keys_are_named_and_many_counted() -> None:
     unknown = OutcomeUnknown("c" * 24, keys=("a/1", "a/2", "a/3", "a/4", "a/5"), reason="Redis went away.")
     assert unknown.problem == (
