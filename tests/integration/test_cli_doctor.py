@@ -310,6 +310,8 @@ def test_rights_that_an_agent_or_a_worker_lacks_in_postgres_are_named(
         assert (status, findings[lacking]) == (0, "note")
         assert "UPDATE on shard" in lacking
         assert found(cli, "--worker")[0] == 1
+        psql.execute("REVOKE SELECT ON statecache.worker FROM someone")
+        assert found(cli)[0] == 0, "who may not see the workers misses none"
         psql.execute("REVOKE SELECT ON statecache.change FROM someone")
         status, findings, _ = found(cli)
         assert (status, findings["the role someone lacks SELECT on change"]) == (1, "error")

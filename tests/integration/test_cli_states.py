@@ -275,6 +275,13 @@ async def test_namespaces_are_found_wherever_their_states_are(
     assert (await cli.beside("ls", "--json")).json == {"namespaces": ["fresh", "runs", "runs-x", "runs0", "x"]}
 
 
+def test_a_namespace_that_no_client_of_ours_wrote_steers_no_terminal(
+    cli: CommandLine, redis_raw: Any, keys: KeySpace
+) -> None:
+    redis_raw.zadd(keys.unflushed(0), {"\x1b[31m/1": 1})
+    assert cli("ls") == (0, "\\x1b[31m/\n", "")
+
+
 def test_a_prefix_with_nothing_under_it_is_told(cli: CommandLine) -> None:
     told = "statecache: nothing under 'run/'; `statecache ls` names what there is\n"
     assert cli("ls", "run") == (0, "", told)
