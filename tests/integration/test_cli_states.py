@@ -314,8 +314,8 @@ def test_setting_up_tells_programs_too(cli: CommandLine) -> None:
 
 async def test_all_patience_is_kept_for_servers_that_answer(settings: Settings) -> None:
     assert await patient(settings) is settings
-    half = settings.model_copy(update={"postgres_url": "postgresql://127.0.0.1:1/x"})
-    assert (await patient(half)).timeout_s < settings.timeout_s
+    for away in ({"postgres_url": "postgresql://127.0.0.1:1/x"}, {"redis_url": "redis://127.0.0.1:1/0"}):
+        assert (await patient(settings.model_copy(update=away))).timeout_s < settings.timeout_s
 
 
 @pytest.mark.parametrize("tier", ["redis", "postgres"])
