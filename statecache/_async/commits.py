@@ -200,7 +200,8 @@ class Committer:
         while True:
             seconds = commit.end - monotonic()
             if seconds <= 0:
-                commit.fail(commit.doubt or RedisUnavailable("timeout", detail="the time was up"))
+                late = RedisUnavailable("timeout", detail="the time was up")
+                commit.fail(commit.doubt or commit.hindrance or late)
             try:
                 link = await self._redis.pool.take(seconds)
             except RedisUnavailable as error:
@@ -217,6 +218,7 @@ class Committer:
                 continue
             finally:
                 self._redis.pool.give(link)
+            commit.hindrance = None
             committed = await self._outcome(commit, replies)
             if committed is not None:
                 return committed
@@ -304,7 +306,9 @@ class Committer:
                 return None
             if "equal or smaller" not in refused.reason or monotonic() + commit.pause > commit.end:
                 commit.fail(refused)
-            await self._wait_a_little(commit)  # somebody else's entry is in the way, which a worker will remove
+            await self._wait_a_little(
+                commit, refused
+            )  # somebody's entry is in the way, which a worker will remove
         else:
             commit.unpin()
             note(retries=1)
@@ -344,9 +348,11 @@ class Committer:
     async def _pause(self, commit: Commit, error: RedisUnavailable) -> None:
         if error.reason in FINAL or monotonic() + commit.pause > commit.end:
             commit.fail(error)
-        await self._wait_a_little(commit)
+        await self._wait_a_little(commit, error)
 
-    async def _wait_a_little(self, commit: Commit) -> None:
+    async def _wait_a_little(self, commit: Commit, hindrance: StateCacheError) -> None:
+        """This pauses before the next attempt; what was in the way is told where no time is left for one."""
+        commit.hindrance = hindrance
         note(retries=1)
         await async_sleep(commit.pause * self._rng.uniform(0.5, 1.0))
         commit.pause = min(commit.pause * 2, 0.25)

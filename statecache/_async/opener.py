@@ -15,11 +15,12 @@ import psycopg
 from statecache._async.gate import Gate, Outcome
 from statecache._bridge import AsyncSlots, async_sleep
 from statecache.clock import monotonic
-from statecache.errors import ConfigurationError, PostgresUnavailable, Unavailable
+from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
 
 if TYPE_CHECKING:
     from statecache._async.postgres import PostgresTier
     from statecache._async.redis import RedisTier
+    from statecache.epochs import Refusal
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
@@ -54,7 +55,9 @@ class Opener:
             turn.release()
 
     async def _open(self, shard: int, end: float) -> None:
+        """This tries again and again; an attempt for which too little time was left tells what the one before met."""
         token, pause = self._gate.new_token(), 0.01
+        refused: dict[int, Refusal] = {}
         while True:
             seconds = max(min(end - monotonic(), self._timeout_s), 0.001)
             try:
@@ -62,8 +65,15 @@ class Opener:
             except (PostgresUnavailable, psycopg.Error) as error:
                 await self._postgres.pool.drop_idle()
                 if monotonic() + pause > end:
+                    if refused:
+                        self._gate.refuse(refused)
                     detail = f"shard {shard} waits for its epoch: {_first_line(error)}"
                     raise Unavailable("epoch", detail=detail) from error
+                refused = {}
+            except RedisUnavailable:
+                if refused and monotonic() + pause > end:
+                    self._gate.refuse(refused)
+                raise
             else:
                 if not refused:
                     return

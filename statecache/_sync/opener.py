@@ -17,11 +17,12 @@ import psycopg
 from statecache._bridge import Slots, sleep
 from statecache._sync.gate import Gate, Outcome
 from statecache.clock import monotonic
-from statecache.errors import ConfigurationError, PostgresUnavailable, Unavailable
+from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
 
 if TYPE_CHECKING:
     from statecache._sync.postgres import PostgresTier
     from statecache._sync.redis import RedisTier
+    from statecache.epochs import Refusal
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
@@ -56,7 +57,9 @@ class Opener:
             turn.release()
 
     def _open(self, shard: int, end: float) -> None:
+        """This tries again and again; an attempt for which too little time was left tells what the one before met."""
         token, pause = self._gate.new_token(), 0.01
+        refused: dict[int, Refusal] = {}
         while True:
             seconds = max(min(end - monotonic(), self._timeout_s), 0.001)
             try:
@@ -64,8 +67,15 @@ class Opener:
             except (PostgresUnavailable, psycopg.Error) as error:
                 self._postgres.pool.drop_idle()
                 if monotonic() + pause > end:
+                    if refused:
+                        self._gate.refuse(refused)
                     detail = f"shard {shard} waits for its epoch: {_first_line(error)}"
                     raise Unavailable("epoch", detail=detail) from error
+                refused = {}
+            except RedisUnavailable:
+                if refused and monotonic() + pause > end:
+                    self._gate.refuse(refused)
+                raise
             else:
                 if not refused:
                     return

@@ -39,6 +39,7 @@ class Commit(msgspec.Struct, kw_only=True):
     nonce: str = ""
     latest: float = 0.0
     lingers: float = 0.0
+    hindrance: StateCacheError | None = None
 
     def written(self) -> list[Write]:
         """These are the writes that change a state."""

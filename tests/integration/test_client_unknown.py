@@ -14,15 +14,18 @@ from statecache import (
     AsyncStateCache,
     DurabilityNotMet,
     OutcomeUnknown,
+    PostgresUnavailable,
     RedisUnavailable,
     Settings,
     State,
     Unavailable,
     VersionConflict,
 )
+from statecache._async import opener
 from statecache._async.connect import AsyncLink
-from statecache._async.gate import Gate
+from statecache._async.gate import Gate, Outcome
 from statecache.clock import monotonic
+from statecache.epochs import Refusal
 from statecache.keys import KeySpace
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
@@ -164,7 +167,7 @@ async def test_a_lookup_that_redis_refuses_finds_nothing_out(
 
     meddle(around)
     with pytest.raises(OutcomeUnknown, match="BUSY"):
-        await client.set(KEY, "mine", change_id=mine.change_id, timeout=1)
+        await client.set(KEY, "mine", change_id=mine.change_id, timeout=5)
     meddle(lambda run: run)
     assert await cache.get(KEY) == last
     again: State[Any] = await client.set(KEY, "mine", change_id=mine.change_id)
@@ -236,9 +239,34 @@ async def test_a_read_only_postgres_keeps_a_gate_closed_and_says_so(
     with monkeypatch.context() as patched:
         patched.setattr(Gate, "attempt", refused)
         with pytest.raises(Unavailable, match="read-only transaction") as caught:
-            await client.set(KEY, 2, timeout=0.5)
+            await client.set(KEY, 2, timeout=1.5)
     assert caught.value.reason == "epoch"
     assert (await client.set(KEY, 3)).version == 2
+
+
+@pytest.mark.parametrize("late", [PostgresUnavailable("timeout"), RedisUnavailable("timeout")])
+async def test_an_opening_for_which_no_time_is_left_tells_what_the_one_before_it_met(
+    client: AsyncStateCache, redis_raw: Any, keys: KeySpace, monkeypatch: pytest.MonkeyPatch, late: Exception
+) -> None:
+    await client.set(KEY, 1)
+    shard = keys.shard(KEY)
+    redis_raw.hset(keys.meta(shard), "replid", "closed")
+    ahead, tries = [0.0], iter([Outcome(opened=[], refused={shard: Refusal(why="somebody is at it", wait=True)})])
+
+    async def attempted(*_: Any, **__: Any) -> Outcome:
+        for outcome in tries:
+            return outcome
+        raise late
+
+    async def overslept(_: float) -> None:
+        ahead[0] += 60
+
+    monkeypatch.setattr(Gate, "attempt", attempted)
+    monkeypatch.setattr(opener, "async_sleep", overslept)
+    monkeypatch.setattr(opener, "monotonic", lambda: monotonic() + ahead[0])
+    with pytest.raises(Unavailable, match="somebody is at it") as caught:
+        await client.set(KEY, 2, timeout=30)
+    assert caught.value.reason == "epoch"
 
 
 async def test_time_that_was_spent_on_waiting_for_a_connection_is_spent(settings: Settings, proxy: FaultProxy) -> None:
