@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 from urllib.parse import quote
@@ -82,6 +84,18 @@ async def test_a_watermark_that_a_standby_may_lack_is_not_acknowledged_by_the_ne
     assert _acknowledged(agents) == 1
 
 
+def _until_commits_wait(url: str, admin: Psql) -> None:
+    """This commits until that waits for a standby: the servers' processes learn of a setting one after the other."""
+    waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'SyncRep'"
+    with psycopg.connect(url, autocommit=True) as witness, ThreadPoolExecutor(1) as threads:
+        commit = partial(threads.submit, witness.execute, b"COMMENT ON SCHEMA public IS 'a witness'")
+        pid, committing = witness.info.backend_pid, commit()
+        while not rows(admin, waits, pid):
+            committing = commit() if committing.done() else committing
+        admin.execute("SELECT pg_cancel_backend(%s)", [pid])
+        committing.result()
+
+
 async def test_a_commit_that_waits_for_a_missing_standby_is_not_acknowledged() -> None:
     """The real thing: a synchronous standby that never comes, and a wait that the statement timeout cancels."""
     with servers(workers=0, settings={"shards": "4"}, fsync=False) as s:
@@ -90,10 +104,11 @@ async def test_a_commit_that_waits_for_a_missing_standby_is_not_acknowledged() -
         worker = Worker(settings)
         with plain_client(s.redis_url) as raw, psycopg.connect(s.postgres_url, autocommit=True) as admin:
             agents = Agents(settings, worker.keys, raw)
-            await flush(worker)
+            await flush_through(worker)
             agents.commit("runs/1")
             admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
             admin.execute("SELECT pg_reload_conf()")
+            _until_commits_wait(s.postgres_url, admin)
             with pytest.raises(PostgresUnavailable):
                 await flush(worker)
             assert _acknowledged(agents) == 0
@@ -267,8 +282,8 @@ async def test_while_a_batch_fails_what_was_read_ahead_is_not_written(
 async def test_a_locked_shard_is_waited_for_and_then_tried_again(
     agents: Agents, make_worker: MakeWorker, make_settings: MakeSettings, psql: Psql, settings: Settings
 ) -> None:
-    worker = make_worker(settings.model_copy(update={"timeout_s": 0.2}))
-    await flush(worker)
+    worker = make_worker(settings.model_copy(update={"timeout_s": 1.0}))
+    await flush_through(worker)
     agents.commit("runs/1")
     with psycopg.connect(settings.postgres_url) as other:
         other.execute(f'SELECT FROM "{settings.postgres_schema}".shard FOR UPDATE'.encode())
