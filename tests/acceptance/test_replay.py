@@ -133,7 +133,8 @@ def test_a_schema_that_was_never_migrated_is_status_3() -> None:
 
 
 def test_a_replay_that_takes_too_long_says_so_and_keeps_its_journals(tmp_path: Path) -> None:
-    ended = replay("--limit", "1", "--think-ms", "60000", "--timeout", "6", "--journals", tmp_path)
+    unhurried = ("--limit", "1", "--workers", "0", "--think-ms", "60000")  # no worker, so that agents start at once
+    ended = replay(*unhurried, "--timeout", "10", "--journals", tmp_path)
     assert ended.status == 1
     assert "took longer than" in ended.err
     assert list(tmp_path.glob("agent-*.jsonl"))

@@ -319,7 +319,7 @@ async def test_nothing_is_marked_as_dropped_before_postgres_holds_what_was_befor
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """No worker runs: were the entry marked, and Redis lost what was committed, nobody would look at the key again."""
-    settings = make_settings(timeout_s=1.0, hydrate_token_s=1.0)
+    settings = make_settings(timeout_s=3.0, hydrate_token_s=3.0)
     cli, worker = CommandLine(settings, monkeypatch, capsys), make_worker(settings)
     Agents(settings, worker.keys, redis_raw).commit("runs/1", reason=NUL)
     await flush(worker)
@@ -327,6 +327,7 @@ async def test_nothing_is_marked_as_dropped_before_postgres_holds_what_was_befor
     assert (await cli.beside("quarantine", "drop", parked, "--yes")).status != 0
     assert await ids(cli) == [parked]
     await flush(worker)
+    monkeypatch.setenv("STATECACHE_TIMEOUT_S", "30")
     assert (await cli.beside("quarantine", "drop", parked, "--yes")).status == 0
     assert await ids(cli) == []
 

@@ -35,6 +35,12 @@ NO_POSTGRES = "postgresql://127.0.0.1:1/x"
 
 
 @pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    """Settings of leases that stand for as long as a test takes to look at them: its worker is turned only by it."""
+    return make_settings(lease_s=600.0)
+
+
+@pytest.fixture
 def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     """The command line on the test's deployment."""
     return CommandLine(settings, monkeypatch, capsys)
@@ -53,7 +59,7 @@ async def test_all_is_well(cli: CommandLine, agents: Agents, worker: Worker) -> 
     assert (found["lag"]["entries"], found["backlog"]["used"], found["epoch"]) == (0, 0.0, 1)
     assert (found["redis"]["role"], found["postgres"]["role"]) == ("primary", "primary")
     assert [(one["id"], one["shards"]) for one in found["workers"]] == [(worker.id, 4)]
-    assert found["workers"][0]["heartbeat_s"] < 5
+    assert found["workers"][0]["heartbeat_s"] < WAIT_S
     assert found["openings"][0]["shards"] == 4
 
 
@@ -268,11 +274,11 @@ main()
 def in_terminal(cli: CommandLine, *arguments: str, columns: int = 80, lines: int = 24) -> Iterator[Terminal]:
     screen, inside = pty.openpty()
     fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    before = termios.tcgetattr(screen)
     process = subprocess.Popen(
         [sys.executable, "-c", CODE, *arguments],
         stdin=inside, stdout=inside, stderr=inside, start_new_session=True, env=cli.environment(),
     )  # fmt: skip
-    before = termios.tcgetattr(screen)
     try:
         yield Terminal(process, screen)
         assert termios.tcgetattr(screen) == before

@@ -134,6 +134,8 @@ async def test_no_dirty_state_can_be_lost_at_any_instant(
     watch = Watch(redis_raw, keys, settings.prefix)
     async with at_work(quick), AsyncStateCache(settings=through(settings, redis=proxy)) as cache:
         agents = [asyncio.create_task(_agent(cache, Random(seed), watch)) for seed in range(AGENTS)]
+        while watch.looks < AGENTS * OPERATIONS // 3:
+            assert not (await asyncio.wait(agents, timeout=0.01, return_when=asyncio.FIRST_EXCEPTION))[0]
         proxy.cut_all()
         written = sum(await asyncio.gather(*agents))
         for key in KEYS:

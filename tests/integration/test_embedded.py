@@ -170,12 +170,12 @@ def test_the_pid_file_of_a_crash_that_names_a_living_process_is_no_obstacle(shar
 
 
 def test_a_paused_server_is_silent_until_resumed(shared: Servers) -> None:
-    with _redis(shared, timeout_s=0.1) as client:
+    with _redis(shared, timeout_s=0.1) as hasty, _redis(shared) as patient:
         shared.pause("redis")
         with pytest.raises(redis.TimeoutError):
-            client.ping()
+            hasty.ping()
         shared.resume("redis")
-        assert client.ping()
+        assert patient.ping()
     with psycopg.connect(shared.postgres_url, autocommit=True) as connection:
         shared.pause("postgres")
         postmaster = shared.pid("postgres") or 0

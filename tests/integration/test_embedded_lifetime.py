@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,16 @@ facts = {"folder": str(s.folder), "pids": [s.pid("redis"), s.pid("postgres")], "
 sys.stdout.write(json.dumps(facts) + "\\n")
 sys.stdout.flush()
 """
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A temporary folder of the test's own: any start clears up in its folder, those of other tests' servers too."""
+    with tempfile.TemporaryDirectory(prefix="sct", dir="/tmp") as name:
+        Path(name).chmod(0o711)
+        monkeypatch.setenv("TMPDIR", name)
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        yield
 
 
 class Parent:
@@ -60,6 +72,7 @@ class Parent:
         return str(written)
 
 
+@pytest.mark.usefixtures("apart")
 def test_they_end_with_a_parent_that_was_killed_and_the_next_start_clears_up() -> None:
     parent = Parent("sys.stdin.read()")
     below = descendants(parent.postgres)
@@ -93,6 +106,7 @@ sys.stdout.write(f"{s.pid('redis')} {s.pid('postgres')}")
     assert parent.end().split() == [str(pid) for pid in parent.pids]
 
 
+@pytest.mark.usefixtures("apart")
 def test_a_frozen_postgres_of_a_killed_parent_is_cleared_up() -> None:
     parent = Parent("s.pause('postgres'); sys.stdout.write('x\\n'); sys.stdout.flush(); sys.stdin.read()")
     parent.line()
