@@ -157,8 +157,8 @@ def test_a_value_that_is_too_large_is_wrong_use(cli: CommandLine, monkeypatch: p
 async def test_a_write_whose_outcome_is_not_known_is_asked_again_with_its_change_id(
     cli: CommandLine, worker: Worker, monkeypatch: pytest.MonkeyPatch, psql: Psql
 ) -> None:
-    monkeypatch.setenv("STATECACHE_TIMEOUT_S", "0.3")
-    monkeypatch.setenv("STATECACHE_HYDRATE_TOKEN_S", "0.3")
+    monkeypatch.setenv("STATECACHE_TIMEOUT_S", "3")
+    monkeypatch.setenv("STATECACHE_HYDRATE_TOKEN_S", "3")
     unknown = await cli.beside("set", "runs/1", "2", "--durability", "postgres", "--json")
     change_id = unknown.json["change_id"]
     assert unknown.status == 1

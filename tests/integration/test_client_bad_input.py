@@ -336,7 +336,7 @@ async def test_somebodys_entry_in_our_stream_holds_up_only_until_a_worker_remove
     redis_raw.xadd(keys.changes(keys.shard(KEY)), {"somebody": "else"})
     before = snapshot()
     with pytest.raises(ForeignData, match="equal or smaller") as caught:
-        await client.set(KEY, 2, timeout=0.1)
+        await client.set(KEY, 2, timeout=1.0)
     assert caught.value.redis_key == keys.changes(keys.shard(KEY))
     assert snapshot() == before
     assert (await client.set(_other(keys), 2)).version == 2

@@ -188,7 +188,7 @@ async def test_a_url_that_leads_to_another_kind_of_server(make_client: MakeClien
         await make_client(_nowhere(settings, redis_url=f"redis://{postgres_at}")).get("runs/first", timeout=0.2)
     client = make_client(_nowhere(settings, postgres_url=f"postgresql://{redis_at}/x"))
     with pytest.raises(PostgresUnavailable, match=redis_at):
-        await client.get("runs/first", timeout=0.2)
+        await client.get("runs/first", timeout=2.0)
 
 
 async def test_a_database_that_was_never_migrated(make_client: MakeClient, make_settings: MakeSettings) -> None:

@@ -84,7 +84,7 @@ async def test_a_wait_that_is_too_short_does_not_read_as_failure(
 ) -> None:
     assert await client.get(KEY) is None
     with pytest.raises(OutcomeUnknown, match="applied in Redis, and not yet known to be in Postgres") as caught:
-        await client.set(KEY, 1, durability="postgres", timeout=0.3)
+        await client.set(KEY, 1, durability="postgres", timeout=1.5)
     state = await client.get(KEY)
     assert state is not None
     assert state.change_id == caught.value.change_id
@@ -115,16 +115,23 @@ async def test_a_waiter_whose_listener_is_killed_looks_for_itself(
 
 
 async def test_a_waiter_survives_an_outage_of_redis(
-    make_client: MakeClient, settings: Settings, proxy: FaultProxy, worker: Worker
+    make_client: MakeClient, settings: Settings, proxy: FaultProxy, worker: Worker, redis_raw: Any, keys: KeySpace
 ) -> None:
     client = make_client(through(settings, redis=proxy))
     state = await client.set(KEY, 1)
     waiting = asyncio.create_task(_as_coroutine(client.wait_durable(state, timeout=20)))
-    await asyncio.sleep(0)
+    while not _listeners(redis_raw, keys):  # noqa: ASYNC110
+        await asyncio.sleep(0)
     proxy.refusing = True
     proxy.cut_all()
     await flush(worker)
     assert await waiting == state
+
+
+def _listeners(redis_raw: Any, keys: KeySpace) -> int:
+    """This gives how many listen to the events of KEY's shard, as the server knows it."""
+    _, count = redis_raw.execute_command("PUBSUB", "SHARDNUMSUB", keys.events(keys.shard(KEY)))
+    return int(count)
 
 
 async def test_a_broken_vow_of_newness_is_told_to_who_waits(

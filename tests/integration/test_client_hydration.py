@@ -177,13 +177,16 @@ async def test_of_many_that_create_one_succeeds(
 
 
 async def test_a_young_token_is_waited_for_and_postgres_is_asked_once(
-    slow: AsyncStateCache, postgres_proxy: FaultProxy
+    make_client: MakeClient, settings: Settings, proxy: FaultProxy, postgres_proxy: FaultProxy
 ) -> None:
+    patient = through(settings, redis=proxy, postgres=postgres_proxy).model_copy(update={"hydrate_token_s": 30.0})
+    slow = make_client(patient)
     fault = postgres_proxy.arm("hold_reply", at=ASKS)
     first = asyncio.create_task(_as_coroutine(slow.get(KEY)))
     await fault.wait()
     others = [asyncio.create_task(_as_coroutine(slow.get(KEY))) for _ in range(5)]
-    await asyncio.wait(others, timeout=0.02)
+    while bytes(proxy.requests).count(b"$5\r\nHMGET") < 6:  # so that each of them has missed it
+        await asyncio.wait(others, timeout=0.02)
     fault.release()
     assert await asyncio.gather(first, *others) == [None] * 6
     assert bytes(postgres_proxy.requests).count(ASKS) == 1
@@ -193,12 +196,13 @@ async def test_a_dead_readers_token_is_replaced_when_its_time_is_up(
     settings: Settings, postgres_proxy: FaultProxy, client: AsyncStateCache
 ) -> None:
     async with AsyncStateCache(settings=through(settings, postgres=postgres_proxy)) as dying:
+        assert await dying.get(f"{KEY}/b") is await client.get(f"{KEY}/c") is None  # so that all are connected
         fault = postgres_proxy.arm("hold_reply", at=ASKS)
+        started = monotonic()
         reading = asyncio.create_task(dying.get(KEY))
         await fault.wait()
-        started = monotonic()
         assert (await client.set(KEY, 1)).version == 1
-        assert monotonic() - started > 0.05
+        assert monotonic() - started > 0.24, "the token stood for a quarter of a second"
         fault.release()
         assert await reading is None
 
@@ -216,8 +220,9 @@ async def test_a_reader_that_fails_gives_its_token_back_and_no_other(
     slow: AsyncStateCache, client: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
 ) -> None:
     hydrating = keys.hydrating(keys.shard(KEY))
+    assert await slow.get(f"{KEY}/connected") is None
     failing = postgres_proxy.arm("hold_reply", at=ASKS)
-    first = asyncio.create_task(_as_coroutine(slow.get(KEY, timeout=0.6)))
+    first = asyncio.create_task(_as_coroutine(slow.get(KEY, timeout=2.0)))
     await failing.wait()
     held = postgres_proxy.arm("hold_reply", at=ASKS)
     second = asyncio.create_task(_as_coroutine(slow.get(KEY)))
@@ -230,7 +235,7 @@ async def test_a_reader_that_fails_gives_its_token_back_and_no_other(
     assert redis_raw.exists(keys.state(KEY))
     failing = postgres_proxy.arm("hold_reply", at=ASKS)
     with pytest.raises(PostgresUnavailable, match="timeout"):
-        await slow.get(f"{KEY}/b", timeout=0.1)
+        await slow.get(f"{KEY}/b", timeout=1.0)
     assert failing.struck
     assert redis_raw.hkeys(hydrating) == [b"_"]
 
@@ -273,7 +278,7 @@ async def test_a_dirty_state_that_somebody_deleted_is_waited_for_not_replaced_by
     redis_raw.unlink(keys.state(KEY))
     for call in (client.get, partial(client.set, value=3)):
         with pytest.raises(Unavailable, match="not yet in Postgres") as caught:
-            await call(KEY, timeout=0.05)
+            await call(KEY, timeout=1.0)
         assert caught.value.reason == "hydration"
     await client.set("runs/another", "goes on")
     await flush(worker)

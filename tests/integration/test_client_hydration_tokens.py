@@ -33,6 +33,13 @@ def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(hydrate_token_s=0.25)
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are given back for certain, however slow the machine is."""
+    for module in ("statecache._async.hydrate", "statecache._sync.hydrate"):
+        monkeypatch.setattr(f"{module}._FORGET_S", 10.0)
+
+
 def _evict(redis_raw: Any, keys: KeySpace, key: str = KEY) -> None:
     """This does what Redis does for room, to a state that is clean."""
     assert redis_raw.zscore(keys.unflushed(keys.shard(key)), key) is None
@@ -76,7 +83,7 @@ async def test_a_begin_that_arrives_late_lets_its_reader_install_nothing_old(
     _evict(redis_raw, keys)
     late = proxy.arm("hold_request", at=BEGIN)
     reading_slowly = postgres_proxy.arm("hold_reply", at=ASKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY, timeout=3.0)))
+    reading = asyncio.create_task(_as_coroutine(slow.get(KEY, timeout=8.0)))
     await reading_slowly.wait()
     assert late.struck
     second = await cache.set(KEY, 2)
@@ -102,6 +109,7 @@ async def held(settings: Settings, proxy: FaultProxy) -> AsyncIterator[AsyncStat
         yield client
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize(("kind", "at"), [("hold_reply", BEGIN), ("hold_request", INSTALL)])
 async def test_a_cancelled_reader_gives_its_token_back(
     held: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy, redis_raw: Any, keys: KeySpace, kind: Kind,
@@ -119,6 +127,7 @@ async def test_a_cancelled_reader_gives_its_token_back(
     fault.release()
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_reader_that_is_cancelled_again_and_again_ends_at_once_and_its_token_goes_all_the_same(
     held: AsyncStateCache, proxy: FaultProxy, redis_raw: Any, keys: KeySpace
 ) -> None:
@@ -152,6 +161,7 @@ async def test_a_silent_redis_does_not_keep_a_reader_from_being_cancelled(
     assert monotonic() - started < 2.0
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_an_install_for_which_redis_has_no_memory_leaves_no_token(
     make_client: MakeClient, settings: Settings, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
 ) -> None:

@@ -29,7 +29,7 @@ async def test_a_blind_write_that_arrives_after_its_repeat_was_forgotten_is_not_
     async with AsyncStateCache(settings=through(settings, redis=proxy)) as held_up:
         await held_up.get("runs/42")
         fault = proxy.arm("hold_request", at=b"held up")
-        mine = await held_up.set("runs/42", "held up", timeout=2.0)
+        mine = await held_up.set("runs/42", "held up", timeout=5.0)
         assert fault.struck
         for number in range(COMMITS):
             last = await cache.set("runs/42", number)
@@ -116,7 +116,7 @@ async def test_a_create_that_is_refused_is_not_applied_when_it_arrives_afterward
     stray = Stray(monkeypatch, partial(cache.set, "runs/42", "somebody's"))
     async with AsyncStateCache(settings=settings) as client:
         with pytest.raises(AlreadyExists):
-            await client.create("runs/42", "astray", timeout=1.0)
+            await client.create("runs/42", "astray", timeout=4.0)
     await cache.delete("runs/42")
     assert await stray.arrives(cache) == b"LATE"
     assert await cache.get("runs/42") is None
@@ -129,7 +129,7 @@ async def test_what_a_full_backlog_refuses_is_not_applied_when_it_arrives_afterw
     first = await cache.set("runs/42", 1)
     stray = Stray(monkeypatch, partial(cache.set, "runs/42/more", 2))
     with pytest.raises(Backpressure):
-        await limited.set("runs/42", "astray", timeout=1.0)
+        await limited.set("runs/42", "astray", timeout=4.0)
     await flush(worker)
     assert await stray.arrives(cache) == b"LATE"
     assert await cache.get("runs/42") == first

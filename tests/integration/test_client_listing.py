@@ -178,4 +178,4 @@ async def test_what_is_in_quarantine_is_found_on_every_page(
 async def test_without_postgres_there_is_no_listing(make_client: MakeClient, settings: Settings) -> None:
     client = make_client(settings.model_copy(update={"postgres_url": "postgresql://x:hush@127.0.0.1:1/x"}))
     with pytest.raises(PostgresUnavailable):
-        await _keys(client.list("runs/", timeout=0.2))
+        await _keys(client.list("runs/", timeout=1.0))

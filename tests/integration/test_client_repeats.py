@@ -159,7 +159,7 @@ async def test_a_repeat_whose_parent_is_still_the_tip_needs_no_postgres(
     postgres_proxy.refusing = True
     postgres_proxy.cut_all()
     fault = proxy.arm("drop_request", at=MARK)
-    written = await behind.set(KEY, "mine", expected=last, actor=ACTOR, timeout=2.0)
+    written = await behind.set(KEY, "mine", expected=last, actor=ACTOR)
     assert fault.struck
     assert (written.version, written.parent_change_id) == (8, last.change_id)
 
@@ -173,7 +173,7 @@ async def test_a_write_of_unknown_outcome_may_be_repeated_long_after(
     fault = proxy.arm("drop_reply", at=MARK)
     fault.then(lambda: setattr(proxy, "refusing", True))
     with pytest.raises(OutcomeUnknown) as caught:
-        await behind.set(KEY, "mine", actor=ACTOR, timeout=0.1)
+        await behind.set(KEY, "mine", actor=ACTOR, timeout=1.0)
     last = await _others(cache)
     proxy.refusing = False
     again = await behind.set(KEY, "mine", change_id=caught.value.change_id)

@@ -90,7 +90,7 @@ async def _levels(deployment: Deployment, client: AsyncStateCache, raw: Any, ran
         if "waitaof" in granted(deployment, "agent"):
             assert (await client.set("runs/levels", 3, durability="disk")).version == 3
         with pytest.raises(OutcomeUnknown):
-            await client.set("runs/levels", 4, durability="postgres", timeout=0.5)
+            await client.set("runs/levels", 4, durability="postgres", timeout=2)
 
 
 async def _races_for(key: str, deployment: Deployment, raw: Any, ran: Ran, keys: Any) -> None:
@@ -118,7 +118,7 @@ async def _opens_after_a_loss(deployment: Deployment, client: AsyncStateCache, r
         assert (await client.set("runs/lost", 3)).parent_change_id == durable.change_id
     raw.delete(deployment_meta := worker.keys.meta(worker.keys.shard("runs/lost")))
     with ran.noting(raw), pytest.raises(Unavailable, match="no data set of ours"):
-        await client.set("runs/lost", 4, timeout=0.3)
+        await client.set("runs/lost", 4, timeout=1.5)
     async with at_work(deployment) as worker:
         await flush_through(worker)
     assert raw.exists(deployment_meta)
@@ -180,7 +180,7 @@ async def _refused(client: AsyncStateCache) -> str:
         return str(error).lower()
     for level in ("replica", "disk", "postgres"):
         with suppress(StateCacheError):
-            await client.set("runs/1", 1, durability=level, timeout=0.3)
+            await client.set("runs/1", 1, durability=level, timeout=1)
     return ""
 
 

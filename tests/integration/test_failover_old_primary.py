@@ -161,7 +161,7 @@ def test_what_stands_before_the_parting_and_is_not_flushed_is_an_ancestor_and_no
     shard.check(a)
     agent = shard.client(a)
     with pytest.raises(Unavailable, match="not yet in Postgres"):
-        agent.get(KEY, timeout=0.1)
+        agent.get(KEY, timeout=1)
     shard.flush(a)
     found = agent.get(KEY)
     assert found is not None
@@ -207,9 +207,9 @@ def test_writes_during_an_operators_claim_are_in_the_lineage_or_in_conflict(shar
             late.append(shard.put(a, "runs/43", "between look and claim"))
         elif moment == "after gate_claim":
             with pytest.raises(Unavailable):
-                shard.client(a).set("runs/44", "after the claim", timeout=0.2)
+                shard.client(a).set("runs/44", "after the claim", timeout=1)
 
-    (opened,) = shard.open(a, "operator", tap=agents_go_on)
+    (opened,) = shard.open(a, "operator", tap=agents_go_on, claim_s=60)
     assert opened.conflicts == 2
     assert shard.conflicts() == {early.change_id, late[0].change_id}
     shard.check(a)

@@ -35,7 +35,7 @@ def test_meta_deleted_by_hand_takes_nothing_with_it(shard: World) -> None:
     shard.raw(a).delete(shard.keys.meta(SHARD))
     for attempt in (KEY, "runs/43"):
         with pytest.raises(Unavailable, match="holds no data set of ours"):
-            shard.put(a, attempt, "its state is there, its epoch is not", timeout=0.1)
+            shard.put(a, attempt, "its state is there, its epoch is not", timeout=1)
 
     (opened,) = shard.open(a, "worker")
 
@@ -227,7 +227,7 @@ def test_what_was_read_before_an_opening_is_not_installed_after_it(
         rows = fetch(name, parameters, seconds=seconds)
         raw.hset(shard.keys.meta(SHARD), mapping={"replid": "", "claimed": shard.replid(a)})
         shard.open(a, "client")
-        written.append(quick.set(KEY, "new", timeout=1))
+        written.append(quick.set(KEY, "new", timeout=9))
         shard.flush(a)
         raw.delete(redis_key)
         return rows

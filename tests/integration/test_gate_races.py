@@ -123,7 +123,7 @@ def test_openers_that_die_one_after_the_other_at_every_step_leave_it_to_the_next
     opened = []
     for tap in [*taps, None]:
         with suppress(Dies):
-            opened = shard.open(server, authority, tap=tap, claim_s=0.02)
+            opened = shard.open(server, authority, tap=tap, claim_s=0.1)
         if opened:
             break
 
