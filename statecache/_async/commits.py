@@ -306,9 +306,7 @@ class Committer:
                 return None
             if "equal or smaller" not in refused.reason or monotonic() + commit.pause > commit.end:
                 commit.fail(refused)
-            await self._wait_a_little(
-                commit, refused
-            )  # somebody's entry is in the way, which a worker will remove
+            await self._wait_a_little(commit, refused)  # somebody's entry is in the way, which a worker will remove
         else:
             commit.unpin()
             note(retries=1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from typing import Any
 from urllib.parse import quote
@@ -88,10 +87,11 @@ def _until_commits_wait(url: str, admin: Psql) -> None:
     """This commits until that waits for a standby: the servers' processes learn of a setting one after the other."""
     waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'SyncRep'"
     with psycopg.connect(url, autocommit=True) as witness, ThreadPoolExecutor(1) as threads:
-        commit = partial(threads.submit, witness.execute, b"COMMENT ON SCHEMA public IS 'a witness'")
-        pid, committing = witness.info.backend_pid, commit()
+        statement, pid = b"COMMENT ON SCHEMA public IS 'a witness'", witness.info.backend_pid
+        committing = threads.submit(witness.execute, statement)
         while not rows(admin, waits, pid):
-            committing = commit() if committing.done() else committing
+            if committing.done():
+                committing = threads.submit(witness.execute, statement)
         admin.execute("SELECT pg_cancel_backend(%s)", [pid])
         committing.result()
 
