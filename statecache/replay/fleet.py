@@ -140,10 +140,6 @@ class Agents:
         del self._current[life.agent]
         life.ended(self.ledger, at=monotonic())
 
-    def in_flight_at(self, at: float) -> int:
-        """This gives how many commits were in flight at that time, as far as the journals have been read."""
-        return sum(life.flights.in_flight_at(at) for life in self.lives)
-
     def kill_all(self) -> None:
         """This ends whatever still runs."""
         for life in self.living():

@@ -26,7 +26,7 @@ from statecache.replay.agent import Job
 from statecache.replay.audit import Verdict, judge, judge_journals
 from statecache.replay.evidence import Sources
 from statecache.replay.fleet import Agents, AgentStopped, Flushers, ReplayFailed
-from statecache.replay.ledger import Ledger
+from statecache.replay.ledger import Flights, Ledger
 from statecache.replay.nemesis import KINDS, Kill, schedule
 from statecache.replay.pace import Pace, think_s_for
 from statecache.replay.report import Report, report
@@ -163,10 +163,14 @@ def _remove(folder: Path) -> None:
 
 
 class _Struck(msgspec.Struct, frozen=True):
-    """This is a kill that was carried out; whether it counts depends on what was in flight then."""
+    """This is a kill that was carried out; it counts if one of these had a commit in flight then.
+
+    Of an agent that is the victim itself: only its own commits tell whether it resumes as it should.
+    """
 
     kill: Kill
     at: float
+    flights: tuple[Flights, ...]
 
 
 class Supervisor:
@@ -287,9 +291,9 @@ class Supervisor:
             return
         self._due.remove(kill)
         now = monotonic()
-        self._struck.append(_Struck(kill, now))
         if kill.kind == "agent":
             victim = flying[int(kill.pick * len(flying))]
+            flying = [victim]
             self._casualties.add("agent", str(victim.agent), at=now)
             self._agents.kill(victim)
             self._later(kill, partial(self._agents.start, victim.agent))
@@ -303,6 +307,7 @@ class Supervisor:
             self._on.servers.kill(kill.kind)
             self._down.add(kill.kind)
             self._later(kill, partial(self._restart, self._on.servers, kill.kind))
+        self._struck.append(_Struck(kill, now, tuple(life.flights for life in flying)))
 
     def _restart(self, servers: Killable, name: str) -> None:
         self._starting[name] = self._executor.submit(servers.restart, name)
@@ -336,7 +341,7 @@ class Supervisor:
         """This counts the kills of which the journals tell by now; one that met nothing in flight is due again."""
         for struck in [one for one in self._struck if one.at <= until]:
             self._struck.remove(struck)
-            if self._agents.in_flight_at(struck.at):
+            if any(flights.in_flight_at(struck.at) for flights in struck.flights):
                 self._counted.append(struck)
             else:
                 self._due.insert(0, struck.kill)

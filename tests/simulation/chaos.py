@@ -87,6 +87,7 @@ class Run:
         self._struck: Counter[str] = Counter()
         self._missed: Counter[str] = Counter()
         self._active: set[asyncio.Task[None]] = set()
+        self._failed: list[BaseException] = []
         self._began = monotonic()
 
     async def chaos(self, strikes: list[Strike], seconds: float) -> None:
@@ -102,7 +103,7 @@ class Run:
                     await self._others_over()
                 task = asyncio.ensure_future(self._strike(strike))
                 self._active.add(task)
-                task.add_done_callback(self._active.discard)
+                task.add_done_callback(self._over)
                 if strike.kind in ALONE:
                     await task
             await self._until(seconds)
@@ -121,9 +122,17 @@ class Run:
     async def _until(self, at_s: float) -> None:
         await self._here.while_waiting(max(0.0, at_s - self._elapsed()))
 
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._active.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed.append(error)
+
     async def _others_over(self) -> None:
+        """This waits for the faults that go on; one that failed, as where a server did not come back, ends the run."""
         while self._active:
             await asyncio.wait(self._active)
+        for error in self._failed:
+            raise error
 
     async def _strike(self, strike: Strike) -> None:
         struck = await self._faults.strike(strike)
