@@ -7,10 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from contextvars import copy_context
+from functools import partial
 from typing import Any, cast
 
 from statecache import AsyncStateCache, StateCache
+
+_threads = ThreadPoolExecutor(64)
+"""Enough for all tasks of a story; asyncio's own are four more than the machine has cores."""
+
+
+async def _in_thread(function: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    call = partial(copy_context().run, function, *args, **more)
+    return await asyncio.get_running_loop().run_in_executor(_threads, call)
 
 
 class Awaited:
@@ -25,7 +36,7 @@ class Awaited:
             return found
 
         async def called(*args: Any, **more: Any) -> Any:
-            return await asyncio.to_thread(found, *args, **more)
+            return await _in_thread(found, *args, **more)
 
         return called
 
@@ -38,24 +49,24 @@ class Awaited:
 
     async def list(self, *args: Any, **more: Any) -> AsyncIterator[Any]:
         """This gives the whole listing at once."""
-        for state in await asyncio.to_thread(lambda: [*self._client.list(*args, **more)]):
+        for state in await _in_thread(lambda: [*self._client.list(*args, **more)]):
             yield state
 
     @asynccontextmanager
     async def transaction(self, *names: str, **more: Any) -> AsyncIterator[Awaited]:
         """This enters and leaves a transaction in threads."""
         transaction = self._client.transaction(*names, **more)
-        entered = await asyncio.to_thread(transaction.__enter__)
+        entered = await _in_thread(transaction.__enter__)
         try:
             yield _InTransaction(entered)
         except BaseException as error:
-            await asyncio.to_thread(transaction.__exit__, type(error), error, None)
+            await _in_thread(transaction.__exit__, type(error), error, None)
             raise
-        await asyncio.to_thread(transaction.__exit__, None, None, None)
+        await _in_thread(transaction.__exit__, None, None, None)
 
     async def transact(self, names: Any, function: Callable[[Any], Any], **more: Any) -> Any:
         """This runs the function, which must be a plain one, in a thread."""
-        return await asyncio.to_thread(self._client.transact, names, function, **more)
+        return await _in_thread(self._client.transact, names, function, **more)
 
 
 class _InTransaction(Awaited):
