@@ -243,14 +243,20 @@ class Story:
         world, actor = self._world, self._actor
         changes = world.keys.changes(world.keys.shard(E))
         await self._vouched()
-        newest = world.raw.xinfo_stream(changes)["last-generated-id"]
-        for _ in range(ENTRIES_KEPT + 2):
-            await actor.set(E)
-        await world.until(lambda: not world.raw.xrange(changes, newest, newest), "entries to leave")
+        for _ in range(2):
+            await self._until_gone(changes)
         await world.until(world.at_rest, "everything to be flushed")
         for key in (A, E):
             await actor.set(key)
             world.look()
+
+    async def _until_gone(self, changes: str) -> None:
+        """This writes until what is the newest entry of E's stream now has left it."""
+        world = self._world
+        newest = world.raw.xinfo_stream(changes)["last-generated-id"]
+        for _ in range(ENTRIES_KEPT + 2):
+            await self._actor.set(E)
+        await world.until(lambda: not world.raw.xrange(changes, newest, newest), "entries to leave")
 
     async def _poison(self) -> None:
         world = self._world
