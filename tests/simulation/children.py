@@ -6,12 +6,13 @@ A child ends with its parent, whatever ends that one.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _DIES_WITH_PARENT = 1
@@ -88,6 +89,18 @@ def state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "X"
+
+
+def thaw(pids: Sequence[int]) -> None:
+    """This lets stopped processes go on."""
+    signal_all(pids, signal.SIGCONT)
+
+
+def signal_all(pids: Sequence[int], number: signal.Signals) -> None:
+    """This signals those of the processes that there are."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _live(work: Work, pipe: int, log: Path, parent: int) -> None:

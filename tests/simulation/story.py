@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import signal
 from collections.abc import Callable, Sequence
@@ -36,7 +35,7 @@ from statecache.keys import KeySpace
 from statecache.lua import script
 from tests.simulation.actor import Actor
 from tests.simulation.boundaries import situation
-from tests.simulation.children import state_of
+from tests.simulation.children import signal_all, state_of, thaw
 from tests.simulation.sampler import Sampler
 
 A, B, C, D, E, T, R = "runs/a", "runs/b", "runs/c", "runs/d", "vouched/c", "tail/t", "restored/e"
@@ -127,7 +126,7 @@ class World:
     async def freeze(self, pids: Sequence[int]) -> None:
         """This stops worker processes, at a moment in which none of them has a row in Postgres or a statement."""
         while True:
-            _signal(pids, signal.SIGSTOP)
+            signal_all(pids, signal.SIGSTOP)
             await self.until(lambda: all(state_of(pid) in "TtZX" for pid in pids), "workers to stand still")
             asleep = {pid for pid, _ in self.psql.execute(_BACKENDS) if state_of(pid) == "S"}  # with nothing to read
             if all(state == "idle" and pid in asleep for pid, state in self.psql.execute(_BACKENDS)):
@@ -377,17 +376,6 @@ class DataSet:
                 together.restore(name, max(ttl, 0), dumped, replace=True)
             together.execute()
         raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-
-
-def thaw(pids: Sequence[int]) -> None:
-    """This lets stopped processes go on."""
-    _signal(pids, signal.SIGCONT)
-
-
-def _signal(pids: Sequence[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 async def passing(seconds: float) -> None:

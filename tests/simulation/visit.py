@@ -32,10 +32,10 @@ from tests.simulation import boundaries
 from tests.simulation.actor import Actor
 from tests.simulation.boundaries import Kind, Plan
 from tests.simulation.checker import Evidence, check
-from tests.simulation.children import Child, Report
+from tests.simulation.children import Child, Report, thaw
 from tests.simulation.history import Recorder
 from tests.simulation.judge import evidence, journals, tips, unexpected
-from tests.simulation.story import ENTRIES_KEPT, POISON, E, Story, World, meanwhile, thaw
+from tests.simulation.story import ENTRIES_KEPT, POISON, E, Story, World, meanwhile
 
 LEASE_S = 0.6
 FROZEN_S = 3 * LEASE_S
