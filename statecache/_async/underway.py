@@ -20,6 +20,7 @@ class Commit(msgspec.Struct, kw_only=True):
     Moments are on the monotonic clock: `end` is when the caller wants to hear, `latest` is when the attempt that was
     sent last is refused for coming too late, `lingers` the same of those attempts that were never answered. `pinned`
     are writes that ask for the change which was there when they were looked up, and what they asked for at first.
+    `hindrance` is what the last pause was for, to be told where no time is left for another attempt.
     """
 
     change_id: str
