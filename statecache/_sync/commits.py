@@ -95,6 +95,10 @@ class Committer:
         self._levels = levels
         self._rng = rng
         self._script = script("commit")
+        self._fixed = [
+            (keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard))
+            for shard in range(keys.shards)
+        ]
         self._nonces = count(1)
         self._limits = (
             settings.backlog_entries_max, settings.backlog_bytes_max, COMMIT_BYTES_MAX, settings.value_bytes_max,
@@ -117,7 +121,7 @@ class Committer:
             actor=actor,
             reason=reason,
             end=end,
-            redis_keys=[self._keys.state(write.key) for write in writes],
+            redis_keys=[self._keys.state_stem(shard) + write.key for write in writes],
             repeat=change_id is not None,
         )
 
@@ -270,11 +274,7 @@ class Committer:
         if commit.repeat or commit.lingers:
             last = max(commit.lingers, commit.latest) + self._settings.timeout_s
             arguments.append(int(last * 1000 + link.ahead_ms))
-        return link.call(self._script, self._script_keys(commit), arguments)
-
-    def _script_keys(self, commit: Commit) -> list[str]:
-        keys, shard = self._keys, commit.shard
-        return [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard), *commit.redis_keys]
+        return link.call(self._script, (*self._fixed[commit.shard], *commit.redis_keys), arguments)
 
     def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
         """This reads the script's answer: a result, an error raised, or None for trying again."""
