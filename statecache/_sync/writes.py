@@ -1,0 +1,132 @@
+# Generated from statecache/_async/writes.py by tests/unasync.py. Do not edit.
+
+"""The verbs that write one state: blind, compared, by a function, and the delete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from statecache._bridge import called, sleep
+from statecache._sync.answers import Absent
+from statecache._sync.observing import note
+from statecache._sync.reads import Reads
+from statecache._sync.scope import expected_of
+from statecache.clock import monotonic
+from statecache.errors import NotFound, UsageError, VersionConflict
+from statecache.keys import checked_key
+from statecache.model import ABSENT, PRESENT, Durability, State, Write
+
+D = TypeVar("D")
+V = TypeVar("V")
+
+
+class Writes(Reads[D], Generic[D]):
+    """These are the verbs that write one state."""
+
+    def set(
+        self,
+        name: str,
+        value: V,
+        *,
+        expected: State[Any] | str | None = None,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        change_id: str | None = None,
+        timeout: float | None = None,
+    ) -> State[V]:
+        """This writes the value; with `expected` only where that is still the current state, else VersionConflict.
+
+        `expected` is a State or its change_id. `change_id` repeats an earlier write whose outcome is unknown: it is
+        applied at most once.
+        """
+        key, end = checked_key(self.full(name)), self.end_of(timeout)
+        write = self.write_of(key, value, expected=expected_of(key, expected))
+        return self._commit_one(
+            write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
+        )
+
+    def create(
+        self,
+        name: str,
+        value: V,
+        *,
+        assume_new: bool = False,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        change_id: str | None = None,
+        timeout: float | None = None,
+    ) -> State[V]:
+        """This writes the first value, else AlreadyExists.
+
+        `assume_new` skips asking Postgres for keys that are unique by construction; where that is wrong the flusher
+        sets the change aside as a conflict.
+        """
+        key, end = checked_key(self.full(name)), self.end_of(timeout)
+        write = self.write_of(key, value, expected=ABSENT, assume_new=assume_new)
+        return self._commit_one(
+            write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
+        )
+
+    def update(
+        self,
+        name: str,
+        function: Callable[[Any], Any | Any],
+        *,
+        type: Any = None,  # noqa: A002
+        default: Any = ...,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        timeout: float | None = None,
+    ) -> State[Any]:
+        """This reads, calls the function with the value, and writes what it returns; again where someone was quicker.
+
+        The function may be called several times, and may raise to abort. `default` is a value, or a class or function
+        that makes one, for a key that does not exist; without it that is NotFound.
+        """
+        key, end, pause = checked_key(self.full(name)), self.end_of(timeout), 0.001
+        while True:
+            record = self.tier.reader.record(key, end=end)
+            state = self.state_of(record, type)
+            if state is None and default is ...:
+                raise NotFound(key)
+            before = state.value if state is not None else default() if callable(default) else default
+            value = called(function(before))
+            if value is None:
+                raise UsageError("the function given to update returned None", hint="Return the new value.")
+            write = self.write_of(key, value, expected=record.change_id)
+            try:
+                return self._commit_one(
+                    write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=None
+                )
+            except VersionConflict:
+                if monotonic() + pause > end:
+                    raise
+            note(retries=1, conflicts=1)
+            sleep(self.tier.rng.uniform(0, pause))
+            pause = min(pause * 2, 0.1)
+
+    def delete(
+        self,
+        name: str,
+        *,
+        expected: State[Any] | str | None = None,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        change_id: str | None = None,
+        timeout: float | None = None,
+    ) -> State[None] | None:
+        """This deletes the state and gives its tombstone, or None where there was nothing to delete."""
+        key, end = checked_key(self.full(name)), self.end_of(timeout)
+        wanted = PRESENT if expected is None else expected_of(key, expected)
+        write = Write(key=key, op="delete", expected=wanted, ttl_ms=self._ttl_ms)
+        try:
+            return self._commit_one(
+                write, None, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
+            )
+        except Absent:
+            return None
