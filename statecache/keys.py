@@ -144,6 +144,10 @@ class KeySpace:
         """The hash of every state of a shard is named by this and the key."""
         return self._state[shard]
 
+    def key_of(self, redis_key: bytes) -> str:
+        """This gives the key of which that is the hash; what is no state of ours gives a text that is no key."""
+        return redis_key.decode("utf-8", "replace").partition(":state:")[2]
+
     def every_state(self) -> str:
         """This is a pattern that the names of all states match, and few others."""
         return f"{self.prefix}:{{*}}:state:*"

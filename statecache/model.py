@@ -15,9 +15,11 @@ T = TypeVar("T")
 
 Durability = Literal["memory", "replica", "disk", "postgres"]
 Encoding = Literal["json", "msgpack"]
+ReadMode = Literal["local", "primary", "fenced"]
 Op = Literal["set", "delete", "absent"]
 
 DURABILITIES: tuple[Durability, ...] = ("memory", "replica", "disk", "postgres")
+READ_MODES: tuple[ReadMode, ...] = ("local", "primary", "fenced")
 STATES_PER_COMMIT_MAX = 256
 COMMIT_BYTES_MAX = 16 * 1024 * 1024
 VALUE_BYTES_MAX = 8 * 1024 * 1024
@@ -143,14 +145,34 @@ class ChangeSet(msgspec.Struct, frozen=True, kw_only=True):
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """This is what a namespace asks for; None takes the client's setting.
 
-    `redis_ttl` marks when a clean state may leave Redis (not an age limit); `value_bytes_max` in bytes, at most 8 MiB.
+    `read` is where `get` reads when a call names nothing. `redis_ttl` marks when a clean state may leave Redis (not an
+    age limit); `value_bytes_max` in bytes, at most 8 MiB.
     """
 
     type: Any = None
     encoding: Encoding = "json"
     durability: Durability | None = None
+    read: ReadMode | None = None
     redis_ttl: timedelta | None = None
     value_bytes_max: int | None = None
+
+
+class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what a client's near cache has done since the client was made, and what it holds.
+
+    `hits` and `misses` are local reads that were answered here, and that were not; `invalidations` keys that somebody
+    wrote while they were here or on their way; `evictions` what went for room. `bytes` is an estimate. `trusted` says
+    whether local reads are answered here at the moment; `hindrance` why they can not be, where that is known.
+    """
+
+    hits: int
+    misses: int
+    invalidations: int
+    evictions: int
+    entries: int
+    bytes: int
+    trusted: bool
+    hindrance: str = ""
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):

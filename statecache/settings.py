@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from statecache.errors import ConfigurationError
-from statecache.model import VALUE_BYTES_MAX, Durability
+from statecache.model import VALUE_BYTES_MAX, Durability, ReadMode
 
 _PREFIX = "STATECACHE_"
 _NOT_MEANT_FOR_US = re.compile(r"STATECACHE_(TEST_.*|(.*_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?))")
@@ -112,6 +112,7 @@ class Settings(BaseSettings):
     writer: str = ""
     durability: Durability = "memory"
     replicas: int = Field(1, ge=1, le=16)
+    read: ReadMode = "local"
 
     timeout_s: float = Field(10.0, gt=0)
     connect_timeout_s: float = Field(5.0, gt=0)
@@ -120,6 +121,10 @@ class Settings(BaseSettings):
     redis_ca_file: str | None = None
     redis_certificate_file: str | None = None
     redis_key_file: str | None = None
+
+    near_bytes_max: int = Field(64 * 1024 * 1024, ge=0)
+    near_entries_max: int = Field(50_000, ge=0)
+    near_window_s: float = Field(2.0, gt=0)
 
     redis_ttl_s: float = Field(7 * 86400.0, gt=0)
     absent_ttl_s: float = Field(3600.0, gt=0)

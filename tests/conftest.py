@@ -1,13 +1,12 @@
 """The table of contents of the tests' fixtures. A fixture module may bring hooks too, such as `pytest_report_header`.
 
-<<<<<<< HEAD
+fix_deployment    servers with the files of config/, set up as a deployment
 fix_faults        networks that fail to order
 fix_flusher       workers turned by hand, and commits by the real script
 fix_redis         a deployment on fakeredis, for stories that need no server
 fix_servers       real servers, found and named in the run's header; deployments and clients on them
 fix_surroundings  nothing of the caller's terminal, nothing drawn by chance
 fix_time          a clock that moves when the test says so
-fix_deployment    servers with the files of config/, set up as a deployment
 """
 
 from __future__ import annotations

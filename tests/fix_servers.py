@@ -175,12 +175,15 @@ def redis_kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def make_settings(site: Site, redis_kind: str) -> Iterator[MakeSettings]:
-    """A maker of settings: a migrated deployment of the test's own, few shards, on the shared servers or on others."""
+    """A maker of settings: a migrated deployment of the test's own, few shards, on the shared servers or on others.
+
+    Its clients read the primary, so that a story of two clients has one order; those of the near cache say otherwise.
+    """
     made: list[Settings] = []
 
     def make(*, migrated: bool = True, **more: Any) -> Settings:
         name = f"t{os.getpid()}_{next(_numbers)}"
-        given = {"shards": SHARDS, "prefix": name, "postgres_schema": name, "timeout_s": 10.0} | more
+        given = {"shards": SHARDS, "prefix": name, "postgres_schema": name, "timeout_s": 10.0, "read": "primary"} | more
         if "redis_url" not in given:
             given["redis_url"] = site.redis_url(redis_kind)
         if "postgres_url" not in given:

@@ -20,7 +20,14 @@ LAYERS = (
         f"statecache.{name}"
         for name in ("keys", "codec", "records", "entries", "epochs", "reconcile", "near", "leases")
     ),
-    ("statecache.lua", "statecache.sql", "statecache.settings", "statecache.clock", "statecache._bridge"),
+    (
+        "statecache.lua",
+        "statecache.sql",
+        "statecache.settings",
+        "statecache.clock",
+        "statecache._bridge",
+        "statecache._process",
+    ),
     ("statecache._async", "statecache._sync"),
     ("statecache",),
     ("statecache_workers",),

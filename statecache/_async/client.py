@@ -5,10 +5,13 @@ from __future__ import annotations
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
+import msgspec
+
 from statecache._async.tiers import Tiers
 from statecache._async.verbs import AsyncVerbs
+from statecache.clock import boottime
 from statecache.keys import checked_namespace
-from statecache.model import Durability, Encoding, Policy
+from statecache.model import Durability, Encoding, NearStatistics, Policy, ReadMode
 from statecache.settings import Settings
 
 if TYPE_CHECKING:
@@ -61,15 +64,20 @@ class AsyncStateCache(AsyncVerbs[Any]):
         """These are the settings in force."""
         return self.tier.settings
 
+    @property
+    def near(self) -> NearStatistics:
+        """This tells what the near cache has done, what it holds, and whether local reads are answered from it."""
+        return msgspec.structs.replace(self.tier.near.statistics(boottime()), hindrance=self.tier.line.hindrance)
+
     @overload
     def namespace(
         self, name: str, *, encoding: Encoding = ..., durability: Durability | None = ...,
-        redis_ttl: timedelta | None = ..., value_bytes_max: int | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., value_bytes_max: int | None = ...,
     ) -> AsyncNamespace[Any]: ...  # fmt: skip
     @overload
     def namespace(
         self, name: str, *, type: type[V], encoding: Encoding = ..., durability: Durability | None = ...,
-        redis_ttl: timedelta | None = ..., value_bytes_max: int | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., value_bytes_max: int | None = ...,
     ) -> AsyncNamespace[V]: ...  # fmt: skip
     def namespace(
         self,
@@ -78,12 +86,18 @@ class AsyncStateCache(AsyncVerbs[Any]):
         type: Any = None,  # noqa: A002
         encoding: Encoding = "json",
         durability: Durability | None = None,
+        read: ReadMode | None = None,
         redis_ttl: timedelta | None = None,
         value_bytes_max: int | None = None,
     ) -> AsyncNamespace[Any]:
         """This gives a view of the keys under `name/`: values of that type, and a policy for what is written."""
         policy = Policy(
-            type=type, encoding=encoding, durability=durability, redis_ttl=redis_ttl, value_bytes_max=value_bytes_max
+            type=type,
+            encoding=encoding,
+            durability=durability,
+            read=read,
+            redis_ttl=redis_ttl,
+            value_bytes_max=value_bytes_max,
         )
         return AsyncNamespace(self.tier, policy, checked_namespace(name) + "/")
 

@@ -42,8 +42,8 @@ Dial = Callable[[], Any]
 _CREDENTIALS = "Check user and password."
 
 
-def dialer(settings: Settings) -> Dial:
-    """This gives what makes connections to the settings' URL: no retries, RESP2, bytes."""
+def dialer(settings: Settings, *, protocol: int = 2) -> Dial:
+    """This gives what makes connections to the settings' URL: no retries, bytes, in that version of RESP."""
     try:
         parse: Any = parse_url
         options = dict(parse(settings.redis_url))
@@ -66,7 +66,7 @@ def dialer(settings: Settings) -> Dial:
         socket_timeout=settings.timeout_s,
         socket_connect_timeout=settings.connect_timeout_s,
         health_check_interval=0,
-        protocol=2,
+        protocol=protocol,
         driver_info=None,
         decode_responses=False,
     )
@@ -218,13 +218,13 @@ class AsyncLink:
         """This notes whether the server has seen the script, so that the next call sends its digest or its text."""
         (self._known.add if known else self._known.discard)(script.sha)
 
-    async def send(self, command: Command, *, seconds: float) -> None:
-        """This sends a command whose answer arrives among pushed messages."""
+    async def send(self, *commands: Command, seconds: float) -> None:
+        """This sends commands whose answers arrive among pushed messages."""
         if not self.alive:
             raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
         try:
             async with async_deadline(self._connection, seconds):
-                await self._connection.send_packed_command(_packed([command]))
+                await self._connection.send_packed_command(_packed(commands))
         except (RedisError, OSError) as error:
             await self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
@@ -240,6 +240,23 @@ class AsyncLink:
             await self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
         except OSError as error:
+            await self.close()
+            raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+
+    def hear_invalidations(self) -> None:
+        """This has pushes of invalidated keys given by `heard`, on a connection that speaks RESP3."""
+        self._connection._parser.set_invalidation_push_handler(_passed_on)
+
+    async def heard(self, *, seconds: float) -> Any:
+        """This gives the next reply, an error reply as a value, or pushed message; None when none came in that time."""
+        try:
+            async with async_deadline(self._connection, seconds):
+                return await self._connection.read_response(disconnect_on_error=False, push_request=True)
+        except ResponseError as error:
+            return error
+        except (TimeoutError, RedisError, OSError) as error:
+            if "imeout" in type(error).__name__:
+                return None
             await self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
 
@@ -259,6 +276,11 @@ class AsyncLink:
         """This closes a connection that is idle and waits until it is closed: TLS takes leave of the other side."""
         with suppress(RedisError, OSError):
             await self._connection.disconnect()
+
+
+async def _passed_on(message: Any) -> Any:
+    """This is redis-py's handler of a push: whoever waits for the connection's next message gets it."""
+    return message
 
 
 def _packed(commands: Sequence[Command]) -> list[bytes]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from statecache.clock import monotonic
 from statecache.codec import codec_for
 from statecache.errors import Quarantined, UsageError
-from statecache.model import BLIND, DURABILITIES, VALUE_BYTES_MAX, Policy, Position, Record, State, Write
+from statecache.model import BLIND, DURABILITIES, READ_MODES, VALUE_BYTES_MAX, Policy, Position, Record, State, Write
 from statecache.records import time_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ class AsyncScope(Generic[D]):
         self._policy = policy
         self._prefix = prefix
         _check_policy(policy)
-        self._codec = codec_for(policy.type if policy.type is not None else Any, policy.encoding)
+        self._reads = policy.read or tier.settings.read
+        self._kind = policy.type if policy.type is not None else Any
+        self._codec = codec_for(self._kind, policy.encoding)
         self._bytes_max = min(policy.value_bytes_max or tier.settings.value_bytes_max, tier.settings.value_bytes_max)
         self._ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
 
@@ -124,6 +126,8 @@ class AsyncScope(Generic[D]):
 def _check_policy(policy: Policy) -> None:
     if policy.durability not in (None, *DURABILITIES):
         raise UsageError(f"durability {policy.durability!r} is not one of {', '.join(DURABILITIES)}")
+    if policy.read not in (None, *READ_MODES):
+        raise UsageError(f"read {policy.read!r} is not one of {', '.join(READ_MODES)}")
     if policy.redis_ttl is not None and not policy.redis_ttl > timedelta(0):
         raise UsageError(f"redis_ttl={policy.redis_ttl} is not a time above 0")
     if policy.value_bytes_max is not None and not 1 <= policy.value_bytes_max <= VALUE_BYTES_MAX:

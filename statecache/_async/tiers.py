@@ -9,12 +9,15 @@ from statecache._async.commits import Committer, new_change_id
 from statecache._async.durable import Durable
 from statecache._async.hydrate import Hydrator
 from statecache._async.levels import Levels
+from statecache._async.line import Line
 from statecache._async.listing import Listing
 from statecache._async.opener import Opener
 from statecache._async.postgres import PostgresTier
 from statecache._async.reading import Reader
 from statecache._async.redis import RedisTier
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.keys import KeySpace
+from statecache.near import Near
 
 if TYPE_CHECKING:
     from statecache._async.connect import Dial
@@ -36,7 +39,24 @@ class Tiers:
         self.postgres = PostgresTier(settings, self.keys, cluster=lambda: self.redis.cluster)
         self.opener = Opener(settings, self.keys, self.redis, self.postgres)
         self.hydrator = Hydrator(settings, self.keys, self.redis, self.postgres, self.opener, new_token=new_change_id)
-        self.reader = Reader(self.keys, self.redis, self.hydrator)
+        self.near = Near(
+            bytes_max=settings.near_bytes_max,
+            entries_max=settings.near_entries_max,
+            window_s=settings.near_window_s,
+            mutex=mutex(),
+        )
+        begins_anew_after_fork(self.near)
+        self.line = Line(settings, self.keys, self.redis, self.near)
+        self.reader = Reader(
+            settings,
+            self.keys,
+            self.redis,
+            self.postgres,
+            near=self.near,
+            line=self.line,
+            hydrator=self.hydrator,
+            opener=self.opener,
+        )
         self.listing = Listing(self.keys, self.redis, self.postgres)
         self.durable = Durable(self.keys, self.redis, self.postgres)
         self.levels = Levels(settings, self.redis)
@@ -48,11 +68,13 @@ class Tiers:
             hydrator=self.hydrator,
             durable=self.durable,
             levels=self.levels,
+            line=self.line,
             rng=rng,
         )
 
     async def close(self) -> None:
         """This closes every connection; what is under way fails."""
+        await self.line.close()
         await self.durable.close()
         await self.redis.pool.close()
         await self.postgres.pool.close()

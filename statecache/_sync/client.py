@@ -7,10 +7,13 @@ from __future__ import annotations
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
+import msgspec
+
 from statecache._sync.tiers import Tiers
 from statecache._sync.verbs import Verbs
+from statecache.clock import boottime
 from statecache.keys import checked_namespace
-from statecache.model import Durability, Encoding, Policy
+from statecache.model import Durability, Encoding, NearStatistics, Policy, ReadMode
 from statecache.settings import Settings
 
 if TYPE_CHECKING:
@@ -63,15 +66,20 @@ class StateCache(Verbs[Any]):
         """These are the settings in force."""
         return self.tier.settings
 
+    @property
+    def near(self) -> NearStatistics:
+        """This tells what the near cache has done, what it holds, and whether local reads are answered from it."""
+        return msgspec.structs.replace(self.tier.near.statistics(boottime()), hindrance=self.tier.line.hindrance)
+
     @overload
     def namespace(
         self, name: str, *, encoding: Encoding = ..., durability: Durability | None = ...,
-        redis_ttl: timedelta | None = ..., value_bytes_max: int | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., value_bytes_max: int | None = ...,
     ) -> Namespace[Any]: ...  # fmt: skip
     @overload
     def namespace(
         self, name: str, *, type: type[V], encoding: Encoding = ..., durability: Durability | None = ...,
-        redis_ttl: timedelta | None = ..., value_bytes_max: int | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., value_bytes_max: int | None = ...,
     ) -> Namespace[V]: ...  # fmt: skip
     def namespace(
         self,
@@ -80,12 +88,18 @@ class StateCache(Verbs[Any]):
         type: Any = None,  # noqa: A002
         encoding: Encoding = "json",
         durability: Durability | None = None,
+        read: ReadMode | None = None,
         redis_ttl: timedelta | None = None,
         value_bytes_max: int | None = None,
     ) -> Namespace[Any]:
         """This gives a view of the keys under `name/`: values of that type, and a policy for what is written."""
         policy = Policy(
-            type=type, encoding=encoding, durability=durability, redis_ttl=redis_ttl, value_bytes_max=value_bytes_max
+            type=type,
+            encoding=encoding,
+            durability=durability,
+            read=read,
+            redis_ttl=redis_ttl,
+            value_bytes_max=value_bytes_max,
         )
         return Namespace(self.tier, policy, checked_namespace(name) + "/")
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from statecache._sync.durable import Durable
     from statecache._sync.hydrate import Hydrator
     from statecache._sync.levels import Levels
+    from statecache._sync.line import Line
     from statecache._sync.opener import Opener
     from statecache._sync.redis import RedisTier
     from statecache.keys import KeySpace
@@ -84,6 +85,7 @@ class Committer:
         hydrator: Hydrator,
         durable: Durable,
         levels: Levels,
+        line: Line,
         rng: Random,
     ) -> None:
         self._settings = settings
@@ -93,6 +95,7 @@ class Committer:
         self._hydrator = hydrator
         self._durable = durable
         self._levels = levels
+        self._line = line
         self._rng = rng
         self._script = script("commit")
         self._fixed = [
@@ -285,6 +288,7 @@ class Committer:
         verdict = reply[1]
         if verdict in (b"OK", b"DUP", b"MUTE"):
             committed = committed_of(commit.change_id, reply)
+            self._line.wrote(commit, committed)
             if len(replies) > 1:
                 self._check_copies(commit, replies[1] if verdict != b"MUTE" else 0)
             return committed
@@ -385,7 +389,9 @@ class Committer:
             commit.doubt = commit.doubt or error
             commit.fail(error)
         if found is not None:
-            return Committed(commit.change_id, *found)
+            committed = Committed(commit.change_id, *found)
+            self._line.wrote(commit, committed)
+            return committed
         if applied:
             raise OutcomeUnknown(commit.change_id, keys=tuple(keys), reason=_NOWHERE_ELSE)
         commit.pin(current)

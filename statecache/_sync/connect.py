@@ -44,8 +44,8 @@ Dial = Callable[[], Any]
 _CREDENTIALS = "Check user and password."
 
 
-def dialer(settings: Settings) -> Dial:
-    """This gives what makes connections to the settings' URL: no retries, RESP2, bytes."""
+def dialer(settings: Settings, *, protocol: int = 2) -> Dial:
+    """This gives what makes connections to the settings' URL: no retries, bytes, in that version of RESP."""
     try:
         parse: Any = parse_url
         options = dict(parse(settings.redis_url))
@@ -68,7 +68,7 @@ def dialer(settings: Settings) -> Dial:
         socket_timeout=settings.timeout_s,
         socket_connect_timeout=settings.connect_timeout_s,
         health_check_interval=0,
-        protocol=2,
+        protocol=protocol,
         driver_info=None,
         decode_responses=False,
     )
@@ -220,13 +220,13 @@ class Link:
         """This notes whether the server has seen the script, so that the next call sends its digest or its text."""
         (self._known.add if known else self._known.discard)(script.sha)
 
-    def send(self, command: Command, *, seconds: float) -> None:
-        """This sends a command whose answer arrives among pushed messages."""
+    def send(self, *commands: Command, seconds: float) -> None:
+        """This sends commands whose answers arrive among pushed messages."""
         if not self.alive:
             raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
         try:
             with deadline(self._connection, seconds):
-                self._connection.send_packed_command(_packed([command]))
+                self._connection.send_packed_command(_packed(commands))
         except (RedisError, OSError) as error:
             self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
@@ -242,6 +242,23 @@ class Link:
             self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
         except OSError as error:
+            self.close()
+            raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+
+    def hear_invalidations(self) -> None:
+        """This has pushes of invalidated keys given by `heard`, on a connection that speaks RESP3."""
+        self._connection._parser.set_invalidation_push_handler(_passed_on)
+
+    def heard(self, *, seconds: float) -> Any:
+        """This gives the next reply, an error reply as a value, or pushed message; None when none came in that time."""
+        try:
+            with deadline(self._connection, seconds):
+                return self._connection.read_response(disconnect_on_error=False, push_request=True)
+        except ResponseError as error:
+            return error
+        except (TimeoutError, RedisError, OSError) as error:
+            if "imeout" in type(error).__name__:
+                return None
             self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
 
@@ -261,6 +278,11 @@ class Link:
         """This closes a connection that is idle and waits until it is closed: TLS takes leave of the other side."""
         with suppress(RedisError, OSError):
             self._connection.disconnect()
+
+
+def _passed_on(message: Any) -> Any:
+    """This is redis-py's handler of a push: whoever waits for the connection's next message gets it."""
+    return message
 
 
 def _packed(commands: Sequence[Command]) -> list[bytes]:

@@ -1,33 +1,89 @@
 # Generated from statecache/_async/reading.py by tests/unasync.py. Do not edit.
 
-"""Reading one state from the primary, hydrating it on a miss."""
+"""Reading one state: from this process, from the primary, or from the primary proven to be the current lineage.
+
+    local     the near cache where it may be believed; else the tracked connection, which fills it; else the primary
+    primary   one round trip; a state that is not in Redis is hydrated
+    fenced    the shard is open on the server that answers, and Postgres, asked afterwards, says that its epoch is the
+              current one: at the moment of the read nobody else was the primary
+
+Whatever way it comes, a state that is older than one that this process has seen is not given: it is read again, and
+where that brings nothing newer, the shard must be proven to be in a later epoch (the newer state was lost with its
+Redis) before it is believed.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from statecache._sync.redis import refusal
+from redis.exceptions import ResponseError
+
+from statecache._bridge import Signal, sleep
+from statecache._sync.redis import found_at, refusal
 from statecache.clock import monotonic
-from statecache.errors import Unavailable
-from statecache.model import Record
+from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, Unavailable
 from statecache.records import FIELDS, record_of
 
 if TYPE_CHECKING:
     from statecache._sync.hydrate import Hydrator
+    from statecache._sync.line import Line
+    from statecache._sync.opener import Opener
+    from statecache._sync.postgres import PostgresTier
     from statecache._sync.redis import RedisTier
     from statecache.keys import KeySpace
+    from statecache.model import Record
+    from statecache.near import Near, Reading
+    from statecache.settings import Settings
+
+_PAUSE_S = 0.01
 
 
 class Reader:
-    """This reads records from the Redis primary; what is not there is loaded from Postgres."""
+    """This reads records; what is not in Redis is loaded from Postgres."""
 
-    def __init__(self, keys: KeySpace, redis: RedisTier, hydrator: Hydrator) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        redis: RedisTier,
+        postgres: PostgresTier,
+        *,
+        near: Near,
+        line: Line,
+        hydrator: Hydrator,
+        opener: Opener,
+    ) -> None:
+        self._settings = settings
         self._keys = keys
         self._redis = redis
+        self._postgres = postgres
+        self._near = near
+        self._line = line
         self._hydrator = hydrator
+        self._opener = opener
+        self._keeps = settings.near_bytes_max > 0 and settings.near_entries_max > 0
 
-    def record(self, key: str, *, end: float) -> Record:
-        """This gives the key's record, which may be a tombstone or a known absence."""
+    def record(self, key: str, *, end: float, least: int = 0) -> Record:
+        """This gives the key's record on the primary, which may be a tombstone or a known absence.
+
+        `least` is a version that it must have reached; a state is never older than what was seen before.
+        """
+        pause = 0.0
+        while True:
+            record = self._primary(key, end)
+            if self._near.seen(key, (record.epoch, record.version)):
+                if record.version >= least:
+                    return record
+            elif pause:
+                record = self.proven(key, end=end)
+                if record.version >= least:
+                    return record
+            if monotonic() + pause > end:
+                raise Unavailable("version", detail=f"{key!r} has not reached version {least}")
+            sleep(pause)
+            pause = min(max(pause * 2, _PAUSE_S), 0.25)
+
+    def _primary(self, key: str, end: float) -> Record:
         redis_key = self._keys.state(key)
         while True:
             seconds = end - monotonic()
@@ -41,3 +97,94 @@ class Reader:
                 record = self._hydrator.load([key], end=end).get(key)
             if record is not None:
                 return record
+
+    def local(self, key: str, *, end: float, least: int = 0) -> Record:
+        """This gives the record over the tracked connection, so that it is here the next time; else the primary's."""
+        if not (self._keeps and self._line.is_up()):
+            return self.record(key, end=end, least=least)
+        reading, mine = self._near.reserve(key, Signal())
+        patience = min(max(end - monotonic(), 0.001), self._settings.near_window_s / 2)
+        try:
+            if mine:
+                self._line.ask(reading, seconds=patience)
+            answered = reading.signal.wait(patience)
+        except RedisUnavailable:
+            answered = False
+        record = self._brought(reading) if answered else None
+        if record is not None and record.version >= least and self._near.seen(key, (record.epoch, record.version)):
+            return record
+        return self.record(key, end=end, least=least)
+
+    def _brought(self, reading: Reading) -> Record | None:
+        """This gives what a read brought; None where it is to be made on the primary, hydration included."""
+        if isinstance(reading.error, ForeignData):
+            raise reading.error
+        return reading.record
+
+    def fenced(self, key: str, *, end: float, least: int = 0) -> Record:
+        """This gives the record of what Postgres says is the current lineage; Unavailable where it cannot be had."""
+        if self._settings.fence != "on":
+            raise ConfigurationError("a fenced read needs the fence", hint="Set fence=on, or read the primary.")
+        pause = _PAUSE_S
+        while True:
+            record, epoch, replid = self._proven(key, end)
+            seconds = max(end - monotonic(), 0.001)
+            rows = self._postgres.fetch("shards", {"shards": [self._keys.shard(key)]}, seconds=seconds)
+            current = bool(rows) and tuple(rows[0][1:3]) == (epoch, replid)
+            if current and self._believed(record, epoch) and record.version >= least:
+                return record
+            if monotonic() + pause > end:
+                if current:
+                    raise Unavailable("version", detail=f"{key!r} has not reached version {least}")
+                raise Unavailable("epoch", detail=f"the Redis that answers, in epoch {epoch}, is not the current one")
+            if not current:
+                self._redis.pool.drop_idle()
+            sleep(pause)
+            pause = min(pause * 2, 0.25)
+
+    def proven(self, key: str, *, end: float) -> Record:
+        """This gives the record if it is not older than what was seen, or its shard is open in a later epoch."""
+        pause = _PAUSE_S
+        while True:
+            record, epoch, _ = self._proven(key, end)
+            if self._believed(record, epoch):
+                return record
+            if monotonic() + pause > end:
+                detail = f"Redis holds an older state of {key!r} than this process has seen, in the same epoch"
+                raise Unavailable("epoch", detail=detail)
+            self._redis.pool.drop_idle()
+            sleep(pause)
+            pause = min(pause * 2, 0.25)
+
+    def _believed(self, record: Record, epoch: int) -> bool:
+        """This says whether a state of a shard that is open in that epoch may be given."""
+        place = (record.epoch, record.version)
+        if self._near.seen(record.key, place):
+            return True
+        later = epoch > self._near.epoch_of(record.key)
+        if later:
+            self._near.lowered(record.key, place)
+        return later
+
+    def _proven(self, key: str, end: float) -> tuple[Record, int, str]:
+        """This reads a state on a server on which its shard is open, and gives the shard's epoch and server too."""
+        shard, redis_key = self._keys.place(key)
+        asked = [self._keys.meta(shard), redis_key]
+        while True:
+            seconds = end - monotonic()
+            if seconds <= 0:
+                raise Unavailable("timeout", detail=f"{key!r} could not be read in time")
+            try:
+                verdict, *rest = self._redis.script("prove", asked, [self._settings.fence, *FIELDS], seconds=seconds)
+            except ResponseError as error:
+                raise refusal(error, redis_key) from error
+            if verdict == b"FOREIGN":
+                raise found_at(rest[0].decode("utf-8", "replace"), rest[1].decode("utf-8", "replace"))
+            if verdict == b"FENCED":
+                self._opener.open(shard, end=end)
+                continue
+            fields: Any = rest[2]
+            record = record_of(redis_key, key, fields)
+            if record is not None:
+                return record, int(rest[0]), rest[1].decode()
+            self._hydrator.load([key], end=end)

@@ -5,13 +5,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Generic, Literal, TypeVar, overload
+from math import inf
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from statecache._sync.scope import Scope
-from statecache.clock import monotonic
+from statecache.clock import boottime, monotonic
 from statecache.errors import UsageError
 from statecache.keys import checked_key
-from statecache.model import State
+from statecache.model import READ_MODES, ReadMode, State
+from statecache.near import shareable
+
+if TYPE_CHECKING:
+    from statecache.model import Record
+    from statecache.near import Entry
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -21,13 +27,62 @@ class Reads(Scope[D], Generic[D]):
     """These are the verbs that read."""
 
     @overload
-    def get(self, name: str, *, timeout: float | None = None) -> State[D] | None: ...
+    def get(
+        self, name: str, *, read: ReadMode | None = ..., max_stale: float | None = ..., min_version: int = ...,
+        timeout: float | None = ...,
+    ) -> State[D] | None: ...  # fmt: skip
     @overload
-    def get(self, name: str, *, type: type[V], timeout: float | None = None) -> State[V] | None: ...
-    def get(self, name: str, *, type: Any = None, timeout: float | None = None) -> State[Any] | None:  # noqa: A002
-        """This gives the current state, or None where there is none; a wrong type is a CodecError."""
-        key = checked_key(self.full(name))
-        return self.state_of(self.tier.reader.record(key, end=self.end_of(timeout)), type)
+    def get(
+        self, name: str, *, type: type[V], read: ReadMode | None = ..., max_stale: float | None = ...,
+        min_version: int = ..., timeout: float | None = ...,
+    ) -> State[V] | None: ...  # fmt: skip
+    def get(
+        self,
+        name: str,
+        *,
+        type: Any = None,  # noqa: A002
+        read: ReadMode | None = None,
+        max_stale: float | None = None,
+        min_version: int = 0,
+        timeout: float | None = None,
+    ) -> State[Any] | None:
+        """This gives the current state, or None where there is none; a wrong type is a CodecError.
+
+        `read` is where from: `local` from this process while what is here may be believed (stale by at most the setting
+        `near_window_s`, or `max_stale` seconds, normally by one push), `primary` one round trip to the Redis primary,
+        `fenced` that and the word of Postgres that it is the current lineage. `min_version` is one that the key is
+        known to have reached, from someone who has seen it. In every mode this process sees what it wrote, and no key
+        ever goes back. Unavailable where that cannot be had in time.
+        """
+        if name.__class__ is str and (self._reads == "local" if read is None else read == "local"):
+            stale_s = inf if max_stale is None else max_stale
+            entry = self.tier.near.look(self._prefix + name, boottime(), stale_s)
+            if entry is not None and entry.record.version >= min_version:
+                shared_kind, state = entry.shared
+                kind = self._kind if type is None else type
+                return state if shared_kind is kind else self._decoded(entry, kind, type)
+        return self.state_of(self._record(name, read, max_stale, min_version, timeout), type)
+
+    def _record(
+        self, name: str, read: str | None, max_stale: float | None, least: int, timeout: float | None
+    ) -> Record:
+        key, end, mode = checked_key(self.full(name)), self.end_of(timeout), read or self._reads
+        if mode not in READ_MODES:
+            raise UsageError(f"read {mode!r} is not one of {', '.join(READ_MODES)}")
+        if max_stale is not None and not (mode == "local" and max_stale >= 0):
+            raise UsageError(f"max_stale={max_stale} is for local reads, in seconds, not below 0")
+        if mode == "local":
+            return self.tier.reader.local(key, end=end, least=least)
+        if mode == "fenced":
+            return self.tier.reader.fenced(key, end=end, least=least)
+        return self.tier.reader.record(key, end=end, least=least)
+
+    def _decoded(self, entry: Entry, kind: Any, type: Any) -> State[Any] | None:  # noqa: A002
+        """This decodes what is here, and keeps it where nobody can change it."""
+        state = self.state_of(entry.record, type)
+        if state is None or shareable(kind):
+            entry.shared = kind, state
+        return state
 
     def list(
         self,

@@ -68,13 +68,37 @@ class RedisTier:
         self._settings = settings
         self._keys = keys
         self._dial = dial or dialer(settings)
+        self._dial_tracked = None if dial else dialer(settings, protocol=3)
         self.cluster = ""
         self.pool = Pool(self.link, size=settings.redis_connections_max, busy=RedisUnavailable, what="Redis")
 
+    @property
+    def tracks(self) -> bool:
+        """This says whether connections can be had to which the server pushes what was written."""
+        return self._dial_tracked is not None
+
     def link(self, seconds: float | None = None) -> Link:
         """This opens and greets one connection outside the pool."""
+        return self._greeted(self._dial, seconds)
+
+    def tracked_link(self) -> Link:
+        """This opens one to which the server pushes the names of keys that were read on it and written since.
+
+        ConfigurationError where the server, or something before it, does not do that.
+        """
+        if self._dial_tracked is None:
+            raise ConfigurationError("connections that are dialled by hand are not tracked")
+        link = self._greeted(self._dial_tracked, None)
+        (tracking,) = link.run([("CLIENT", "TRACKING", "ON", "OPTIN")], seconds=self._settings.connect_timeout_s)
+        if tracking != b"OK":
+            link.close()
+            raise ConfigurationError(f"the server does not track what is read: {tracking}")
+        link.hear_invalidations()
+        return link
+
+    def _greeted(self, dial: Dial, seconds: float | None) -> Link:
         seconds = self._settings.connect_timeout_s if seconds is None else seconds
-        link = Link.open(self._dial, self._settings, seconds)
+        link = Link.open(dial, self._settings, seconds)
         try:
             self._greet(link, min(seconds, self._settings.connect_timeout_s))
         except BaseException:  # a connection that was not greeted is never used

@@ -7,16 +7,19 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from statecache._process import begins_anew_after_fork, mutex
 from statecache._sync.commits import Committer, new_change_id
 from statecache._sync.durable import Durable
 from statecache._sync.hydrate import Hydrator
 from statecache._sync.levels import Levels
+from statecache._sync.line import Line
 from statecache._sync.listing import Listing
 from statecache._sync.opener import Opener
 from statecache._sync.postgres import PostgresTier
 from statecache._sync.reading import Reader
 from statecache._sync.redis import RedisTier
 from statecache.keys import KeySpace
+from statecache.near import Near
 
 if TYPE_CHECKING:
     from statecache._sync.connect import Dial
@@ -38,7 +41,24 @@ class Tiers:
         self.postgres = PostgresTier(settings, self.keys, cluster=lambda: self.redis.cluster)
         self.opener = Opener(settings, self.keys, self.redis, self.postgres)
         self.hydrator = Hydrator(settings, self.keys, self.redis, self.postgres, self.opener, new_token=new_change_id)
-        self.reader = Reader(self.keys, self.redis, self.hydrator)
+        self.near = Near(
+            bytes_max=settings.near_bytes_max,
+            entries_max=settings.near_entries_max,
+            window_s=settings.near_window_s,
+            mutex=mutex(),
+        )
+        begins_anew_after_fork(self.near)
+        self.line = Line(settings, self.keys, self.redis, self.near)
+        self.reader = Reader(
+            settings,
+            self.keys,
+            self.redis,
+            self.postgres,
+            near=self.near,
+            line=self.line,
+            hydrator=self.hydrator,
+            opener=self.opener,
+        )
         self.listing = Listing(self.keys, self.redis, self.postgres)
         self.durable = Durable(self.keys, self.redis, self.postgres)
         self.levels = Levels(settings, self.redis)
@@ -50,11 +70,13 @@ class Tiers:
             hydrator=self.hydrator,
             durable=self.durable,
             levels=self.levels,
+            line=self.line,
             rng=rng,
         )
 
     def close(self) -> None:
         """This closes every connection; what is under way fails."""
+        self.line.close()
         self.durable.close()
         self.redis.pool.close()
         self.postgres.pool.close()

@@ -1,0 +1,265 @@
+# Generated from statecache/_async/line.py by tests/unasync.py. Do not edit.
+
+"""The tracked connection: local misses are read on it, heartbeats answered, and the server's pushes arrive.
+
+Every client has one, opened when something is first read locally, in RESP3, with tracking by opting in: what is read
+behind CLIENT CACHING YES is tracked, nothing else is, so a commit costs the same however many clients never read its
+key. Nothing is ever written on it. Replies and pushes come in one order, the server's, and one task (a thread, in the
+synchronous client) takes them off.
+
+    connect       everything known is dropped first, then the connection is opened, greeted, tracked, and heard
+    heartbeat     every quarter of the trust window: role, replication id and replicas of the server. Any other than
+                  before, and everything known is dropped; a server that is no primary is left
+    unanswered    a heartbeat of a whole window ago: the connection is given up
+    gone          every read under way on it fails, and is made on the primary; it is opened again, ever more patiently
+    no tracking   said once, loudly, and looked at again after a minute: every read is made on the primary meanwhile
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hiredis import PushNotification
+from redis.exceptions import NoScriptError
+
+from statecache._bridge import Background, Signal, Slots
+from statecache._sync.redis import refusal
+from statecache.clock import boottime, monotonic
+from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
+from statecache.lua import script
+from statecache.records import FIELDS, record_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from statecache._sync.answers import Committed
+    from statecache._sync.connect import Link
+    from statecache._sync.redis import RedisTier
+    from statecache._sync.underway import Commit
+    from statecache.keys import KeySpace
+    from statecache.near import Near, Reading
+    from statecache.settings import Settings
+
+_BEATS_PER_WINDOW = 4
+_PAUSE_S = 0.05
+_PAUSE_S_MAX = 2.0
+_UNTRACKED_S = 60.0
+_LOST = RedisUnavailable("connection", detail="the tracked connection was lost")
+_logger = logging.getLogger("statecache")
+
+
+class Line:
+    """This keeps one client's tracked connection, and with it the trust in what its near cache holds."""
+
+    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, near: Near) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._redis = redis
+        self._near = near
+        self._beat_s = settings.near_window_s / _BEATS_PER_WINDOW
+        self._closed = False
+        self._inherited: tuple[object, ...] = ()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._turn = Slots(1)
+        self._link: Link | None = None
+        self._beating: float | None = None  # when the heartbeat under way was sent
+        self._expected: deque[Reading | float | None] = deque()
+        self._background: Background | None = None
+        self._stopped = Signal()
+        self._server = b""
+        self._not_before = 0.0
+        self.hindrance = ""
+        self._pid = os.getpid()
+
+    def is_up(self) -> bool:
+        """This says whether reads can be made here; where not, it begins to bring that about, and waits for nothing."""
+        if self._link is not None and self._pid == os.getpid():
+            return self._near.trusted(boottime())
+        self._start()
+        return False
+
+    def _start(self) -> None:
+        if self._pid != os.getpid():
+            if self._link is not None:
+                self._link.abandon()
+            self._inherited = (self._link, self._background)  # kept: even to collect them could harm the parent's
+            self._reset()
+        running = self._background is not None and self._background.alive
+        if not (running or self._closed) and self._redis.tracks and monotonic() >= self._not_before:
+            self._background = Background(self._live, name="statecache-near")
+
+    def ask(self, *readings: Reading, seconds: float) -> None:
+        """This sends reads, whose signals are set when they are answered; RedisUnavailable where it cannot."""
+        sent = False
+        try:
+            self._send(readings, seconds)
+            sent = True
+        finally:
+            if not sent:
+                for reading in readings:
+                    self._near.settle(reading, None, _LOST)
+
+    def wrote(self, commit: Commit, committed: Committed) -> None:
+        """This notes what was written here: nothing older is seen from now on, and what is in use is read anew."""
+        for write, version in zip(commit.written(), committed.versions, strict=True):
+            if self._near.wrote(write.key, (committed.position.epoch, version)):
+                self._refresh(write.key)
+
+    def _refresh(self, key: str) -> None:
+        """This has a state read, and does not wait for it."""
+        if self.is_up():
+            reading, mine = self._near.reserve(key, Signal())
+            if mine:
+                with suppress(RedisUnavailable):
+                    self.ask(reading, seconds=self._settings.near_window_s)
+
+    def _send(self, readings: Sequence[Reading], seconds: float) -> None:
+        if not self._turn.acquire(seconds):
+            raise RedisUnavailable("pool", detail="the tracked connection was busy")
+        try:
+            link = self._link
+            if link is None:
+                raise RedisUnavailable("connection", detail="the tracked connection is closed")
+            commands: list[tuple[str, ...]] = []
+            for reading in readings:
+                self._expected += (None, reading)
+                commands += (("CLIENT", "CACHING", "YES"), ("HMGET", self._keys.state(reading.key), *FIELDS))
+            link.send(*commands, seconds=seconds)
+        finally:
+            self._turn.release()
+
+    def _live(self) -> None:
+        """This connects and serves, again and again, until the client is closed."""
+        pause = _PAUSE_S
+        while not self._closed:
+            try:
+                link = self._redis.tracked_link()
+            except ConfigurationError as error:
+                self._untracked(error)
+                return
+            except StateCacheError as error:
+                self.hindrance = str(error)
+            else:
+                pause, self.hindrance = _PAUSE_S, ""
+                try:
+                    self._serve(link)
+                except (RedisUnavailable, ForeignData) as error:
+                    self.hindrance = str(error)
+                finally:
+                    self._part(link)
+            if self._stopped.wait(pause):
+                return
+            pause = min(pause * 2, _PAUSE_S_MAX)
+
+    def _untracked(self, error: StateCacheError) -> None:
+        self._not_before = monotonic() + _UNTRACKED_S
+        if self.hindrance != str(error):
+            self.hindrance = str(error)
+            _logger.warning("every read goes to the primary, nothing is read locally: %s", error)
+
+    def _serve(self, link: Link) -> None:
+        """This takes replies and pushes off the connection until it breaks."""
+        self._near.drop()
+        self._server, self._beating, self._link = b"", None, link
+        due = monotonic()
+        while not self._closed:
+            if monotonic() >= due:
+                self._beat(link)
+                due = monotonic() + self._beat_s
+            message = link.heard(seconds=self._beat_s)
+            if isinstance(message, PushNotification):
+                self._pushed(message)
+            elif message is not None:
+                self._answered(link, message)
+
+    def _beat(self, link: Link) -> None:
+        """This sends a heartbeat where none is under way; one that is overdue says that the connection is dead."""
+        now = boottime()
+        if self._beating is not None:
+            if now - self._beating > self._settings.near_window_s:
+                raise RedisUnavailable("timeout", detail="the tracked connection has gone silent")
+            return
+        if not self._turn.acquire(self._settings.near_window_s):
+            raise RedisUnavailable("timeout", detail="the tracked connection takes nothing")
+        try:
+            self._beating = now
+            self._expected.append(now)
+            call = link.call(script("beat"), [], [self._settings.fence])
+            link.send(call, seconds=self._settings.near_window_s)
+        finally:
+            self._turn.release()
+
+    def _pushed(self, message: Sequence[Any]) -> None:
+        if message[0] != b"invalidate":
+            return
+        if message[1] is None:
+            self._near.drop()
+        else:
+            self._near.invalidate(self._keys.key_of(name) for name in message[1])
+
+    def _answered(self, link: Link, reply: Any) -> None:
+        """This gives a reply to whoever expects it: they come in the order of the questions."""
+        if not self._expected:
+            raise RedisUnavailable("connection", detail="a reply belongs to no request")
+        expected = self._expected.popleft()
+        if expected is None:
+            if reply != b"OK":
+                raise RedisUnavailable("refused", detail=f"CLIENT CACHING: {reply}")
+        elif isinstance(expected, float):
+            self._heartbeat(link, expected, reply)
+        else:
+            self._brought(expected, reply)
+
+    def _heartbeat(self, link: Link, sent: float, reply: Any) -> None:
+        known, self._beating = script("beat"), None
+        link.knows(known, not isinstance(reply, Exception))
+        if isinstance(reply, NoScriptError):
+            return
+        if isinstance(reply, Exception) or (self._settings.fence == "on" and not reply.startswith(b"master ")):
+            raise RedisUnavailable("role", detail=f"the server is no primary: {reply!r}")
+        if reply != self._server:
+            if self._server:
+                self._near.drop()
+            self._server = reply
+        self._near.answered(sent)
+
+    def _brought(self, reading: Reading, reply: Any) -> None:
+        redis_key = self._keys.state(reading.key)
+        if isinstance(reply, Exception):
+            self._near.settle(reading, None, refusal(reply, redis_key))
+            return
+        try:
+            self._near.settle(reading, record_of(redis_key, reading.key, reply))
+        except ForeignData as error:
+            self._near.settle(reading, None, error)
+
+    def _part(self, link: Link) -> None:
+        """This drops everything known with the connection, and fails what was under way on it."""
+        self._link = None
+        self._near.drop()
+        link.close()  # whoever is sending on it is rid of it
+        mine = self._turn.acquire(self._settings.near_window_s)
+        under_way, self._expected = list(self._expected), deque()
+        if mine:
+            self._turn.release()
+        for reading in under_way:
+            if reading is not None and not isinstance(reading, float):
+                self._near.settle(reading, None, _LOST)
+
+    def close(self) -> None:
+        """This ends it, and the trust in what is known."""
+        self._closed = True
+        self._near.drop()
+        if self._pid != os.getpid():
+            return
+        self._stopped.set()
+        if self._link is not None:
+            self._link.hang_up()
+        if self._background is not None:
+            self._background.stop()

@@ -1,0 +1,302 @@
+"""The near cache's contract, decided from values alone: what this process may still believe of what it has read.
+
+Every entry came over one connection that the server tracks: it pushes the name of whatever somebody writes afterwards,
+once, in the order of its answers. So what an answer brings is newer than every push before it, and is true until the
+next one behind it; an entry is as true as the last answer of that connection is young:
+
+    trust      a local read is valid only while `now` is less than a window past the sending of the last answered
+               heartbeat, on a clock that counts suspend: a half-open connection, a stopped process or a blocked loop
+               runs out of trust by itself
+    reserve    a read is announced before it is sent, and fills unless everything was dropped meanwhile. Who asks for
+               the same key in the meantime shares it
+    floors     what this process has seen of a key, written or read in any mode, it never sees go down: a read that
+               brings less is not believed, whoever answered it, until the key's shard is proven to be in a later epoch
+    drop       with the connection, the server's role or identity, or a fork goes everything, announcements too
+
+Bounded in bytes and entries, the least recently used goes first. Values are kept as bytes and decoded for every reader,
+but for those that nobody can change, which are shared. Thread-safe: the mutex is held for a few dictionary operations
+and never while anything is waited for.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from math import inf
+from typing import Any, Protocol
+
+from msgspec import inspect
+
+from statecache.model import NearStatistics, Record, State
+
+Place = tuple[int, int]
+"""Epoch and version of a state: what never goes down for a reader."""
+
+ENTRY_OVERHEAD_BYTES = 1200
+"""What an entry weighs here beside its key and value, in bytes."""
+_NEVER = -inf
+_FROZEN = (
+    inspect.NoneType, inspect.BoolType, inspect.IntType, inspect.FloatType, inspect.StrType, inspect.BytesType,
+    inspect.DateTimeType, inspect.TimeType, inspect.DateType, inspect.TimeDeltaType, inspect.UUIDType,
+    inspect.DecimalType, inspect.EnumType, inspect.LiteralType,
+)  # fmt: skip
+
+
+class Signal(Protocol):
+    """This wakes whoever waits for something to change."""
+
+    def set(self) -> None:
+        """This wakes them."""
+
+    def wait(self, seconds: float) -> Any:
+        """This waits for that, in a task or in a thread."""
+
+
+class Entry:
+    """This is a state as it was read: its record, and the last reader's value where it may be shared."""
+
+    __slots__ = ("place", "record", "shared", "size", "used")
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.place = (record.epoch, record.version)
+        self.size = len(record.value) + 2 * len(record.key) + ENTRY_OVERHEAD_BYTES
+        self.used = False
+        self.shared: tuple[Any, State[Any] | None] = (Entry, None)  # nobody reads it as that type
+
+
+class Reading:
+    """This is a read under way; `floor` is what it must not be below to be kept."""
+
+    __slots__ = ("error", "floor", "key", "record", "signal")
+
+    def __init__(self, key: str, floor: Place, signal: Signal) -> None:
+        self.key = key
+        self.floor = floor
+        self.signal = signal
+        self.record: Record | None = None
+        self.error: Exception | None = None
+
+
+class Near:
+    """This keeps recent states of one client."""
+
+    def __init__(
+        self, *, bytes_max: int, entries_max: int, window_s: float, mutex: AbstractContextManager[Any]
+    ) -> None:
+        self._bytes_max = bytes_max
+        self._entries_max = entries_max
+        self._window_s = window_s
+        self._begin(mutex)
+
+    def _begin(self, mutex: AbstractContextManager[Any]) -> None:
+        self._mutex = mutex
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._readings: dict[str, Reading] = {}
+        self._watchers: dict[str, list[Signal]] = {}
+        self._floors: dict[str, Place] = {}
+        self._bytes = 0
+        self._sent = _NEVER
+        self._hits = self._misses = self._invalidations = self._evictions = 0
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """This forgets everything in a forked child, whose copy of the mutex may be held by nobody who lives."""
+        self._begin(mutex)
+
+    # Reading.
+
+    def look(self, key: str, now: float, stale_s: float = inf) -> Entry | None:
+        """This gives what may be believed of a key now, no more than `stale_s` seconds old; else None."""
+        with self._mutex:
+            entry = self._entries.get(key)
+            if entry is None or now - self._sent >= min(stale_s, self._window_s):
+                self._misses += 1
+                return None
+            self._entries.move_to_end(key)
+            self._hits += 1
+            entry.used = True
+            return entry
+
+    def reserve(self, key: str, signal: Signal) -> tuple[Reading, bool]:
+        """This announces a read, or gives the one that is under way; True where it is the caller's to send."""
+        with self._mutex:
+            reading = self._readings.get(key)
+            if reading is not None:
+                return reading, False
+            reading = self._readings[key] = Reading(key, self._floor(key), signal)
+            return reading, True
+
+    def settle(self, reading: Reading, record: Record | None, error: Exception | None = None) -> None:
+        """This ends a read: what it brought is kept unless all was dropped meanwhile; who waits is woken."""
+        reading.record, reading.error = record, error
+        with self._mutex:
+            if self._readings.get(reading.key) is reading:
+                del self._readings[reading.key]
+                if record is not None and (record.epoch, record.version) >= reading.floor:
+                    self._put(record)
+        reading.signal.set()
+
+    def _put(self, record: Record) -> None:
+        entry = Entry(record)
+        if entry.size > self._bytes_max:
+            return
+        self._take(record.key)
+        self._floors.pop(record.key, None)
+        self._entries[record.key] = entry
+        self._bytes += entry.size
+        while self._bytes > self._bytes_max or len(self._entries) > self._entries_max:
+            key, old = self._entries.popitem(last=False)
+            self._bytes -= old.size
+            self._evictions += 1
+            self._raise_floor(key, old.place)
+
+    def _take(self, key: str) -> Entry | None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._bytes -= entry.size
+            self._raise_floor(key, entry.place)
+        return entry
+
+    # Never going back.
+
+    def _floor(self, key: str) -> Place:
+        entry = self._entries.get(key)
+        return entry.place if entry is not None else self._floors.get(key, (0, 0))
+
+    def _raise_floor(self, key: str, place: Place) -> None:
+        floors = self._floors
+        known = floors.pop(key, None)  # what was met last is remembered longest
+        floors[key] = place if known is None or place > known else known
+        if len(floors) > self._entries_max:
+            del floors[next(iter(floors))]
+
+    def seen(self, key: str, place: Place) -> bool:
+        """This notes what was read or written past the near cache; False where it is less than was seen before."""
+        with self._mutex:
+            entry = self._entries.get(key)
+            if entry is not None:
+                if entry.place == place:
+                    return True
+                if entry.place > place:
+                    return False
+                self._take(key)
+            elif self._floors.get(key, place) > place:
+                return False
+            self._raise_floor(key, place)
+            reading = self._readings.get(key)
+            if reading is not None and reading.floor < place:
+                reading.floor = place
+            return True
+
+    def lowered(self, key: str, place: Place) -> None:
+        """This takes a proven state for the truth although it is less than was seen: its shard is in a later epoch."""
+        with self._mutex:
+            self._take(key)
+            self._floors[key] = place
+
+    def epoch_of(self, key: str) -> int:
+        """This gives the epoch in which the key was seen last, or 0."""
+        with self._mutex:
+            return self._floor(key)[0]
+
+    def wrote(self, key: str, place: Place) -> bool:
+        """This notes what this process has written; True where its old state was here and was used."""
+        entry = self._entries.get(key)
+        self.seen(key, place)
+        return entry is not None and entry.used
+
+    # Coherence.
+
+    def invalidate(self, keys: Iterable[str]) -> None:
+        """This forgets keys that somebody has written."""
+        with self._mutex:
+            for key in keys:
+                self._invalidations += 1
+                self._take(key)
+                for signal in self._watchers.get(key, ()):
+                    signal.set()
+
+    def drop(self) -> None:
+        """This forgets everything but the floors: the connection, the server or its role is another."""
+        with self._mutex:
+            for key, entry in self._entries.items():
+                self._raise_floor(key, entry.place)
+            self._entries.clear()
+            self._bytes = 0
+            self._sent = _NEVER
+            self._readings.clear()
+            for signals in self._watchers.values():
+                for signal in signals:
+                    signal.set()
+
+    def answered(self, sent: float) -> None:
+        """This renews the trust: a heartbeat that was sent at that moment has been answered."""
+        with self._mutex:
+            self._sent = max(self._sent, sent)
+
+    def trusted(self, now: float) -> bool:
+        """This says whether what is here may be believed now."""
+        return now - self._sent < self._window_s
+
+    def watch(self, key: str, signal: Signal) -> None:
+        """This has the signal set when the key is invalidated."""
+        with self._mutex:
+            self._watchers.setdefault(key, []).append(signal)
+
+    def unwatch(self, key: str, signal: Signal) -> None:
+        """This ends that."""
+        with self._mutex:
+            signals = self._watchers.get(key, [])
+            if signal in signals:
+                signals.remove(signal)
+            if not signals:
+                self._watchers.pop(key, None)
+
+    def statistics(self, now: float) -> NearStatistics:
+        """This gives what has been counted since the client was made."""
+        with self._mutex:
+            return NearStatistics(
+                hits=self._hits,
+                misses=self._misses,
+                invalidations=self._invalidations,
+                evictions=self._evictions,
+                entries=len(self._entries),
+                bytes=self._bytes,
+                trusted=self.trusted(now),
+            )
+
+
+def shareable(kind: Any) -> bool:
+    """This says whether nobody can change a value of that type, so that all readers may have the same one."""
+    try:
+        return _shareable(kind)
+    except (TypeError, ValueError, NameError):  # unhashable, or of a kind that msgspec does not know
+        return False
+
+
+@lru_cache(maxsize=1024)
+def _shareable(kind: Any) -> bool:
+    return _is_frozen(inspect.type_info(kind), ())
+
+
+def _is_frozen(info: inspect.Type, above: tuple[int, ...]) -> bool:
+    if isinstance(info, _FROZEN):
+        return True
+    if id(info) in above:
+        return True  # it holds itself, and is frozen if all the rest is
+    within = (*above, id(info))
+    if isinstance(info, inspect.Metadata):
+        return _is_frozen(info.type, within)
+    if isinstance(info, inspect.UnionType):
+        return all(_is_frozen(part, within) for part in info.types)
+    if isinstance(info, (inspect.VarTupleType, inspect.FrozenSetType)):
+        return _is_frozen(info.item_type, within)
+    if isinstance(info, inspect.TupleType):
+        return all(_is_frozen(part, within) for part in info.item_types)
+    if isinstance(info, inspect.NamedTupleType):
+        return all(_is_frozen(field.type, within) for field in info.fields)
+    if isinstance(info, inspect.StructType):
+        return info.cls.__struct_config__.frozen and all(_is_frozen(field.type, within) for field in info.fields)
+    return False

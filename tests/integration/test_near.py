@@ -1,0 +1,336 @@
+"""The near cache on real servers: what is read here, when it is not, and that nothing is read that must not be."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from statecache import AsyncStateCache, Settings
+from statecache.errors import ConfigurationError, ForeignData, PostgresUnavailable, Unavailable, UsageError
+from statecache.keys import KeySpace
+from statecache.lua import script
+from statecache_workers.worker import Worker
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
+from tests.fix_flusher import flush, rows
+from tests.fix_servers import MakeClient, MakeSettings, every_redis
+
+KEY = "runs/1"
+LIMIT_S = 20.0
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    """This gives way until the condition holds."""
+    async with asyncio.timeout(LIMIT_S):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def reads(client: AsyncStateCache, value: Any, key: str = KEY) -> None:
+    """This reads until the value is there."""
+    async with asyncio.timeout(LIMIT_S):
+        while (state := await client.get(key)) is None or state.value != value:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def kept(client: AsyncStateCache, key: str = KEY) -> None:
+    """This reads until the key is read here."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            hits = client.near.hits
+            await client.get(key)
+            if client.near.hits > hits:
+                return
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    """Settings of clients that read locally."""
+    return make_settings(read="local")
+
+
+@pytest.fixture
+def one(make_client: MakeClient, settings: Settings) -> AsyncStateCache:
+    """A client that reads locally."""
+    return make_client(settings)
+
+
+@pytest.fixture
+def other(make_client: MakeClient, settings: Settings) -> AsyncStateCache:
+    """Another client of the same deployment."""
+    return make_client(settings)
+
+
+@every_redis
+async def test_what_was_read_once_is_read_here_until_somebody_writes_it(
+    one: AsyncStateCache, other: AsyncStateCache
+) -> None:
+    await other.set(KEY, {"step": 1})
+    await kept(one)
+    before = one.near
+    for _ in range(10):
+        state = await one.get(KEY)
+        assert state is not None
+        assert state.value == {"step": 1}
+    assert (one.near.hits, one.near.misses) == (before.hits + 10, before.misses)
+    written = await other.set(KEY, {"step": 2})
+    await reads(one, {"step": 2})
+    assert (await one.get(KEY)) == written
+    assert one.near.invalidations > before.invalidations
+
+
+@every_redis
+async def test_a_process_reads_its_own_writes_at_once(one: AsyncStateCache) -> None:
+    await one.set(KEY, 0)
+    await kept(one)
+    for number in range(1, 60):
+        state = await one.set(KEY, number)
+        assert await one.get(KEY) == state
+    async with one.transaction(KEY) as tx:
+        tx.set(KEY, "in a transaction")
+    state_now = await one.get(KEY)
+    assert state_now is not None
+    assert state_now.value == "in a transaction"
+    await one.delete(KEY)
+    assert await one.get(KEY) is None
+
+
+async def test_absences_and_tombstones_are_kept_too(one: AsyncStateCache, other: AsyncStateCache) -> None:
+    assert await one.get(KEY) is None
+    await kept(one)
+    await other.create(KEY, 1)
+    await reads(one, 1)
+    await kept(one)
+    await other.delete(KEY)
+    async with asyncio.timeout(LIMIT_S):
+        while await one.get(KEY) is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    await kept(one)
+
+
+async def test_a_commit_to_another_key_of_the_shard_takes_nothing_away(
+    one: AsyncStateCache, other: AsyncStateCache, settings: Settings
+) -> None:
+    space = KeySpace(settings.prefix, settings.shards)
+    neighbour = next(f"runs/{i}" for i in range(2, 100) if space.shard(f"runs/{i}") == space.shard(KEY))
+    await other.set(KEY, 1)
+    await kept(one)
+    before = one.near.invalidations
+    for number in range(20):
+        await other.set(neighbour, number)
+    await one.get(neighbour)
+    assert one.near.invalidations == before
+    misses = one.near.misses
+    await one.get(KEY)
+    assert one.near.misses == misses
+
+
+async def test_a_flush_in_the_background_takes_nothing_away(one: AsyncStateCache, worker: Worker, psql: Any) -> None:
+    await one.set(KEY, 1)
+    await kept(one)
+    before = one.near
+    await flush(worker)
+    assert rows(psql, "SELECT count(*) FROM change") == [(1,)]
+    assert one.near.invalidations == before.invalidations
+    await one.get(KEY)
+    assert one.near.misses == before.misses
+
+
+async def test_after_the_connection_is_cut_nothing_old_is_read(
+    make_client: MakeClient, other: AsyncStateCache, settings: Settings
+) -> None:
+    async with FaultProxy(*_address(settings)) as proxy:
+        one = make_client(through(settings, redis=proxy))
+        await other.set(KEY, 1)
+        await kept(one)
+        proxy.refusing = True
+        proxy.cut_all()
+        await until(lambda: not one.near.trusted)
+        await other.set(KEY, 2)
+        proxy.refusing = False
+        await reads(one, 2)
+        await kept(one)
+        assert one.near.hindrance == ""
+
+
+async def test_a_connection_that_has_gone_silent_is_believed_for_the_window_only(
+    make_client: MakeClient, other: AsyncStateCache, settings: Settings
+) -> None:
+    async with FaultProxy(*_address(settings)) as proxy:
+        one = make_client(through(settings, redis=proxy).model_copy(update={"near_window_s": 0.4}))
+        await other.set(KEY, 1)
+        await kept(one)
+        fault = proxy.arm("hold_reply", at=script("beat").sha.encode())
+        await fault.wait()  # from now on this side hears neither heartbeats nor pushes on that connection
+        await other.set(KEY, 2)
+        await until(lambda: not one.near.trusted)
+        state = await one.get(KEY)
+        assert state is not None
+        assert state.value == 2
+        await kept(one)  # on a new connection
+        fault.release()
+
+
+def _address(settings: Settings) -> tuple[str, int]:
+    host, _, port = settings.redis_url.partition("://")[2].rpartition("@")[2].partition("/")[0].partition(":")
+    return host, int(port)
+
+
+async def test_another_server_behind_the_same_address_is_noticed_by_the_heartbeat(
+    one: AsyncStateCache, other: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await other.set(KEY, 1)
+    await kept(one)
+    line: Any = one.tier.line
+    heard = line._heartbeat
+    drops: list[int] = []
+    drop = line._near.drop
+
+    def dropped() -> None:
+        drops.append(1)
+        drop()
+
+    monkeypatch.setattr(line._near, "drop", dropped)
+    monkeypatch.setattr(line, "_heartbeat", lambda link, sent, reply: heard(link, sent, reply + b"1"))
+    await until(lambda: drops)
+    assert one.near.hindrance == ""
+    monkeypatch.setattr(line, "_heartbeat", lambda link, sent, reply: heard(link, sent, b"slave" + reply[6:]))
+    await until(lambda: "no primary" in one.near.hindrance)
+    monkeypatch.undo()
+    await kept(one)
+
+
+@every_redis
+async def test_heartbeats_survive_a_server_that_forgets_its_scripts(
+    one: AsyncStateCache, other: AsyncStateCache, redis_raw: Any, settings: Settings
+) -> None:
+    await other.set(KEY, 1)
+    await kept(one)
+    redis_raw.script_flush()
+    line: Any = one.tier.line
+    link = line._link
+    sent = one.tier.near._sent
+    await until(lambda: one.tier.near._sent > sent)
+    assert line._link is link
+
+
+async def test_a_server_that_tracks_nothing_is_told_of_once_and_every_read_is_the_primary_s(
+    make_client: MakeClient, settings: Settings, redis_raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis_raw.execute_command(
+        "ACL", "SETUSER", settings.prefix, "reset", "on", ">secret", "~*", "&*", "+@all", "-client|tracking"
+    )
+    host, port = _address(settings)
+    url = f"redis://{settings.prefix}:secret@{host}:{port}/0"
+    caplog.set_level(logging.WARNING, logger="statecache")
+    one = make_client(settings.model_copy(update={"redis_url": url}))
+    await one.set(KEY, 1)
+    await one.get(KEY)
+    await until(lambda: one.near.hindrance)
+    for _ in range(5):
+        state = await one.get(KEY)
+        assert state is not None
+    assert one.near.hits == 0
+    assert "track" in one.near.hindrance
+    assert len([1 for found in caplog.records if "nothing is read locally" in found.message]) == 1
+
+
+# Read modes.
+
+
+async def test_a_call_may_ask_for_less_staleness(one: AsyncStateCache, other: AsyncStateCache) -> None:
+    await other.set(KEY, 1)
+    await kept(one)
+    before = one.near.hits
+    await one.get(KEY, max_stale=0)
+    assert one.near.hits == before
+    await one.get(KEY, max_stale=1.9)
+    assert one.near.hits == before + 1
+    await one.get(KEY, read="primary")
+    assert one.near.hits == before + 1
+
+
+@pytest.mark.parametrize(
+    "asked", [{"read": "somewhere"}, {"max_stale": -1}, {"read": "primary", "max_stale": 1}], ids=str
+)
+async def test_what_cannot_be_asked_for_is_refused(one: AsyncStateCache, asked: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        await one.get(KEY, **asked)
+
+
+@pytest.mark.parametrize("read", ["local", "primary", "fenced"])
+async def test_a_version_that_somebody_has_seen_is_waited_for(
+    one: AsyncStateCache, other: AsyncStateCache, read: Any
+) -> None:
+    await other.set(KEY, 1)
+    await kept(one)
+    written = await other.set(KEY, 2)
+    assert await one.get(KEY, min_version=written.version, read=read) == written
+    with pytest.raises(Unavailable, match="has not reached version 9") as refused:
+        await one.get(KEY, min_version=9, timeout=0.2, read=read)
+    assert refused.value.reason == "version"
+
+
+@every_redis
+async def test_a_fenced_read_has_the_word_of_postgres(one: AsyncStateCache, settings: Settings, psql: Any) -> None:
+    state = await one.set(KEY, 1)
+    assert await one.get(KEY, read="fenced") == state
+    shard = KeySpace(settings.prefix, settings.shards).shard(KEY)
+    psql.execute("UPDATE shard SET epoch = epoch + 1, replid = 'another' WHERE shard = %s", [shard])
+    with pytest.raises(Unavailable) as refused:
+        await one.get(KEY, read="fenced", timeout=0.3)
+    assert refused.value.reason == "epoch"
+    assert await one.get(KEY, read="primary") == state
+
+
+async def test_a_fenced_read_needs_postgres_and_the_fence(make_client: MakeClient, settings: Settings) -> None:
+    unfenced = make_client(settings.model_copy(update={"fence": "off"}))
+    with pytest.raises(ConfigurationError, match="fence"):
+        await unfenced.get(KEY, read="fenced")
+    alone = make_client(settings.model_copy(update={"postgres_url": "postgresql://127.0.0.1:1/none"}))
+    with pytest.raises(PostgresUnavailable):
+        await alone.get(KEY, read="fenced", timeout=0.5)
+
+
+# Never going back.
+
+
+async def test_a_state_that_went_back_is_not_read_before_a_later_epoch_is_open(
+    one: AsyncStateCache, settings: Settings, redis_raw: Any, psql: Any
+) -> None:
+    """Redis loses the last commit, as a promoted replica does, and does not know it yet."""
+    space = KeySpace(settings.prefix, settings.shards)
+    await one.set(KEY, "old")
+    lost = redis_raw.dump(space.state(KEY))
+    await one.set(KEY, "new")
+    for read in ("local", "primary"):
+        redis_raw.restore(space.state(KEY), 0, lost, replace=True)
+        with pytest.raises(Unavailable) as refused:
+            await one.get(KEY, read=read, timeout=0.3)
+        assert refused.value.reason == "epoch"
+    shard = space.shard(KEY)
+    redis_raw.hset(space.meta(shard), "replid", "a" * 40)  # as after a restart: the data set continues the row
+    psql.execute("UPDATE shard SET replid = %s WHERE shard = %s", ["a" * 40, shard])
+    state = await one.get(KEY, read="primary")
+    assert state is not None
+    assert state.value == "old"
+    await kept(one)
+
+
+async def test_data_of_another_program_is_named(one: AsyncStateCache, settings: Settings, redis_raw: Any) -> None:
+    await one.set("runs/2", 1)
+    await kept(one, "runs/2")
+    redis_key = KeySpace(settings.prefix, settings.shards).state(KEY)
+    redis_raw.set(redis_key, "theirs")
+    with pytest.raises(ForeignData):
+        await one.get(KEY)
+    redis_raw.delete(redis_key)
+    redis_raw.hset(redis_key, "version", "1")
+    with pytest.raises(ForeignData):
+        await one.get(KEY)
+    await kept(one, "runs/2")
