@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from statecache.errors import ForeignData
-from statecache.model import Position, Record
+from statecache.model import Position, Record, State, Write
 
 FIELDS = (
     "key", "op", "value", "version", "epoch", "change_id", "parent_change_id", "position", "encoding", "schema",
@@ -72,6 +72,24 @@ def record_of_row(row: Sequence[Any]) -> tuple[Record, str]:
         writer=writer,
     )
     return record, " ".join(recent)
+
+
+def record_of_write(write: Write, state: State[Any]) -> Record:
+    """This is the record that a commit's write has left, told from the state that it made."""
+    return Record(
+        key=write.key,
+        op=write.op,
+        value=write.value,
+        version=state.version,
+        epoch=state.epoch,
+        change_id=state.change_id,
+        parent_change_id=state.parent_change_id,
+        position=str(state.position),
+        encoding=write.encoding,
+        schema=write.schema,
+        updated_at=text_of(state.updated_at),
+        writer=state.writer,
+    )
 
 
 def absence(key: str, epoch: int) -> Record:

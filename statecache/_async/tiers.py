@@ -15,6 +15,7 @@ from statecache._async.opener import Opener
 from statecache._async.postgres import PostgresTier
 from statecache._async.reading import Reader
 from statecache._async.redis import RedisTier
+from statecache._async.turns import Turns
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.keys import KeySpace
 from statecache.near import Near
@@ -46,6 +47,7 @@ class Tiers:
             mutex=mutex(),
         )
         begins_anew_after_fork(self.near)
+        self.turns = Turns()
         self.line = Line(settings, self.keys, self.redis, self.near)
         self.reader = Reader(
             settings,

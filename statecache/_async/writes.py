@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statecache._async.answers import Absent
 from statecache._async.observing import note
 from statecache._async.reads import AsyncReads
 from statecache._async.scope import expected_of
 from statecache._bridge import async_called, async_sleep
-from statecache.clock import monotonic
+from statecache.clock import boottime, monotonic
 from statecache.errors import NotFound, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.model import ABSENT, PRESENT, Durability, State, Write
+from statecache.records import record_of_write
+
+if TYPE_CHECKING:
+    from statecache.model import Record
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -82,30 +86,60 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
     ) -> State[Any]:
         """This reads, calls the function with the value, and writes what it returns; again where someone was quicker.
 
-        The function may be called several times, and may raise to abort. `default` is a value, or a class or function
-        that makes one, for a key that does not exist; without it that is NotFound.
+        The function may be called several times, and may raise to abort: what it raises is passed on once the state
+        that it was given is known to be the current one. Callers in this process take turns. `default` is a value, or a
+        class or function that makes one, for a key that does not exist; without it that is NotFound.
         """
-        key, end, pause = checked_key(self.full(name)), self.end_of(timeout), 0.001
-        while True:
-            record = await self.tier.reader.record(key, end=end)
-            state = self.state_of(record, type)
-            if state is None and default is ...:
-                raise NotFound(key)
-            before = state.value if state is not None else default() if callable(default) else default
-            value = await async_called(function(before))
-            if value is None:
-                raise UsageError("the function given to update returned None", hint="Return the new value.")
-            write = self.write_of(key, value, expected=record.change_id)
-            try:
-                return await self._commit_one(
-                    write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=None
-                )
-            except VersionConflict:
-                if monotonic() + pause > end:
-                    raise
-            note(retries=1, conflicts=1)
-            await async_sleep(self.tier.rng.uniform(0, pause))
-            pause = min(pause * 2, 0.1)
+        key, end = checked_key(self.full(name)), self.end_of(timeout)
+        async with self.tier.turns.of(key, end=end) as turn:
+            record, pause = turn.record or self._kept(key), 0.001
+            while True:
+                fresh = record is None
+                if record is None:
+                    record = await self.tier.reader.record(key, end=end)
+                try:
+                    value = await self._called(function, record, default, type)
+                except Exception:  # whatever the function raised
+                    if fresh or await self._is_current(record, end):
+                        raise
+                    record = None  # it was decided on a state that is no longer there
+                    continue
+                write = self.write_of(key, value, expected=record.change_id)
+                try:
+                    state = await self._commit_one(
+                        write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=None
+                    )
+                except VersionConflict:
+                    if monotonic() + pause > end:
+                        raise
+                else:
+                    turn.committed(record_of_write(write, state))
+                    return state
+                record = None
+                note(retries=1, conflicts=1)
+                if fresh:
+                    await async_sleep(self.tier.rng.uniform(0, pause))
+                    pause = min(pause * 2, 0.1)
+
+    def _kept(self, key: str) -> Record | None:
+        """This gives what is kept here of a key, if it may be believed."""
+        entry = self.tier.near.look(key, boottime()) if self._reads == "local" else None
+        return None if entry is None else entry.record
+
+    async def _called(self, function: Callable[[Any], Any], record: Record, default: Any, type: Any) -> Any:  # noqa: A002
+        """This gives what the function makes of a state, or of what stands in for one that does not exist."""
+        state = self.state_of(record, type)
+        if state is None and default is ...:
+            raise NotFound(record.key)
+        before = state.value if state is not None else default() if callable(default) else default
+        value = await async_called(function(before))
+        if value is None:
+            raise UsageError("the function given to update returned None", hint="Return the new value.")
+        return value
+
+    async def _is_current(self, record: Record, end: float) -> bool:
+        """This says whether that is still the key's state, so that what was decided on it stands."""
+        return (await self.tier.reader.record(record.key, end=end)).change_id == record.change_id
 
     async def delete(
         self,

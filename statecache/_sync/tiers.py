@@ -18,6 +18,7 @@ from statecache._sync.opener import Opener
 from statecache._sync.postgres import PostgresTier
 from statecache._sync.reading import Reader
 from statecache._sync.redis import RedisTier
+from statecache._sync.turns import Turns
 from statecache.keys import KeySpace
 from statecache.near import Near
 
@@ -48,6 +49,7 @@ class Tiers:
             mutex=mutex(),
         )
         begins_anew_after_fork(self.near)
+        self.turns = Turns()
         self.line = Line(settings, self.keys, self.redis, self.near)
         self.reader = Reader(
             settings,
