@@ -20,6 +20,7 @@ from statecache.errors import (
     Forked,
     InvalidKey,
     LimitExceeded,
+    NotChanged,
     NotFound,
     OutcomeUnknown,
     PostgresUnavailable,
@@ -30,7 +31,7 @@ from statecache.errors import (
     UsageError,
     VersionConflict,
 )
-from statecache.model import Durability, Observer, Operation, Policy, Position, State
+from statecache.model import Durability, NearStatistics, Observer, Operation, Policy, Position, ReadMode, State
 
 if TYPE_CHECKING:
     from statecache._async.client import AsyncStateCache
@@ -52,6 +53,8 @@ __all__ = [
     "Forked",
     "InvalidKey",
     "LimitExceeded",
+    "NearStatistics",
+    "NotChanged",
     "NotFound",
     "Observer",
     "Operation",
@@ -60,6 +63,7 @@ __all__ = [
     "Position",
     "PostgresUnavailable",
     "Quarantined",
+    "ReadMode",
     "RedisUnavailable",
     "Settings",
     "State",

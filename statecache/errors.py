@@ -100,6 +100,17 @@ class NotFound(StateCacheError):
         super().__init__(key=key)
 
 
+class NotChanged(StateCacheError, TimeoutError):
+    """{key!r} did not change within {seconds:.3g} s."""
+
+    hint = "Wait longer with timeout=, or go on without it."
+    key: str
+    seconds: float
+
+    def __init__(self, key: str, *, seconds: float) -> None:
+        super().__init__(key=key, seconds=seconds)
+
+
 class OutcomeUnknown(StateCacheError):
     """The outcome of change {change_id}{where} is not known: {reason}."""
 

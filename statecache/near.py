@@ -36,6 +36,8 @@ Place = tuple[int, int]
 
 ENTRY_OVERHEAD_BYTES = 1200
 """What an entry weighs here beside its key and value, in bytes."""
+FLOORS_MIN = 1000
+"""Of how many keys at least it is remembered what was seen of them, the last ones."""
 _NEVER = -inf
 _FROZEN = (
     inspect.NoneType, inspect.BoolType, inspect.IntType, inspect.FloatType, inspect.StrType, inspect.BytesType,
@@ -86,8 +88,10 @@ class Near:
     def __init__(
         self, *, bytes_max: int, entries_max: int, window_s: float, mutex: AbstractContextManager[Any]
     ) -> None:
+        self.keeps = bytes_max > 0 and entries_max > 0
         self._bytes_max = bytes_max
         self._entries_max = entries_max
+        self._floors_max = max(entries_max, FLOORS_MIN)
         self._window_s = window_s
         self._begin(mutex)
 
@@ -169,7 +173,7 @@ class Near:
         floors = self._floors
         known = floors.pop(key, None)  # what was met last is remembered longest
         floors[key] = place if known is None or place > known else known
-        if len(floors) > self._entries_max:
+        if len(floors) > self._floors_max:
             del floors[next(iter(floors))]
 
     def seen(self, key: str, place: Place) -> bool:

@@ -69,7 +69,7 @@ class Line:
         self._beating: float | None = None  # when the heartbeat under way was sent
         self._expected: deque[Reading | float | None] = deque()
         self._background: AsyncBackground | None = None
-        self._stopped = AsyncSignal()
+        self._stopped, self._up = AsyncSignal(), AsyncSignal()
         self._server = b""
         self._not_before = 0.0
         self.hindrance = ""
@@ -81,6 +81,15 @@ class Line:
             return self._near.trusted(boottime())
         self._start()
         return False
+
+    async def comes_up(self, seconds: float) -> bool:
+        """This waits until reads can be made here, if that is to be expected, and says whether they can."""
+        end = monotonic() + seconds
+        while not self.is_up():
+            background = self._background
+            if background is None or not background.alive or not await self._up.wait(max(end - monotonic(), 0.0)):
+                return False
+        return True
 
     def _start(self) -> None:
         if self._pid != os.getpid():
@@ -226,6 +235,7 @@ class Line:
                 self._near.drop()
             self._server = reply
         self._near.answered(sent)
+        self._up.set()
 
     def _brought(self, reading: Reading, reply: Any) -> None:
         redis_key = self._keys.state(reading.key)
@@ -239,7 +249,7 @@ class Line:
 
     async def _part(self, link: AsyncLink) -> None:
         """This drops everything known with the connection, and fails what was under way on it."""
-        self._link = None
+        self._link, self._up = None, AsyncSignal()
         self._near.drop()
         await link.close()  # whoever is sending on it is rid of it
         mine = await self._turn.acquire(self._settings.near_window_s)

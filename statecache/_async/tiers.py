@@ -16,6 +16,7 @@ from statecache._async.postgres import PostgresTier
 from statecache._async.reading import Reader
 from statecache._async.redis import RedisTier
 from statecache._async.turns import Turns
+from statecache._async.warming import Warmer
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.keys import KeySpace
 from statecache.near import Near
@@ -59,6 +60,7 @@ class Tiers:
             hydrator=self.hydrator,
             opener=self.opener,
         )
+        self.warmer = Warmer(self.keys, self.redis, near=self.near, line=self.line, hydrator=self.hydrator)
         self.listing = Listing(self.keys, self.redis, self.postgres)
         self.durable = Durable(self.keys, self.redis, self.postgres)
         self.levels = Levels(settings, self.redis)

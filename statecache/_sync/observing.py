@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from statecache._sync.verbs import Verbs
     from statecache.model import Observer, State
 
-CALLED = ("get", "set", "create", "update", "delete", "transact", "wait_durable")
+CALLED = ("get", "set", "create", "update", "delete", "transact", "wait_durable", "wait_for", "warm")
 """The verbs that are called and give a result; `list` and `transaction` go on after the call."""
 
 _logger = logging.getLogger("statecache")

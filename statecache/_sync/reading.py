@@ -61,7 +61,6 @@ class Reader:
         self._line = line
         self._hydrator = hydrator
         self._opener = opener
-        self._keeps = settings.near_bytes_max > 0 and settings.near_entries_max > 0
 
     def record(self, key: str, *, end: float, least: int = 0) -> Record:
         """This gives the key's record on the primary, which may be a tombstone or a known absence.
@@ -100,7 +99,7 @@ class Reader:
 
     def local(self, key: str, *, end: float, least: int = 0) -> Record:
         """This gives the record over the tracked connection, so that it is here the next time; else the primary's."""
-        if not (self._keeps and self._line.is_up()):
+        if not (self._near.keeps and self._line.is_up()):
             return self.record(key, end=end, least=least)
         reading, mine = self._near.reserve(key, Signal())
         patience = min(max(end - monotonic(), 0.001), self._settings.near_window_s / 2)

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
-from statecache._sync.scope import Scope
+from statecache._bridge import Signal
+from statecache._sync.scope import Scope, expected_of
 from statecache.clock import boottime, monotonic
-from statecache.errors import UsageError
+from statecache.errors import NotChanged, UsageError
 from statecache.keys import checked_key
 from statecache.model import READ_MODES, ReadMode, State
 from statecache.near import shareable
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 D = TypeVar("D")
 V = TypeVar("V")
+_LOOK_S = 1.0
+_LOOK_DEAF_S = 0.1
+"""How often a state that is waited for is looked at where no push can wake the one who waits, in seconds."""
 
 
 class Reads(Scope[D], Generic[D]):
@@ -108,3 +112,48 @@ class Reads(Scope[D], Generic[D]):
             state = self.state_of(record, type)
             if state is not None:
                 yield state
+
+    def warm(self, names: str | Iterable[str], *, timeout: float | None = None) -> int:
+        """This loads many states into Redis and into this process, and gives how many are kept here now.
+
+        `names` are names of states, or a text that is the prefix of all that are meant. `timeout` bounds each exchange
+        with a server. More than the near cache has room for go out again, the first ones first.
+        """
+        seconds = self.end_of(timeout) - monotonic()
+        if isinstance(names, str):
+            listed = self.tier.listing.records(self.full(names), order="key", limit=None, seconds=seconds)
+            keys = [record.key for record in listed]
+        else:
+            keys = [checked_key(self.full(name)) for name in dict.fromkeys(names)]
+        return self.tier.warmer.warm(keys, seconds=seconds)
+
+    def wait_for(
+        self,
+        name: str,
+        *,
+        after: State[Any] | str | None = None,
+        type: Any = None,  # noqa: A002
+        timeout: float | None = None,
+    ) -> State[Any] | None:
+        """This returns at the next change of a state: as soon as it is another than `after`, None where it is deleted.
+
+        `after` is a State or its change_id; without it, this returns as soon as the state exists. Woken by the server's
+        push, and now and then it looks for itself. NotChanged when the time is up.
+        """
+        key, end = checked_key(self.full(name)), self.end_of(timeout)
+        known, near = "" if after is None else expected_of(key, after), self.tier.near
+        begun = monotonic()
+        while True:
+            signal = Signal()
+            near.watch(key, signal)
+            try:
+                record = self.tier.reader.local(key, end=end)
+                if record.change_id != known and (record.exists or after is not None):
+                    return self.state_of(record, type)
+                signal.wait(
+                    min(max(end - monotonic(), 0.0), _LOOK_S if near.keeps and self.tier.line.is_up() else _LOOK_DEAF_S)
+                )
+            finally:
+                near.unwatch(key, signal)
+            if monotonic() >= end:
+                raise NotChanged(key, seconds=end - begun)

@@ -19,6 +19,7 @@ from statecache._sync.postgres import PostgresTier
 from statecache._sync.reading import Reader
 from statecache._sync.redis import RedisTier
 from statecache._sync.turns import Turns
+from statecache._sync.warming import Warmer
 from statecache.keys import KeySpace
 from statecache.near import Near
 
@@ -61,6 +62,7 @@ class Tiers:
             hydrator=self.hydrator,
             opener=self.opener,
         )
+        self.warmer = Warmer(self.keys, self.redis, near=self.near, line=self.line, hydrator=self.hydrator)
         self.listing = Listing(self.keys, self.redis, self.postgres)
         self.durable = Durable(self.keys, self.redis, self.postgres)
         self.levels = Levels(settings, self.redis)

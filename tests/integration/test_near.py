@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,34 +17,7 @@ from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
 from tests.fix_flusher import flush, rows
 from tests.fix_servers import MakeClient, MakeSettings, every_redis
-
-KEY = "runs/1"
-LIMIT_S = 20.0
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    """This gives way until the condition holds."""
-    async with asyncio.timeout(LIMIT_S):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-
-async def reads(client: AsyncStateCache, value: Any, key: str = KEY) -> None:
-    """This reads until the value is there."""
-    async with asyncio.timeout(LIMIT_S):
-        while (state := await client.get(key)) is None or state.value != value:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-
-async def kept(client: AsyncStateCache, key: str = KEY) -> None:
-    """This reads until the key is read here."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            hits = client.near.hits
-            await client.get(key)
-            if client.near.hits > hits:
-                return
-            await asyncio.sleep(0)
+from tests.local_reads import KEY, LIMIT_S, kept, reads, until
 
 
 @pytest.fixture
@@ -334,73 +306,3 @@ async def test_data_of_another_program_is_named(one: AsyncStateCache, settings: 
     with pytest.raises(ForeignData):
         await one.get(KEY)
     await kept(one, "runs/2")
-
-
-# Updates.
-
-
-async def test_an_update_begins_with_what_is_kept_here_and_decides_on_the_current_state(
-    one: AsyncStateCache, other: AsyncStateCache
-) -> None:
-    await other.set(KEY, 1)
-    await kept(one)
-    seen: list[int] = []
-
-    def add(value: int) -> int:
-        seen.append(value)
-        return value + 1
-
-    entry = one.tier.near._entries[KEY]
-    await other.set(KEY, 10)
-    await until(lambda: one.near.invalidations)
-    one.tier.near._entries[KEY] = entry  # as if the push were still on its way
-    assert (await one.update(KEY, add)).value == 11
-    assert seen == [1, 10]
-
-
-async def test_what_is_kept_here_aborts_no_update_by_itself(one: AsyncStateCache, other: AsyncStateCache) -> None:
-    await other.set(KEY, 0)
-    await kept(one)
-    entry = one.tier.near._entries[KEY]
-    await other.set(KEY, 5)
-    await until(lambda: one.near.invalidations)
-    one.tier.near._entries[KEY] = entry
-
-    def spend(budget: int) -> int:
-        if budget < 5:
-            raise ValueError(f"only {budget} left")
-        return budget - 5
-
-    assert (await one.update(KEY, spend)).value == 0
-    with pytest.raises(ValueError, match="only 0 left"):
-        await one.update(KEY, spend)
-
-
-async def test_updates_of_one_client_take_turns_and_read_nothing_in_between(one: AsyncStateCache) -> None:
-    await one.set(KEY, 0)
-    calls = 0
-
-    def add(value: int) -> int:
-        nonlocal calls
-        calls += 1
-        return value + 1
-
-    await asyncio.gather(*(one.update(KEY, add) for _ in range(16)))
-    state = await one.get(KEY, read="primary")
-    assert state is not None
-    assert (state.value, state.version, calls) == (16, 17, 16)
-
-
-async def test_an_update_within_an_update_of_the_same_state_is_not_held_up_for_long(settings: Settings) -> None:
-    """The inner one goes on without a turn; the outer one is called again with what it left."""
-    async with AsyncStateCache(settings=settings) as cache:
-        await cache.set(KEY, 0)
-        inner: list[int] = []
-
-        async def outer(value: int) -> int:
-            if not inner:
-                inner.append((await cache.update(KEY, lambda found: found + 10)).value)
-            return value + 1
-
-        assert (await cache.update(KEY, outer)).value == 11
-        assert inner == [10]

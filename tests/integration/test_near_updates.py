@@ -1,0 +1,96 @@
+"""Updates begin with what is kept here, take turns in this process, and decide on the current state."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from statecache import AsyncStateCache, Settings
+from tests.fix_servers import MakeClient, MakeSettings
+from tests.local_reads import KEY, kept, until
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    """Settings of clients that read locally."""
+    return make_settings(read="local")
+
+
+@pytest.fixture
+def one(make_client: MakeClient, settings: Settings) -> AsyncStateCache:
+    """A client that reads locally."""
+    return make_client(settings)
+
+
+@pytest.fixture
+def other(make_client: MakeClient, settings: Settings) -> AsyncStateCache:
+    """Another client of the same deployment."""
+    return make_client(settings)
+
+
+async def test_an_update_begins_with_what_is_kept_here_and_decides_on_the_current_state(
+    one: AsyncStateCache, other: AsyncStateCache
+) -> None:
+    await other.set(KEY, 1)
+    await kept(one)
+    seen: list[int] = []
+
+    def add(value: int) -> int:
+        seen.append(value)
+        return value + 1
+
+    entry = one.tier.near._entries[KEY]
+    await other.set(KEY, 10)
+    await until(lambda: one.near.invalidations)
+    one.tier.near._entries[KEY] = entry  # as if the push were still on its way
+    assert (await one.update(KEY, add)).value == 11
+    assert seen == [1, 10]
+
+
+async def test_what_is_kept_here_aborts_no_update_by_itself(one: AsyncStateCache, other: AsyncStateCache) -> None:
+    await other.set(KEY, 0)
+    await kept(one)
+    entry = one.tier.near._entries[KEY]
+    await other.set(KEY, 5)
+    await until(lambda: one.near.invalidations)
+    one.tier.near._entries[KEY] = entry
+
+    def spend(budget: int) -> int:
+        if budget < 5:
+            raise ValueError(f"only {budget} left")
+        return budget - 5
+
+    assert (await one.update(KEY, spend)).value == 0
+    with pytest.raises(ValueError, match="only 0 left"):
+        await one.update(KEY, spend)
+
+
+async def test_updates_of_one_client_take_turns_and_read_nothing_in_between(one: AsyncStateCache) -> None:
+    await one.set(KEY, 0)
+    calls = 0
+
+    def add(value: int) -> int:
+        nonlocal calls
+        calls += 1
+        return value + 1
+
+    await asyncio.gather(*(one.update(KEY, add) for _ in range(16)))
+    state = await one.get(KEY, read="primary")
+    assert state is not None
+    assert (state.value, state.version, calls) == (16, 17, 16)
+
+
+async def test_an_update_within_an_update_of_the_same_state_is_not_held_up_for_long(settings: Settings) -> None:
+    """The inner one goes on without a turn; the outer one is called again with what it left."""
+    async with AsyncStateCache(settings=settings) as cache:
+        await cache.set(KEY, 0)
+        inner: list[int] = []
+
+        async def outer(value: int) -> int:
+            if not inner:
+                inner.append((await cache.update(KEY, lambda found: found + 10)).value)
+            return value + 1
+
+        assert (await cache.update(KEY, outer)).value == 11
+        assert inner == [10]

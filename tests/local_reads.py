@@ -1,0 +1,37 @@
+"""What stories of the near cache wait for: until something is kept here, until somebody's write has arrived."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from statecache import AsyncStateCache
+
+KEY = "runs/1"
+LIMIT_S = 20.0
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    """This gives way until the condition holds."""
+    async with asyncio.timeout(LIMIT_S):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def reads(client: AsyncStateCache, value: Any, key: str = KEY) -> None:
+    """This reads until the value is there."""
+    async with asyncio.timeout(LIMIT_S):
+        while (state := await client.get(key)) is None or state.value != value:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def kept(client: AsyncStateCache, key: str = KEY) -> None:
+    """This reads until the key is read here."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            hits = client.near.hits
+            await client.get(key)
+            if client.near.hits > hits:
+                return
+            await asyncio.sleep(0)
