@@ -19,29 +19,36 @@ from statecache.errors import (
     ForeignData,
     Forked,
     InvalidKey,
+    LeaseLost,
     LimitExceeded,
+    LockHeld,
+    LockTimeout,
     NotChanged,
     NotFound,
     OutcomeUnknown,
     PostgresUnavailable,
     Quarantined,
     RedisUnavailable,
+    StaleToken,
     StateCacheError,
     Unavailable,
     UsageError,
     VersionConflict,
 )
-from statecache.model import Durability, NearStatistics, Observer, Operation, Policy, Position, ReadMode, State
+from statecache.model import Durability, NearStatistics, Observer, Operation, Policy, Position, ReadMode, State, Token
 
 if TYPE_CHECKING:
     from statecache._async.client import AsyncStateCache
+    from statecache._async.lease import AsyncLease
     from statecache._sync.client import StateCache
+    from statecache._sync.lease import Lease
     from statecache.settings import Settings
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AlreadyExists",
+    "AsyncLease",
     "AsyncStateCache",
     "Backpressure",
     "CodecError",
@@ -52,9 +59,13 @@ __all__ = [
     "ForeignData",
     "Forked",
     "InvalidKey",
+    "Lease",
+    "LeaseLost",
     "LimitExceeded",
     "NearStatistics",
     "NotChanged",
+    "LockHeld",
+    "LockTimeout",
     "NotFound",
     "Observer",
     "Operation",
@@ -66,16 +77,20 @@ __all__ = [
     "ReadMode",
     "RedisUnavailable",
     "Settings",
+    "StaleToken",
     "State",
     "StateCache",
     "StateCacheError",
+    "Token",
     "Unavailable",
     "UsageError",
     "VersionConflict",
 ]
 
 _LAZY = {
+    "AsyncLease": "statecache._async.lease",
     "AsyncStateCache": "statecache._async.client",
+    "Lease": "statecache._sync.lease",
     "StateCache": "statecache._sync.client",
     "Settings": "statecache.settings",
 }

@@ -9,6 +9,7 @@ What a writer may conclude:
 * `DurabilityNotMet` says that the commit **is** applied, at less than the asked durability.
 * `Forked` and `Quarantined` say that the commit was applied in Redis and that Postgres did not take it into the
   current lineage.
+* `LeaseLost` says that a lease is over; commits under it that were acknowledged before are applied.
 * every other error says that nothing was applied.
 """
 
@@ -229,6 +230,56 @@ class CodecError(StateCacheError, ValueError):
         where = f" of {key!r}" if key is not None else ""
         hint = "Read it with the type it was written with." if verb == "decoded" else ""
         super().__init__(reason=reason, path=path, verb=verb, key=key, where=where, hint=hint)
+
+
+class LockTimeout(StateCacheError):
+    """The lock of {key!r} could not be had within {seconds:g} s: {reason}."""
+
+    hint = "`statecache locks` shows who holds it and who waits."
+    key: str
+    seconds: float
+    holder: str
+    reason: str
+
+    def __init__(self, key: str, *, seconds: float, holder: str = "", reason: str = "") -> None:
+        reason = reason or (f"{holder} holds it" if holder else "others came first")
+        super().__init__(key=key, seconds=seconds, holder=holder, reason=reason)
+
+
+class LeaseLost(StateCacheError):
+    """The lease of {key!r} (token {token}) was lost: {reason}."""
+
+    hint = "Others may hold the lock by now. Lock it again and read again what was decided upon."
+    key: str
+    token: str
+    reason: str
+
+    def __init__(self, key: str, *, token: str, reason: str) -> None:
+        super().__init__(key=key, token=token, reason=reason)
+
+
+class StaleToken(StateCacheError):
+    """The commit was refused: it was made under the lease {token} of {key!r}, which {now}."""
+
+    hint = "Nothing was applied. Lock it again and read again what was decided upon."
+    key: str
+    token: str
+    holder: str
+
+    def __init__(self, key: str, *, token: str, holder: str = "") -> None:
+        now = f"{holder} holds now" if holder else "is over"
+        super().__init__(key=key, token=token, holder=holder, now=now)
+
+
+class LockHeld(StateCacheError):
+    """The commit was refused: {holder} holds the lock of {key!r}, whose namespace takes its holder's commits only."""
+
+    hint = "Nothing was applied. Lock it, and write by the lease."
+    key: str
+    holder: str
+
+    def __init__(self, key: str, *, holder: str) -> None:
+        super().__init__(key=key, holder=holder)
 
 
 class ForeignData(StateCacheError):

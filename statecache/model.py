@@ -54,6 +54,24 @@ class Position(NamedTuple):
         return cls(int(epoch), int(n))
 
 
+class Token(NamedTuple):
+    """This is a fencing token: greater than every one that the same lock gave before, over failovers too."""
+
+    epoch: int
+    count: int  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.count}"
+
+    @classmethod
+    def parse(cls, text: str) -> Token | None:
+        """This reads `<epoch>-<count>`, or gives None for another text."""
+        epoch, _, count = text.partition("-")
+        if not (epoch.isascii() and epoch.isdigit() and count.isascii() and count.isdigit()):
+            return None
+        return cls(int(epoch), int(count))
+
+
 class State(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """This is one key's value as of one commit.
 

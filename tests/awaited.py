@@ -64,6 +64,20 @@ class Awaited:
             raise
         await _in_thread(transaction.__exit__, None, None, None)
 
+    @asynccontextmanager
+    async def lock(self, name: str, **more: Any) -> AsyncIterator[Awaited]:
+        """This enters and leaves a lock, in a thread of its own: who locks is a thread."""
+        with ThreadPoolExecutor(1) as thread:
+            run = asyncio.get_running_loop().run_in_executor
+            lock = self._client.lock(name, **more)
+            lease = await run(thread, lock.__enter__)
+            try:
+                yield _Lease(lease)
+            except BaseException as error:
+                await run(thread, lock.__exit__, type(error), error, None)
+                raise
+            await run(thread, lock.__exit__, None, None, None)
+
     async def transact(self, names: Any, function: Callable[[Any], Any], **more: Any) -> Any:
         """This runs the function, which must be a plain one, in a thread."""
         return await _in_thread(self._client.transact, names, function, **more)
@@ -76,6 +90,13 @@ class _InTransaction(Awaited):
         if name in ("set", "create", "delete", "states"):
             return getattr(self._client, name)
         return super().__getattr__(name)
+
+
+class _Lease(Awaited):
+    """This awaits the verbs of a lease; whether it was lost is asked at once."""
+
+    def check(self) -> None:
+        self._client.check()
 
 
 def awaited(client: StateCache) -> AsyncStateCache:

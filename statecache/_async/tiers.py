@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from statecache._async.commits import Committer, new_change_id
 from statecache._async.durable import Durable
+from statecache._async.events import Events
 from statecache._async.hydrate import Hydrator
+from statecache._async.leases import Leases
 from statecache._async.levels import Levels
 from statecache._async.line import Line
 from statecache._async.listing import Listing
@@ -62,7 +64,11 @@ class Tiers:
         )
         self.warmer = Warmer(self.keys, self.redis, near=self.near, line=self.line, hydrator=self.hydrator)
         self.listing = Listing(self.keys, self.redis, self.postgres)
-        self.durable = Durable(self.keys, self.redis, self.postgres)
+        self.events = Events(self.keys, self.redis)
+        self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
+        self.leases = Leases(
+            settings, self.keys, self.redis, self.opener, self.events, new_request=new_change_id
+        )  # fmt: skip
         self.levels = Levels(settings, self.redis)
         self.committer = Committer(
             settings,
@@ -77,8 +83,9 @@ class Tiers:
         )
 
     async def close(self) -> None:
-        """This closes every connection; what is under way fails."""
+        """This gives the leases back and closes every connection; what is under way fails."""
+        await self.leases.close()
         await self.line.close()
-        await self.durable.close()
+        await self.events.close()
         await self.redis.pool.close()
         await self.postgres.pool.close()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from statecache._async.locks import AsyncLocks
 from statecache._async.observing import note, observe
 from statecache._async.scope import checked_text
 from statecache._async.transaction import AsyncTransaction
-from statecache._async.writes import AsyncWrites
 from statecache._bridge import async_called, async_sleep
 from statecache.clock import monotonic
 from statecache.errors import OutcomeUnknown, VersionConflict
@@ -21,7 +21,7 @@ D = TypeVar("D")
 V = TypeVar("V")
 
 
-class AsyncVerbs(AsyncWrites[D], Generic[D]):
+class AsyncVerbs(AsyncLocks[D], Generic[D]):
     """This holds all the verbs; where an observer wants to know, they tell it."""
 
     def __init__(self, tier: Tiers, policy: Policy, prefix: str) -> None:

@@ -2,7 +2,7 @@
 
 """Waiting until Postgres holds a change, and asking what became of one.
 
-One connection listens to the shards' events (`<epoch> <flushed n> <excepted n>`); waiters subscribe before they
+The shards' events tell of their watermarks (`<epoch> <flushed n> <excepted n>`); waiters subscribe before they
 commit, are woken when the watermark passes their position, and look for themselves every second, for an event may be
 lost. Same epoch, n at or below the watermark and no exception at or above n: durable. Anything else (a change of
 epoch, an exception) is settled by asking Postgres for the change_id:
@@ -15,14 +15,13 @@ epoch, an exception) is settled by asking Postgres for the change_id:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache._bridge import Background, Signal, Slots, sleep
+from statecache._bridge import Signal, sleep
 from statecache._sync.redis import refusal
 from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set
@@ -31,15 +30,13 @@ from statecache.errors import (
     OutcomeUnknown,
     PostgresUnavailable,
     Quarantined,
-    RedisUnavailable,
     Unavailable,
-    UsageError,
 )
 from statecache.model import Position
 from statecache.records import text_of
 
 if TYPE_CHECKING:
-    from statecache._sync.connect import Link
+    from statecache._sync.events import Events
     from statecache._sync.postgres import PostgresTier
     from statecache._sync.redis import RedisTier
     from statecache.keys import KeySpace
@@ -62,68 +59,24 @@ class _Mark(msgspec.Struct, frozen=True):
 class Durable:
     """This follows the watermarks of the shards that this client waits for."""
 
-    def __init__(self, keys: KeySpace, redis: RedisTier, postgres: PostgresTier) -> None:
+    def __init__(self, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, events: Events) -> None:
         self._keys = keys
         self._redis = redis
         self._postgres = postgres
-        self._closed = False
-        self._inherited: tuple[object, ...] = ()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._pid = os.getpid()
-        self._turn = Slots(1)
-        self._link: Link | None = None
-        self._background: Background | None = None
+        self._events = events
         self._marks: dict[int, _Mark] = {}
-        self._wanted: set[int] = set()
         self._waiting: dict[int, list[tuple[int, Signal]]] = {}
+        events.hearers.append(self.heard)
 
     def watch(self, shard: int, *, end: float) -> None:
         """This makes sure that the shard's events are listened to, before the commit that will be waited for."""
-        if self._closed:
-            raise UsageError("it is closed", hint="Make a new client.")
-        if self._pid != os.getpid():
-            if self._link is not None:
-                self._link.abandon()
-            self._inherited = (self._link, self._background)  # kept: even to collect them could harm the parent's
-            self._reset()
-        if shard in self._wanted and self._link is not None and self._link.alive:
-            return
-        if not self._turn.acquire(max(end - monotonic(), 0.001)):
-            return
-        try:
-            with suppress(RedisUnavailable):
-                self._subscribe(shard, end)
-        finally:
-            self._turn.release()
+        self._events.watch(shard, end=end)
 
-    def _subscribe(self, shard: int, end: float) -> None:
-        """This listens to one more shard; on a new connection to all that are wanted."""
-        new = sorted({*self._wanted, shard}) if self._link is None or not self._link.alive else [shard]
-        self._wanted.add(shard)
-        if self._link is None or not self._link.alive:
-            self._link = self._redis.link(max(end - monotonic(), 0.01))
-        for wanted in new:
-            self._link.send(("SSUBSCRIBE", self._keys.events(wanted)), seconds=max(end - monotonic(), 0.01))
-        if self._background is None or not self._background.alive:
-            self._background = Background(self._listen, name="statecache-events")
-
-    def _listen(self) -> None:
-        """This takes events off the connection until it breaks or the client is closed."""
-        while not self._closed and self._link is not None:
-            try:
-                message = self._link.receive(seconds=_LOOK_S)
-            except RedisUnavailable:
-                return
-            if isinstance(message, list) and message and message[0] == b"smessage":
-                self._heard(message)
-
-    def _heard(self, message: Sequence[Any]) -> None:
-        for shard in list(self._waiting):
-            if self._keys.events(shard).encode() == message[1]:
-                with suppress(ValueError, TypeError):  # somebody else may publish there
-                    self._mark(shard, _Mark(*(int(part) for part in message[2].split())))
+    def heard(self, shard: int, message: bytes) -> None:
+        """This takes note of an event, if it is a watermark that somebody waits for."""
+        if shard in self._waiting:
+            with suppress(ValueError, TypeError):  # other events, and whatever somebody else may publish there
+                self._mark(shard, _Mark(*(int(part) for part in message.split())))
 
     def _mark(self, shard: int, mark: _Mark) -> None:
         """This notes a watermark, forward only: what was looked up may be older than what was heard meanwhile."""
@@ -253,18 +206,6 @@ class Durable:
                 if len(raw) > 3 and raw[3] == wanted and (found := _found_in(entry_id, raw, keys)):
                     return found
             start = b"(" + reply[-1][0]
-
-    def close(self) -> None:
-        """This stops listening."""
-        self._closed = True
-        if self._pid != os.getpid():
-            return
-        if self._link is not None:
-            self._link.hang_up()
-        if self._background is not None:
-            self._background.stop()
-        if self._link is not None:
-            self._link.close()
 
 
 def _found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Found | None:

@@ -24,12 +24,13 @@ from statecache.errors import StateCacheError, VersionConflict
 from statecache.model import Operation
 
 if TYPE_CHECKING:
+    from statecache._sync.lease import Lock
     from statecache._sync.transaction import Transaction
     from statecache._sync.verbs import Verbs
     from statecache.model import Observer, State
 
 CALLED = ("get", "set", "create", "update", "delete", "transact", "wait_durable", "wait_for", "warm")
-"""The verbs that are called and give a result; `list` and `transaction` go on after the call."""
+"""The verbs that are called and give a result; `list` and `transaction` go on after it, of `lock` it is the waiting."""
 
 _logger = logging.getLogger("statecache")
 
@@ -92,6 +93,7 @@ def observe(verbs: Verbs[Any], observer: Observer) -> None:
     bound: Any = verbs
     bound.list = _listed(observer, verbs.list)
     bound.transaction = _opened(observer, verbs.transaction)
+    bound.lock = _locked(observer, verbs.lock)
 
 
 def _told(observer: Observer, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,6 +139,18 @@ def _opened(observer: Observer, call: Callable[..., Transaction]) -> Callable[..
     @functools.wraps(call)
     def observed(*args: Any, **more: Any) -> ObservedTransaction:
         return ObservedTransaction(call(*args, **more), Noted(observer, "transaction"))
+
+    return observed
+
+
+def _locked(observer: Observer, call: Callable[..., Lock[Any]]) -> Callable[..., Any]:
+    """This has the taking of a lock told, which is the waiting for it; what is done under it tells for itself."""
+
+    @functools.wraps(call)
+    def observed(*args: Any, **more: Any) -> Lock[Any]:
+        lock: Any = call(*args, **more)
+        lock.take = _told(observer, "lock", lock.take)
+        return lock  # type: ignore[no-any-return]
 
     return observed
 

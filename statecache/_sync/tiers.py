@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from statecache._process import begins_anew_after_fork, mutex
 from statecache._sync.commits import Committer, new_change_id
 from statecache._sync.durable import Durable
+from statecache._sync.events import Events
 from statecache._sync.hydrate import Hydrator
+from statecache._sync.leases import Leases
 from statecache._sync.levels import Levels
 from statecache._sync.line import Line
 from statecache._sync.listing import Listing
@@ -64,7 +66,11 @@ class Tiers:
         )
         self.warmer = Warmer(self.keys, self.redis, near=self.near, line=self.line, hydrator=self.hydrator)
         self.listing = Listing(self.keys, self.redis, self.postgres)
-        self.durable = Durable(self.keys, self.redis, self.postgres)
+        self.events = Events(self.keys, self.redis)
+        self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
+        self.leases = Leases(
+            settings, self.keys, self.redis, self.opener, self.events, new_request=new_change_id
+        )  # fmt: skip
         self.levels = Levels(settings, self.redis)
         self.committer = Committer(
             settings,
@@ -79,8 +85,9 @@ class Tiers:
         )
 
     def close(self) -> None:
-        """This closes every connection; what is under way fails."""
+        """This gives the leases back and closes every connection; what is under way fails."""
+        self.leases.close()
         self.line.close()
-        self.durable.close()
+        self.events.close()
         self.redis.pool.close()
         self.postgres.pool.close()

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statecache._bridge import called, sleep
+from statecache._sync.locks import Locks
 from statecache._sync.observing import note, observe
 from statecache._sync.scope import checked_text
 from statecache._sync.transaction import Transaction
-from statecache._sync.writes import Writes
 from statecache.clock import monotonic
 from statecache.errors import OutcomeUnknown, VersionConflict
 from statecache.model import Durability, Policy, Position, State
@@ -23,7 +23,7 @@ D = TypeVar("D")
 V = TypeVar("V")
 
 
-class Verbs(Writes[D], Generic[D]):
+class Verbs(Locks[D], Generic[D]):
     """This holds all the verbs; where an observer wants to know, they tell it."""
 
     def __init__(self, tier: Tiers, policy: Policy, prefix: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from statecache._async.durable import Durable
+from statecache._async.events import Events
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache.model import Position
@@ -64,13 +65,13 @@ def redis() -> SlowRedis:
 
 @pytest.fixture
 async def durable(redis: SlowRedis) -> AsyncIterator[Durable]:
-    durable = Durable(KEYS, cast("Any", redis), cast("Any", None))
-    yield durable
-    await durable.close()
+    events = Events(KEYS, cast("Any", redis))
+    yield Durable(KEYS, cast("Any", redis), cast("Any", None), events)
+    await events.close()
 
 
 def heard(durable: Durable, event: bytes) -> None:
-    durable._heard([b"smessage", KEYS.events(SHARD).encode(), event])
+    durable.heard(SHARD, event)
 
 
 async def wait(durable: Durable) -> bool:

@@ -69,7 +69,7 @@ async def observed(request: pytest.FixtureRequest, fake: FakeDeployment, told: T
 
 def test_every_verb_is_observed() -> None:
     public = {name for name, _ in inspect.getmembers(AsyncVerbs, callable) if not name.startswith("_")}
-    assert public - NOT_VERBS == {*async_observing.CALLED, "list", "transaction"}
+    assert public - NOT_VERBS == {*async_observing.CALLED, "list", "lock", "transaction"}
     assert async_observing.CALLED == sync_observing.CALLED
 
 
@@ -281,7 +281,7 @@ async def test_a_client_without_an_observer_reads_no_clock_and_has_the_bare_verb
     async with AsyncStateCache(settings=fake.settings, dial=fake.dial) as client:
         view = client.namespace("runs")
         for one in (client, view):
-            assert not {*async_observing.CALLED, "list", "transaction"} & vars(one).keys()
+            assert not {*async_observing.CALLED, "list", "lock", "transaction"} & vars(one).keys()
         await client.set("runs/42", 1)
         await client.update("runs/42", lambda value: value + 1)
         async with client.transaction("runs/42") as tx:

@@ -1,0 +1,363 @@
+# Generated from statecache/_async/leases.py by tests/unasync.py. Do not edit.
+
+"""The leases that a client holds: taken and given back in one round trip each, renewed while the client lives.
+
+Every exchange is the script `lease`, under a request of the holder's own: a repeat of it answers as the first did, so
+a lost reply neither leaks a lease nor doubles it. What could not be given back ends by itself at its ttl.
+
+    take, queue   OK: held from now on     WAIT: wait to be called, or for the deadline, and queue again
+    FENCED        open the shard, again    LATE, no reply   again, on another connection
+
+One task or thread of the client renews all its leases, each at a third of its ttl; it is started by the first lease and
+ends when it finds none. A renewal that comes to nothing is tried again as long as the lease is believed in.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from redis.exceptions import ResponseError
+
+from statecache._bridge import Background, Signal, finished, runner, sleep
+from statecache._sync.redis import AGAIN, DEMOTED, FINAL, code_of, found_at, refusal
+from statecache.clock import boottime, monotonic
+from statecache.errors import LimitExceeded, LockTimeout, RedisUnavailable, StateCacheError, UsageError
+from statecache.leases import COMING_S, PLACE_S, WAITERS_MAX, Holding, Waiting, call_of, shown_holder
+from statecache.lua import script
+from statecache.model import Token
+
+if TYPE_CHECKING:
+    from statecache._sync.connect import Link
+    from statecache._sync.events import Events
+    from statecache._sync.opener import Opener
+    from statecache._sync.redis import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+_WITHDRAW_S = 1.0
+"""How long giving back may take for whoever gave up, or closes; what is left ends by itself."""
+_SWEEP_S = 0.02
+"""Leases that are due within this time are renewed together."""
+
+_logger = logging.getLogger("statecache")
+
+
+class Answer(NamedTuple):
+    """This is what the script answered, and when that attempt was sent, on the clock that counts suspend.
+
+    `repeated` says that an earlier attempt had no answer: it may have been executed too.
+    """
+
+    verdict: str
+    rest: list[str]
+    started: float
+    repeated: bool
+
+
+class Leases:
+    """This takes and keeps the leases of one client."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        redis: RedisTier,
+        opener: Opener,
+        events: Events,
+        *,
+        new_request: Callable[[], str],
+    ) -> None:
+        self._fence = settings.fence
+        self._timeout_s = settings.timeout_s
+        self._keys = keys
+        self._redis = redis
+        self._opener = opener
+        self._events = events
+        self._new_request = new_request
+        self._script = script("lease")
+        self._holder = shown_holder(settings.writer)
+        self._closed = False
+        events.hearers.append(self._heard)
+        events.broken.append(self._unheard)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._held: dict[str, Holding] = {}
+        self._waiting: dict[str, tuple[Waiting, Signal]] = {}
+        self._renewer: Background | None = None
+        self._sooner = Signal()
+        self._next = -inf
+        self._pid = os.getpid()
+
+    @property
+    def held(self) -> tuple[Holding, ...]:
+        """These are the leases that this process holds; those of a forked parent are not its child's."""
+        if self._pid != os.getpid():
+            self._reset()
+        return tuple(self._held.values())
+
+    @property
+    def waiting(self) -> tuple[Waiting, ...]:
+        """These are the locks that this process waits for."""
+        return tuple(waiting for waiting, _ in tuple(self._waiting.values()))
+
+    def holds(self, holding: Holding) -> bool:
+        """This says whether the lease is this process's, as far as was heard."""
+        return self._pid == os.getpid() and holding.request in self._held
+
+    def take(self, key: str, *, ttl: float, patience: float | None) -> Holding:
+        """This locks the key, waiting its turn for at most `patience` seconds, for ever with None."""
+        owner = runner()
+        for one in self.held:
+            if one.key == key and one.owner is owner and not one.lost(boottime()):
+                hint = "Use the lease that you have: the lock would wait for itself."
+                raise UsageError(f"{key!r} is locked already by this very task or thread", hint=hint)
+        holding = Holding(key=key, shard=self._keys.shard(key), request=self._new_request(), ttl=ttl, owner=owner)
+        begun, wait = monotonic(), patience != 0
+        try:
+            answer = self._attempt("queue" if wait else "take", holding, begun + (patience or self._timeout_s))
+            if answer is not None and wait:
+                self._wait_for_turn(holding, begun, None if patience is None else begun + patience)
+        except BaseException as error:  # whatever it is, nothing shall be held by nobody, and no place kept
+            if not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
+                finished(self._withdraw(holding))
+            raise
+        if answer is not None and not wait:
+            raise LockTimeout(key, seconds=0, holder=answer.rest[1])
+        self._held[holding.request] = holding
+        self._keep(holding)
+        return holding
+
+    def _wait_for_turn(self, holding: Holding, begun: float, end: float | None) -> None:
+        """This asks whenever there is a reason to: it was called, the lease in the way ends, or time went by."""
+        waiting = Waiting(key=holding.key, request=holding.request, ask_at=begun)
+        try:
+            while True:
+                signal = Signal()
+                self._waiting[holding.request] = (waiting, signal)
+                now = monotonic()
+                if waiting.ask_at <= now:
+                    bound = now + self._timeout_s if end is None else max(end, now + 0.01)
+                    self._events.confirmed(holding.shard, end=bound)
+                    answer = self._attempt("queue", holding, bound)
+                    if answer is None:
+                        return
+                    now = monotonic()
+                    waiting.answered(int(answer.rest[0]) / 1000, answer.rest[1], now)
+                if end is not None and now >= end:
+                    raise LockTimeout(holding.key, seconds=end - begun, holder=waiting.holder)
+                signal.wait((waiting.ask_at if end is None else min(waiting.ask_at, end)) - now)
+        finally:
+            self._waiting.pop(holding.request, None)
+
+    def _attempt(self, verb: str, holding: Holding, end: float) -> Answer | None:
+        """This asks for the lock, and gives the answer where somebody else has it."""
+        while True:
+            answer = self._ask(verb, holding, end=end)
+            if answer.verdict == "FULL":
+                what, count = "the number of waiters", int(answer.rest[0]) + 1
+                raise LimitExceeded(what, actual=count, limit=WAITERS_MAX, key=holding.key)
+            if answer.verdict != "OK":
+                return answer
+            holding.token = Token.parse(answer.rest[0]) or holding.token
+            holding.granted(answer.started)
+            if not holding.lost(boottime()):
+                return None
+            if monotonic() > end:  # so late an answer is one to ask for again
+                reason = "every answer came later than the ttl allows"
+                raise LockTimeout(holding.key, seconds=holding.ttl, reason=reason)
+
+    def _heard(self, shard: int, message: bytes) -> None:
+        """This is told of every event; a call concerns those who wait for that key."""
+        if self._waiting and (call := call_of(message)) is not None:
+            key, request, left_s = call
+            now = monotonic()
+            for waiting, signal in tuple(self._waiting.values()):
+                if waiting.key == key and self._keys.shard(key) == shard:
+                    waiting.called(request, left_s, now)
+                    signal.set()
+
+    def _unheard(self) -> None:
+        """This is told that calls may have been missed."""
+        for waiting, signal in tuple(self._waiting.values()):
+            waiting.ask_at = monotonic()
+            signal.set()
+
+    def give_back(self, holding: Holding, *, end: float | None = None) -> bool:
+        """This ends the lease, and says whether it stood until then; it raises nothing for a Redis that is away."""
+        stood = self.holds(holding) and not holding.lost(boottime())
+        known = self._held.pop(holding.request, None) is not None and not holding.gone
+        holding.gone = True
+        if not known or self._pid != os.getpid():
+            return False
+        left_s = max(holding.believed_until - boottime(), _WITHDRAW_S)
+        end = min(monotonic() + self._timeout_s if end is None else end, monotonic() + left_s)
+        answered = False
+        try:
+            answer = self._ask("release", holding, end=end)
+            answered = True
+            return answer.verdict == "OK" or (answer.repeated and stood)
+        except StateCacheError as error:
+            answered = True
+            _logger.warning("the lease of %r could not be given back and ends by itself: %s", holding.key, error)
+            return stood
+        finally:
+            if not answered:  # cancelled
+                finished(self._withdraw(holding))
+
+    def _withdraw(self, holding: Holding) -> bool:
+        """This takes back whatever a request may have left: a lease that nobody uses, or a place in the queue."""
+        with suppress(StateCacheError):
+            return self._ask("release", holding, end=monotonic() + _WITHDRAW_S).verdict == "OK"
+        return False
+
+    def release(self, *, end: float | None = None) -> None:
+        """This ends all the leases that this client holds, for as long as there is time."""
+        end = monotonic() + _WITHDRAW_S if end is None else end
+        for holding in self.held:
+            self.give_back(holding, end=end)
+
+    def close(self) -> None:
+        """This ends the leases, and the waiting for others."""
+        self._closed = True
+        if self._pid != os.getpid():
+            return
+        self.release()
+        self._sooner.set()
+        self._unheard()
+        if self._renewer is not None:
+            self._renewer.stop()
+
+    def _keep(self, holding: Holding) -> None:
+        """This makes sure that somebody will renew the lease in time."""
+        if self._next == -inf or self._renewer is None or not self._renewer.alive:
+            self._next = inf
+            self._renewer = Background(self._renew_all, name="statecache-leases")
+        elif holding.renew_at < self._next:
+            self._sooner.set()
+
+    def _renew_all(self) -> None:
+        """This renews what is due, again and again, until nothing is held.
+
+        `_next` says when it will look: at no time once it ends, and in doubt too late, so that a new lease wakes it.
+        """
+        while True:
+            self._sooner, self._next = Signal(), inf
+            held = self.held
+            if self._closed or not held:
+                self._next = -inf
+                if self._closed or not self.held:
+                    return
+                continue
+            self._next = min(one.renew_at for one in held)
+            if not self._sooner.wait(self._next - boottime()):
+                self._renew([one for one in self.held if one.renew_at <= boottime() + _SWEEP_S])
+
+    def _renew(self, due: Sequence[Holding]) -> None:
+        """This renews leases in one pipeline; one that could not be renewed is tried again while it is believed in."""
+        started = boottime()
+        for holding in due:
+            if holding.lost(started):
+                self._lose(holding)
+        due = [holding for holding in due if not holding.gone]
+        if not due:
+            return
+        seconds = max(min(one.ttl / 6 for one in due), 0.02)
+        for holding in due:
+            holding.unanswered(started + seconds)
+        try:
+            link = self._redis.pool.take(seconds)
+            try:
+                replies = link.scripts(
+                    self._script, [self._call("renew", one, link, seconds) for one in due], seconds=seconds
+                )
+            finally:
+                self._redis.pool.give(link)
+            for holding, reply in zip(due, replies, strict=True):
+                self._renewed(holding, reply[0].decode(), started, link)
+        except (StateCacheError, ResponseError) as error:
+            _logger.info("leases could not be renewed, and it is tried again: %s", error)
+            self._redis.pool.drop_idle()
+
+    def _lose(self, holding: Holding) -> None:
+        holding.gone = True
+        self._held.pop(holding.request, None)
+
+    def _renewed(self, holding: Holding, verdict: str, started: float, link: Link) -> None:
+        if verdict == "OK":
+            holding.granted(started)
+        elif verdict == "GONE":
+            self._lose(holding)
+        elif verdict == "FENCED":
+            self._opener.open(holding.shard, end=monotonic() + holding.ttl / 6)
+        elif verdict == "LATE":
+            self._redis.leave(link)
+
+    def _ask(self, verb: str, holding: Holding, *, end: float) -> Answer:
+        """This runs the script until it answers; again after a fault, for the request says what was done already."""
+        pause, repeated = 0.005, False
+        while True:
+            started = boottime()
+            try:
+                reply = self._once(verb, holding, max(end - monotonic(), 0.001))
+            except ResponseError as error:
+                refused = refusal(error, self._keys.leases(holding.shard))
+                if code_of(error) not in AGAIN or monotonic() + pause > end:
+                    raise refused from error
+            except RedisUnavailable as error:
+                if error.reason in ("pool", *FINAL) or monotonic() + pause > end:
+                    raise
+                repeated = True
+            else:
+                verdict, *rest = reply
+                if verdict == "FOREIGN":
+                    raise found_at(rest[0], rest[1])
+                if verdict == "FENCED":
+                    self._opener.open(holding.shard, end=end)
+                    continue
+                if verdict != "LATE":
+                    return Answer(verdict, rest, started, repeated)
+                if monotonic() + pause > end:
+                    raise RedisUnavailable("late", detail="the server got the request after its time")
+            sleep(pause)
+            pause = min(pause * 2, 0.25)
+
+    def _once(self, verb: str, holding: Holding, seconds: float) -> list[str]:
+        attempt_s = seconds if seconds < 0.2 else seconds * 0.4
+        link = self._redis.pool.take(seconds)
+        try:
+            keys, arguments = self._call(verb, holding, link, attempt_s)
+            reply = link.script(self._script, keys, arguments, seconds=attempt_s)
+            if reply[0] == b"LATE":
+                link.close()  # the next one asks for the server's time anew
+        except RedisUnavailable:
+            self._redis.pool.drop_idle()
+            raise
+        except ResponseError as error:
+            if code_of(error) in DEMOTED:
+                self._redis.leave(link)
+            raise
+        finally:
+            self._redis.pool.give(link)
+        return [part.decode("utf-8", "replace") for part in reply]
+
+    def _call(self, verb: str, holding: Holding, link: Link, attempt_s: float) -> tuple[Sequence[str], Sequence[Any]]:
+        """This spells the script's KEYS and ARGV."""
+        keys, shard = self._keys, holding.shard
+        return (
+            (keys.meta(shard), keys.leases(shard), keys.waiters(shard), keys.events(shard)),
+            (
+                self._fence, verb, holding.key, holding.request, str(holding.token), self._holder,
+                round(holding.ttl * 1000), _PLACE_MS, _COMING_MS, WAITERS_MAX,
+                int((monotonic() + attempt_s) * 1000 + link.ahead_ms) + 1,
+            ),
+        )  # fmt: skip
+
+
+_PLACE_MS = round(PLACE_S * 1000)
+_COMING_MS = round(COMING_S * 1000)

@@ -1,0 +1,199 @@
+"""Locks, decided purely: what a holder may believe of its lease and until when, and what a waiter waits for.
+
+A lock is a key that somebody holds for `ttl` seconds at a time: its lease stands in Redis with a deadline on the
+server's clock, and with a **token** (epoch, count) that is greater than every one before it, over failovers too. The
+holder renews it at a third of its ttl. What it believes of it rests on its own clock, one that counts suspend:
+
+    the server set the deadline after the attempt was sent, so ttl seconds after the sending the lease may be over;
+    the holder stops believing a margin earlier, for clocks do not run alike
+
+so a holder knows that it lost its lease before anybody else can have it, however long it was stopped, as long as it
+looks. What it wrote without looking is refused: its commits carry the token, and Redis and Postgres compare it.
+
+Who waits is called when it is its turn: the lease is its own then, but for a short time only, in which it has to come
+and take it; one that died is passed over. Until it is called it asks again now and then, for two reasons: so that its
+place is kept, for a place ends by itself too, and where a call was lost; and at once when the lease that it waits for
+ends by time.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from statecache.errors import UsageError
+from statecache.model import Token
+
+TTL_S_MIN = 0.05
+TTL_S_MAX = 86_400.0
+"""The shortest and the longest ttl, in seconds: shorter ones are over before a slow exchange is, and whoever waits for
+a dead holder waits for its ttl."""
+PLACE_S = 10.0
+"""How long a waiter's place in the queue stands by itself."""
+ASK_S = 3.0
+"""How long a waiter waits at most before it asks anew; three lost askings lose the place."""
+COMING_S = 1.0
+"""How long a waiter that was called has for coming."""
+WAITERS_MAX = 1000
+"""How many may wait for one lock."""
+_MARGIN = 0.1
+_MARGIN_S_MAX = 1.0
+
+
+def checked_ttl(ttl: Any) -> float:
+    """This gives a ttl in seconds back, or raises UsageError."""
+    if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not TTL_S_MIN <= ttl <= TTL_S_MAX:
+        limits = f"It is the time after which others may have the lock of a holder that died: {TTL_S_MIN:g} to "
+        raise UsageError(
+            f"ttl={ttl!r} is not a number of seconds that a lease can have", hint=f"{limits}{TTL_S_MAX:g}."
+        )
+    return float(ttl)
+
+
+def checked_patience(timeout: Any) -> float | None:
+    """This gives the seconds that a lock is waited for back, 0 for not at all and None for ever."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not (isfinite(timeout) and timeout >= 0):
+        raise UsageError(f"timeout={timeout!r} is not a number of seconds to wait for a lock, 0 for not at all")
+    return float(timeout)
+
+
+class Holding(msgspec.Struct, kw_only=True, eq=False):
+    """This is a lease as its holder knows it. Moments are on a clock that counts suspend.
+
+    `request` names it to the server before it has a token, `owner` is the task or thread that locked it. `gone` says
+    that the server, or the holder, ended it; `guarded` that a commit was made under it.
+    """
+
+    key: str
+    shard: int
+    request: str
+    ttl: float
+    owner: object
+    token: Token = Token(0, 0)
+    believed_until: float = 0.0
+    renew_at: float = 0.0
+    gone: bool = False
+    guarded: bool = False
+
+    def granted(self, started: float) -> None:
+        """This notes that the server gave or renewed the lease, in an attempt that was sent at that moment."""
+        self.believed_until = started + self.ttl - min(self.ttl * _MARGIN, _MARGIN_S_MAX)
+        self.renew_at = started + self.ttl / 3
+
+    def unanswered(self, now: float) -> None:
+        """This notes that a renewal came to nothing: there will be another one, soon."""
+        self.renew_at = now + self.ttl / 15
+
+    def lost(self, now: float) -> bool:
+        """This says whether somebody else may have the lock by now."""
+        return self.gone or now >= self.believed_until
+
+
+class Waiting(msgspec.Struct, kw_only=True, eq=False):
+    """This is what a waiter knows. Moments are on the clock for waiting; `holder` has the lock, as last heard."""
+
+    key: str
+    request: str
+    ask_at: float
+    holder: str = ""
+
+    def answered(self, left_s: float, holder: str, now: float) -> None:
+        """This notes the server's answer: the lock is somebody's for so long, unless it is renewed."""
+        self.ask_at = now + min(left_s, ASK_S)
+        self.holder = holder
+
+    def called(self, request: str, left_s: float, now: float) -> bool:
+        """This notes that a waiter was called, and says whether it is this one; else it may not come in time."""
+        if request == self.request:
+            self.ask_at = now
+            return True
+        self.ask_at = min(self.ask_at, now + left_s)
+        return False
+
+
+def call_of(message: bytes) -> tuple[str, str, float] | None:
+    """This reads who is called: key, request, and the seconds it has for coming; None for what is no call."""
+    word, _, rest = message.partition(b" ")
+    request, _, rest = rest.partition(b" ")
+    left_ms, _, key = rest.partition(b" ")
+    if word != b"lock" or not left_ms.isdigit():
+        return None
+    return key.decode("utf-8", "replace"), request.decode("utf-8", "replace"), int(left_ms) / 1000
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """This is a lease as Redis shows it. Times are in ms of the server's clock."""
+
+    key: str
+    token: Token
+    until_ms: int
+    ttl_ms: int
+    since_ms: int
+    request: str
+    holder: str
+
+
+class Waiter(msgspec.Struct, frozen=True, kw_only=True):
+    """This is a place in a lock's queue as Redis shows it. Times are in ms of the server's clock."""
+
+    request: str
+    until_ms: int
+    ttl_ms: int
+    since_ms: int
+    holder: str
+
+
+def lease_of(key: str, value: bytes) -> Standing | None:
+    """This reads a lease, or gives None where the script did not write it."""
+    try:
+        facts, holder = _facts(value.decode(), 5)
+        token = Token.parse(facts["token"])
+        if token is None:
+            return None
+        return Standing(
+            key=key,
+            token=token,
+            until_ms=int(facts["until"]),
+            ttl_ms=int(facts["ttl"]),
+            since_ms=int(facts["since"]),
+            request=facts["request"],
+            holder=holder,
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def queue_of(value: bytes) -> list[Waiter]:
+    """This reads a lock's queue in order; lines that the script did not write are left out."""
+    queue = []
+    for line in value.decode("utf-8", "replace").splitlines():
+        request, _, rest = line.partition(" ")
+        try:
+            facts, holder = _facts(rest, 3)
+            queue.append(
+                Waiter(
+                    request=request,
+                    until_ms=int(facts["until"]),
+                    ttl_ms=int(facts["ttl"]),
+                    since_ms=int(facts["since"]),
+                    holder=holder,
+                )
+            )
+        except (KeyError, ValueError):
+            continue
+    return queue
+
+
+def _facts(text: str, count: int) -> tuple[dict[str, str], str]:
+    """This takes `name=value` words apart; what is behind them is the holder, which may hold blanks."""
+    *words, last = text.split(" ", count)
+    return dict(word.split("=", 1) for word in words), last.removeprefix("holder=")
+
+
+def shown_holder(writer: str) -> str:
+    """This gives a writer's name as one line."""
+    return " ".join(writer.split()) or "?"

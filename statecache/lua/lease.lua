@@ -1,0 +1,141 @@
+#!lua flags=allow-oom
+-- Takes, waits for, renews, gives back or breaks the lock of a key. It may run when memory is full: a holder must be
+-- able to keep its lease and to give it back, and what waits is bounded.
+--
+-- KEYS  1 meta  2 leases  3 waiters  4 events (a channel)
+-- ARGV  1 fence (on|off)  2 take (now, or not at all) | queue (now, or in turn) | renew | release (the lease, or the
+--       place in the queue) | break  3 key  4 request: what names its sender  5 token, for renew and break
+--       6 holder: what a person reads  7 ttl in ms  8 ms that a place in the queue stands  9 ms that who is called has
+--       for coming  10 waiters max  11 the server's time in ms past which this attempt must not be executed
+-- Gives { verdict, … }:
+--   OK        token
+--   WAIT      ms that the lease in the way has left, its holder, place in the queue
+--   HELD      the same, and there is no place
+--   FULL      how many wait
+--   GONE      token and holder of whoever has it, or nothing: it is not the sender's
+--   FENCED    this server is not the one that opened the shard's epoch
+--   LATE      this attempt was held up on its way, and whoever sent it has given it up
+--   FOREIGN   Redis key, reason
+-- A repeat of the same request answers as the first did. A lease whose deadline has passed is nobody's. Whenever this
+-- leaves a lock free that somebody waits for, the first who still stands in the queue has it: for as long as it takes
+-- to come, and called on the channel. Neither of the keys has a time to live: an eviction would be a second holder.
+
+local meta, leases, waiters, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local verb, key, request, ttl = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[7])
+
+local head = redis.pcall('HMGET', meta, 'epoch', 'replid')
+if head.err then return { 'FOREIGN', meta, head.err } end
+local epoch, replid = head[1], head[2]
+local same = epoch and replid == 'off'
+if ARGV[1] == 'on' then
+  same = epoch and replid and replid ~= ''
+    and string.find(redis.call('INFO', 'replication'), 'master_replid:' .. replid .. '\r', 1, true)
+end
+if not same then return { 'FENCED' } end
+local lease = redis.pcall('HGET', leases, key)
+if type(lease) == 'table' then return { 'FOREIGN', leases, lease.err } end
+local queue = redis.pcall('HGET', waiters, key)
+if type(queue) == 'table' then return { 'FOREIGN', waiters, queue.err } end
+local entering = verb == 'take' or verb == 'queue'
+if entering and redis.acl_check_cmd and not redis.acl_check_cmd('SPUBLISH', events, '') then
+  return { 'FOREIGN', events, "this user can't run this command: SPUBLISH" } -- who gives a lock back must call the next
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if now > tonumber(ARGV[11]) then return { 'LATE' } end
+
+local token, until_ms, asked, owner, holder -- of the lease that stands
+if lease then
+  token, until_ms, asked, owner, holder =
+    string.match(lease, '^token=(%S+) until=(%d+) ttl=(%d+) since=%d+ request=(%S+) holder=(.*)$')
+  if not token then return { 'FOREIGN', leases, 'its field ' .. key .. ' is not a lease' } end
+  until_ms, asked = tonumber(until_ms), tonumber(asked)
+  if until_ms > now + asked then -- no lease has more left than its whole ttl: the clock was set back
+    until_ms = now + asked
+    lease = string.gsub(lease, 'until=%d+', string.format('until=%.0f', until_ms), 1)
+    redis.call('HSET', leases, key, lease)
+  end
+end
+local stored = queue or ''
+queue = stored
+
+local function give(to, whose, for_ms, whole_ms)
+  token, until_ms, owner, holder = epoch .. '-' .. redis.call('HINCRBY', meta, 'tokens', 1), now + for_ms, to, whose
+  lease = string.format('token=%s until=%.0f ttl=%.0f since=%.0f request=%s holder=%s', token, until_ms, whole_ms, now,
+    to, whose)
+  redis.call('HSET', leases, key, lease)
+end
+
+local function prolong()
+  until_ms = now + ttl
+  redis.call('HSET', leases, key, (string.gsub(lease, 'until=%d+ ttl=%d+', string.format('until=%.0f ttl=%.0f',
+    until_ms, ttl), 1)))
+end
+
+-- Whose line it is: its first and last character in the queue, or nothing.
+local function line_of(one)
+  local from = string.find('\n' .. queue, '\n' .. one .. ' ', 1, true)
+  if from then return from, string.find(queue, '\n', from, true) end
+end
+
+local function leave(one)
+  local from, to = line_of(one)
+  if from then queue = string.sub(queue, 1, from - 1) .. string.sub(queue, to + 1) end
+end
+
+local answer
+local mine = lease and owner == request
+if entering and mine then
+  prolong()
+  leave(request)
+  answer = { 'OK', token }
+elseif entering then
+  local place = string.format('%s until=%.0f ttl=%.0f since=', request, now + tonumber(ARGV[8]), ttl)
+  local from, to = line_of(request)
+  if verb == 'take' then
+    leave(request)
+  elseif from then
+    local since = string.match(string.sub(queue, from, to), 'since=(%d+)')
+    queue = string.sub(queue, 1, from - 1) .. place .. since .. ' holder=' .. ARGV[6] .. string.sub(queue, to)
+  elseif queue ~= '' or (lease and until_ms > now) then
+    local _, count = string.gsub(queue, '\n', '')
+    if count >= tonumber(ARGV[10]) then return { 'FULL', tostring(count) } end
+    queue = queue .. place .. string.format('%.0f', now) .. ' holder=' .. ARGV[6] .. '\n'
+  end
+elseif verb == 'renew' then
+  if mine and token == ARGV[5] and until_ms > now then
+    prolong()
+    answer = { 'OK', token }
+  end
+else
+  leave(request)
+  if lease and (verb == 'break' and (ARGV[5] == '' or ARGV[5] == token) or verb == 'release' and mine) then
+    redis.call('HDEL', leases, key)
+    answer = until_ms > now and { 'OK', token }
+    lease = false
+  end
+end
+
+-- The next one: whoever takes the lock now where nobody waits, else the first in the queue that still stands there.
+if not lease or until_ms <= now then
+  while queue ~= '' and (not lease or until_ms <= now) do
+    local first, ends, whole, whose = string.match(queue, '^(%S+) until=(%d+) ttl=(%d+) since=%d+ holder=([^\n]*)\n')
+    queue = string.match(queue, '^[^\n]*\n(.*)$') or ''
+    if first == request and entering then
+      give(request, ARGV[6], ttl, ttl)
+    elseif first and tonumber(ends) > now then
+      local coming = math.min(tonumber(ARGV[9]), tonumber(whole))
+      give(first, whose, coming, tonumber(whole))
+      redis.call('SPUBLISH', events, string.format('lock %s %.0f %s', first, coming, key))
+    end
+  end
+  if entering and queue == '' and (not lease or until_ms <= now) then give(request, ARGV[6], ttl, ttl) end
+  if entering and owner == request then answer = { 'OK', token } end
+end
+if queue ~= stored then
+  if queue == '' then redis.call('HDEL', waiters, key) else redis.call('HSET', waiters, key, queue) end
+end
+if answer then return answer end
+if not entering then return lease and { 'GONE', token, holder } or { 'GONE' } end
+local _, before = string.gsub(string.sub(queue, 1, line_of(request) or 0), '\n', '')
+return { verb == 'take' and 'HELD' or 'WAIT', string.format('%.0f', until_ms - now), holder, tostring(before + 1) }
