@@ -26,6 +26,7 @@ class AsyncLease(AsyncVerbs[D], Generic[D]):
 
     def __init__(self, view: AsyncScope[D], holding: Holding) -> None:
         super().__init__(view.tier, view._policy, view._prefix)
+        self._reads = "fenced" if self._reads == "fenced" else "primary"  # who holds the lock decides on what is there
         self._holding = holding
         self._group = group_of(holding.key)
 

@@ -89,10 +89,11 @@ class RedisTier:
         if self._dial_tracked is None:
             raise ConfigurationError("connections that are dialled by hand are not tracked")
         link = self._greeted(self._dial_tracked, None)
-        (tracking,) = link.run([("CLIENT", "TRACKING", "ON", "OPTIN")], seconds=self._settings.connect_timeout_s)
-        if tracking != b"OK":
+        asked = [("CLIENT", "TRACKING", "ON", "OPTIN"), ("CLIENT", "CACHING", "YES")]
+        refused = [reply for reply in link.run(asked, seconds=self._settings.connect_timeout_s) if reply != b"OK"]
+        if refused:
             link.close()
-            raise ConfigurationError(f"the server does not track what is read: {tracking}")
+            raise ConfigurationError(f"the server does not track what is read: {refused[0]}")
         link.hear_invalidations()
         return link
 

@@ -92,6 +92,7 @@ async def _verbs(client: AsyncStateCache) -> State[Any]:
     async with client.transaction("runs/1") as tx:
         await tx.get("runs/1")
     await _in_turn(client)
+    assert await client.warm(["runs/1"]) == 1
     with suppress(ZeroDivisionError):
         async with client.transaction("runs/1"):
             raise ZeroDivisionError
@@ -189,7 +190,9 @@ async def test_an_agent_that_lacks_any_of_them_is_refused_something(deployment: 
                 let_in.add(command)
             assert command.partition("|")[0] in refused or command in denied(raw, "lesser"), command
     raw.acl_deluser("lesser")
-    assert let_in == given & {"spublish", "ssubscribe", "wait", "waitaof", "config|get", "command|info"}
+    assert let_in == given & {
+        "spublish", "ssubscribe", "wait", "waitaof", "config|get", "command|info", "client|tracking", "client|caching",
+    }  # fmt: skip
 
 
 async def _refused(client: AsyncStateCache) -> str:
@@ -201,6 +204,8 @@ async def _refused(client: AsyncStateCache) -> str:
     for level in ("replica", "disk", "postgres"):
         with suppress(StateCacheError):
             await client.set("runs/1", 1, durability=level, timeout=1)
+    with suppress(StateCacheError):
+        await client.warm(["runs/1"], timeout=5)
     try:
         async with client.lock("runs/1", timeout=0):
             return ""
