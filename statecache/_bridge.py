@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from statecache._slots import AsyncSlots, Slots
-from statecache.clock import sleep
+from statecache.clock import monotonic, sleep
 
 T = TypeVar("T")
 _unfinished: set[asyncio.Task[Any]] = set()
@@ -148,6 +149,51 @@ def wake(connection: Any) -> None:
             line.shutdown(socket.SHUT_RDWR)
 
 
+async def async_readable(connection: Any, seconds: float) -> bool:  # noqa: ARG001
+    """This says yes: the one task that reads a connection waits for its bytes in reading."""
+    return True
+
+
+def readable(connection: Any, seconds: float) -> bool:
+    """This waits until something has arrived on a connection to Redis, or its end, and says whether it has."""
+    line = connection._sock
+    if line is None or is_buffered(connection) or (hasattr(line, "pending") and line.pending()):
+        return True
+    try:
+        return bool(select.select([line], [], [], seconds)[0])
+    except (OSError, ValueError):  # closed meanwhile, which reading will tell
+        return True
+
+
+def is_buffered(connection: Any) -> bool:
+    """This says whether bytes were taken off the socket that nobody has been given yet."""
+    reader = connection._parser._reader
+    return reader is not None and bool(reader.has_data())
+
+
+async def async_lead(ear: AsyncSlots, take: Callable[[], Awaitable[bool]], signal: AsyncSignal, seconds: float) -> bool:  # noqa: ARG001
+    """This waits for a signal that the one task which reads will set."""
+    return await signal.wait(seconds)
+
+
+def lead(ear: Slots, take: Callable[[], bool], signal: Signal, seconds: float) -> bool:
+    """This waits for a signal, and reads for itself and all others meanwhile, if nobody else does at the moment.
+
+    To be woken by a thread that reads costs two changes of threads, often more than the answer itself. `take` takes one
+    message off the connection and says whether more are there already.
+    """
+    end = monotonic() + seconds
+    while not signal.is_set and (left := end - monotonic()) > 0:
+        if not ear.acquire_now():
+            return signal.wait(left)
+        try:
+            while take() or not (signal.is_set or monotonic() >= end):
+                pass
+        finally:
+            ear.release()
+    return signal.is_set
+
+
 async def async_sleep(seconds: float) -> None:
     """This lets others run for that many seconds."""
     await asyncio.sleep(seconds)
@@ -231,6 +277,11 @@ class Signal:
         self._gate.acquire()
         self._set = False
 
+    @property
+    def is_set(self) -> bool:
+        """This says whether the signal was set."""
+        return self._set
+
     def set(self) -> None:
         """This wakes the waiters, now and later ones."""
         self._set = True
@@ -294,7 +345,9 @@ __all__ = [
     "async_deadline",
     "async_disown",
     "async_finished",
+    "async_lead",
     "async_place",
+    "async_readable",
     "async_runner",
     "async_sleep",
     "async_timeout",
@@ -303,7 +356,10 @@ __all__ = [
     "deadline",
     "disown",
     "finished",
+    "is_buffered",
+    "lead",
     "place",
+    "readable",
     "runner",
     "sleep",
     "timeout",

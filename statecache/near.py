@@ -52,9 +52,6 @@ class Signal(Protocol):
     def set(self) -> None:
         """This wakes them."""
 
-    def wait(self, seconds: float) -> Any:
-        """This waits for that, in a task or in a thread."""
-
 
 class Entry:
     """This is a state as it was read: its record, and the last reader's value where it may be shared."""
@@ -77,7 +74,7 @@ class Reading:
     def __init__(self, key: str, floor: Place, signal: Signal) -> None:
         self.key = key
         self.floor = floor
-        self.signal = signal
+        self.signal: Any = signal
         self.record: Record | None = None
         self.error: Exception | None = None
 

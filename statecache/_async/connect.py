@@ -28,7 +28,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from statecache._bridge import async_deadline, async_disown, async_wake
+from statecache._bridge import async_deadline, async_disown, async_readable, async_wake, is_buffered
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.settings import masked
 
@@ -242,6 +242,15 @@ class AsyncLink:
         except OSError as error:
             await self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+
+    async def has_news(self, seconds: float) -> bool:
+        """This waits until something has arrived, where a thread may wait for that without reading it."""
+        return await async_readable(self._connection, seconds)
+
+    @property
+    def buffered(self) -> bool:
+        """This says whether a message, or a part of one, was taken off the socket and given to nobody yet."""
+        return is_buffered(self._connection)
 
     def hear_invalidations(self) -> None:
         """This has pushes of invalidated keys given by `heard`, on a connection that speaks RESP3."""

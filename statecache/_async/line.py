@@ -2,8 +2,8 @@
 
 Every client has one, opened when something is first read locally, in RESP3, with tracking by opting in: what is read
 behind CLIENT CACHING YES is tracked, nothing else is, so a commit costs the same however many clients never read its
-key. Nothing is ever written on it. Replies and pushes come in one order, the server's, and one task (a thread, in the
-synchronous client) takes them off.
+key. Nothing is ever written on it. Replies and pushes come in one order, the server's, and one task takes them off; in
+the synchronous client that is a thread, or whoever waits for an answer just then.
 
     connect       everything known is dropped first, then the connection is opened, greeted, tracked, and heard
     heartbeat     every quarter of the trust window: role, replication id and replicas of the server. Any other than
@@ -25,7 +25,7 @@ from hiredis import PushNotification
 from redis.exceptions import NoScriptError
 
 from statecache._async.redis import refusal
-from statecache._bridge import AsyncBackground, AsyncSignal, AsyncSlots
+from statecache._bridge import AsyncBackground, AsyncSignal, AsyncSlots, async_lead
 from statecache.clock import boottime, monotonic
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
 from statecache.lua import script
@@ -64,7 +64,7 @@ class Line:
         self._reset()
 
     def _reset(self) -> None:
-        self._turn = AsyncSlots(1)
+        self._turn, self._ear = AsyncSlots(1), AsyncSlots(1)
         self._link: AsyncLink | None = None
         self._beating: float | None = None  # when the heartbeat under way was sent
         self._expected: deque[Reading | float | None] = deque()
@@ -179,11 +179,32 @@ class Line:
             if monotonic() >= due:
                 await self._beat(link)
                 due = monotonic() + self._beat_s
-            message = await link.heard(seconds=self._beat_s)
-            if isinstance(message, PushNotification):
-                self._pushed(message)
-            elif message is not None:
-                self._answered(link, message)
+            if await link.has_news(self._beat_s) and await self._ear.acquire(self._beat_s):
+                try:
+                    if await link.has_news(0):  # unless somebody else has taken it meanwhile
+                        await self._take(link)
+                finally:
+                    self._ear.release()
+
+    async def _take(self, link: AsyncLink) -> bool:
+        """This takes one reply or push off the connection, and says whether another one is there already."""
+        message = await link.heard(seconds=self._beat_s)
+        if isinstance(message, PushNotification):
+            self._pushed(message)
+        elif message is not None:
+            self._answered(link, message)
+        return link.buffered
+
+    async def answered(self, reading: Reading, seconds: float) -> bool:
+        """This waits until a read is answered, and says whether it is; a thread reads for itself, if nobody does."""
+        link = self._link
+        if link is None:
+            return bool(await reading.signal.wait(0))
+        try:
+            return await async_lead(self._ear, lambda: self._take(link), reading.signal, seconds)
+        except (RedisUnavailable, ForeignData):
+            await link.close()  # whoever listens finds it so
+            return False
 
     async def _beat(self, link: AsyncLink) -> None:
         """This sends a heartbeat where none is under way; one that is overdue says that the connection is dead."""

@@ -104,7 +104,7 @@ class Reader:
         try:
             if mine:
                 await self._line.ask(reading, seconds=patience)
-            answered = await reading.signal.wait(patience)
+            answered = await self._line.answered(reading, patience)
         except RedisUnavailable:
             answered = False
         record = self._brought(reading) if answered else None

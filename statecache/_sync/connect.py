@@ -30,7 +30,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from statecache._bridge import deadline, disown, wake
+from statecache._bridge import deadline, disown, is_buffered, readable, wake
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.settings import masked
 
@@ -244,6 +244,15 @@ class Link:
         except OSError as error:
             self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+
+    def has_news(self, seconds: float) -> bool:
+        """This waits until something has arrived, where a thread may wait for that without reading it."""
+        return readable(self._connection, seconds)
+
+    @property
+    def buffered(self) -> bool:
+        """This says whether a message, or a part of one, was taken off the socket and given to nobody yet."""
+        return is_buffered(self._connection)
 
     def hear_invalidations(self) -> None:
         """This has pushes of invalidated keys given by `heard`, on a connection that speaks RESP3."""

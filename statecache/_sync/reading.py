@@ -106,7 +106,7 @@ class Reader:
         try:
             if mine:
                 self._line.ask(reading, seconds=patience)
-            answered = reading.signal.wait(patience)
+            answered = self._line.answered(reading, patience)
         except RedisUnavailable:
             answered = False
         record = self._brought(reading) if answered else None
