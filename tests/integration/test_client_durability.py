@@ -31,6 +31,7 @@ from tests.fix_servers import MakeClient, MakeSettings, every_redis, plain_clien
 
 KEY = "runs/42"
 ACTOR = "the-unlucky"
+WAIT_S = 20.0
 
 Psql = psycopg.Connection[Any]
 
@@ -108,8 +109,9 @@ async def test_a_waiter_whose_listener_is_killed_looks_for_itself(
 ) -> None:
     state = await client.set(KEY, 1)
     waiting = asyncio.create_task(_as_coroutine(client.wait_durable(state)))
-    while not redis_raw.client_kill_filter(_type="pubsub"):  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    async with asyncio.timeout(WAIT_S):
+        while not redis_raw.client_kill_filter(_type="pubsub"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
     await flush(worker)
     assert await waiting == state
 
@@ -120,8 +122,9 @@ async def test_a_waiter_survives_an_outage_of_redis(
     client = make_client(through(settings, redis=proxy))
     state = await client.set(KEY, 1)
     waiting = asyncio.create_task(_as_coroutine(client.wait_durable(state, timeout=20)))
-    while not _listeners(redis_raw, keys):  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    async with asyncio.timeout(WAIT_S):
+        while not _listeners(redis_raw, keys):  # noqa: ASYNC110
+            await asyncio.sleep(0)
     proxy.refusing = True
     proxy.cut_all()
     await flush(worker)
@@ -197,8 +200,9 @@ async def test_a_commit_that_was_lost_with_its_redis_is_applied_again(make_clien
             await client.set("runs/first", 1, durability="postgres")
         writing = asyncio.create_task(_as_coroutine(client.set(KEY, "precious", durability="postgres")))
         with plain_client(mortal.redis_url) as raw, psycopg.connect(mortal.postgres_url) as connection:
-            while not raw.exists(KeySpace(shards=1).state(KEY)):  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            async with asyncio.timeout(WAIT_S):
+                while not raw.exists(KeySpace(shards=1).state(KEY)):  # noqa: ASYNC110
+                    await asyncio.sleep(0)
             raw.flushall()
             async with at_work(settings):
                 for number in range(3):

@@ -24,6 +24,7 @@ from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
 from tests.fix_servers import MakeClient
 
+WAIT_S = 20.0
 GRACE_S = 1.5
 """What a call may take beyond its timeout on a machine that has other things to do."""
 
@@ -136,8 +137,9 @@ async def test_a_client_that_is_cancelled_while_it_connects_leaves_nothing_open(
     proxy.silent = True
     async with AsyncStateCache(settings=through(settings, redis=proxy)) as cache:
         reading = asyncio.create_task(cache.get("runs/first"))
-        while not proxy.requests:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        async with asyncio.timeout(WAIT_S):
+            while not proxy.requests:  # noqa: ASYNC110
+                await asyncio.sleep(0)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading

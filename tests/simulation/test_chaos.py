@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import psycopg
 import pytest
 import redis
 
+from statecache.testing.embedded import Servers
 from tests.simulation.arena import Arena, arena
 from tests.simulation.chaos import Result, Run, run
 from tests.simulation.checker import check
 from tests.simulation.faults import Faults
 from tests.simulation.history import Operation, Seen
 from tests.simulation.judge import evidence, journals, judge, leaks, unexpected
-from tests.simulation.nemesis import ALONE, FIRST_S, KINDS, schedule
+from tests.simulation.nemesis import ALONE, FIRST_S, KINDS, Strike, schedule
 from tests.simulation.sampler import Sampler
 from tests.simulation.writer import GROUPS, KEYS, VERBS
 
@@ -50,6 +52,22 @@ def test_a_minute_holds_nearly_every_fault() -> None:
 
 def test_every_kind_of_fault_can_be_carried_out() -> None:
     assert all(callable(getattr(Faults, f"_{kind}")) for kind in KINDS)
+
+
+@pytest.mark.parametrize("kind", ["worker_kill", "flushall"])
+async def test_a_fault_that_fails_of_itself_ends_the_run(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that does not come back is no fault that met nothing: what would be judged afterwards means nothing."""
+
+    async def failing(faults: Faults, strike: Strike) -> bool:
+        raise RuntimeError("the server did not come back")
+
+    monkeypatch.setattr(Faults, f"_{kind}", failing)
+    nowhere = SimpleNamespace(redis_url="redis://127.0.0.1:1/0", postgres_url="postgresql://127.0.0.1:1/x")
+    one = Run(Arena(cast("Servers", nowhere), tmp_path, 1), Result(seed=1, seconds=0.1), lambda line: None)
+    with pytest.raises(RuntimeError, match="did not come back"):
+        await one.chaos([Strike(kind=kind, at_s=0.0, lasts_s=0.0, pick=0.0)], 0.1)
 
 
 async def test_what_is_falsified_at_rest_is_found(tmp_path: Path) -> None:

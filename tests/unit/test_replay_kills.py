@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, UsageError
 from statecache.keys import KeySpace
+from statecache.replay import fleet
 from statecache.replay.audit import Verdict
-from statecache.replay.journal import Invoke, Ok
+from statecache.replay.journal import Invoke, Journal, Ok, journal_path
 from statecache.replay.ledger import Ledger
-from statecache.replay.nemesis import KILLS_EACH, KINDS, schedule
+from statecache.replay.nemesis import KILLS_EACH, KINDS, Kill, schedule
 from statecache.replay.pace import Pace, think_s_for
 from statecache.replay.report import report
 from statecache.replay.runs import AgentRun
-from statecache.replay.stage import urls_are_given
-from statecache.replay.supervisor import Options, refuse_unfit
+from statecache.replay.stage import Stage, urls_are_given
+from statecache.replay.supervisor import Options, Supervisor, refuse_unfit
 from statecache.settings import Settings
 
 HERE = Settings(redis_url="redis://127.0.0.1:1/0", postgres_url="postgresql://127.0.0.1:1/x")
@@ -67,6 +70,42 @@ def test_kills_that_cannot_be_are_refused_before_anything_starts() -> None:
         refuse_unfit(options(kills=("agent", "postgres")), HERE)
     with pytest.raises(UsageError, match="none is started"):
         refuse_unfit(options(kills=("flusher",), flushers=0), HERE)
+
+
+class FakeProcess:
+    """This is a process that runs until it is killed."""
+
+    returncode: int | None = None
+
+    def is_running(self) -> bool:
+        return self.returncode is None
+
+    def kill(self) -> None:
+        self.returncode = -9
+
+
+@pytest.mark.parametrize("counts", [False, True], ids=["with another's commit alone", "with its own"])
+def test_an_agents_kill_counts_with_a_commit_of_the_victim_in_flight(
+    counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is struck as far as its journal was read by then; the rest of it tells whether the commit was over."""
+    monkeypatch.setattr(fleet, "spawn", lambda *args, **more: FakeProcess())
+    asked = options(runs=[AgentRun(name, [{"role": "user"}]) for name in "ab"], agents=2, kills=("agent",))
+    supervisor: Any = Supervisor(asked, Stage(HERE, {}, None), tmp_path, lambda standing: None)
+    kill = Kill(kind="agent", progress=0.0, down_s=100.0, pick=0.0)
+    supervisor._due = [kill]
+    paths = [journal_path(tmp_path, agent, 0) for agent in range(2)]
+    with Journal(paths[0]) as victim, Journal(paths[1]) as other:
+        for agent, journal in enumerate((victim, other)):
+            supervisor._agents.start(agent)
+            journal.write(Invoke(at=monotonic(), run="ab"[agent], index=0, change_id=f"c{agent}", expected=""))
+        supervisor._agents.read()
+        if not counts:
+            victim.write(Ok(at=monotonic(), change_id="c0", version=1, epoch=1, position="1-1"))
+        supervisor._strike(kill)
+        supervisor._confirm(monotonic())
+    assert supervisor._kills() == {"agent": int(counts)}
+    assert supervisor._due == ([] if counts else [kill])
 
 
 def test_one_url_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
