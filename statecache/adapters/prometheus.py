@@ -5,6 +5,8 @@
     observer = PrometheusObserver()                   # once in a process, on the default registry
     cache = AsyncStateCache(observer=observer)        # any number of clients may share it
 
+    observer.watches(cache)                           # its near cache too: hits, misses, what is kept, trust
+
 How the registry gets to Prometheus is the program's affair: `prometheus_client.start_http_server`, or whatever it
 serves already. Labels are the verb and the outcome, never a key. docs/metrics.md explains each name. It needs the extra
 `statecache[metrics]`.
@@ -12,24 +14,60 @@ serves already. Labels are the verb and the outcome, never a key. docs/metrics.m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from statecache import ConfigurationError
 
 try:
     from prometheus_client import REGISTRY, Counter, Histogram
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.registry import Collector
 except ModuleNotFoundError as missing:
     raise ConfigurationError(
         "metrics for Prometheus need the package prometheus-client", hint="pip install 'statecache[metrics]'"
     ) from missing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
 
     from statecache import Operation
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """The bounds of the histogram: a commit takes some hundred microseconds, a wait for Postgres some ten milliseconds."""
+
+
+class _NearCaches(Collector):
+    """This sums up the near caches of clients whenever the registry is read; it costs their reads nothing."""
+
+    def __init__(self) -> None:
+        self.clients: WeakSet[Any] = WeakSet()
+
+    def describe(self) -> Iterator[Metric]:
+        """This names what there will be."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """This counts."""
+        stand = [client.near for client in list(self.clients)]
+        for name, told in (
+            ("hits", "Local reads that were answered in the process."),
+            ("misses", "Local reads that were not."),
+            ("invalidations", "States that somebody wrote while they were kept."),
+            ("evictions", "States that went for room."),
+        ):
+            value = sum(getattr(one, name) for one in stand)
+            yield CounterMetricFamily(f"statecache_client_near_{name}", told, value=value)
+        for name, told in (("entries", "States kept in the process."), ("bytes", "About the memory that they take.")):
+            yield GaugeMetricFamily(
+                f"statecache_client_near_{name}", told, value=sum(getattr(one, name) for one in stand)
+            )
+        untrusted = sum(not one.trusted for one in stand)
+        told = "Clients that read everything from the primary at the moment."
+        yield GaugeMetricFamily("statecache_client_near_untrusted", told, value=untrusted)
 
 
 class PrometheusObserver:
@@ -55,6 +93,8 @@ class PrometheusObserver:
                 "statecache_client_hydrations", "States looked for in Postgres because Redis had none.", ["verb"],
                 registry=registry,
             )  # fmt: skip
+            self._near = _NearCaches()
+            registry.register(self._near)
         except ValueError as error:
             raise ConfigurationError(
                 f"the registry has such metrics already: {error}", hint="Make one observer and give it to every client."
@@ -62,6 +102,10 @@ class PrometheusObserver:
 
         self._by_verb: dict[str, tuple[Histogram, Counter, Counter, Counter]] = {}
         self._by_outcome: dict[tuple[str, str], Counter] = {}
+
+    def watches(self, client: Any) -> None:
+        """This counts the client's near cache too, for as long as the client is there."""
+        self._near.clients.add(client)
 
     def ended(self, operation: Operation) -> None:
         """This counts one call."""

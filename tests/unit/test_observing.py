@@ -307,6 +307,20 @@ async def test_the_observer_for_prometheus_counts_by_verb_and_outcome(fake: Fake
     assert found["statecache_client_hydrations_total{set}"] == 1
 
 
+async def test_the_near_caches_of_watched_clients_are_summed_up(fake: FakeDeployment) -> None:
+    registry = CollectorRegistry()
+    observer = PrometheusObserver(registry)
+    clients = [AsyncStateCache(settings=fake.settings, dial=fake.dial) for _ in range(2)]
+    for client in clients:
+        observer.watches(client)
+        await client.get("runs/42")
+        await client.close()
+    found = samples(generate_latest(registry).decode())
+    assert found["statecache_client_near_misses_total"] == 2
+    assert found["statecache_client_near_untrusted"] == 2
+    assert found["statecache_client_near_entries"] == found["statecache_client_near_bytes"] == 0
+
+
 def test_a_second_observer_for_one_registry_is_refused_with_what_to_do() -> None:
     registry = CollectorRegistry()
     PrometheusObserver(registry)
