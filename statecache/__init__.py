@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from statecache.agent_run import AgentRun
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
@@ -31,11 +32,14 @@ from statecache.errors import (
     RedisUnavailable,
     StaleToken,
     StateCacheError,
+    StepMismatch,
+    StepUnknown,
     Unavailable,
     UsageError,
     VersionConflict,
 )
 from statecache.model import Durability, NearStatistics, Observer, Operation, Policy, Position, ReadMode, State, Token
+from statecache.steps import Done, NotDone, Retry, Step
 
 if TYPE_CHECKING:
     from statecache._async.client import AsyncStateCache
@@ -47,12 +51,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AgentRun",
     "AlreadyExists",
     "AsyncLease",
     "AsyncStateCache",
     "Backpressure",
     "CodecError",
     "ConfigurationError",
+    "Done",
     "Durability",
     "DurabilityNotMet",
     "DurabilityRefused",
@@ -62,10 +68,11 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "LimitExceeded",
-    "NearStatistics",
-    "NotChanged",
     "LockHeld",
     "LockTimeout",
+    "NearStatistics",
+    "NotChanged",
+    "NotDone",
     "NotFound",
     "Observer",
     "Operation",
@@ -76,11 +83,15 @@ __all__ = [
     "Quarantined",
     "ReadMode",
     "RedisUnavailable",
+    "Retry",
     "Settings",
     "StaleToken",
     "State",
     "StateCache",
     "StateCacheError",
+    "Step",
+    "StepMismatch",
+    "StepUnknown",
     "Token",
     "Unavailable",
     "UsageError",

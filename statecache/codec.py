@@ -73,7 +73,7 @@ class Codec:
         self.encoding: Encoding = encoding
         self.schema = _schema_of(self.type)
         self._class = _class_of(self.type)
-        self._write = (msgspec.json if encoding == "json" else msgspec.msgpack).Encoder(enc_hook=_dumped).encode
+        self._write = (msgspec.json if encoding == "json" else msgspec.msgpack).Encoder(enc_hook=dumped).encode
         try:
             self._readers = {name: _reader_of(self.type, name) for name in _may_be_naive}
             self._dated, self._open = _traits_of(self.type)
@@ -198,7 +198,8 @@ def _reader_of(kind: Any, encoding: str) -> Callable[[bytes], Any]:
     return library.Decoder(kind, dec_hook=_loaded).decode  # type: ignore[no-any-return]
 
 
-def _dumped(value: Any) -> Any:
+def dumped(value: Any) -> Any:
+    """This gives msgspec what it does not know by itself: a pydantic model as plain data."""
     if not _is_model(value.__class__):
         raise TypeError(f"a {_name_of(value.__class__)} cannot be stored; make plain data or a Struct of it")
     try:
@@ -353,8 +354,7 @@ def _error_of(error: Any, key: str, verb: str) -> CodecError:
         path = [f"[{step}]" if isinstance(step, int) else _step(step) for step in first["loc"]]
         return CodecError(key=key, verb=verb, path=_spelled(path), reason=first["msg"])
     message = _message_of(error)
-    place = _place_in_message(message)
-    if not place:
+    if not (place := _place_in_message(message)):
         return CodecError(key=key, verb=verb, reason=message)
     reason = message[: place.start()] + (", in a key" if "`key`" in place.group() else "")
     return CodecError(key=key, verb=verb, path=place.group(1), reason=reason)

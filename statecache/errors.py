@@ -10,6 +10,7 @@ What a writer may conclude:
 * `Forked` and `Quarantined` say that the commit was applied in Redis and that Postgres did not take it into the
   current lineage.
 * `LeaseLost` says that a lease is over; commits under it that were acknowledged before are applied.
+* `StepUnknown` speaks of an effect outside of statecache, not of a commit.
 * every other error says that nothing was applied.
 """
 
@@ -110,6 +111,45 @@ class NotChanged(StateCacheError, TimeoutError):
 
     def __init__(self, key: str, *, seconds: float) -> None:
         super().__init__(key=key, seconds=seconds)
+
+
+class StepMismatch(StateCacheError):
+    """The step {name!r} of {key!r} was begun with other arguments."""
+
+    hint = "A name stands for one call: give another name to another one, or the same arguments."
+    key: str
+    name: str
+    expected: str
+    actual: str
+
+    def __init__(self, key: str, name: str, *, expected: str, actual: str) -> None:
+        super().__init__(key=key, name=name, expected=expected, actual=actual)
+
+
+class StepUnknown(StateCacheError):
+    """Whether the step {name!r} of {key!r} took effect is not known: {reason}."""
+
+    key: str
+    name: str
+    idempotency_key: str
+    reason: str
+
+    def __init__(self, key: str, name: str, *, idempotency_key: str, reason: str) -> None:
+        super().__init__(key=key, name=name, idempotency_key=idempotency_key, reason=reason)
+
+    @property
+    def problem(self) -> str:
+        """This says why it is not known."""
+        return self._filled(reason=_unended(self.reason))
+
+    @property
+    def remedy(self) -> str:
+        """This says how to find out, and how to go on."""
+        return (
+            f"Look where the effect would be, by the idempotency key {self.idempotency_key}; then call "
+            f"resolve_step({self.key!r}, {self.name!r}, result=…) or (…, not_done=True). "
+            "A step with check= or idempotent=True goes on by itself."
+        )
 
 
 class OutcomeUnknown(StateCacheError):

@@ -5,6 +5,7 @@ fix_faults        networks that fail to order
 fix_flusher       workers turned by hand, and commits by the real script
 fix_redis         a deployment on fakeredis, for stories that need no server
 fix_servers       real servers, found and named in the run's header; deployments and clients on them
+fix_steps         what steps do: charges that are counted
 fix_surroundings  nothing of the caller's terminal, nothing drawn by chance
 fix_time          a clock that moves when the test says so
 """
@@ -16,6 +17,7 @@ pytest_plugins = [
     "tests.fix_flusher",
     "tests.fix_redis",
     "tests.fix_servers",
+    "tests.fix_steps",
     "tests.fix_surroundings",
     "tests.fix_time",
     "tests.fix_deployment",

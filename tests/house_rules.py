@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import PurePosixPath
 
 LAYERS = (
-    ("statecache.model", "statecache.errors"),
+    ("statecache.model", "statecache.errors", "statecache.agent_run"),
     tuple(
         f"statecache.{name}"
-        for name in ("keys", "codec", "records", "entries", "epochs", "reconcile", "near", "leases")
+        for name in ("keys", "codec", "records", "entries", "epochs", "reconcile", "near", "leases", "steps")
     ),
     (
         "statecache.lua",

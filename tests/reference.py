@@ -95,7 +95,10 @@ def _named(kind: Any) -> str:
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:
-    return "" if field.required else f"`{field.default!r}`"
+    if field.required:
+        return ""
+    made = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    return f"`{made!r}`"
 
 
 def _errors() -> Iterator[str]:

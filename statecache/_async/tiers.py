@@ -17,6 +17,7 @@ from statecache._async.opener import Opener
 from statecache._async.postgres import PostgresTier
 from statecache._async.reading import Reader
 from statecache._async.redis import RedisTier
+from statecache._async.rolls import Rolls
 from statecache._async.turns import Turns
 from statecache._async.warming import Warmer
 from statecache._process import begins_anew_after_fork, mutex
@@ -69,6 +70,7 @@ class Tiers:
         self.leases = Leases(
             settings, self.keys, self.redis, self.opener, self.events, new_request=new_change_id
         )  # fmt: skip
+        self.rolls = Rolls(self.postgres)
         self.levels = Levels(settings, self.redis)
         self.committer = Committer(
             settings,

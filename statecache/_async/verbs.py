@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from statecache._async.locks import AsyncLocks
 from statecache._async.observing import note, observe
 from statecache._async.scope import checked_text
+from statecache._async.stepping import AsyncStepping
 from statecache._async.transaction import AsyncTransaction
 from statecache._bridge import async_called, async_sleep
 from statecache.clock import monotonic
@@ -21,7 +22,7 @@ D = TypeVar("D")
 V = TypeVar("V")
 
 
-class AsyncVerbs(AsyncLocks[D], Generic[D]):
+class AsyncVerbs(AsyncStepping[D], AsyncLocks[D], Generic[D]):
     """This holds all the verbs; where an observer wants to know, they tell it."""
 
     def __init__(self, tier: Tiers, policy: Policy, prefix: str) -> None:

@@ -38,8 +38,10 @@ class Scope(Generic[D]):
         self._reads = policy.read or tier.settings.read
         self._kind = policy.type if policy.type is not None else Any
         self._codec = codec_for(self._kind, policy.encoding)
-        self._bytes_max = min(policy.value_bytes_max or tier.settings.value_bytes_max, tier.settings.value_bytes_max)
-        self._ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
+        self.encoding = policy.encoding
+        bytes_max = tier.settings.value_bytes_max
+        self.value_bytes_max = min(policy.value_bytes_max or bytes_max, bytes_max)
+        self.ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client holds connections and cannot be pickled: make one in each process")
@@ -69,10 +71,10 @@ class Scope(Generic[D]):
             key=key,
             op="set",
             expected=expected,
-            value=codec.encode(value, key=key, bytes_max=self._bytes_max),
+            value=codec.encode(value, key=key, bytes_max=self.value_bytes_max),
             encoding=codec.encoding,
             schema=codec.schema if codec.schema or value.__class__ is dict else codec.of(value).schema,
-            ttl_ms=self._ttl_ms,
+            ttl_ms=self.ttl_ms,
             assume_new=assume_new,
         )
 

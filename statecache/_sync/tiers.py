@@ -20,6 +20,7 @@ from statecache._sync.opener import Opener
 from statecache._sync.postgres import PostgresTier
 from statecache._sync.reading import Reader
 from statecache._sync.redis import RedisTier
+from statecache._sync.rolls import Rolls
 from statecache._sync.turns import Turns
 from statecache._sync.warming import Warmer
 from statecache.keys import KeySpace
@@ -71,6 +72,7 @@ class Tiers:
         self.leases = Leases(
             settings, self.keys, self.redis, self.opener, self.events, new_request=new_change_id
         )  # fmt: skip
+        self.rolls = Rolls(self.postgres)
         self.levels = Levels(settings, self.redis)
         self.committer = Committer(
             settings,

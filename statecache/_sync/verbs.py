@@ -11,6 +11,7 @@ from statecache._bridge import called, sleep
 from statecache._sync.locks import Locks
 from statecache._sync.observing import note, observe
 from statecache._sync.scope import checked_text
+from statecache._sync.stepping import Stepping
 from statecache._sync.transaction import Transaction
 from statecache.clock import monotonic
 from statecache.errors import OutcomeUnknown, VersionConflict
@@ -23,7 +24,7 @@ D = TypeVar("D")
 V = TypeVar("V")
 
 
-class Verbs(Locks[D], Generic[D]):
+class Verbs(Stepping[D], Locks[D], Generic[D]):
     """This holds all the verbs; where an observer wants to know, they tell it."""
 
     def __init__(self, tier: Tiers, policy: Policy, prefix: str) -> None:

@@ -157,7 +157,7 @@ class Writes(Reads[D], Generic[D]):
         """This deletes the state and gives its tombstone, or None where there was nothing to delete."""
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         wanted = PRESENT if expected is None else expected_of(key, expected)
-        write = Write(key=key, op="delete", expected=wanted, ttl_ms=self._ttl_ms)
+        write = Write(key=key, op="delete", expected=wanted, ttl_ms=self.ttl_ms)
         try:
             return self._commit_one(
                 write, None, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id

@@ -1,0 +1,70 @@
+# Generated from statecache/_async/step_records.py by tests/unasync.py. Do not edit.
+
+"""A step's record as it is stored: reading it, its age, and the write that follows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from statecache._sync.redis import refusal
+from statecache.clock import monotonic
+from statecache.codec import codec_for
+from statecache.errors import Quarantined
+from statecache.model import ABSENT, Encoding, Record, Write
+from statecache.records import time_of
+from statecache.steps import StepRecord
+
+if TYPE_CHECKING:
+    from statecache._sync.scope import Scope
+    from statecache._sync.tiers import Tiers
+
+_CODECS = {"json": codec_for(StepRecord, "json"), "msgpack": codec_for(StepRecord, "msgpack")}
+_WRITTEN = {"json": msgspec.json.Encoder().encode, "msgpack": msgspec.msgpack.Encoder().encode}
+
+
+class Held(msgspec.Struct, frozen=True):
+    """This is a step as its record has it, and the change that wrote it."""
+
+    step: StepRecord
+    change_id: str
+    encoding: Encoding
+    record: Record | None = None
+
+
+def held_step(tier: Tiers, key: str, *, end: float) -> tuple[str, Held | None]:
+    """This reads a step's record: the change_id to compare with, and what it holds, None where there is no step."""
+    record = tier.reader.record(key, end=end)
+    if not record.exists:
+        if record.op == "quarantined":
+            raise Quarantined(key, record.change_id)
+        return record.change_id, None
+    encoding: Encoding = "msgpack" if record.encoding == "msgpack" else "json"
+    step = _CODECS[encoding].decode(record.value, key=key, encoding=record.encoding)
+    return record.change_id, Held(step, record.change_id, encoding, record)
+
+
+def age_of(tier: Tiers, record: Record, *, end: float) -> float:
+    """This gives the seconds since a record was written, by the clock of the server that wrote it."""
+    meta = tier.keys.meta(tier.keys.shard(record.key))
+    try:
+        now_ms = tier.redis.script("now", [meta], [], seconds=max(end - monotonic(), 0.001))
+    except ResponseError as error:
+        raise refusal(error, meta) from error
+    return float(now_ms) / 1000 - time_of(record.updated_at).timestamp()
+
+
+def record_write(scope: Scope[Any], key: str, step: StepRecord, expected: str, encoding: Encoding) -> Write:
+    """This asks for a record to be written; `expected` as in `Write`: ABSENT vouches that the step is new."""
+    return Write(
+        key=key,
+        op="set",
+        expected=expected,
+        value=_WRITTEN[encoding](step),
+        encoding=encoding,
+        schema=_CODECS[encoding].schema,
+        ttl_ms=scope.ttl_ms,
+        assume_new=expected == ABSENT,
+    )

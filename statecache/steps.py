@@ -1,0 +1,213 @@
+"""Steps that run once, decided purely: what a step's record says, and what to do about it.
+
+A step is a function with an effect outside of statecache: a charge, a mail, a deployment. Its record is a state of its
+own at `<key>/steps/<name>`, written before the function runs and again after it:
+
+    (nothing) ──▶ intent ──▶ done      the result is kept; whoever asks again is given it
+                    │ ├────▶ failed    the function raised, and may run again: the caller said so, or a person did
+                    │ ├────▶ unknown   the function raised or was cut off: whether it had its effect is not known
+                    │ └────▶ ran       the effect happened and its result is kept; what follows from it for the value
+                    │                  of `key` is still to be committed
+                    └──────▶ intent    once more, with the same idempotency key: only where that is allowed
+
+An intent belongs to whoever wrote it, as long as it is young by the server's clock or its writer holds a lease on the
+record's key. After that its writer is dead, and nobody knows how far it came: `unknown`. From there the way on is one
+of three: the step is idempotent, so it runs again with the same idempotency key; `check=` finds out; a person says
+what happened. Nothing runs again by itself.
+
+Every record is written by compare-and-set on the one before it. So of two who claim a step one gets it, and whoever was
+taken for dead and wakes cannot overwrite what happened since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from statecache.codec import dumped
+from statecache.errors import CodecError, InvalidKey, StepMismatch, UsageError
+
+R = TypeVar("R")
+
+Status = Literal["intent", "done", "failed", "unknown", "ran"]
+Verdict = Literal["run", "give", "apply", "wait", "ask"]
+
+RECORD_BYTES = 8 * 1024
+"""What a record may need beside its result, in bytes."""
+ERROR_CHARACTERS_MAX = 1000
+RETRIES_MAX = 1000
+PAUSE_S_MAX = 30.0
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what a step's function is given first: who it is, and the idempotency key to pass on.
+
+    `idempotency_key` stays the same however often the step is tried; `attempt` counts from 1, over all agents.
+    """
+
+    key: str
+    name: str
+    idempotency_key: str
+    attempt: int
+
+
+class Done(msgspec.Struct, Generic[R], frozen=True):
+    """This is what `check=` gives where the effect happened: the result that the function would have returned."""
+
+    result: R
+
+
+class NotDone(msgspec.Struct, frozen=True):
+    """This is what `check=` gives where the effect did not happen, and never will: the step runs again."""
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True):
+    """This says which exceptions of a step's function mean that it may run again, and how often it does at once.
+
+    `on` are exceptions after which the effect did not happen, or may happen twice. The pauses between the `times`
+    double from `pause_s`, up to half a minute.
+    """
+
+    times: int = 3
+    on: tuple[type[Exception], ...] = (Exception,)
+    pause_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.times <= RETRIES_MAX:
+            raise UsageError(f"retry times={self.times} is not from 0 to {RETRIES_MAX}")
+        if not 0 <= self.pause_s <= PAUSE_S_MAX:
+            raise UsageError(f"retry pause_s={self.pause_s} is not from 0 to {PAUSE_S_MAX:g} seconds")
+        if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in self.on):
+            raise UsageError("retry on= is not a tuple of exception classes")
+
+    def pause(self, tried: int) -> float:
+        """This gives the seconds to wait after that many tries."""
+        return float(min(self.pause_s * 2 ** min(tried - 1, 20), PAUSE_S_MAX))
+
+
+_NO_RESULT = msgspec.Raw()
+NEVER = Retry(times=0, on=())
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """This is what is stored of a step; `result` are the bytes of its result, in the record's own encoding."""
+
+    name: str
+    status: Status
+    fingerprint: str
+    idempotency_key: str
+    attempts: int
+    started_at: datetime
+    ended_at: datetime | None = None
+    result: msgspec.Raw = _NO_RESULT
+    error: str = ""
+
+
+def record_key(key: str, name: object) -> str:
+    """This gives the key of a step's record; a name is one segment of it."""
+    if not isinstance(name, str):
+        raise InvalidKey(name, reason=f"the name of a step is text, not a {type(name).__name__}")
+    if not name or "/" in name:
+        raise InvalidKey(name, reason="the name of a step is one segment, not empty and without a slash")
+    return f"{key}/steps/{name}"
+
+
+def checked_retry(retry: int | Retry) -> Retry:
+    """This reads `retry=`: a number means that many times after any exception."""
+    if isinstance(retry, Retry):
+        return retry
+    if not isinstance(retry, int) or isinstance(retry, bool):
+        raise UsageError(f"retry={retry!r} is neither a number nor a Retry")
+    return Retry(times=retry) if retry else NEVER
+
+
+_written = msgspec.json.Encoder(enc_hook=dumped, order="sorted").encode
+
+
+def fingerprint_of(args: Sequence[Any], *, key: str) -> str:
+    """This gives the fingerprint of a function's arguments: the same for values that are stored as the same JSON.
+
+    Arguments that cannot be stored are a CodecError: a function may have them from elsewhere, a closure or a partial.
+    """
+    try:
+        try:
+            data = _written(list(args))
+        except TypeError as error:
+            if "str keys" not in str(error):
+                raise
+            data = _written(msgspec.json.decode(msgspec.json.encode(list(args), enc_hook=dumped)))
+    except Exception as error:  # users' own classes take part
+        hint = "; bind it to the function, with functools.partial, where it does not belong to what the step is about"
+        raise CodecError(key=key, path="args", reason=f"{error}{hint}") from error
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def check_fingerprint(record: StepRecord, fingerprint: str, *, key: str) -> None:
+    """This raises StepMismatch where the step was begun with other arguments."""
+    if record.fingerprint != fingerprint:
+        raise StepMismatch(key, record.name, expected=record.fingerprint, actual=fingerprint)
+
+
+def verdict_on(record: StepRecord | None, *, age_s: float, claim_s: float, applies: bool) -> Verdict:
+    """This says what to do about a step whose record was written that many seconds ago by the server's clock.
+
+    `run` it, `give` the result that is kept, `apply` that result first, `wait` for whoever runs it, or `ask` what
+    became of it. Whoever runs a step for longer than `claim_s` holds a lease, which is to be had before asking.
+    """
+    if record is None or record.status == "failed":
+        return "run"
+    if record.status == "done":
+        return "give"
+    if record.status == "ran":
+        return "apply" if applies else "give"
+    if record.status == "intent" and age_s < claim_s:
+        return "wait"
+    return "ask"
+
+
+def check_unknown(record: StepRecord, *, age_s: float, claim_s: float, key: str) -> None:
+    """This raises UsageError where a person has nothing to say about a step: it runs, or how it ended is known."""
+    verdict = verdict_on(record, age_s=age_s, claim_s=claim_s, applies=True)
+    if verdict == "wait":
+        raise UsageError(f"the step {record.name!r} of {key!r} may still run", hint=f"Look again in {claim_s:g} s.")
+    if verdict != "ask":
+        raise UsageError(f"the step {record.name!r} of {key!r} is {record.status}: nothing about it is unknown")
+
+
+def intent(before: StepRecord | None, name: str, fingerprint: str, *, new_key: str, at: datetime) -> StepRecord:
+    """This is the record of a step that is about to run, for the first time or again."""
+    return StepRecord(
+        name=name,
+        status="intent",
+        fingerprint=fingerprint,
+        idempotency_key=new_key if before is None else before.idempotency_key,
+        attempts=1 if before is None else before.attempts + 1,
+        started_at=at,
+    )
+
+
+def ended(record: StepRecord, status: Status, *, at: datetime, result: bytes = b"", error: str = "") -> StepRecord:
+    """This is the record of a step that has come to an end; `result` in the encoding of the record."""
+    kept = msgspec.Raw(result) if result else _NO_RESULT
+    return msgspec.structs.replace(record, status=status, ended_at=at, result=kept, error=_shortened(error))
+
+
+def told(error: BaseException) -> str:
+    """This is what a record keeps of an error: its kind and its message."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _shortened(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode().replace("\0", "")
+    return text if len(text) <= ERROR_CHARACTERS_MAX else text[: ERROR_CHARACTERS_MAX - 1] + "…"
+
+
+def why_unknown(record: StepRecord) -> str:
+    """This says why nobody knows whether a step took effect."""
+    if record.status == "unknown":
+        return record.error or "it was cut off"
+    return f"attempt {record.attempts} was begun at {record.started_at:%Y-%m-%d %H:%M:%S} UTC and never ended"

@@ -1,0 +1,277 @@
+"""Steps on real servers: they run once, and their results are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import (
+    AgentRun,
+    AsyncStateCache,
+    CodecError,
+    InvalidKey,
+    NotFound,
+    Settings,
+    Step,
+    StepMismatch,
+    UsageError,
+)
+from statecache.errors import Unavailable
+from statecache.keys import KeySpace
+from tests.fix_flusher import rows
+from tests.fix_servers import MakeClient
+from tests.fix_steps import Bank, Receipt, charged
+from tests.integration.test_client_durability import at_work
+
+KEY = "runs/42"
+RECORD = f"{KEY}/steps/charge"
+
+Psql = psycopg.Connection[Any]
+
+
+@pytest.fixture(autouse=True)
+async def working(settings: Settings) -> AsyncIterator[None]:
+    """A worker at work."""
+    async with at_work(settings):
+        yield
+
+
+async def _record(client: AsyncStateCache, key: str = RECORD) -> dict[str, Any]:
+    state = await client.get(key)
+    assert state is not None
+    return dict(state.value)
+
+
+async def test_a_step_runs_once_and_its_result_is_given_ever_after(
+    client: AsyncStateCache, bank: Bank, make_client: MakeClient, settings: Settings
+) -> None:
+    receipt = await client.step(KEY, "charge", bank.charge, "order 7", type=Receipt)
+    assert receipt == Receipt("order 7", bank.charged[0], 1)
+    assert await client.step(KEY, "charge", bank.charge, "order 7", type=Receipt) == receipt
+    other = make_client(settings)
+    assert await other.step(KEY, "charge", bank.charge, "order 7", type=Receipt) == receipt
+    assert len(bank.charged) == 1
+
+
+async def test_the_intent_is_in_postgres_before_the_function_is_called(
+    client: AsyncStateCache, settings: Settings
+) -> None:
+    seen: list[Any] = []
+
+    def look(step: Step) -> str:
+        path = f"-c search_path={settings.postgres_schema}"
+        with psycopg.connect(settings.postgres_url, options=path) as psql:
+            seen.extend(rows(psql, "SELECT value_json->>'status', value_json->>'idempotency_key' FROM state_view"))
+        assert seen == [("intent", step.idempotency_key)]
+        return "seen"
+
+    assert await client.step(KEY, "look", look) == "seen"
+
+
+async def test_result_and_state_are_one_commit(client: AsyncStateCache, bank: Bank, psql: Psql) -> None:
+    before = await client.create(KEY, AgentRun(goal="refund"), durability="postgres")
+    await client.step(KEY, "charge", bank.charge, "order 7", type=Receipt, apply=charged, state_type=AgentRun)
+    after = await client.get(KEY, type=AgentRun)
+    assert after is not None
+    assert after.value == AgentRun(goal="refund").with_step("charge", "order 7")
+    assert after.version == before.version + 1
+    found = rows(psql, "SELECT key FROM change WHERE change_id = %s ORDER BY key", after.change_id)
+    assert found == [(KEY,), (RECORD,)]
+    assert (await _record(client))["status"] == "done"
+
+
+async def test_a_namespace_knows_the_type_and_names_are_relative(client: AsyncStateCache, bank: Bank) -> None:
+    runs = client.namespace("runs", type=AgentRun)
+    await runs.create("42", AgentRun(goal="refund"))
+    receipt = await runs.step("42", "charge", bank.charge, "order 7", type=Receipt, apply=charged)
+    again = await client.step(KEY, "charge", bank.charge, "order 7", type=Receipt)
+    assert again == receipt
+    state = await runs.get("42")
+    assert state is not None
+    assert state.value.completed == ("charge",)
+
+
+async def test_the_record_reads_in_redis_cli_and_psql(
+    client: AsyncStateCache, bank: Bank, redis_raw: Any, keys: KeySpace, psql: Psql
+) -> None:
+    await client.step(KEY, "charge", bank.charge, "order 7", type=Receipt)
+    shown = json.loads(redis_raw.hget(keys.state(RECORD), "value"))
+    assert shown["status"] == "done"
+    assert shown["result"] == {"order": "order 7", "key": bank.charged[0], "attempt": 1}
+    assert shown["idempotency_key"] == bank.charged[0]
+    found = rows(psql, "SELECT value_json->'result'->>'order' FROM state_view WHERE key = %s", RECORD)
+    assert found == [("order 7",)]
+
+
+async def test_msgpack_by_policy_keeps_bytes(client: AsyncStateCache) -> None:
+    runs = client.namespace("runs", encoding="msgpack")
+    assert await runs.step("42", "hash", lambda step: b"\x00\xff") == b"\x00\xff"
+    assert await runs.step("42", "hash", lambda step: b"other") == b"\x00\xff"
+    plain = client.namespace("runs", encoding="json")
+    assert await plain.step("42", "hash", lambda step: b"other") == b"\x00\xff"
+
+
+async def test_a_step_of_another_name_or_key_is_another_step(client: AsyncStateCache, bank: Bank) -> None:
+    await client.step(KEY, "charge", bank.charge, "order 7")
+    await client.step(KEY, "charge again", bank.charge, "order 7")
+    await client.step("runs/43", "charge", bank.charge, "order 7")
+    assert len(set(bank.charged)) == 3
+
+
+async def test_none_is_a_result_like_any_other(client: AsyncStateCache) -> None:
+    calls: list[int] = []
+    for _ in range(2):
+        assert await client.step(KEY, "note", lambda step: calls.append(1)) is None
+    assert calls == [1]
+
+
+async def test_other_arguments_are_refused(client: AsyncStateCache, bank: Bank) -> None:
+    await client.step(KEY, "charge", bank.charge, "order 7")
+    with pytest.raises(StepMismatch) as caught:
+        await client.step(KEY, "charge", bank.charge, "order 8")
+    assert (caught.value.key, caught.value.name) == (KEY, "charge")
+    assert len(bank.charged) == 1
+
+
+async def test_a_key_that_does_not_exist_is_found_out_before_the_effect(client: AsyncStateCache, bank: Bank) -> None:
+    with pytest.raises(NotFound):
+        await client.step(KEY, "charge", bank.charge, "order 7", apply=charged)
+    assert bank.charged == []
+    assert await client.get(RECORD) is None
+    default = AgentRun(goal="refund")
+    await client.step(KEY, "charge", bank.charge, "order 7", type=Receipt, apply=charged, default=default)
+    state = await client.get(KEY, type=AgentRun)
+    assert state is not None
+    assert state.value == default.with_step("charge", "order 7")
+
+
+async def test_a_conflict_over_the_value_is_applied_again_without_the_function(
+    client: AsyncStateCache, bank: Bank, make_client: MakeClient, settings: Settings
+) -> None:
+    await client.create(KEY, AgentRun(goal="refund"))
+    async with AsyncStateCache(settings=settings) as other:
+        loop = asyncio.get_running_loop()
+
+        def charge(step: Step) -> Receipt:
+            changed = other.update(KEY, lambda run: run.with_discovery("meanwhile"), type=AgentRun)
+            if isinstance(client, AsyncStateCache):
+                meanwhile.append(loop.create_task(changed))
+            else:
+                asyncio.run_coroutine_threadsafe(changed, loop).result(10)
+            return bank.charge(step, "order 7")
+
+        async def after(run: AgentRun, receipt: Receipt) -> AgentRun:
+            await asyncio.gather(*meanwhile)
+            return charged(run, receipt)
+
+        meanwhile: list[asyncio.Task[Any]] = []
+        apply = after if isinstance(client, AsyncStateCache) else charged
+        await client.step(KEY, "charge", charge, type=Receipt, apply=apply, state_type=AgentRun)
+    state = await client.get(KEY, type=AgentRun)
+    assert state is not None
+    assert (state.value.discoveries, state.value.completed) == (("meanwhile",), ("charge",))
+    assert len(bank.charged) == 1
+
+
+async def test_two_agents_never_run_one_step_at_once(make_client: MakeClient, settings: Settings, bank: Bank) -> None:
+    agents = [make_client(settings) for _ in range(4)]
+    for number in range(10):
+        results = await asyncio.gather(
+            *(agent.step(f"runs/{number}", "charge", bank.charge, "order 7", type=Receipt) for agent in agents * 2)
+        )
+        assert len(set(results)) == 1
+        assert len(bank.charged) == number + 1
+
+
+async def test_whoever_wants_a_running_step_waits_for_its_result(client: AsyncStateCache, settings: Settings) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()  # of a step that is young enough to be believed in throughout
+
+    async def slow(step: Step) -> str:
+        begun.set()
+        await go_on.wait()
+        return "the first"
+
+    async with AsyncStateCache(settings=settings) as first:
+        running = asyncio.create_task(first.step(KEY, "slow", slow))
+        await begun.wait()
+        with pytest.raises(Unavailable, match="another agent runs step 'slow'"):
+            await client.step(KEY, "slow", lambda step: "the second", timeout=1)
+        with pytest.raises(UsageError, match="may still run"):
+            await client.resolve_step(KEY, "slow", not_done=True)
+        waiting = asyncio.create_task(client.step(KEY, "slow", lambda step: "the second"))
+        go_on.set()
+        assert [await running, await waiting] == ["the first", "the first"]
+
+
+async def test_the_synchronous_client_refuses_an_async_function(sync_cache: Any) -> None:
+    async def charge(step: Step) -> None: ...
+
+    with pytest.raises(TypeError, match="AsyncStateCache"):
+        await asyncio.to_thread(sync_cache.step, KEY, "charge", charge)
+
+
+async def test_a_step_whose_record_left_redis_is_not_run_again(
+    make_client: MakeClient, settings: Settings, bank: Bank, redis_raw: Any, keys: KeySpace
+) -> None:
+    one, other = make_client(settings), make_client(settings)
+    receipt = await one.step(KEY, "charge", bank.charge, "order 7", type=Receipt)
+    redis_raw.delete(keys.state(RECORD))
+    assert await one.step(KEY, "charge", bank.charge, "order 7", type=Receipt) == receipt
+    redis_raw.delete(keys.state(RECORD))
+    assert await other.step(KEY, "charge", bank.charge, "order 7", type=Receipt) == receipt
+    assert len(bank.charged) == 1
+
+
+async def test_a_step_taken_for_new_in_error_is_found_out_before_its_function(
+    make_client: MakeClient, settings: Settings, bank: Bank, redis_raw: Any, keys: KeySpace, psql: Psql
+) -> None:
+    one, other = make_client(settings), make_client(settings)
+    await other.step(KEY, "look", lambda step: 1)  # now it knows this key's records, and charge is none of them
+    receipt = await one.step(KEY, "charge", bank.charge, "order 7", type=Receipt)
+    redis_raw.delete(keys.state(RECORD))
+    assert await other.step(KEY, "charge", bank.charge, "order 7", type=Receipt) == receipt
+    assert len(bank.charged) == 1
+    assert rows(psql, "SELECT count(*) FROM conflict") == [(1,)]
+
+
+async def test_a_deleted_record_makes_the_step_new(client: AsyncStateCache, bank: Bank) -> None:
+    await client.step(KEY, "charge", bank.charge, "order 7")
+    await client.delete(RECORD)
+    receipt = await client.step(KEY, "charge", bank.charge, "order 8", type=Receipt)
+    assert (receipt.order, receipt.attempt) == ("order 8", 1)
+    assert len(set(bank.charged)) == 2
+
+
+@pytest.mark.parametrize("name", ["", "a/b", 3, "a\0b", "x" * 600])
+async def test_a_bad_name_is_refused_before_any_effect(client: AsyncStateCache, bank: Bank, name: Any) -> None:
+    with pytest.raises(InvalidKey):
+        await client.step(KEY, name, bank.charge, "order 7")
+    assert bank.charged == []
+
+
+async def test_other_bad_calls_are_refused_before_any_effect(client: AsyncStateCache, bank: Bank) -> None:
+    with pytest.raises(InvalidKey):
+        await client.step("runs", "charge", bank.charge, "order 7")
+    with pytest.raises(UsageError, match="cannot be called"):
+        await client.step(KEY, "charge", "charge")  # type: ignore[call-overload]
+    with pytest.raises(CodecError, match="partial"):
+        await client.step(KEY, "charge", bank.charge, object())
+    with pytest.raises(UsageError, match="retry"):
+        await client.step(KEY, "charge", bank.charge, "order 7", retry=-1)
+    with pytest.raises(UsageError, match="durability"):
+        await client.step(KEY, "charge", bank.charge, "order 7", durability="paper")  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="timeout"):
+        await client.step(KEY, "charge", bank.charge, "order 7", timeout=0)
+    assert bank.charged == []
+
+
+async def test_somebody_elses_value_at_a_records_key_is_named(client: AsyncStateCache, bank: Bank) -> None:
+    await client.set(RECORD, {"not": "a record"})
+    with pytest.raises(CodecError, match="steps/charge"):
+        await client.step(KEY, "charge", bank.charge, "order 7")
+    assert bank.charged == []

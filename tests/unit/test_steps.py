@@ -1,0 +1,200 @@
+"""What is decided about a step by its record alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+
+from statecache import CodecError, InvalidKey, Retry, StepMismatch, StepUnknown, UsageError
+from statecache.steps import (
+    ERROR_CHARACTERS_MAX,
+    NEVER,
+    PAUSE_S_MAX,
+    Status,
+    StepRecord,
+    Verdict,
+    check_fingerprint,
+    check_unknown,
+    checked_retry,
+    ended,
+    fingerprint_of,
+    intent,
+    record_key,
+    told,
+    verdict_on,
+    why_unknown,
+)
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+LATER = datetime(2026, 1, 2, tzinfo=UTC)
+INTENT = intent(None, "charge", "f" * 32, new_key="k" * 24, at=AT)
+
+
+def _record(status: Status, **more: Any) -> StepRecord:
+    return INTENT if status == "intent" else ended(INTENT, status, at=LATER, **more)
+
+
+@pytest.mark.parametrize(
+    ("status", "age_s", "applies", "verdict"),
+    [
+        (None, 0, True, "run"),
+        ("failed", 0, True, "run"),
+        ("failed", 99, False, "run"),
+        ("done", 0, True, "give"),
+        ("done", 99, False, "give"),
+        ("ran", 0, True, "apply"),
+        ("ran", 99, False, "give"),
+        ("intent", 0, True, "wait"),
+        ("intent", 9.99, False, "wait"),
+        ("intent", 10, True, "ask"),
+        ("unknown", 0, True, "ask"),
+        ("unknown", 99, False, "ask"),
+    ],
+)
+def test_the_verdict_on_a_step(status: Status | None, age_s: float, applies: bool, verdict: Verdict) -> None:
+    record = None if status is None else _record(status)
+    assert verdict_on(record, age_s=age_s, claim_s=10, applies=applies) == verdict
+
+
+def test_an_intent_keeps_the_idempotency_key_and_counts_attempts() -> None:
+    again = intent(_record("failed", error="TimeoutError"), "charge", "f" * 32, new_key="other", at=LATER)
+    assert (again.idempotency_key, again.attempts, again.status) == (INTENT.idempotency_key, 2, "intent")
+    assert (again.error, again.ended_at, again.started_at) == ("", None, LATER)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "/", 3, None, b"charge"])
+def test_a_name_that_is_not_one_segment_is_refused(name: object) -> None:
+    with pytest.raises(InvalidKey):
+        record_key("runs/42", name)
+
+
+def test_the_record_stands_below_its_key() -> None:
+    assert record_key("runs/42", "charge") == "runs/42/steps/charge"
+
+
+class Order(msgspec.Struct):
+    number: int
+    total: float
+
+
+@dataclass
+class Plain:
+    number: int
+    total: float
+
+
+class Model(pydantic.BaseModel):
+    number: int
+    total: float
+
+
+def _print(*args: Any) -> str:
+    return fingerprint_of(args, key="runs/42/steps/charge")
+
+
+@pytest.mark.parametrize(
+    "value", [Order(1, 2.5), Plain(1, 2.5), Model(number=1, total=2.5), {"total": 2.5, "number": 1}]
+)
+def test_what_is_stored_as_the_same_json_has_the_same_fingerprint(value: Any) -> None:
+    assert _print(value) == _print({"number": 1, "total": 2.5})
+
+
+def test_arguments_that_differ_have_other_fingerprints() -> None:
+    given = [(), (None,), (1,), ("1",), (1, 2), ((1, 2),), (2, 1), ({"1": 2},), (AT,), (LATER,), (True,)]
+    assert len({_print(*args) for args in given}) == len(given)
+
+
+def test_sets_and_dicts_count_in_any_order() -> None:
+    words = [str(number) for number in range(20)]
+    shuffled = random.Random(3).sample(words, 20)
+    assert _print(set(words)) == _print(set(shuffled))
+    assert _print(dict.fromkeys(words)) == _print(dict.fromkeys(shuffled))
+    assert _print({1: "a", 2: "b"}) == _print({2: "b", 1: "a"})
+
+
+@pytest.mark.parametrize("argument", [object(), lambda: 1, {(1, 2): object()}, "\ud800"])
+def test_arguments_that_cannot_be_stored_are_refused(argument: Any) -> None:
+    with pytest.raises(CodecError, match="with functools") as caught:
+        _print(argument)
+    assert caught.value.key == "runs/42/steps/charge"
+
+
+def test_other_arguments_are_a_mismatch() -> None:
+    check_fingerprint(INTENT, "f" * 32, key="runs/42")
+    with pytest.raises(StepMismatch, match="'charge' of 'runs/42' was begun with other arguments") as caught:
+        check_fingerprint(INTENT, "e" * 32, key="runs/42")
+    assert (caught.value.name, caught.value.expected, caught.value.actual) == ("charge", "f" * 32, "e" * 32)
+
+
+@pytest.mark.parametrize("status", ["done", "failed", "ran"])
+def test_what_is_known_is_not_resolved_again(status: Status) -> None:
+    with pytest.raises(UsageError, match="nothing about it is unknown"):
+        check_unknown(_record(status), age_s=99, claim_s=10, key="runs/42")
+
+
+def test_a_step_that_may_run_is_not_resolved() -> None:
+    with pytest.raises(UsageError, match="may still run"):
+        check_unknown(INTENT, age_s=1, claim_s=10, key="runs/42")
+    check_unknown(INTENT, age_s=11, claim_s=10, key="runs/42")
+    check_unknown(_record("unknown"), age_s=0, claim_s=10, key="runs/42")
+
+
+def test_why_a_step_is_unknown_is_said() -> None:
+    assert why_unknown(INTENT) == "attempt 1 was begun at 2026-01-01 00:00:00 UTC and never ended"
+    assert why_unknown(_record("unknown", error="it was cut off")) == "it was cut off"
+
+
+def test_an_error_is_kept_as_text_that_can_be_stored() -> None:
+    kept = ended(INTENT, "failed", at=AT, error=told(ValueError("\ud800\0" + "x" * 5000)))
+    assert len(kept.error) == ERROR_CHARACTERS_MAX
+    assert kept.error.startswith("ValueError: ?x")
+    assert msgspec.json.decode(msgspec.json.encode(kept), type=StepRecord) == kept
+
+
+def test_a_record_reads_as_json_and_comes_back() -> None:
+    done = ended(INTENT, "done", at=LATER, result=b'{"receipt":7}')
+    data = msgspec.json.encode(done)
+    assert msgspec.json.decode(data)["result"] == {"receipt": 7}
+    assert msgspec.json.decode(data, type=StepRecord) == done
+    assert "result" not in msgspec.json.decode(msgspec.json.encode(INTENT))
+
+
+RETRIES = [(0, 0, ()), (2, 2, (Exception,)), (Retry(times=1, on=(OSError,)), 1, (OSError,))]
+
+
+@pytest.mark.parametrize(("retry", "times", "on"), RETRIES)
+def test_retry_is_a_number_or_more(retry: int | Retry, times: int, on: tuple[type, ...]) -> None:
+    assert (checked_retry(retry).times, checked_retry(retry).on) == (times, on)
+    assert checked_retry(0) is NEVER
+
+
+@pytest.mark.parametrize("retry", [-1, 1001, True, "3", None, 1.5])
+def test_other_retries_are_refused(retry: Any) -> None:
+    with pytest.raises(UsageError, match="retry"):
+        checked_retry(retry)
+
+
+@pytest.mark.parametrize("more", [{"pause_s": -1}, {"pause_s": 31}, {"on": (BaseException,)}, {"on": ("OSError",)}])
+def test_a_retry_that_makes_no_sense_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="retry"):
+        Retry(**more)
+
+
+def test_pauses_double_up_to_a_limit() -> None:
+    retry = Retry(pause_s=0.5)
+    assert [retry.pause(tried) for tried in (1, 2, 3, 50, 1000)] == [0.5, 1.0, 2.0, PAUSE_S_MAX, PAUSE_S_MAX]
+
+
+def test_the_error_names_the_key_and_what_to_do() -> None:
+    error = StepUnknown("runs/42", "charge", idempotency_key="k1", reason="it was cut off.")
+    assert str(error).startswith(
+        "Whether the step 'charge' of 'runs/42' took effect is not known: it was cut off. Look"
+    )
+    assert "k1" in error.remedy
+    assert "resolve_step('runs/42', 'charge', result=…)" in error.remedy
