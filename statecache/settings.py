@@ -133,7 +133,7 @@ class Settings(BaseSettings):
     backlog_bytes_max: int = Field(256 * 1024 * 1024, ge=1)
     hydrate_token_s: float = Field(3.0, gt=0)
     claim_s: float = Field(3.0, gt=0)
-    step_claim_s: float = Field(10.0, gt=0)
+    step_claim_s: float = Field(10.0, ge=0.2, le=3600)
 
     lease_s: float = Field(5.0, gt=0)
     lease_renew_s: float = Field(1.25, gt=0)

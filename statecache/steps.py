@@ -169,11 +169,17 @@ def verdict_on(record: StepRecord | None, *, age_s: float, claim_s: float, appli
     return "ask"
 
 
+def may_run(record: StepRecord, *, key: str) -> UsageError:
+    """This says that a step is not to be resolved yet."""
+    hint = "Look again when its agent has ended it, or has been dead for a while."
+    return UsageError(f"the step {record.name!r} of {key!r} may still run", hint=hint)
+
+
 def check_unknown(record: StepRecord, *, age_s: float, claim_s: float, key: str) -> None:
     """This raises UsageError where a person has nothing to say about a step: it runs, or how it ended is known."""
     verdict = verdict_on(record, age_s=age_s, claim_s=claim_s, applies=True)
     if verdict == "wait":
-        raise UsageError(f"the step {record.name!r} of {key!r} may still run", hint=f"Look again in {claim_s:g} s.")
+        raise may_run(record, key=key)
     if verdict != "ask":
         raise UsageError(f"the step {record.name!r} of {key!r} is {record.status}: nothing about it is unknown")
 

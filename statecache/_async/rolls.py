@@ -12,11 +12,12 @@ is then read like any other state.
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
 from statecache.errors import PostgresUnavailable
 
@@ -40,7 +41,12 @@ class Rolls:
 
     def __init__(self, postgres: PostgresTier) -> None:
         self._postgres = postgres
-        self._mutex = threading.Lock()
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """This forgets the rolls."""
+        self._mutex = mutex
         self._rolls: dict[str, _Roll] = {}
 
     async def is_new(self, key: str, record_key: str, *, end: float) -> bool:

@@ -122,6 +122,13 @@ class AsyncStepping(AsyncWrites[D], Generic[D]):
             data = codec_for(type, self.encoding).encode(result, key=record_key, bytes_max=bytes_max)
         said = steps.ended(held.step, "failed" if not_done else "ran", at=wall(), result=data, error="resolved by hand")
         write = record_write(self, record_key, said, held.change_id, self.encoding)
-        return await self._commit_one(
-            write, said, durability=durability, actor=actor, reason=reason, end=end, change_id=None
-        )
+        claim = await self.tier.claims.proven_dead(record_key, end=0.0) if held.step.status == "intent" else None
+        if claim is None and held.step.status == "intent":
+            raise steps.may_run(held.step, key=key)
+        try:
+            return await self._commit_one(
+                write, said, durability=durability, actor=actor, reason=reason, end=end, change_id=None
+            )
+        finally:
+            if claim is not None:
+                await self.tier.claims.end(claim)

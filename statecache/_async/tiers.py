@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from statecache._async.claims import Claims
 from statecache._async.commits import Committer, new_change_id
 from statecache._async.durable import Durable
 from statecache._async.events import Events
@@ -71,6 +72,7 @@ class Tiers:
             settings, self.keys, self.redis, self.opener, self.events, new_request=new_change_id
         )  # fmt: skip
         self.rolls = Rolls(self.postgres)
+        self.claims = Claims(self.leases, claim_s=settings.step_claim_s)
         self.levels = Levels(settings, self.redis)
         self.committer = Committer(
             settings,
@@ -86,6 +88,7 @@ class Tiers:
 
     async def close(self) -> None:
         """This gives the leases back and closes every connection; what is under way fails."""
+        await self.claims.close()
         await self.leases.close()
         await self.line.close()
         await self.events.close()

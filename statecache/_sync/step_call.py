@@ -25,6 +25,7 @@ import msgspec
 
 from statecache import steps
 from statecache._bridge import called, finished, sleep
+from statecache._sync.claims import Claim
 from statecache._sync.commits import new_change_id
 from statecache._sync.observing import note
 from statecache._sync.step_records import Held, age_of, held_step, record_write
@@ -93,11 +94,19 @@ class StepCall:
         self._fingerprint = steps.fingerprint_of(args, key=self._record_key)
         self._results = codec_for(terms.type, scope.encoding)
         self._before: Record | None = None
+        self._claim: Claim | None = None
         self._forks: set[str] = set()
         self._pause = 0.005
 
     def result(self) -> Any:
         """This gives the step's result, from its function or from its record."""
+        try:
+            return self._result()
+        finally:
+            if self._claim is not None:
+                self._tier.claims.end(self._claim)
+
+    def _result(self) -> Any:
         end = self._scope.end_of(self._terms.timeout)
         self._tier.committer.prepare("postgres", self._shard, end=end)
         while True:
@@ -105,6 +114,10 @@ class StepCall:
             verdict = self._verdict(held, end)
             if verdict == "wait":
                 self._wait(end)
+            elif held is not None and verdict == "ask" and held.step.status == "intent" and self._claim is None:
+                self._claim = self._tier.claims.proven_dead(self._record_key, end=end)
+                if self._claim is None:
+                    raise self._busy()
             elif held is not None and verdict == "give":
                 if self._given(held, end):
                     return self._decoded(held)
@@ -115,9 +128,9 @@ class StepCall:
                 if held is not None and done is not None:
                     again = msgspec.structs.replace(held, encoding=self._scope.encoding)
                     return self._end(again, self._encoded(done.result))
-                begun = self._begun(held, expected, end)
+                begun_at, begun = monotonic(), self._begun(held, expected, end)
                 if begun is not None:
-                    return self._run(begun)
+                    return self._run(begun, begun_at)
 
     def _found(self, end: float) -> tuple[str, Held | None]:
         """This gives the record as it is; a step that is known to be new need not be looked for."""
@@ -149,10 +162,13 @@ class StepCall:
     def _wait(self, end: float) -> None:
         """This lets whoever runs the step go on for a while."""
         if monotonic() + self._pause > end:
-            raise Unavailable("step", detail=f"another agent runs step {self._name!r} of {self._key!r}")
+            raise self._busy()
         note(retries=1)
         sleep(self._pause * self._tier.rng.uniform(0.5, 1.0))
         self._pause = min(self._pause * 2, _PAUSE_S_MAX)
+
+    def _busy(self) -> Unavailable:
+        return Unavailable("step", detail=f"another agent runs step {self._name!r} of {self._key!r}")
 
     def _asked(self, step: StepRecord) -> Done[Any] | None:
         """This finds out what became of a step that was left: its result, or None where it is to run again."""
@@ -192,8 +208,9 @@ class StepCall:
             self._tier.rolls.add(self._key, self._record_key)
         return begun
 
-    def _run(self, begun: Held) -> Any:
+    def _run(self, begun: Held, begun_at: float) -> Any:
         """This calls the function and brings its end into the record."""
+        self._claim = self._tier.claims.begin(self._claim or Claim(self._record_key, begun_at))
         try:
             result = self._effect(self._context(begun.step))
         except Exception as error:  # whatever the user's function raises is kept and goes on

@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from statecache._process import begins_anew_after_fork, mutex
+from statecache._sync.claims import Claims
 from statecache._sync.commits import Committer, new_change_id
 from statecache._sync.durable import Durable
 from statecache._sync.events import Events
@@ -73,6 +74,7 @@ class Tiers:
             settings, self.keys, self.redis, self.opener, self.events, new_request=new_change_id
         )  # fmt: skip
         self.rolls = Rolls(self.postgres)
+        self.claims = Claims(self.leases, claim_s=settings.step_claim_s)
         self.levels = Levels(settings, self.redis)
         self.committer = Committer(
             settings,
@@ -88,6 +90,7 @@ class Tiers:
 
     def close(self) -> None:
         """This gives the leases back and closes every connection; what is under way fails."""
+        self.claims.close()
         self.leases.close()
         self.line.close()
         self.events.close()

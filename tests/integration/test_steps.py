@@ -24,12 +24,13 @@ from statecache import (
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
 from tests.fix_flusher import rows
-from tests.fix_servers import MakeClient
+from tests.fix_servers import MakeClient, MakeSettings
 from tests.fix_steps import Bank, Receipt, charged
 from tests.integration.test_client_durability import at_work
 
 KEY = "runs/42"
 RECORD = f"{KEY}/steps/charge"
+CLAIM_S = 0.5
 
 Psql = psycopg.Connection[Any]
 
@@ -275,3 +276,28 @@ async def test_somebody_elses_value_at_a_records_key_is_named(client: AsyncState
     with pytest.raises(CodecError, match="steps/charge"):
         await client.step(KEY, "charge", bank.charge, "order 7")
     assert bank.charged == []
+
+
+async def test_a_step_that_lasts_is_its_agents_for_as_long_as_it_lives(
+    make_settings: MakeSettings, make_client: MakeClient
+) -> None:
+    settings = make_settings(step_claim_s=CLAIM_S)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(step: Step) -> str:
+        begun.set()
+        await go_on.wait()
+        return "the first"
+
+    client = make_client(settings)
+    async with at_work(settings), AsyncStateCache(settings=settings) as first:
+        running = asyncio.create_task(first.step(KEY, "slow", slow))
+        await begun.wait()
+        with pytest.raises(Unavailable, match="another agent runs step 'slow'"):
+            await client.step(KEY, "slow", lambda step: "the second", timeout=CLAIM_S * 3, idempotent=True)
+        with pytest.raises(UsageError, match="may still run"):
+            await client.resolve_step(KEY, "slow", not_done=True)
+        waiting = asyncio.create_task(client.step(KEY, "slow", lambda step: "the second", idempotent=True))
+        go_on.set()
+        assert [await running, await waiting] == ["the first", "the first"]
+        assert first.tier.leases.held == ()
