@@ -56,7 +56,7 @@ class Events:
                 self._link.abandon()
             self._inherited += (self._link, self._background)  # kept: even to collect them could harm the parent's
             self._reset()
-        if self._is_listening(shard):
+        if self.listens(shard):
             return
         if not await self._turn.acquire(max(end - monotonic(), 0.001)):
             return
@@ -70,15 +70,16 @@ class Events:
         """This does the same, and says whether every event from now on will be heard, unless the connection breaks."""
         await self.watch(shard, end=end)
         signal = self._confirmed.get(shard)
-        return signal is not None and await signal.wait(end - monotonic()) and self._is_listening(shard)
+        return signal is not None and await signal.wait(end - monotonic()) and self.listens(shard)
 
-    def _is_listening(self, shard: int) -> bool:
+    def listens(self, shard: int) -> bool:
+        """This says whether the shard's events come in, as far as is known."""
         listens = self._background is not None and self._background.alive
         return listens and shard in self._confirmed and self._link is not None and self._link.alive
 
     async def _subscribe(self, shard: int, end: float) -> None:
         """This listens to one more shard; on a new connection to all that are wanted."""
-        if self._is_listening(shard):
+        if self.listens(shard):
             return
         self._wanted[self._keys.events(shard).encode()] = shard
         new = [shard]

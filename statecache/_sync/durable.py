@@ -97,7 +97,7 @@ class Durable:
         ticket = (position.n, signal)
         self._waiting.setdefault(shard, []).append(ticket)
         try:
-            if self._passed(shard, position) is False:
+            if not self._hears(shard) and self._passed(shard, position) is False:
                 self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
             while True:
                 settled = self._settle(shard, position, change_id, keys, end)
@@ -118,6 +118,10 @@ class Durable:
                         self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
         finally:
             self._waiting[shard].remove(ticket)
+
+    def _hears(self, shard: int) -> bool:
+        """This says whether the shard's events came in before the commit, so that the one about it is not missed."""
+        return shard in self._marks and self._events.listens(shard)
 
     def _passed(self, shard: int, position: Position) -> bool | None:
         """This says whether the watermark makes the position durable; None where only Postgres can tell."""
