@@ -4,7 +4,7 @@ PY := .venv/bin/python
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint demo bench chaos failpoints mutants sync clean
+.PHONY: help test lint demo bench chaos failpoints mutants steps sync clean
 
 help:  ## Show these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ failpoints: $(STAMP)  ## Let every command boundary of client and worker meet ev
 
 mutants: $(STAMP)  ## Take out what holds the promises, one thing at a time: each has to be noticed
 	@$(PY) -m tests.simulation.mutants $(ARGS)
+
+steps: $(STAMP)  ## Kill agents in the middle of their steps, and count the effects (TIMES=100 SEED=7)
+	@$(PY) -m tests.acceptance.step_kills --times $(or $(TIMES),100) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 sync: $(STAMP)  ## Generate the synchronous client from the asynchronous one, and the reference from the code
 	@$(PY) -m tests.unasync

@@ -1,0 +1,271 @@
+"""Agents are killed in the middle of a step, others take it up, and a journal of the effects is the judge.
+
+    python -m tests.acceptance.step_kills [--times N] [--only TEXT] [--seed S]
+
+Every case is a boundary at which the first agent dies by SIGKILL, and a way in which the second goes on:
+
+    claim    at any moment while the intent is written      plain       nothing but the step
+    intent   the intent is written, nothing has happened    check       `check=` reads the journal
+    effect   the effect has happened, inside the function   idempotent  `idempotent=True`
+    apply    the function has returned
+    result   at any moment while the result is committed
+    race     nobody dies: three agents want one step at once
+
+The effect is a line appended to a file. Then the lines are counted: with `plain` there is one, and the second agent has
+the result, or at most one, and it was told StepUnknown; with `check` there is exactly one; with `idempotent` all have
+the same idempotency key. The last line is JSON: {"cases": …, "unknown": …, "violations": [...]}; exit status 1 for any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import select
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import msgspec
+
+from statecache import AgentRun, AsyncStateCache, Done, NotDone, Settings, StateCache, Step, StepUnknown
+from statecache.clock import monotonic
+from statecache.testing import servers
+from tests.simulation.children import Child, Report
+
+BOUNDARIES = ("claim", "intent", "effect", "apply", "result", "race")
+WAYS = ("plain", "check", "idempotent")
+AT_ONCE = 8
+RACERS = 3
+CLAIM_S = 0.5
+LATEST_S = 0.008
+"""Within this time of its beginning an agent dies that dies at any moment."""
+PATIENCE_S = 60.0
+KILLED = -signal.SIGKILL
+
+
+class Case(NamedTuple):
+    """This is one step of one run: where its first agent dies, and how the second goes on."""
+
+    boundary: str
+    way: str
+    number: int
+
+    @property
+    def key(self) -> str:
+        """This is the run's key."""
+        return f"runs/{self.boundary}-{self.way}-{self.number}"
+
+
+class Ended(NamedTuple):
+    """This is how a case ended: the last words of each agent, its status, and the idempotency keys in the journal."""
+
+    case: Case
+    told: list[str]
+    statuses: list[int | None]
+    effects: list[str]
+    completed: bool
+
+
+def fault_of(ended: Ended) -> str:
+    """This says what is wrong with how a case ended, or nothing."""
+    case, effects, last = ended.case, ended.effects, ended.told[-1:]
+    if not last or not last[0].startswith(("result ", "unknown")):
+        return f"the last agent told {ended.told}, statuses {ended.statuses}"
+    knows = last[0].startswith("result ")
+    if knows and last[0] != f"result {effects[0] if effects else ''}":
+        return f"{last[0]} is not what the effect gave: {effects}"
+    if knows != ended.completed:
+        return "result and state are not one commit"
+    if len(set(effects)) > 1:
+        return f"several idempotency keys: {effects}"
+    if case.way != "idempotent" and len(effects) > 1:
+        return f"{len(effects)} effects"
+    if case.boundary == "race" and (len(effects) != 1 or len(set(ended.told)) != 1):
+        return f"the racers told {ended.told}, {len(effects)} effects"
+    if case.way != "plain" and not knows:
+        return "it is still unknown"
+    if knows and not effects:
+        return "a result without an effect"
+    return ""
+
+
+class Agent:
+    """This is an agent: its step appends to the journal, and it dies where it is told to."""
+
+    def __init__(self, case: Case, settings: Settings, journal: Path, *, dies: bool, rng: Random) -> None:
+        self._case = case
+        self._settings = settings
+        self._journal = journal
+        self._dies_at = case.boundary if dies else ""
+        self._rng = rng
+
+    def work(self, report: Report) -> int:
+        """This runs the step with one of the two clients, and reports what came of it."""
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        try:
+            result = self._with_tasks() if self._case.number % 2 else self._with_threads()
+        except StepUnknown:
+            report("unknown")
+        else:
+            report(f"result {result}")
+        return 0
+
+    def _with_threads(self) -> Any:
+        with StateCache(settings=self._settings) as cache:
+            cache.update(self._case.key, lambda run: run, type=AgentRun, default=self._run)
+            self._begins()
+            return cache.step(self._case.key, "charge", self._charge, self._case.number, **self._terms())
+
+    def _with_tasks(self) -> Any:
+        async def work() -> Any:
+            async with AsyncStateCache(settings=self._settings) as cache:
+                await cache.update(self._case.key, lambda run: run, type=AgentRun, default=self._run)
+                self._begins()
+                return await cache.step(self._case.key, "charge", self._charge, self._case.number, **self._terms())
+
+        return asyncio.run(work())
+
+    def _run(self) -> AgentRun:
+        return AgentRun(goal="charge", plan=("charge",))
+
+    def _terms(self) -> dict[str, Any]:
+        terms: dict[str, Any] = {"apply": self._applied, "state_type": AgentRun}
+        if self._case.way == "check":
+            terms["check"] = self._look
+        return terms | {"idempotent": self._case.way == "idempotent"}
+
+    def _begins(self) -> None:
+        if self._dies_at == "claim":
+            self._die_soon()
+
+    def _die_soon(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self._rng.uniform(0.0001, LATEST_S))
+
+    def _die_if(self, boundary: str) -> None:
+        if self._dies_at == boundary:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _charge(self, step: Step, number: int) -> str:
+        self._die_if("intent")
+        journal = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(journal, f"{step.idempotency_key}\n".encode())
+        os.close(journal)
+        self._die_if("effect")
+        if self._dies_at == "result":
+            self._die_soon()
+        return step.idempotency_key
+
+    def _applied(self, run: AgentRun, result: str) -> AgentRun:
+        self._die_if("apply")
+        return run.with_step("charge", result)
+
+    def _look(self, step: Step) -> Done[str] | NotDone:
+        return Done(step.idempotency_key) if step.idempotency_key in lines_of(self._journal) else NotDone()
+
+
+def lines_of(path: Path) -> list[str]:
+    """This gives the lines of a file that may not be there."""
+    return path.read_text().split() if path.exists() else []
+
+
+class Life(NamedTuple):
+    """This is an agent that has lived: what it told, and the status with which it ended."""
+
+    told: list[str]
+    status: int | None
+
+
+def lives(works: Sequence[Callable[[Report], int]], folder: Path) -> list[Life]:
+    """This has processes live to their ends, all at once."""
+    children = [Child(str(at), work, folder / f"log-{at}") for at, work in enumerate(works)]
+    told: dict[int, list[str]] = {child.pid: [] for child in children}
+    until = monotonic() + PATIENCE_S
+    while (living := [child for child in children if child.status is None]) and monotonic() < until:
+        select.select([child.fd for child in living], [], [], max(until - monotonic(), 0))
+        for child in living:
+            told[child.pid] += child.lines()
+    for child in children:
+        child.end()
+    return [Life(told[child.pid], child.status) for child in children]
+
+
+class Trial:
+    """This makes cases, some at once."""
+
+    def __init__(self, settings: Settings, folder: Path, seed: int) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._seed = seed
+
+    def made(self, cases: Sequence[Case]) -> list[Ended]:
+        """This lets the first agents of some cases die, then the second ones go on, and says how each case ended."""
+        first = [self._agents(case, dies=True) for case in cases]
+        one = self._lived([agent for agents in first for agent in agents])
+        killed = [case for case in cases if case.boundary != "race"]
+        two = self._lived([agent for case in killed for agent in self._agents(case, dies=False)])
+        with StateCache(settings=self._settings) as cache:
+            found = {case: cache.get(case.key, type=AgentRun) for case in cases}
+        ended = []
+        for case in cases:
+            lived = one[case] + two.get(case, [])
+            told = [line for life in lived for line in life.told]
+            state = found[case]
+            completed = state is not None and state.value.completed == ("charge",)
+            effects = lines_of(self._journal(case))
+            ended.append(Ended(case, told, [life.status for life in lived], effects, completed))
+        return ended
+
+    def _agents(self, case: Case, *, dies: bool) -> list[tuple[Case, Agent]]:
+        count = RACERS if case.boundary == "race" else 1
+        rng = Random(f"{self._seed} {case} {dies}")
+        return [(case, Agent(case, self._settings, self._journal(case), dies=dies, rng=rng)) for _ in range(count)]
+
+    def _lived(self, agents: Sequence[tuple[Case, Agent]]) -> dict[Case, list[Life]]:
+        lived: dict[Case, list[Life]] = {}
+        for (case, _), life in zip(agents, lives([agent.work for _, agent in agents], self._folder), strict=True):
+            lived.setdefault(case, []).append(life)
+        return lived
+
+    def _journal(self, case: Case) -> Path:
+        return self._folder / case.key.partition("/")[2]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """This makes every case so many times, and gives the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.acceptance.step_kills")
+    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seed", type=int, default=7)
+    given = parser.parse_args(arguments)
+    every = [Case(boundary, way, number) for number in range(given.times) for boundary in BOUNDARIES for way in WAYS]
+    cases = [case for case in every if given.only in case.key]
+    counts, faults = Counter[str](), list[str]()
+    for ended in _made(cases, given.seed):
+        counts[f"{ended.case.boundary} {ended.case.way}"] += 1
+        counts["killed"] += ended.statuses.count(KILLED)
+        counts["unknown"] += ended.told[-1:] == ["unknown"]
+        if fault := fault_of(ended):
+            faults.append(f"{ended.case.key}: {fault}")
+    for boundary in BOUNDARIES:
+        sys.stderr.write(f"{boundary:8}" + "".join(f"{way:>12} {counts[f'{boundary} {way}']}" for way in WAYS) + "\n")
+    told = {"cases": len(cases), "killed": counts["killed"], "unknown": counts["unknown"], "violations": faults}
+    sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    return 1 if faults else 0
+
+
+def _made(cases: Sequence[Case], seed: int) -> Iterator[Ended]:
+    with tempfile.TemporaryDirectory() as name, servers(workers=1, fsync=False) as site:
+        urls = {"redis_url": site.redis_url, "postgres_url": site.postgres_url}
+        trial = Trial(Settings(**urls, step_claim_s=CLAIM_S, timeout_s=30.0), Path(name), seed)
+        for at in range(0, len(cases), AT_ONCE):
+            yield from trial.made(cases[at : at + AT_ONCE])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
