@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from functools import partial
 
 monotonic = time.monotonic
 sleep = time.sleep
-
-
-def boottime() -> float:
-    """This gives seconds on a clock that goes on while the machine is suspended, where the system has one."""
-    clock: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock)
+boottime = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+"""This gives seconds on a clock that goes on while the machine is suspended, where the system has one."""
 
 
 def wall() -> datetime:

@@ -54,15 +54,21 @@ class Signal(Protocol):
 
 
 class Entry:
-    """This is a state as it was read: its record, and the last reader's value where it may be shared."""
+    """This is a state as it was read: its record, and the last reader's value where it may be shared.
 
-    __slots__ = ("place", "record", "shared", "size", "used")
+    `shape` is the state but for its value, once somebody has read it: that alone differs from reader to reader.
+    `private` is the last type of which every reader has a value of its own.
+    """
+
+    __slots__ = ("place", "private", "record", "shape", "shared", "size", "used")
 
     def __init__(self, record: Record) -> None:
         self.record = record
         self.place = (record.epoch, record.version)
         self.size = len(record.value) + 2 * len(record.key) + ENTRY_OVERHEAD_BYTES
         self.used = False
+        self.shape: State[Any] | None = None
+        self.private: Any = Entry
         self.shared: tuple[Any, State[Any] | None] = (Entry, None)  # nobody reads it as that type
 
 
@@ -112,7 +118,8 @@ class Near:
         """This gives what may be believed of a key now, no more than `stale_s` seconds old; else None."""
         with self._mutex:
             entry = self._entries.get(key)
-            if entry is None or now - self._sent >= min(stale_s, self._window_s):
+            age_s = now - self._sent
+            if entry is None or age_s >= self._window_s or age_s >= stale_s:
                 self._misses += 1
                 return None
             self._entries.move_to_end(key)

@@ -6,9 +6,12 @@ from collections.abc import AsyncIterator, Iterable
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
+from msgspec.structs import replace
+
 from statecache._async.scope import AsyncScope, expected_of
 from statecache._bridge import AsyncSignal
 from statecache.clock import boottime, monotonic
+from statecache.codec import codec_for
 from statecache.errors import NotChanged, UsageError
 from statecache.keys import checked_key
 from statecache.model import READ_MODES, ReadMode, State
@@ -57,9 +60,8 @@ class AsyncReads(AsyncScope[D], Generic[D]):
         ever goes back. Unavailable where that cannot be had in time.
         """
         if name.__class__ is str and (self._reads == "local" if read is None else read == "local"):
-            stale_s = inf if max_stale is None else max_stale
-            entry = self.tier.near.look(self._prefix + name, boottime(), stale_s)
-            if entry is not None and entry.record.version >= min_version:
+            entry = self._near.look(self._prefix + name, boottime(), inf if max_stale is None else max_stale)
+            if entry is not None and (not min_version or entry.record.version >= min_version):
                 shared_kind, state = entry.shared
                 kind = self._kind if type is None else type
                 return state if shared_kind is kind else self._decoded(entry, kind, type)
@@ -81,9 +83,20 @@ class AsyncReads(AsyncScope[D], Generic[D]):
 
     def _decoded(self, entry: Entry, kind: Any, type: Any) -> State[Any] | None:  # noqa: A002
         """This decodes what is here, and keeps it where nobody can change it."""
-        state = self.state_of(entry.record, type)
-        if state is None or shareable(kind):
-            entry.shared = kind, state
+        shape = entry.shape
+        if shape is not None:
+            record, codec = entry.record, self._codec if type is None else codec_for(type, self._policy.encoding)
+            state = replace(shape, value=codec.decode(record.value, key=record.key, encoding=record.encoding))
+        elif (found := self.state_of(entry.record, type)) is not None:
+            entry.shape, state = replace(found, value=None), found
+        else:
+            entry.shared = kind, None
+            return None
+        if kind is not entry.private:
+            if shareable(kind):
+                entry.shared = kind, state
+            else:
+                entry.private = kind
         return state
 
     async def list(

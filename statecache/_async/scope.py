@@ -33,6 +33,7 @@ class AsyncScope(Generic[D]):
         self._policy = policy
         self._prefix = prefix
         _check_policy(policy)
+        self._near = tier.near
         self._reads = policy.read or tier.settings.read
         self._kind = policy.type if policy.type is not None else Any
         self._codec = codec_for(self._kind, policy.encoding)

@@ -35,6 +35,7 @@ class Scope(Generic[D]):
         self._policy = policy
         self._prefix = prefix
         _check_policy(policy)
+        self._near = tier.near
         self._reads = policy.read or tier.settings.read
         self._kind = policy.type if policy.type is not None else Any
         self._codec = codec_for(self._kind, policy.encoding)
