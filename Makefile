@@ -2,6 +2,7 @@
 
 PY := .venv/bin/python
 STAMP := .venv/.installed
+RIVALS := .venv/.rivals
 
 .DEFAULT_GOAL := help
 .PHONY: help test lint demo bench chaos failpoints mutants steps sync clean
@@ -23,7 +24,7 @@ lint: $(STAMP)  ## Check style, layout, types and the generated mirror
 demo: $(STAMP)  ## Watch agents at work while everything is killed, then audit the result
 	@.venv/bin/statecache demo $(ARGS)
 
-bench: $(STAMP)  ## Measure against hand-written code (JSON=path, RUNS=path, ONLY="commit lag", ROUNDS=9)
+bench: $(RIVALS)  ## Measure against hand-written code (JSON=path, RUNS=path, ONLY="commit lag", ROUNDS=9)
 	@$(PY) -m tests.benchmarks $(ARGS)
 
 chaos: $(STAMP)  ## Break everything for a while, then check every promise (SECONDS=60 SEED=7)
@@ -80,3 +81,11 @@ $(STAMP): pyproject.toml constraints.txt
 	then say "$$found has no venv or ensurepip: install uv, or on Debian and Ubuntu the package python3-venv"; \
 	else say 'no Python from 3.11 to 3.14 runs here: install one of them, or uv'; fi; \
 	exit 1
+
+# Only `make bench` needs the libraries that it measures against; where they cannot be had, their rows are left out.
+$(RIVALS): $(STAMP)
+	@echo 'setup: installing what is measured against' >&2; \
+	if command -v uv >/dev/null 2>&1 \
+	  && uv pip install -q --python $(PY) -c constraints.txt -e '.[bench]'; then touch $@; \
+	elif $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'; then touch $@; \
+	else echo 'setup: they could not be installed; the rows that need them are left out' >&2; fi
