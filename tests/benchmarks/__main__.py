@@ -1,6 +1,6 @@
 """Measures statecache against hand-written code on throwaway servers, and prints a table.
 
-    make bench                      or python -m tests.benchmarks: everything, some eight minutes
+    make bench                      or python -m tests.benchmarks: everything, some twelve minutes
     make bench JSON=bench.json      writes the numbers as JSON too
     make bench RUNS=runs.jsonl      takes the values from recorded agent runs instead of the sample that is shipped
     make bench ROUNDS=9             5 or more
@@ -26,6 +26,7 @@ from statecache import Settings, StateCache
 from statecache.keys import KeySpace
 from statecache.testing import servers
 from tests.benchmarks.agents import Agents
+from tests.benchmarks.agents_side import AGENTS_SIDE
 from tests.benchmarks.backlog import Backlog
 from tests.benchmarks.choices import Choices, choices_of
 from tests.benchmarks.durable import durable_commit
@@ -36,6 +37,7 @@ from tests.benchmarks.importing import importing
 from tests.benchmarks.load import CLIENTS, Load
 from tests.benchmarks.measuring import Row
 from tests.benchmarks.memory import state_memory
+from tests.benchmarks.near import CALLS
 from tests.benchmarks.report import Circumstances, document, table
 from tests.benchmarks.values import Value, short, values_of
 from tests.benchmarks.workers import workers
@@ -47,6 +49,7 @@ SCALING = (
     f"Of clients and of workers the ratio is that to one of them. All share {os.cpu_count()} cores with Redis and",
     "Postgres: where these are busy, more processes bring no more, they only wait longer.",
 )
+BLOCKS_NOTE = f"Of near a call's time is its share of a block of {CALLS:,} calls; the sides take turns block by block."
 TIDY = {"retention_s": "0"}
 NO_REWRITE = {"auto-aof-rewrite-percentage": "0"}
 
@@ -71,6 +74,10 @@ class Bench:
             yield from self._on_fresh_servers()
         if self._wants("import"):
             yield from importing(self._choices.rounds)
+        if self._choices.wants("near"):
+            self.notes.append(BLOCKS_NOTE)
+        for section in filter(self._wants, AGENTS_SIDE):
+            yield from AGENTS_SIDE[section](self._values, self._choices.rounds)
 
     def _wants(self, section: str) -> bool:
         wanted = self._choices.wants(section)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 Call = Callable[[], Any]
-Unit = Literal["", "ms", "KB", "MB"]
+Unit = Literal["", "µs", "ms", "KB", "MB"]
 """What a figure is counted in; a ratio has no unit. 1 KB = 1,024 bytes."""
 
 
@@ -40,16 +40,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     unit: Unit = ""
     bound: float | None = None
     at_most: bool = True
+    left_out: str = ""
+    """Why nothing was measured, where there are no figures."""
 
     @property
-    def figure(self) -> float:
-        """This is the median of the rounds' figures."""
-        return median(self.figures)
+    def figure(self) -> float | None:
+        """This is the median of the rounds' figures; None where the row was left out."""
+        return median(self.figures) if self.figures else None
 
     @property
     def met(self) -> bool | None:
-        """This says whether the bound is kept; None where there is none."""
-        if self.bound is None:
+        """This says whether the bound is kept; None where there is none, or no figure."""
+        if self.bound is None or self.figure is None:
             return None
         return self.figure <= self.bound if self.at_most else self.figure >= self.bound
 
@@ -121,3 +123,8 @@ def rates(subject: tuple[str, list[float]], against: tuple[str, list[float]], *,
         bound=bound,
         at_most=False,
     )
+
+
+def left_out(name: str, why: str) -> Row:
+    """This makes the row of what could not be measured here."""
+    return Row(subject=Measure(name=name), figures=[], left_out=why)

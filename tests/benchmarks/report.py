@@ -41,6 +41,8 @@ def table(rows: Sequence[Row], about: Circumstances) -> str:
     lines.append(f"{took}; load average {before:.1f} before, {after:.1f} after, which includes the benchmark's own.")
     lines.append("On a machine that does other work too, no figure is a verdict.")
     failed = [row.subject.name for row in rows if row.met is False]
+    if missing := sum(row.figure is None for row in rows):
+        lines.append(f"LEFT OUT: {missing} of {len(rows)} rows.")
     if failed:
         lines.append(f"NOT MET: {len(failed)} of {sum(row.bound is not None for row in rows)} bounds.")
     return "\n".join(lines) + "\n"
@@ -61,6 +63,8 @@ def document(rows: Sequence[Row], about: Circumstances) -> bytes:
 
 
 def _lines(row: Row) -> list[str]:
+    if row.figure is None:
+        return [f"{row.subject.name:<46} LEFT OUT: {row.left_out}"]
     sign, unit = "≤" if row.at_most else "≥", f" {row.unit}" if row.unit else ""
     spread = f"{_figure(min(row.figures))} to {_figure(max(row.figures))}" if len(row.figures) > 1 else ""
     bound = "" if row.bound is None else f"{sign} {row.bound:g}{unit}"
@@ -75,7 +79,7 @@ def _line(measure: Measure, figure: str, spread: str, bound: str, verdict: str, 
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
+    return "" if value is None else f"{value:,.0f}" if value >= 10 or value == round(value) else f"{value:.2f}"
 
 
 def _figure(value: float) -> str:

@@ -141,7 +141,8 @@ def test_a_table_for_people_and_the_same_as_json() -> None:
     assert [one["figure"] for one in found["rows"][1:]] == [1.0, 2.31, 12.34]
     assert found["rows"][2] == {
         "subject": {"name": "memory", "ops_s": None, "p50_us": None, "p99_us": None, "longest_us": None},
-        "against": None, "figures": [2.31], "unit": "KB", "bound": 2.4, "at_most": True, "figure": 2.31, "met": True,
+        "against": None, "figures": [2.31], "unit": "KB", "bound": 2.4, "at_most": True, "left_out": "",
+        "figure": 2.31, "met": True,
     }  # fmt: skip
     assert found["machine"]["redis"] == "valkey 9.1"
     assert (found["rounds"], found["load"], found["seconds"]) == (5, [0.4, 1.9], 61.2)
