@@ -29,7 +29,19 @@ if TYPE_CHECKING:
     from statecache._sync.verbs import Verbs
     from statecache.model import Observer, State
 
-CALLED = ("get", "set", "create", "update", "delete", "transact", "wait_durable", "wait_for", "warm")
+CALLED = (
+    "get",
+    "set",
+    "create",
+    "update",
+    "delete",
+    "transact",
+    "wait_durable",
+    "wait_for",
+    "warm",
+    "step",
+    "resolve_step",
+)
 """The verbs that are called and give a result; `list` and `transaction` go on after it, of `lock` it is the waiting."""
 
 _logger = logging.getLogger("statecache")

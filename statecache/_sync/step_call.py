@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 _LEAVE_S = 2.0
 """How long it may take to note why a step was left: its caller is gone, or has an error to hear."""
 _PAUSE_S_MAX = 0.25
+_ANSWER_S = 0.25
+"""What has to be left of the time for looking once more whether another agent has ended the step."""
 _APPLIED = (OutcomeUnknown, DurabilityNotMet, Forked, Quarantined)
 """Errors of a commit that was applied, or may have been."""
 
@@ -161,7 +163,7 @@ class StepCall:
 
     def _wait(self, end: float) -> None:
         """This lets whoever runs the step go on for a while."""
-        if monotonic() + self._pause > end:
+        if monotonic() + self._pause + _ANSWER_S > end:
             raise self._busy()
         note(retries=1)
         sleep(self._pause * self._tier.rng.uniform(0.5, 1.0))

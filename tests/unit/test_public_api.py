@@ -27,7 +27,20 @@ from statecache import (
 )
 from tests.awaited import awaited
 
-VERBS = ("get", "set", "create", "update", "delete", "list", "transaction", "transact", "wait_durable", "namespace")
+VERBS = (
+    "get",
+    "set",
+    "create",
+    "update",
+    "delete",
+    "list",
+    "transaction",
+    "transact",
+    "wait_durable",
+    "step",
+    "resolve_step",
+    "namespace",
+)
 
 
 class Run(msgspec.Struct, frozen=True):
