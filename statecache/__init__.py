@@ -38,7 +38,19 @@ from statecache.errors import (
     UsageError,
     VersionConflict,
 )
-from statecache.model import Durability, NearStatistics, Observer, Operation, Policy, Position, ReadMode, State, Token
+from statecache.model import (
+    Durability,
+    NearStatistics,
+    Observer,
+    Operation,
+    Outcome,
+    Policy,
+    Position,
+    ReadMode,
+    State,
+    Token,
+    Unsettled,
+)
 from statecache.steps import Done, NotDone, Retry, Step
 
 if TYPE_CHECKING:
@@ -76,6 +88,7 @@ __all__ = [
     "NotFound",
     "Observer",
     "Operation",
+    "Outcome",
     "OutcomeUnknown",
     "Policy",
     "Position",
@@ -94,6 +107,7 @@ __all__ = [
     "StepUnknown",
     "Token",
     "Unavailable",
+    "Unsettled",
     "UsageError",
     "VersionConflict",
 ]

@@ -155,7 +155,7 @@ class StepUnknown(StateCacheError):
 class OutcomeUnknown(StateCacheError):
     """The outcome of change {change_id}{where} is not known: {reason}."""
 
-    hint = "Repeat the same write with change_id= of this error: it is applied at most once."
+    hint = "Repeat the same write with change_id= of this error, which is applied at most once, or ask outcome()."
     change_id: str
     keys: tuple[str, ...]
     reason: str

@@ -193,6 +193,47 @@ class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):
     hindrance: str = ""
 
 
+class Unsettled(msgspec.Struct, frozen=True, kw_only=True):
+    """This is a commit whose caller never learnt its outcome: cancelled, interrupted, or out of time.
+
+    It may have been applied, once, or not at all; `outcome(change_id, key)` with any of its keys finds out which.
+    `since` is this machine's clock when the call ended.
+    """
+
+    change_id: str
+    keys: tuple[str, ...]
+    since: datetime
+
+
+Verdict = Literal["applied", "not applied", "forked", "quarantined", "unknown"]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what became of a change, as far as it can be told now.
+
+        applied       at that version and position; `durable` says whether Postgres is known to hold it
+        not applied   and it never will be, unless somebody repeats the write
+        forked        applied, and set aside as a conflict
+        quarantined   applied, and refused by Postgres for its data
+        unknown       for the given reason; it may be asked again
+
+    Where it is unknown, the same write with the same change_id is safe: it is applied at most once.
+    """
+
+    change_id: str
+    key: str
+    verdict: Verdict
+    version: int | None = None
+    position: Position | None = None
+    durable: bool = False
+    reason: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """This says whether the answer is final: all but `unknown` are."""
+        return self.verdict != "unknown"
+
+
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """This is one call of a verb, as it ended: what an `Observer` is told. It names no key and holds no value.
 

@@ -11,7 +11,7 @@ from statecache._async.tiers import Tiers
 from statecache._async.verbs import AsyncVerbs
 from statecache.clock import boottime
 from statecache.keys import checked_namespace
-from statecache.model import Durability, Encoding, NearStatistics, Policy, ReadMode
+from statecache.model import Durability, Encoding, NearStatistics, Policy, ReadMode, Unsettled
 from statecache.settings import Settings
 
 if TYPE_CHECKING:
@@ -100,6 +100,13 @@ class AsyncStateCache(AsyncVerbs[Any]):
             value_bytes_max=value_bytes_max,
         )
         return AsyncNamespace(self.tier, policy, checked_namespace(name) + "/")
+
+    def unsettled(self) -> tuple[Unsettled, ...]:
+        """These are this client's commits whose outcome no caller learnt, the oldest first; `outcome` asks.
+
+        A call that was cancelled, or ran out of time, and left nothing here was never sent: it was not applied.
+        """
+        return self.tier.doubts.all()
 
     async def close(self) -> None:
         """This closes every connection; what is under way on them fails, its outcome unknown."""

@@ -17,22 +17,21 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoScriptError
 
 from statecache._async.answers import Committed, committed_of, error_of, is_lasting
+from statecache._async.attempts import Attempts
 from statecache._async.observing import note
-from statecache._async.redis import AGAIN, DEMOTED, FINAL, code_of, refusal
+from statecache._async.redis import AGAIN, FINAL, code_of, refusal
 from statecache._async.underway import Commit
 from statecache._bridge import async_sleep
 from statecache.clock import monotonic
 from statecache.errors import (
     Backpressure,
     ConfigurationError,
-    DurabilityNotMet,
     ForeignData,
     Forked,
     LimitExceeded,
@@ -42,11 +41,11 @@ from statecache.errors import (
     StateCacheError,
     Unavailable,
 )
-from statecache.lua import script
 from statecache.model import COMMIT_BYTES_MAX, STATE_OVERHEAD_BYTES, Write
 
 if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
+    from statecache._async.doubts import Doubts
     from statecache._async.durable import Durable
     from statecache._async.hydrate import Hydrator
     from statecache._async.levels import Levels
@@ -70,7 +69,7 @@ def _weight(write: Write) -> int:
     return 0 if write.op == "check" else len(write.value) + len(write.key.encode()) + STATE_OVERHEAD_BYTES
 
 
-class Committer:
+class Committer(Attempts):
     """This commits change-sets and gives their outcome."""
 
     def __init__(
@@ -84,26 +83,16 @@ class Committer:
         durable: Durable,
         levels: Levels,
         line: Line,
+        doubts: Doubts,
         rng: Random,
     ) -> None:
-        self._settings = settings
-        self._keys = keys
-        self._redis = redis
+        super().__init__(settings, keys, redis, levels)
         self._opener = opener
         self._hydrator = hydrator
         self._durable = durable
-        self._levels = levels
         self._line = line
+        self._doubts = doubts
         self._rng = rng
-        self._script = script("commit")
-        self._fixed = [
-            (keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard))
-            for shard in range(keys.shards)
-        ]
-        self._nonces = count(1)
-        self._limits = (
-            settings.backlog_entries_max, settings.backlog_bytes_max, COMMIT_BYTES_MAX, settings.value_bytes_max,
-        )  # fmt: skip
 
     def new(
         self, writes: list[Write], shard: int, *, durability: str, actor: str, reason: str, end: float,
@@ -128,23 +117,33 @@ class Committer:
 
     async def commit(self, commit: Commit) -> Committed:
         """This applies the commit at most once and gives its outcome at the asked durability."""
-        if commit.durability == "memory":
-            return await self._apply(commit)
-        await self.prepare(commit.durability, commit.shard, end=commit.end)
-        return await self._endured(commit, await self._apply(commit))
+        if commit.durability != "memory":
+            await self.prepare(commit.durability, commit.shard, end=commit.end)
+        if commit.repeat:
+            self._doubts.take_over(commit)
+        try:
+            committed = await self._apply(commit)
+            return committed if commit.durability == "memory" else await self._endured(commit, committed)
+        except BaseException as error:  # its caller may never learn what became of it
+            self._doubts.note(commit, error)
+            raise
 
     async def commit_watched(self, commit: Commit, link: AsyncLink, leave: Callable[[], Awaitable[None]]) -> Committed:
         """This does the same, once prepared, in MULTI / EXEC on a connection that watches the commit's states.
 
         `leave` gives that connection back: who carries on outside of MULTI, or waits, must not keep others from theirs.
         """
-        replies = await self._exec(commit, link)
-        await leave()
-        committed = await self._outcome(commit, replies) if replies else None
-        if committed is None:
-            note(retries=1)
-            committed = await self._apply(commit)
-        return await self._endured(commit, committed)
+        try:
+            replies = await self._exec(commit, link)
+            await leave()
+            committed = await self._outcome(commit, replies) if replies else None
+            if committed is None:
+                note(retries=1)
+                committed = await self._apply(commit)
+            return await self._endured(commit, committed)
+        except BaseException as error:  # its caller may never learn what became of it
+            self._doubts.note(commit, error)
+            raise
 
     async def prepare(self, durability: str, shard: int, *, end: float) -> None:
         """This refuses a level that cannot be given, and begins to listen where the commit will be waited for."""
@@ -174,35 +173,6 @@ class Committer:
         except StateCacheError as error:
             raise OutcomeUnknown(commit.change_id, keys=keys, reason=str(error)) from error
 
-    async def _exec(self, commit: Commit, link: AsyncLink) -> list[Any]:
-        """This gives the replies that decide, none where it has to be carried on outside of MULTI.
-
-        An EXEC that did not run says only that something touched a watched state, if only its time to live: the
-        script knows whether that was a change, and of which state.
-        """
-        seconds = max(commit.end - monotonic(), 0.001)
-        attempt_s = seconds if seconds < 0.2 else seconds / 2
-        commands: list[Any] = [("MULTI",), self._call(link, commit, attempt_s), ("EXEC",)]
-        if commit.durability in ("replica", "disk"):
-            commands.append(self._levels.wait_command(commit.durability, round(seconds * 400)))
-        try:
-            replies = await link.run(commands, seconds=attempt_s)
-            opened, queued, executed, *waited = replies
-            refused = isinstance(queued, Exception)
-            if opened != b"OK" or not (refused or queued == b"QUEUED"):
-                await self._slipped(link)
-            link.watching = isinstance(executed, Exception)
-            if not refused and isinstance(executed, list):
-                await self._check_nonce(link, commit, executed[0])
-        except RedisUnavailable as error:
-            commit.unanswered(error)
-            return []
-        if executed is None:
-            return []
-        decisive = queued if refused else executed if isinstance(executed, Exception) else executed[0]
-        await self._noted(link, decisive)
-        return [decisive, *waited]
-
     async def _apply(self, commit: Commit) -> Committed:
         while True:
             seconds = commit.end - monotonic()
@@ -230,53 +200,6 @@ class Committer:
             if committed is not None:
                 return committed
 
-    async def _exchange(self, link: AsyncLink, commit: Commit, seconds: float) -> list[Any]:
-        """This runs the script once, and WAIT behind it on the same connection where the level asks for it."""
-        attempt_s = seconds if seconds < 0.2 else seconds * 0.4
-        commands = [self._call(link, commit, attempt_s)]
-        if commit.durability in ("replica", "disk"):
-            commands.append(self._levels.wait_command(commit.durability, round(attempt_s * 800)))
-        replies = await link.run(commands, seconds=attempt_s)
-        await self._check_nonce(link, commit, replies[0])
-        await self._noted(link, replies[0])
-        return replies
-
-    async def _check_nonce(self, link: AsyncLink, commit: Commit, reply: Any) -> None:
-        if isinstance(reply, list) and reply[:1] != [commit.nonce.encode()]:
-            await self._slipped(link)
-
-    async def _slipped(self, link: AsyncLink) -> NoReturn:
-        """This closes a connection that has answered something that was not asked, or refused to open a MULTI."""
-        await link.close()
-        raise RedisUnavailable("connection", detail="a reply belongs to another request")
-
-    async def _noted(self, link: AsyncLink, reply: Any) -> None:
-        """This keeps whether the server knows the script: a digest it has forgotten is known not to have run.
-
-        A connection on which an attempt was late is closed: the next one asks for the server's time anew. So is one to
-        a server that is a primary no more: the next one may find its successor.
-        """
-        if isinstance(reply, list):
-            link.knows(self._script, True)
-            if reply[1] == b"LATE":
-                await link.close()
-        elif isinstance(reply, NoScriptError):
-            link.knows(self._script, False)
-        elif isinstance(reply, Exception) and code_of(reply) in DEMOTED:
-            await self._redis.leave(link)
-
-    def _call(self, link: AsyncLink, commit: Commit, attempt_s: float) -> Any:
-        """This spells the script's command, which the server refuses once this side has given the attempt up."""
-        commit.nonce = str(next(self._nonces))
-        given_up = monotonic() + attempt_s
-        commit.latest = given_up + link.greeting_s
-        latest_ms = int(given_up * 1000 + link.ahead_ms)
-        arguments = [*commit.arguments(self._settings, self._limits), latest_ms]
-        if commit.repeat or commit.lingers:
-            last = max(commit.lingers, commit.latest) + self._settings.timeout_s
-            arguments.append(int(last * 1000 + link.ahead_ms))
-        return link.call(self._script, (*self._fixed[commit.shard], *commit.redis_keys), arguments)
-
     async def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
         """This reads the script's answer: a result, an error raised, or None for trying again."""
         reply = replies[0]
@@ -288,7 +211,8 @@ class Committer:
             committed = committed_of(commit.change_id, reply)
             await self._line.wrote(commit, committed)
             if len(replies) > 1:
-                self._check_copies(commit, replies[1] if verdict != b"MUTE" else 0)
+                copies = replies[1] if verdict != b"MUTE" else 0
+                self._levels.check_copies(commit.change_id, commit.durability, copies)
             return committed
         if verdict == b"FENCED":
             await self._opened(commit)
@@ -315,14 +239,6 @@ class Committer:
             commit.unpin()
             note(retries=1)
         return None
-
-    def _check_copies(self, commit: Commit, reply: Any) -> None:
-        wanted = 1 if commit.durability == "disk" else self._settings.replicas
-        if isinstance(reply, Exception):
-            raise DurabilityNotMet(commit.change_id, level=f"{commit.durability}: {reply}", reached=0, wanted=wanted)
-        reached = reply[0] if isinstance(reply, list) else reply
-        if reached < wanted:
-            raise DurabilityNotMet(commit.change_id, level=commit.durability, reached=reached, wanted=wanted)
 
     async def _refused(self, commit: Commit, error: Exception) -> None:
         """This deals with an error reply: the script was not run, or not beyond its first write."""

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from statecache.clock import monotonic
-from statecache.errors import DurabilityRefused, UsageError
+from statecache.errors import DurabilityNotMet, DurabilityRefused, UsageError
 from statecache.model import DURABILITIES
 
 if TYPE_CHECKING:
@@ -67,6 +67,15 @@ class Levels:
         if level == "disk":
             return ("WAITAOF", 1, 0, max(wait_ms, 1))
         return ("WAIT", self._settings.replicas, max(wait_ms, 1))
+
+    def check_copies(self, change_id: str, level: str, reply: Any) -> None:
+        """This raises DurabilityNotMet where the wait's reply counts fewer copies than the level asks for."""
+        wanted = 1 if level == "disk" else self._settings.replicas
+        if isinstance(reply, Exception):
+            raise DurabilityNotMet(change_id, level=f"{level}: {reply}", reached=0, wanted=wanted)
+        reached = reply[0] if isinstance(reply, list) else reply
+        if reached < wanted:
+            raise DurabilityNotMet(change_id, level=level, reached=reached, wanted=wanted)
 
 
 def _against_replica(append_only: bool, save: Any, copies: bytes, wanted: int) -> str:

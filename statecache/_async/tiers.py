@@ -5,8 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from statecache._async.asking import Inquiry
 from statecache._async.claims import Claims
 from statecache._async.commits import Committer, new_change_id
+from statecache._async.doubts import Doubts
 from statecache._async.durable import Durable
 from statecache._async.events import Events
 from statecache._async.hydrate import Hydrator
@@ -74,6 +76,10 @@ class Tiers:
         self.rolls = Rolls(self.postgres)
         self.claims = Claims(self.leases, claim_s=settings.step_claim_s)
         self.levels = Levels(settings, self.redis)
+        self.doubts = Doubts()
+        self.inquiry = Inquiry(
+            settings, self.keys, self.redis, postgres=self.postgres, opener=self.opener, doubts=self.doubts
+        )
         self.committer = Committer(
             settings,
             self.keys,
@@ -83,6 +89,7 @@ class Tiers:
             durable=self.durable,
             levels=self.levels,
             line=self.line,
+            doubts=self.doubts,
             rng=rng,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from statecache._async.asking import AsyncAsks
 from statecache._async.locks import AsyncLocks
 from statecache._async.observing import note, observe
 from statecache._async.scope import checked_text
@@ -22,7 +23,7 @@ D = TypeVar("D")
 V = TypeVar("V")
 
 
-class AsyncVerbs(AsyncStepping[D], AsyncLocks[D], Generic[D]):
+class AsyncVerbs(AsyncStepping[D], AsyncLocks[D], AsyncAsks[D], Generic[D]):
     """This holds all the verbs; where an observer wants to know, they tell it."""
 
     def __init__(self, tier: Tiers, policy: Policy, prefix: str) -> None:

@@ -13,7 +13,7 @@ from statecache._sync.tiers import Tiers
 from statecache._sync.verbs import Verbs
 from statecache.clock import boottime
 from statecache.keys import checked_namespace
-from statecache.model import Durability, Encoding, NearStatistics, Policy, ReadMode
+from statecache.model import Durability, Encoding, NearStatistics, Policy, ReadMode, Unsettled
 from statecache.settings import Settings
 
 if TYPE_CHECKING:
@@ -102,6 +102,13 @@ class StateCache(Verbs[Any]):
             value_bytes_max=value_bytes_max,
         )
         return Namespace(self.tier, policy, checked_namespace(name) + "/")
+
+    def unsettled(self) -> tuple[Unsettled, ...]:
+        """These are this client's commits whose outcome no caller learnt, the oldest first; `outcome` asks.
+
+        A call that was cancelled, or ran out of time, and left nothing here was never sent: it was not applied.
+        """
+        return self.tier.doubts.all()
 
     def close(self) -> None:
         """This closes every connection; what is under way on them fails, its outcome unknown."""

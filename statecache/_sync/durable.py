@@ -207,12 +207,13 @@ class Durable:
             if not reply:
                 return None
             for entry_id, raw in reply:
-                if len(raw) > 3 and raw[3] == wanted and (found := _found_in(entry_id, raw, keys)):
+                if len(raw) > 3 and raw[3] == wanted and (found := found_in(entry_id, raw, keys)):
                     return found
             start = b"(" + reply[-1][0]
 
 
-def _found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Found | None:
+def found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Found | None:
+    """This reads where a stream entry placed the keys; None where it is not of ours, or not of all of them."""
     try:
         entry = change_set(entry_id, raw)
     except (ForeignEntry, NewerFormat):

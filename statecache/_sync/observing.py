@@ -41,6 +41,7 @@ CALLED = (
     "warm",
     "step",
     "resolve_step",
+    "outcome",
 )
 """The verbs that are called and give a result; `list` and `transaction` go on after it, of `lock` it is the waiting."""
 

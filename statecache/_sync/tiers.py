@@ -8,8 +8,10 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from statecache._process import begins_anew_after_fork, mutex
+from statecache._sync.asking import Inquiry
 from statecache._sync.claims import Claims
 from statecache._sync.commits import Committer, new_change_id
+from statecache._sync.doubts import Doubts
 from statecache._sync.durable import Durable
 from statecache._sync.events import Events
 from statecache._sync.hydrate import Hydrator
@@ -76,6 +78,10 @@ class Tiers:
         self.rolls = Rolls(self.postgres)
         self.claims = Claims(self.leases, claim_s=settings.step_claim_s)
         self.levels = Levels(settings, self.redis)
+        self.doubts = Doubts()
+        self.inquiry = Inquiry(
+            settings, self.keys, self.redis, postgres=self.postgres, opener=self.opener, doubts=self.doubts
+        )
         self.committer = Committer(
             settings,
             self.keys,
@@ -85,6 +91,7 @@ class Tiers:
             durable=self.durable,
             levels=self.levels,
             line=self.line,
+            doubts=self.doubts,
             rng=rng,
         )
 

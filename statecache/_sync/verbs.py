@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statecache._bridge import called, sleep
+from statecache._sync.asking import Asks
 from statecache._sync.locks import Locks
 from statecache._sync.observing import note, observe
 from statecache._sync.scope import checked_text
@@ -24,7 +25,7 @@ D = TypeVar("D")
 V = TypeVar("V")
 
 
-class Verbs(Stepping[D], Locks[D], Generic[D]):
+class Verbs(Stepping[D], Locks[D], Asks[D], Generic[D]):
     """This holds all the verbs; where an observer wants to know, they tell it."""
 
     def __init__(self, tier: Tiers, policy: Policy, prefix: str) -> None:

@@ -1,0 +1,121 @@
+"""One attempt of a commit: the script sent once, and its reply, proven to belong to what was asked.
+
+Every attempt carries a nonce, which its reply repeats, and the time past which the server must not execute it any more.
+What it comes to is decided by the committer.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from redis.exceptions import NoScriptError
+
+from statecache._async.redis import DEMOTED, code_of
+from statecache.clock import monotonic
+from statecache.errors import RedisUnavailable
+from statecache.lua import script
+from statecache.model import COMMIT_BYTES_MAX
+
+if TYPE_CHECKING:
+    from statecache._async.connect import AsyncLink
+    from statecache._async.levels import Levels
+    from statecache._async.redis import RedisTier
+    from statecache._async.underway import Commit
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+
+class Attempts:
+    """This sends the commit script, by itself or inside of MULTI."""
+
+    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, levels: Levels) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._redis = redis
+        self._levels = levels
+        self._script = script("commit")
+        self._fixed = [
+            (keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard))
+            for shard in range(keys.shards)
+        ]
+        self._nonces = count(1)
+        self._limits = (
+            settings.backlog_entries_max, settings.backlog_bytes_max, COMMIT_BYTES_MAX, settings.value_bytes_max,
+        )  # fmt: skip
+
+    async def _exchange(self, link: AsyncLink, commit: Commit, seconds: float) -> list[Any]:
+        """This runs the script once, and WAIT behind it on the same connection where the level asks for it."""
+        attempt_s = seconds if seconds < 0.2 else seconds * 0.4
+        commands = [self._call(link, commit, attempt_s)]
+        if commit.durability in ("replica", "disk"):
+            commands.append(self._levels.wait_command(commit.durability, round(attempt_s * 800)))
+        replies = await link.run(commands, seconds=attempt_s)
+        await self._check_nonce(link, commit, replies[0])
+        await self._noted(link, replies[0])
+        return replies
+
+    async def _exec(self, commit: Commit, link: AsyncLink) -> list[Any]:
+        """This gives the replies that decide, none where it has to be carried on outside of MULTI.
+
+        An EXEC that did not run says only that something touched a watched state, if only its time to live: the
+        script knows whether that was a change, and of which state.
+        """
+        seconds = max(commit.end - monotonic(), 0.001)
+        attempt_s = seconds if seconds < 0.2 else seconds / 2
+        commands: list[Any] = [("MULTI",), self._call(link, commit, attempt_s), ("EXEC",)]
+        if commit.durability in ("replica", "disk"):
+            commands.append(self._levels.wait_command(commit.durability, round(seconds * 400)))
+        try:
+            replies = await link.run(commands, seconds=attempt_s)
+            opened, queued, executed, *waited = replies
+            refused = isinstance(queued, Exception)
+            if opened != b"OK" or not (refused or queued == b"QUEUED"):
+                await self._slipped(link)
+            link.watching = isinstance(executed, Exception)
+            if not refused and isinstance(executed, list):
+                await self._check_nonce(link, commit, executed[0])
+        except RedisUnavailable as error:
+            commit.unanswered(error)
+            return []
+        if executed is None:
+            return []
+        decisive = queued if refused else executed if isinstance(executed, Exception) else executed[0]
+        await self._noted(link, decisive)
+        return [decisive, *waited]
+
+    def _call(self, link: AsyncLink, commit: Commit, attempt_s: float) -> Any:
+        """This spells the script's command, which the server refuses once this side has given the attempt up."""
+        commit.nonce = str(next(self._nonces))
+        given_up = monotonic() + attempt_s
+        commit.latest = given_up + link.greeting_s
+        latest_ms = int(given_up * 1000 + link.ahead_ms)
+        arguments = [*commit.arguments(self._settings, self._limits), latest_ms]
+        if commit.repeat or commit.lingers:
+            last = max(commit.lingers, commit.latest) + self._settings.timeout_s
+            arguments.append(int(last * 1000 + link.ahead_ms))
+        return link.call(self._script, (*self._fixed[commit.shard], *commit.redis_keys), arguments)
+
+    async def _check_nonce(self, link: AsyncLink, commit: Commit, reply: Any) -> None:
+        if isinstance(reply, list) and reply[:1] != [commit.nonce.encode()]:
+            await self._slipped(link)
+
+    async def _slipped(self, link: AsyncLink) -> NoReturn:
+        """This closes a connection that has answered something that was not asked, or refused to open a MULTI."""
+        await link.close()
+        raise RedisUnavailable("connection", detail="a reply belongs to another request")
+
+    async def _noted(self, link: AsyncLink, reply: Any) -> None:
+        """This keeps whether the server knows the script: a digest it has forgotten is known not to have run.
+
+        A connection on which an attempt was late is closed: the next one asks for the server's time anew. So is one to
+        a server that is a primary no more: the next one may find its successor.
+        """
+        if isinstance(reply, list):
+            link.knows(self._script, True)
+            if reply[1] == b"LATE":
+                await link.close()
+        elif isinstance(reply, NoScriptError):
+            link.knows(self._script, False)
+        elif isinstance(reply, Exception) and code_of(reply) in DEMOTED:
+            await self._redis.leave(link)
