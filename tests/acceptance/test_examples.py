@@ -86,6 +86,14 @@ def test_no_message_of_a_chat_is_lost_or_rewritten(somewhere: Environment) -> No
     assert lines[5].startswith("the last one: /messages/000030: message 10 of ")
 
 
+def test_a_paused_holder_is_refused(somewhere: Environment) -> None:
+    lines = _printed("paused_holder", somewhere)
+    assert lines[1] == "first: (paused)"
+    assert lines[2].startswith("second: I hold the lock, token ")
+    assert lines[3] in ("first: refused with LeaseLost", "first: refused with StaleToken")
+    assert lines[4] == "what stands: the second's work"
+
+
 def test_an_example_brings_its_own_servers_where_none_are_named() -> None:
     assert _printed("approval", _nowhere())[-1].startswith("agent: ada has approved")
 
