@@ -19,6 +19,7 @@ from statecache.records import record_of_write
 if TYPE_CHECKING:
     from statecache.model import Record
 
+_PAUSE_S_MAX = 0.25
 D = TypeVar("D")
 V = TypeVar("V")
 
@@ -92,9 +93,9 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         async with self.tier.turns.of(key, end=end) as turn:
-            record, pause = turn.record or self._kept(key), 0.001
+            record, spread = turn.record or self._kept(key), 1
             while True:
-                fresh = record is None
+                begun, fresh = monotonic(), record is None
                 if record is None:
                     record = await self.tier.reader.record(key, end=end)
                 try:
@@ -110,16 +111,16 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
                         write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=None
                     )
                 except VersionConflict:
-                    if monotonic() + pause > end:
+                    if monotonic() >= end:
                         raise
                 else:
                     turn.committed(record_of_write(write, state))
                     return state
                 record = None
                 note(retries=1, conflicts=1)
-                if fresh:
-                    await async_sleep(self.tier.rng.uniform(0, pause))
-                    pause = min(pause * 2, 0.1)
+                if fresh:  # others want it too: spread over as many attempts as it takes, however long they are now
+                    spread *= 2
+                    await async_sleep(self.tier.rng.uniform(0, min((monotonic() - begun) * spread, _PAUSE_S_MAX)))
 
     def _kept(self, key: str) -> Record | None:
         """This gives what is kept here of a key, if it may be believed."""
