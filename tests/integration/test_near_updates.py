@@ -1,4 +1,4 @@
-"""Updates begin with what is kept here, take turns in this process, and decide on the current state."""
+"""Updates begin with what is kept here, take turns in this process, and decide on the current state; and a clock."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from statecache import AsyncStateCache, Settings
+from statecache.clock import boottime
 from tests.fix_servers import MakeClient, MakeSettings
 from tests.local_reads import KEY, kept, until
 
@@ -94,3 +95,24 @@ async def test_an_update_within_an_update_of_the_same_state_is_not_held_up_for_l
 
         assert (await cache.update(KEY, outer)).value == 11
         assert inner == [10]
+
+
+# Time in which the machine was suspended.
+
+
+async def test_what_is_kept_over_a_suspended_machine_is_not_believed(
+    one: AsyncStateCache, other: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of trust goes on while nothing runs; the one for waiting stands still."""
+    await other.set(KEY, 1)
+    await kept(one)
+    slept_s = 0.0
+    for module in ("_async", "_sync"):
+        for name in ("reads", "line"):
+            monkeypatch.setattr(f"statecache.{module}.{name}.boottime", lambda: boottime() + slept_s)
+    before = one.near
+    await one.get(KEY)
+    assert one.near.hits == before.hits + 1
+    slept_s = 3600.0
+    await one.get(KEY)
+    assert (one.near.hits, one.near.misses) == (before.hits + 1, before.misses + 1)
