@@ -15,10 +15,11 @@ from tests.benchmarks.blocks import awaited, in_blocks, looped
 from tests.benchmarks.choices import SECTIONS
 from tests.benchmarks.contenders import Answer, together
 from tests.benchmarks.contention import Burst, Side, Tasks, attempts_of, contention, rate_of
-from tests.benchmarks.measuring import Row, left_out, rates
+from tests.benchmarks.measuring import Measure, Row, left_out, rates
 from tests.benchmarks.near import ask_nobody, beyond, coherent, slower, taking
 from tests.benchmarks.processes import Processes
 from tests.benchmarks.report import Circumstances, document, table
+from tests.benchmarks.steps import steps
 
 ABOUT = Circumstances(rounds=5, cores=2, load=(0.4, 1.9), seconds=61.2)
 
@@ -166,9 +167,15 @@ def test_a_process_that_ends_is_not_waited_for() -> None:
         processes.all("no number")
 
 
+def test_steps_are_left_out_where_dbos_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.benchmarks.steps.find_spec", lambda name: None)
+    assert steps(Settings(), 5).left_out.startswith("DBOS is not installed")
+
+
 def test_a_row_that_was_left_out_says_so_and_fails_no_bound() -> None:
     rows: list[Row] = [left_out("steps", "DBOS is not installed"), rates(("a", [1.0]), ("b", [2.0]), bound=0.1)]
     assert (rows[0].figure, rows[0].met) == (None, None)
+    assert Row(subject=Measure(name="steps"), figures=[], bound=4.0).met is None
     text = table(rows, ABOUT)
     assert "LEFT OUT: DBOS is not installed" in text
     assert text.splitlines()[-1] == "LEFT OUT: 1 of 2 rows."

@@ -26,7 +26,7 @@ from tests.benchmarks.values import Value
 CLIENTS = (1, 10, 100, 1_000)
 PROCESSES = 4
 AT_ONCE = 16
-CALLS = 300
+CALLS = 400
 FLAT = 1.1
 KEY = "bench/unwatched"
 
