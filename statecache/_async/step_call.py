@@ -248,10 +248,14 @@ class AsyncStepCall:
             await self._commit_result(held, value, data)
         except _Overtaken:
             return await self._overtaken(held.step)
-        except _APPLIED:
+        except _APPLIED as error:
+            error.add_note(
+                f"Call the step again: it gives the result of step {self._name!r}, or says that it is unknown."
+            )
             raise
         except BaseException as error:  # the effect happened: its result is kept, whatever hinders the rest
-            await self._leave(error, held, "ran", f"its result is not applied: {steps.told(error)}", data)
+            if not await self._leave(error, held, "ran", f"its result is not applied: {steps.told(error)}", data):
+                error.add_note(str(self._unknown(held.step, "its function returned, but its result could not be kept")))
             raise
         return value
 
@@ -296,12 +300,12 @@ class AsyncStepCall:
 
     async def _leave(
         self, error: BaseException, held: Held, status: steps.Status, reason: str, data: bytes = b""
-    ) -> None:
-        """This notes why the step was left, where that can be done at once; where not, its intent stands."""
+    ) -> bool:
+        """This notes why the step was left, and says whether it could be done at once; where not, its intent stands."""
         if isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
-            return
+            return False
         left = steps.ended(held.step, status, at=wall(), result=data, error=reason)
-        await async_finished(self._note_left(self._write(left, held.change_id, held.encoding)))
+        return await async_finished(self._note_left(self._write(left, held.change_id, held.encoding)))
 
     async def _note_left(self, write: Write) -> bool:
         with suppress(StateCacheError):

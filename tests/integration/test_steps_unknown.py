@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -17,12 +18,16 @@ from statecache import (
     LimitExceeded,
     NotDone,
     NotFound,
+    OutcomeUnknown,
     Retry,
     Settings,
     Step,
     StepUnknown,
     UsageError,
 )
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
+from tests.fix_servers import MakeClient
 from tests.fix_steps import Bank, Receipt, charged
 from tests.integration.test_client_durability import at_work
 
@@ -225,3 +230,22 @@ async def test_a_cancelled_step_is_unknown_at_once(cache: AsyncStateCache) -> No
         await running
     with pytest.raises(StepUnknown, match="cut off by CancelledError"):
         await cache.step(KEY, "charge", never)
+
+
+async def test_a_redis_that_goes_silent_during_the_function_has_the_next_call_find_out(
+    make_client: MakeClient, settings: Settings, bank: Bank, proxy: FaultProxy
+) -> None:
+    far = make_client(through(settings, redis=proxy).model_copy(update={"step_claim_s": 0.5}))
+
+    def charge(step: Step) -> Receipt:
+        proxy.freeze()
+        return bank.charge(step, "order 7")
+
+    with pytest.raises(OutcomeUnknown) as caught:
+        await far.step(KEY, "charge", charge, timeout=1.0)
+    assert any("Call the step again" in note for note in caught.value.__notes__)
+    proxy.thaw()
+    with suppress(StepUnknown):
+        receipt = await far.step(KEY, "charge", charge, type=Receipt)
+        assert receipt.key == bank.charged[0]
+    assert len(bank.charged) == 1
