@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from statecache.near import Near, Reading
 
 _ASKED_AT_ONCE = 500
-_HYDRATED_AT_ONCE = 100
+_HYDRATED_AT_ONCE = 200
 
 
 class Warmer:
@@ -38,13 +38,15 @@ class Warmer:
 
     async def warm(self, keys: Sequence[str], *, seconds: float) -> int:
         """This loads the keys and gives how many are kept here now; `seconds` bounds each exchange with a server."""
+        missing: dict[int, list[str]] = {}
+        for some in _in_parts(keys, _ASKED_AT_ONCE):
+            for key in await self._missing(some, seconds):
+                missing.setdefault(self._keys.shard(key), []).append(key)
+        for of_shard in missing.values():
+            for some in _in_parts(of_shard, _HYDRATED_AT_ONCE):
+                await self._hydrator.load(some, end=monotonic() + seconds)
         kept = 0
         for some in _in_parts(keys, _ASKED_AT_ONCE):
-            missing = await self._missing(some, seconds)
-            for shard in sorted({self._keys.shard(key) for key in missing}):
-                of_shard = [key for key in missing if self._keys.shard(key) == shard]
-                for part in _in_parts(of_shard, _HYDRATED_AT_ONCE):
-                    await self._hydrator.load(part, end=monotonic() + seconds)
             kept += await self._kept(some, seconds)
         return kept
 

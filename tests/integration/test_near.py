@@ -120,9 +120,13 @@ async def test_after_the_connection_is_cut_nothing_old_is_read(
         one = make_client(through(settings, redis=proxy))
         await other.set(KEY, 1)
         await kept(one)
+        line: Any = one.tier.line
+        link = line._link
         proxy.refusing = True
         proxy.cut_all()
-        await until(lambda: not one.near.trusted)
+        await until(lambda: line._link is not link)
+        assert not one.near.trusted
+        assert one.near.entries == 0
         await other.set(KEY, 2)
         proxy.refusing = False
         await reads(one, 2)

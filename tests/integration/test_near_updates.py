@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib import import_module
 
 import pytest
 
@@ -109,6 +110,7 @@ async def test_what_is_kept_over_a_suspended_machine_is_not_believed(
     slept_s = 0.0
     for module in ("_async", "_sync"):
         for name in ("reads", "line"):
+            assert import_module(f"statecache.{module}.{name}").boottime is boottime
             monkeypatch.setattr(f"statecache.{module}.{name}.boottime", lambda: boottime() + slept_s)
     before = one.near
     await one.get(KEY)

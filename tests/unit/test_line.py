@@ -1,0 +1,130 @@
+"""The tracked connection's answers, one by one: whose they are, and what they say about trust."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hiredis import PushNotification
+from redis.exceptions import NoScriptError, ResponseError
+
+from statecache import Settings
+from statecache._async.line import Line
+from statecache._bridge import AsyncSignal
+from statecache._process import mutex
+from statecache.errors import ForeignData, RedisUnavailable
+from statecache.keys import KeySpace
+from statecache.near import Near
+from statecache.records import FIELDS
+
+KEY = "runs/1"
+STATE = [
+    b"runs/1",
+    b"set",
+    b"1",
+    b"3",
+    b"1",
+    b"c" * 24,
+    b"",
+    b"1-3",
+    b"json",
+    b"",
+    b"2026-01-01T00:00:00.000000Z",
+    b"w",
+]
+
+
+class Link:
+    """This is a connection that only remembers whether the server knows the heartbeat."""
+
+    known: bool | None = None
+
+    def knows(self, script: object, known: bool) -> None:
+        """This notes it."""
+        self.known = known
+
+
+@pytest.fixture
+def near() -> Near:
+    """A near cache."""
+    return Near(bytes_max=10**6, entries_max=10, window_s=2.0, mutex=mutex())
+
+
+@pytest.fixture
+def line(near: Near) -> Any:
+    """A line that nothing is connected to."""
+    tier: Any = None
+    return Line(Settings(), KeySpace(), tier, near)
+
+
+def test_a_state_has_as_many_fields_as_are_asked_for() -> None:
+    assert len(STATE) == len(FIELDS)
+
+
+async def test_replies_belong_to_questions_in_their_order(line: Any, near: Near) -> None:
+    first, _ = near.reserve(KEY, AsyncSignal())
+    other, _ = near.reserve("runs/2", AsyncSignal())
+    line._expected += [None, first, 7.5, None, other]
+    for reply in (b"OK", STATE, b"master abc ", b"OK", [None] * len(FIELDS)):
+        line._answered(Link(), reply)
+    assert first.record is not None
+    assert first.record.version == 3
+    assert await first.signal.wait(0)
+    assert (other.record, other.error) == (None, None)
+    assert await other.signal.wait(0)
+    with pytest.raises(RedisUnavailable, match="belongs to no request"):
+        line._answered(Link(), b"OK")
+
+
+async def test_trust_counts_from_the_sending_of_the_heartbeat(line: Any, near: Near) -> None:
+    line._expected.append(7.5)
+    line._answered(Link(), b"master abc ")
+    assert near.trusted(9.4)
+    assert not near.trusted(9.5)
+
+
+async def test_a_heartbeat_that_was_not_run_is_no_answer(line: Any, near: Near) -> None:
+    line._expected.append(7.5)
+    link = Link()
+    line._answered(link, NoScriptError("No matching script"))
+    assert not near.trusted(7.6)
+    assert link.known is False
+
+
+@pytest.mark.parametrize("reply", [b"slave abc ", ResponseError("LOADING")], ids=str)
+async def test_a_server_that_is_no_primary_is_left(line: Any, near: Near, reply: Any) -> None:
+    line._expected.append(7.5)
+    with pytest.raises(RedisUnavailable, match="no primary"):
+        line._answered(Link(), reply)
+    assert not near.trusted(7.6)
+
+
+async def test_opting_in_that_is_refused_ends_the_connection(line: Any) -> None:
+    line._expected.append(None)
+    with pytest.raises(RedisUnavailable, match="CACHING"):
+        line._answered(Link(), ResponseError("NOPERM"))
+
+
+async def test_data_of_others_is_told_to_who_reads_it_alone(line: Any, near: Near) -> None:
+    for reply in (ResponseError("WRONGTYPE Operation against a key"), [None, *STATE[1:]]):
+        reading, _ = near.reserve(KEY, AsyncSignal())
+        line._expected.append(reading)
+        line._answered(Link(), reply)
+        assert isinstance(reading.error, ForeignData)
+        assert near.statistics(0).entries == 0
+
+
+async def test_a_push_takes_away_what_it_names_or_everything(line: Any, near: Near) -> None:
+    def kept() -> int:
+        return near.statistics(0).entries
+
+    for key in (KEY, "runs/2"):
+        reading, _ = near.reserve(key, AsyncSignal())
+        line._expected.append(reading)
+        line._answered(Link(), [key.encode(), *STATE[1:]])
+    assert kept() == 2
+    line._pushed(PushNotification([b"message", b"x"]))
+    line._pushed(PushNotification([b"invalidate", [b"sc:{01}:meta", KeySpace().state(KEY).encode()]]))
+    assert kept() == 1
+    line._pushed(PushNotification([b"invalidate", None]))
+    assert kept() == 0
