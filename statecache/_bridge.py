@@ -128,6 +128,35 @@ class deadline:  # noqa: N801
         return None
 
 
+class async_dialing(async_deadline):  # noqa: N801
+    """This bounds the opening of a connection to Redis to that many seconds, and leaves its steps unbounded.
+
+    Beneath Python 3.12 the bound that redis-py sets on a step loses a cancellation that comes as the step ends: the
+    task goes on as if nobody had cancelled it. All later exchanges are bounded by `async_deadline` alone.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, connection: Any, seconds: float) -> None:
+        super().__init__(connection, seconds)
+        connection.socket_timeout = None
+
+
+class dialing:  # noqa: N801
+    """This bounds every step of the opening of a connection to Redis to that many seconds."""
+
+    __slots__ = ()
+
+    def __init__(self, connection: Any, seconds: float) -> None:
+        connection.socket_timeout = seconds
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+
 def async_disown(connection: Any) -> None:
     """This does nothing: what an asyncio connection does to close would reach into the parent's event loop."""
 
@@ -310,10 +339,11 @@ class AsyncBackground:
         return not self._task.done()
 
     async def stop(self) -> None:
-        """This cancels the task and waits for its end."""
+        """This cancels the task and waits for its end; who is cancelled meanwhile is cancelled."""
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.result()
 
 
 class Background:
@@ -343,6 +373,7 @@ __all__ = [
     "Slots",
     "async_called",
     "async_deadline",
+    "async_dialing",
     "async_disown",
     "async_finished",
     "async_lead",
@@ -354,6 +385,7 @@ __all__ = [
     "async_wake",
     "called",
     "deadline",
+    "dialing",
     "disown",
     "finished",
     "is_buffered",

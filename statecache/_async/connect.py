@@ -28,7 +28,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from statecache._bridge import async_deadline, async_disown, async_readable, async_wake, is_buffered
+from statecache._bridge import async_deadline, async_dialing, async_disown, async_readable, async_wake, is_buffered
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.settings import masked
 
@@ -115,10 +115,10 @@ class AsyncLink:
         where = masked(settings.redis_url)
         connection = dial()
         connection.socket_connect_timeout = min(seconds, settings.connect_timeout_s)
-        connection.socket_timeout = min(seconds, settings.timeout_s)
         connected = False
         try:
-            await connection.connect()
+            async with async_dialing(connection, min(seconds, settings.timeout_s)):
+                await connection.connect()
             connected = True
         except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
             raise RedisUnavailable("authentication", detail=f"{where}: {error}", hint=_CREDENTIALS) from error
@@ -131,13 +131,12 @@ class AsyncLink:
         except (RedisError, OSError, TimeoutError) as error:
             raise RedisUnavailable(
                 "tls" if "SSL" in str(error) else "connect",
-                detail=f"{where}: {error}",
+                detail=f"{where}: {error or 'no answer in time'}",
                 hint="Is the server up, the URL right?",
             ) from error
         finally:
             if not connected:
                 await connection.disconnect(nowait=True)
-        connection.socket_timeout = settings.timeout_s
         return cls(connection, where)
 
     @property

@@ -30,7 +30,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from statecache._bridge import deadline, disown, is_buffered, readable, wake
+from statecache._bridge import deadline, dialing, disown, is_buffered, readable, wake
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.settings import masked
 
@@ -117,10 +117,10 @@ class Link:
         where = masked(settings.redis_url)
         connection = dial()
         connection.socket_connect_timeout = min(seconds, settings.connect_timeout_s)
-        connection.socket_timeout = min(seconds, settings.timeout_s)
         connected = False
         try:
-            connection.connect()
+            with dialing(connection, min(seconds, settings.timeout_s)):
+                connection.connect()
             connected = True
         except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
             raise RedisUnavailable("authentication", detail=f"{where}: {error}", hint=_CREDENTIALS) from error
@@ -133,13 +133,12 @@ class Link:
         except (RedisError, OSError, TimeoutError) as error:
             raise RedisUnavailable(
                 "tls" if "SSL" in str(error) else "connect",
-                detail=f"{where}: {error}",
+                detail=f"{where}: {error or 'no answer in time'}",
                 hint="Is the server up, the URL right?",
             ) from error
         finally:
             if not connected:
                 connection.disconnect(nowait=True)
-        connection.socket_timeout = settings.timeout_s
         return cls(connection, where)
 
     @property

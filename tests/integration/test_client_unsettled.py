@@ -301,6 +301,26 @@ async def test_a_commit_that_was_cancelled_before_it_was_sent_leaves_nothing(set
         assert await client.get(KEY) is None
 
 
+async def test_no_cancellation_is_lost_wherever_it_strikes(settings: Settings) -> None:
+    """A task that was cancelled ends; if it went on, whoever cancelled it would wait for it."""
+    for single in (True, False):
+        steps = 1  # at 0 it would not even begin
+        ended = False
+        while not ended:
+            few = settings.model_copy(update={"redis_connections_max": 1})
+            async with AsyncStateCache(settings=few) as client:
+                if single:
+                    await client.set(KEY, "before")
+                writing = asyncio.create_task(_as_coroutine(client.set(KEY, steps)))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                ended = not writing.cancel()
+                await asyncio.wait([writing])
+                assert writing.cancelled() != ended
+            steps += 1
+        assert steps > 2
+
+
 async def test_a_refusal_leaves_nothing(client: AsyncStateCache) -> None:
     state = await client.set(KEY, 1)
     await client.set(KEY, 2)
