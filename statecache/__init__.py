@@ -40,6 +40,7 @@ from statecache.errors import (
 )
 from statecache.model import (
     Durability,
+    Left,
     NearStatistics,
     Observer,
     Operation,
@@ -79,6 +80,7 @@ __all__ = [
     "InvalidKey",
     "Lease",
     "LeaseLost",
+    "Left",
     "LimitExceeded",
     "LockHeld",
     "LockTimeout",

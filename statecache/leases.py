@@ -65,7 +65,8 @@ class Holding(msgspec.Struct, kw_only=True, eq=False):
     """This is a lease as its holder knows it. Moments are on a clock that counts suspend.
 
     `request` names it to the server before it has a token, `owner` is the task or thread that locked it. `gone` says
-    that the server, or the holder, ended it; `guarded` that a commit was made under it.
+    that the server, or the holder, ended it, `unreturned` that the server was not told; `guarded` that a commit was
+    made under it.
     """
 
     key: str
@@ -77,6 +78,7 @@ class Holding(msgspec.Struct, kw_only=True, eq=False):
     believed_until: float = 0.0
     renew_at: float = 0.0
     gone: bool = False
+    unreturned: bool = False
     guarded: bool = False
 
     def granted(self, started: float) -> None:

@@ -128,6 +128,11 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
     ttl_ms: int | None = None
     assume_new: bool = False
 
+    @property
+    def weight(self) -> int:
+        """This is what the write adds to a commit's size and to the backlog, in bytes."""
+        return 0 if self.op == "check" else len(self.value) + len(self.key.encode()) + STATE_OVERHEAD_BYTES
+
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """This is the immutable record of one state's write; its identity is (change_id, key)."""
@@ -232,6 +237,44 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def settled(self) -> bool:
         """This says whether the answer is final: all but `unknown` are."""
         return self.verdict != "unknown"
+
+
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what was left when a client was closed with a deadline; it is true where something was.
+
+    `shards` hold acknowledged commits of this client that are not known to be in Postgres; `commits` of them stand in
+    Redis, where workers will find them, and `keys` names their first 100 keys. Where that is less than you know of,
+    Redis could not be asked, or has lost them in a failover. `under_way` calls were cut off, their commits unsettled;
+    `leases` could not be given back and end by themselves.
+    """
+
+    commits: int = 0
+    keys: tuple[str, ...] = ()
+    shards: tuple[int, ...] = ()
+    under_way: int = 0
+    leases: tuple[str, ...] = ()
+
+    @property
+    def nothing(self) -> bool:
+        """This says whether all is in Postgres, ended and given back."""
+        return not (self.shards or self.under_way or self.leases)
+
+    def __bool__(self) -> bool:
+        return not self.nothing
+
+    def __str__(self) -> str:
+        if self.nothing:
+            return "nothing is left"
+        parts = []
+        if self.shards:
+            named = ", ".join(map(repr, self.keys[:3])) + (", …" if self.keys[3:] else "")
+            what = f"{self.commits} commits ({named})" if self.commits else "commits"
+            parts.append(f"{what} of {len(self.shards)} shards are not known to be in Postgres")
+        if self.under_way:
+            parts.append(f"{self.under_way} calls were cut off")
+        if self.leases:
+            parts.append(f"{len(self.leases)} leases were not given back")
+        return ", ".join(parts)
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ LAYERS = (
         "statecache.clock",
         "statecache._bridge",
         "statecache._process",
+        "statecache._signals",
         "statecache._slots",
     ),
     ("statecache._async", "statecache._sync"),

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import msgspec
 
+from statecache._async.leaving import checked_drain, leave
+from statecache._async.stopping import AsyncUntilTold
 from statecache._async.tiers import Tiers
 from statecache._async.verbs import AsyncVerbs
+from statecache._signals import SIGNALS
 from statecache.clock import boottime
 from statecache.keys import checked_namespace
-from statecache.model import Durability, Encoding, NearStatistics, Policy, ReadMode, Unsettled
+from statecache.model import Durability, Encoding, Left, NearStatistics, Policy, ReadMode, Unsettled
 from statecache.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import timedelta
 
     from statecache._async.connect import Dial
@@ -108,9 +112,33 @@ class AsyncStateCache(AsyncVerbs[Any]):
         """
         return self.tier.doubts.all()
 
-    async def close(self) -> None:
-        """This closes every connection; what is under way on them fails, its outcome unknown."""
-        await self.tier.close()
+    @overload
+    async def close(self) -> None: ...
+    @overload
+    async def close(self, *, drain: float) -> Left: ...
+    async def close(self, *, drain: float | None = None) -> Left | None:
+        """This closes every connection; what is under way on them fails, its outcome unknown.
+
+        With `drain` it goes down well within that many seconds: it refuses new calls (UsageError), lets those under way
+        end, gives its leases back, waits until Postgres holds what this client was acknowledged, and says what is left.
+        """
+        if drain is None:
+            await self.tier.close()
+            return None
+        seconds = checked_drain(drain)
+        try:
+            return await leave(self.tier, seconds)
+        finally:
+            await self.tier.close()
+
+    def until_told(self, *, drain: float = 10.0, signals: Sequence[int] = SIGNALS) -> AsyncUntilTold:
+        """This is a block that SIGTERM and SIGINT ask to end: `while not told.stopping`; with it ends this client.
+
+        At its end the client is closed with `drain` seconds to go down well, and `told.left` says what was left. A
+        second signal ends it at once. `told.stop()` does what a signal does, where there are none: on other threads
+        than the main one signals are left alone.
+        """
+        return AsyncUntilTold(self, drain=drain, signals=signals)
 
     async def __aenter__(self) -> Self:
         return self

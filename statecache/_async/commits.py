@@ -41,9 +41,10 @@ from statecache.errors import (
     StateCacheError,
     Unavailable,
 )
-from statecache.model import COMMIT_BYTES_MAX, STATE_OVERHEAD_BYTES, Write
+from statecache.model import COMMIT_BYTES_MAX
 
 if TYPE_CHECKING:
+    from statecache._async.accounts import Accounts
     from statecache._async.connect import AsyncLink
     from statecache._async.doubts import Doubts
     from statecache._async.durable import Durable
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from statecache._async.opener import Opener
     from statecache._async.redis import RedisTier
     from statecache.keys import KeySpace
-    from statecache.model import Position
+    from statecache.model import Position, Write
     from statecache.settings import Settings
 
 _NOWHERE_ELSE = "it is applied in Redis, but its entry was removed from the stream before it was flushed"
@@ -63,10 +64,6 @@ _PASSED = "it is applied in Redis, but Postgres has been flushed past it without
 def new_change_id() -> str:
     """This makes a change_id: 96 random bits as 24 hexadecimal digits."""
     return secrets.token_hex(12)
-
-
-def _weight(write: Write) -> int:
-    return 0 if write.op == "check" else len(write.value) + len(write.key.encode()) + STATE_OVERHEAD_BYTES
 
 
 class Committer(Attempts):
@@ -84,6 +81,7 @@ class Committer(Attempts):
         levels: Levels,
         line: Line,
         doubts: Doubts,
+        accounts: Accounts,
         rng: Random,
     ) -> None:
         super().__init__(settings, keys, redis, levels)
@@ -92,6 +90,7 @@ class Committer(Attempts):
         self._durable = durable
         self._line = line
         self._doubts = doubts
+        self._accounts = accounts
         self._rng = rng
 
     def new(
@@ -99,7 +98,7 @@ class Committer(Attempts):
         change_id: str | None = None,
     ) -> Commit:  # fmt: skip
         """This makes a commit of writes to one group; a change_id that was used before marks it as a repeat."""
-        if len(writes) > 1 and (size := sum(map(_weight, writes))) > COMMIT_BYTES_MAX:
+        if len(writes) > 1 and (size := sum(write.weight for write in writes)) > COMMIT_BYTES_MAX:
             hint = "Split the commit, or store less in each of its values."
             what, first = "the commit's size in bytes", writes[0].key
             raise LimitExceeded(what, actual=size, limit=COMMIT_BYTES_MAX, key=first, hint=hint)
@@ -117,22 +116,26 @@ class Committer(Attempts):
 
     async def commit(self, commit: Commit) -> Committed:
         """This applies the commit at most once and gives its outcome at the asked durability."""
-        if commit.durability != "memory":
-            await self.prepare(commit.durability, commit.shard, end=commit.end)
-        if commit.repeat:
-            self._doubts.take_over(commit)
+        self._accounts.under_way.add(commit.change_id)
         try:
+            if commit.durability != "memory":
+                await self.prepare(commit.durability, commit.shard, end=commit.end)
+            if commit.repeat:
+                self._doubts.take_over(commit)
             committed = await self._apply(commit)
             return committed if commit.durability == "memory" else await self._endured(commit, committed)
         except BaseException as error:  # its caller may never learn what became of it
             self._doubts.note(commit, error)
             raise
+        finally:
+            self._accounts.under_way.discard(commit.change_id)
 
     async def commit_watched(self, commit: Commit, link: AsyncLink, leave: Callable[[], Awaitable[None]]) -> Committed:
         """This does the same, once prepared, in MULTI / EXEC on a connection that watches the commit's states.
 
         `leave` gives that connection back: who carries on outside of MULTI, or waits, must not keep others from theirs.
         """
+        self._accounts.under_way.add(commit.change_id)
         try:
             replies = await self._exec(commit, link)
             await leave()
@@ -144,6 +147,8 @@ class Committer(Attempts):
         except BaseException as error:  # its caller may never learn what became of it
             self._doubts.note(commit, error)
             raise
+        finally:
+            self._accounts.under_way.discard(commit.change_id)
 
     async def prepare(self, durability: str, shard: int, *, end: float) -> None:
         """This refuses a level that cannot be given, and begins to listen where the commit will be waited for."""
@@ -209,6 +214,7 @@ class Committer(Attempts):
         verdict = reply[1]
         if verdict in (b"OK", b"DUP", b"MUTE"):
             committed = committed_of(commit.change_id, reply)
+            self._accounts.acknowledge(commit.shard, committed.position)
             await self._line.wrote(commit, committed)
             if len(replies) > 1:
                 copies = replies[1] if verdict != b"MUTE" else 0
@@ -304,6 +310,7 @@ class Committer(Attempts):
             commit.fail(error)
         if found is not None:
             committed = Committed(commit.change_id, *found)
+            self._accounts.acknowledge(commit.shard, committed.position)
             await self._line.wrote(commit, committed)
             return committed
         if applied:

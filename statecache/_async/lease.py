@@ -76,6 +76,7 @@ class AsyncLock(Generic[D]):
         """This waits for the lock's turn and gives the lease."""
         if self._lease is not None:
             raise UsageError(f"this lock of {self._key!r} is in use", hint="Call lock() for each block.")
+        self._view.tier.accounts.refuse_if_closing()
         holding = await self._view.tier.leases.take(self._key, ttl=self._ttl, patience=self._patience)
         self._lease = AsyncLease(self._view, holding)
         return self._lease

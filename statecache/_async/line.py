@@ -75,6 +75,11 @@ class Line:
         self.hindrance = ""
         self._pid = os.getpid()
 
+    @property
+    def reading(self) -> bool:
+        """This says whether a read is under way."""
+        return any(not (one is None or isinstance(one, float)) for one in list(self._expected))
+
     def is_up(self) -> bool:
         """This says whether reads can be made here; where not, it begins to bring that about, and waits for nothing."""
         if self._link is not None and self._pid == os.getpid():

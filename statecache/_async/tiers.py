@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from statecache._async.accounts import Accounts
 from statecache._async.asking import Inquiry
 from statecache._async.claims import Claims
 from statecache._async.commits import Committer, new_change_id
@@ -54,7 +55,8 @@ class Tiers:
             mutex=mutex(),
         )
         begins_anew_after_fork(self.near)
-        self.turns = Turns()
+        self.accounts = Accounts()
+        self.turns = Turns(self.accounts)
         self.line = Line(settings, self.keys, self.redis, self.near)
         self.reader = Reader(
             settings,
@@ -90,6 +92,7 @@ class Tiers:
             levels=self.levels,
             line=self.line,
             doubts=self.doubts,
+            accounts=self.accounts,
             rng=rng,
         )
 
@@ -101,3 +104,4 @@ class Tiers:
         await self.events.close()
         await self.redis.pool.close()
         await self.postgres.pool.close()
+        self.accounts.closing = False  # it is closed

@@ -52,6 +52,7 @@ class AsyncTransaction:
         self._actor = actor
         self._reason = reason
         self._timeout = timeout
+        self._call = self._tier.accounts.call()
         self._link: AsyncLink | None = None
         self._records: dict[str, Record] = {}
         self._writes: dict[str, Write] = {}
@@ -59,7 +60,19 @@ class AsyncTransaction:
         self.states: dict[str, State[Any]] = {}
 
     async def __aenter__(self) -> Self:
-        end, pause = self._verbs.end_of(self._timeout), 0.005
+        begun = False
+        self._call.__enter__()
+        try:
+            await self._begin()
+            begun = True
+        finally:
+            if not begun:
+                self._call.__exit__()
+        return self
+
+    async def _begin(self) -> None:
+        """This watches and reads every key, as often as it takes until all of them are there."""
+        end, pause = self._verbs.moment_of(self._timeout), 0.005
         await self._tier.committer.prepare(self._durability, self._shard, end=end)
         while not self._records:
             try:
@@ -79,7 +92,6 @@ class AsyncTransaction:
             if missing:
                 await self._leave()
                 await self._tier.hydrator.load(missing, end=end, to_write=True)
-        return self
 
     async def _watch(self, link: AsyncLink, end: float) -> list[str]:
         """This watches and reads every key in one round trip and gives the keys that are not in Redis."""
@@ -140,11 +152,12 @@ class AsyncTransaction:
         return self._names[name]
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        try:
-            if kind is None:
-                await self._end()
-        finally:
-            await self._leave()
+        with self._call.ending():
+            try:
+                if kind is None:
+                    await self._end()
+            finally:
+                await self._leave()
 
     async def _leave(self) -> None:
         """This gives the connection back, watching nothing; where that cannot be had it is closed."""
@@ -165,7 +178,7 @@ class AsyncTransaction:
         link = self._link
         if link is None:
             raise UsageError("the transaction is over")
-        end = self._verbs.end_of(self._timeout)
+        end = self._verbs.moment_of(self._timeout)
         if not self._writes:
             _, executed = await link.run([("MULTI",), ("EXEC",)], seconds=max(end - monotonic(), 0.001))
             link.watching = isinstance(executed, Exception)

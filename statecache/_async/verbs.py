@@ -40,6 +40,7 @@ class AsyncVerbs(AsyncStepping[D], AsyncLocks[D], AsyncAsks[D], Generic[D]):
         timeout: float | None = None,
     ) -> AsyncTransaction:
         """This opens a transaction over keys of one group: WATCH, your code, and one atomic commit at its end."""
+        self.tier.accounts.refuse_if_closing()
         return AsyncTransaction(
             self, names, durability=durability, actor=checked_text(actor, "actor"),
             reason=checked_text(reason, "reason"), timeout=timeout,
@@ -57,13 +58,14 @@ class AsyncVerbs(AsyncStepping[D], AsyncLocks[D], AsyncAsks[D], Generic[D]):
     ) -> Any:
         """This runs the function in a transaction, again where someone else was quicker, and gives its result."""
         end, pause = self.end_of(timeout), 0.001
+        who, why = checked_text(actor, "actor"), checked_text(reason, "reason")
         while True:
             left = max(end - monotonic(), 0.001)
+            opened = AsyncTransaction(self, tuple(names), durability=durability, actor=who, reason=why, timeout=left)
             try:
-                async with AsyncVerbs.transaction(
-                    self, *names, durability=durability, actor=actor, reason=reason, timeout=left
-                ) as tx:
-                    result = await async_called(function(tx))
+                with self.tier.accounts.call():
+                    async with opened as tx:
+                        result = await async_called(function(tx))
             except VersionConflict:
                 if monotonic() + pause > end:
                     raise

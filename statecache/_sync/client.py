@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import msgspec
 
+from statecache._signals import SIGNALS
+from statecache._sync.leaving import checked_drain, leave
+from statecache._sync.stopping import UntilTold
 from statecache._sync.tiers import Tiers
 from statecache._sync.verbs import Verbs
 from statecache.clock import boottime
 from statecache.keys import checked_namespace
-from statecache.model import Durability, Encoding, NearStatistics, Policy, ReadMode, Unsettled
+from statecache.model import Durability, Encoding, Left, NearStatistics, Policy, ReadMode, Unsettled
 from statecache.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import timedelta
 
     from statecache._sync.connect import Dial
@@ -110,9 +114,33 @@ class StateCache(Verbs[Any]):
         """
         return self.tier.doubts.all()
 
-    def close(self) -> None:
-        """This closes every connection; what is under way on them fails, its outcome unknown."""
-        self.tier.close()
+    @overload
+    def close(self) -> None: ...
+    @overload
+    def close(self, *, drain: float) -> Left: ...
+    def close(self, *, drain: float | None = None) -> Left | None:
+        """This closes every connection; what is under way on them fails, its outcome unknown.
+
+        With `drain` it goes down well within that many seconds: it refuses new calls (UsageError), lets those under way
+        end, gives its leases back, waits until Postgres holds what this client was acknowledged, and says what is left.
+        """
+        if drain is None:
+            self.tier.close()
+            return None
+        seconds = checked_drain(drain)
+        try:
+            return leave(self.tier, seconds)
+        finally:
+            self.tier.close()
+
+    def until_told(self, *, drain: float = 10.0, signals: Sequence[int] = SIGNALS) -> UntilTold:
+        """This is a block that SIGTERM and SIGINT ask to end: `while not told.stopping`; with it ends this client.
+
+        At its end the client is closed with `drain` seconds to go down well, and `told.left` says what was left. A
+        second signal ends it at once. `told.stop()` does what a signal does, where there are none: on other threads
+        than the main one signals are left alone.
+        """
+        return UntilTold(self, drain=drain, signals=signals)
 
     def __enter__(self) -> Self:
         return self

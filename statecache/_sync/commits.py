@@ -43,9 +43,10 @@ from statecache.errors import (
     StateCacheError,
     Unavailable,
 )
-from statecache.model import COMMIT_BYTES_MAX, STATE_OVERHEAD_BYTES, Write
+from statecache.model import COMMIT_BYTES_MAX
 
 if TYPE_CHECKING:
+    from statecache._sync.accounts import Accounts
     from statecache._sync.connect import Link
     from statecache._sync.doubts import Doubts
     from statecache._sync.durable import Durable
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from statecache._sync.opener import Opener
     from statecache._sync.redis import RedisTier
     from statecache.keys import KeySpace
-    from statecache.model import Position
+    from statecache.model import Position, Write
     from statecache.settings import Settings
 
 _NOWHERE_ELSE = "it is applied in Redis, but its entry was removed from the stream before it was flushed"
@@ -65,10 +66,6 @@ _PASSED = "it is applied in Redis, but Postgres has been flushed past it without
 def new_change_id() -> str:
     """This makes a change_id: 96 random bits as 24 hexadecimal digits."""
     return secrets.token_hex(12)
-
-
-def _weight(write: Write) -> int:
-    return 0 if write.op == "check" else len(write.value) + len(write.key.encode()) + STATE_OVERHEAD_BYTES
 
 
 class Committer(Attempts):
@@ -86,6 +83,7 @@ class Committer(Attempts):
         levels: Levels,
         line: Line,
         doubts: Doubts,
+        accounts: Accounts,
         rng: Random,
     ) -> None:
         super().__init__(settings, keys, redis, levels)
@@ -94,6 +92,7 @@ class Committer(Attempts):
         self._durable = durable
         self._line = line
         self._doubts = doubts
+        self._accounts = accounts
         self._rng = rng
 
     def new(
@@ -101,7 +100,7 @@ class Committer(Attempts):
         change_id: str | None = None,
     ) -> Commit:  # fmt: skip
         """This makes a commit of writes to one group; a change_id that was used before marks it as a repeat."""
-        if len(writes) > 1 and (size := sum(map(_weight, writes))) > COMMIT_BYTES_MAX:
+        if len(writes) > 1 and (size := sum(write.weight for write in writes)) > COMMIT_BYTES_MAX:
             hint = "Split the commit, or store less in each of its values."
             what, first = "the commit's size in bytes", writes[0].key
             raise LimitExceeded(what, actual=size, limit=COMMIT_BYTES_MAX, key=first, hint=hint)
@@ -119,22 +118,26 @@ class Committer(Attempts):
 
     def commit(self, commit: Commit) -> Committed:
         """This applies the commit at most once and gives its outcome at the asked durability."""
-        if commit.durability != "memory":
-            self.prepare(commit.durability, commit.shard, end=commit.end)
-        if commit.repeat:
-            self._doubts.take_over(commit)
+        self._accounts.under_way.add(commit.change_id)
         try:
+            if commit.durability != "memory":
+                self.prepare(commit.durability, commit.shard, end=commit.end)
+            if commit.repeat:
+                self._doubts.take_over(commit)
             committed = self._apply(commit)
             return committed if commit.durability == "memory" else self._endured(commit, committed)
         except BaseException as error:  # its caller may never learn what became of it
             self._doubts.note(commit, error)
             raise
+        finally:
+            self._accounts.under_way.discard(commit.change_id)
 
     def commit_watched(self, commit: Commit, link: Link, leave: Callable[[], None]) -> Committed:
         """This does the same, once prepared, in MULTI / EXEC on a connection that watches the commit's states.
 
         `leave` gives that connection back: who carries on outside of MULTI, or waits, must not keep others from theirs.
         """
+        self._accounts.under_way.add(commit.change_id)
         try:
             replies = self._exec(commit, link)
             leave()
@@ -146,6 +149,8 @@ class Committer(Attempts):
         except BaseException as error:  # its caller may never learn what became of it
             self._doubts.note(commit, error)
             raise
+        finally:
+            self._accounts.under_way.discard(commit.change_id)
 
     def prepare(self, durability: str, shard: int, *, end: float) -> None:
         """This refuses a level that cannot be given, and begins to listen where the commit will be waited for."""
@@ -211,6 +216,7 @@ class Committer(Attempts):
         verdict = reply[1]
         if verdict in (b"OK", b"DUP", b"MUTE"):
             committed = committed_of(commit.change_id, reply)
+            self._accounts.acknowledge(commit.shard, committed.position)
             self._line.wrote(commit, committed)
             if len(replies) > 1:
                 copies = replies[1] if verdict != b"MUTE" else 0
@@ -306,6 +312,7 @@ class Committer(Attempts):
             commit.fail(error)
         if found is not None:
             committed = Committed(commit.change_id, *found)
+            self._accounts.acknowledge(commit.shard, committed.position)
             self._line.wrote(commit, committed)
             return committed
         if applied:

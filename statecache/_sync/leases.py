@@ -203,7 +203,7 @@ class Leases:
             answered = True
             return answer.verdict == "OK" or (answer.repeated and stood)
         except StateCacheError as error:
-            answered = True
+            answered, holding.unreturned = True, True
             _logger.warning("the lease of %r could not be given back and ends by itself: %s", holding.key, error)
             return stood
         finally:
@@ -216,11 +216,16 @@ class Leases:
             return self._ask("release", holding, end=monotonic() + _WITHDRAW_S).verdict == "OK"
         return False
 
-    def release(self, *, end: float | None = None) -> None:
-        """This ends all the leases that this client holds, for as long as there is time."""
+    def release(self, *, end: float | None = None) -> tuple[str, ...]:
+        """This ends all the leases that this client holds, while there is time; it gives the keys of those that stay.
+
+        They end by themselves, when their time is up.
+        """
         end = monotonic() + _WITHDRAW_S if end is None else end
-        for holding in self.held:
+        held = self.held
+        for holding in held:
             self.give_back(holding, end=end)
+        return tuple(holding.key for holding in held if holding.unreturned)
 
     def close(self) -> None:
         """This ends the leases, and the waiting for others."""

@@ -58,6 +58,11 @@ class Pool(Generic[C]):
         self.longest_wait_s = 0.0
         self._pid = os.getpid()  # last: another thread that finds it right finds the rest right too
 
+    @property
+    def lent(self) -> int:
+        """This is the number of connections that are lent by this process."""
+        return len(self._lent) if self._pid == os.getpid() else 0
+
     def take(self, seconds: float) -> C:
         """This lends a connection, waiting for at most that many seconds for one to be free."""
         if self._pid != os.getpid():

@@ -52,7 +52,13 @@ class Scope(Generic[D]):
         return self._prefix + name if self._prefix and isinstance(name, str) else name
 
     def end_of(self, timeout: float | None) -> float:
-        """This gives the moment until which a verb may take, on the monotonic clock."""
+        """This begins a verb: the moment until which it may take, on the monotonic clock; not while it is closing."""
+        if self.tier.accounts.closing:
+            self.tier.accounts.refuse_if_closing()
+        return self.moment_of(timeout)
+
+    def moment_of(self, timeout: float | None) -> float:
+        """This gives that moment for a step of what is under way already."""
         seconds = self.tier.settings.timeout_s if timeout is None else timeout
         if not (isinstance(seconds, (int, float)) and 0 < seconds < inf):
             raise UsageError(f"timeout={timeout} is not a number of seconds above 0")

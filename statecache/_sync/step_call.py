@@ -102,11 +102,13 @@ class StepCall:
 
     def result(self) -> Any:
         """This gives the step's result, from its function or from its record."""
-        try:
-            return self._result()
-        finally:
-            if self._claim is not None:
-                self._tier.claims.end(self._claim)
+        self._tier.accounts.refuse_if_closing()
+        with self._tier.accounts.call():
+            try:
+                return self._result()
+            finally:
+                if self._claim is not None:
+                    self._tier.claims.end(self._claim)
 
     def _result(self) -> Any:
         end = self._scope.end_of(self._terms.timeout)

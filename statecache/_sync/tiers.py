@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from statecache._process import begins_anew_after_fork, mutex
+from statecache._sync.accounts import Accounts
 from statecache._sync.asking import Inquiry
 from statecache._sync.claims import Claims
 from statecache._sync.commits import Committer, new_change_id
@@ -56,7 +57,8 @@ class Tiers:
             mutex=mutex(),
         )
         begins_anew_after_fork(self.near)
-        self.turns = Turns()
+        self.accounts = Accounts()
+        self.turns = Turns(self.accounts)
         self.line = Line(settings, self.keys, self.redis, self.near)
         self.reader = Reader(
             settings,
@@ -92,6 +94,7 @@ class Tiers:
             levels=self.levels,
             line=self.line,
             doubts=self.doubts,
+            accounts=self.accounts,
             rng=rng,
         )
 
@@ -103,3 +106,4 @@ class Tiers:
         self.events.close()
         self.redis.pool.close()
         self.postgres.pool.close()
+        self.accounts.closing = False  # it is closed

@@ -54,6 +54,7 @@ class Transaction:
         self._actor = actor
         self._reason = reason
         self._timeout = timeout
+        self._call = self._tier.accounts.call()
         self._link: Link | None = None
         self._records: dict[str, Record] = {}
         self._writes: dict[str, Write] = {}
@@ -61,7 +62,19 @@ class Transaction:
         self.states: dict[str, State[Any]] = {}
 
     def __enter__(self) -> Self:
-        end, pause = self._verbs.end_of(self._timeout), 0.005
+        begun = False
+        self._call.__enter__()
+        try:
+            self._begin()
+            begun = True
+        finally:
+            if not begun:
+                self._call.__exit__()
+        return self
+
+    def _begin(self) -> None:
+        """This watches and reads every key, as often as it takes until all of them are there."""
+        end, pause = self._verbs.moment_of(self._timeout), 0.005
         self._tier.committer.prepare(self._durability, self._shard, end=end)
         while not self._records:
             try:
@@ -81,7 +94,6 @@ class Transaction:
             if missing:
                 self._leave()
                 self._tier.hydrator.load(missing, end=end, to_write=True)
-        return self
 
     def _watch(self, link: Link, end: float) -> list[str]:
         """This watches and reads every key in one round trip and gives the keys that are not in Redis."""
@@ -142,11 +154,12 @@ class Transaction:
         return self._names[name]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        try:
-            if kind is None:
-                self._end()
-        finally:
-            self._leave()
+        with self._call.ending():
+            try:
+                if kind is None:
+                    self._end()
+            finally:
+                self._leave()
 
     def _leave(self) -> None:
         """This gives the connection back, watching nothing; where that cannot be had it is closed."""
@@ -167,7 +180,7 @@ class Transaction:
         link = self._link
         if link is None:
             raise UsageError("the transaction is over")
-        end = self._verbs.end_of(self._timeout)
+        end = self._verbs.moment_of(self._timeout)
         if not self._writes:
             _, executed = link.run([("MULTI",), ("EXEC",)], seconds=max(end - monotonic(), 0.001))
             link.watching = isinstance(executed, Exception)

@@ -18,6 +18,7 @@ from statecache._process import mutex
 from statecache.clock import monotonic
 
 if TYPE_CHECKING:
+    from statecache._sync.accounts import Accounts, Call
     from statecache.model import Record
 
 _PATIENCE_S = 1.0
@@ -37,7 +38,8 @@ class _Queue:
 class Turns:
     """This keeps a queue for every state that is being updated."""
 
-    def __init__(self) -> None:
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
         self._begin()
 
     def _begin(self) -> None:
@@ -49,7 +51,7 @@ class Turns:
         """This gives a turn at the state, to be entered."""
         if self._pid != os.getpid():
             self._begin()
-        return Turn(self, key, end)
+        return Turn(self, key, end, self._accounts.call())
 
     def join(self, key: str) -> _Queue:
         """This puts a caller into the state's queue."""
@@ -71,9 +73,10 @@ class Turns:
 class Turn:
     """This is one caller's turn, from its entry to its exit."""
 
-    __slots__ = ("_end", "_key", "_mine", "_queue", "_turns")
+    __slots__ = ("_call", "_end", "_key", "_mine", "_queue", "_turns")
 
-    def __init__(self, turns: Turns, key: str, end: float) -> None:
+    def __init__(self, turns: Turns, key: str, end: float, call: Call) -> None:
+        self._call = call
         self._turns = turns
         self._key = key
         self._end = end
@@ -90,6 +93,7 @@ class Turn:
 
     def __enter__(self) -> Turn:
         self._queue = self._turns.join(self._key)
+        self._call.__enter__()
         slots, entered = self._queue.slots, False
         try:
             patience = min(_PATIENCE_S, max(self._end - monotonic(), 0.0))
@@ -97,10 +101,14 @@ class Turn:
             entered = True
         finally:
             if not entered:
-                self._turns.leave(self._key, self._queue)
+                self._leave()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         if self._mine:
             self._queue.slots.release()
+        self._leave()
+
+    def _leave(self) -> None:
         self._turns.leave(self._key, self._queue)
+        self._call.__exit__()

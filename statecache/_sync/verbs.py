@@ -42,6 +42,7 @@ class Verbs(Stepping[D], Locks[D], Asks[D], Generic[D]):
         timeout: float | None = None,
     ) -> Transaction:
         """This opens a transaction over keys of one group: WATCH, your code, and one atomic commit at its end."""
+        self.tier.accounts.refuse_if_closing()
         return Transaction(
             self, names, durability=durability, actor=checked_text(actor, "actor"),
             reason=checked_text(reason, "reason"), timeout=timeout,
@@ -59,13 +60,14 @@ class Verbs(Stepping[D], Locks[D], Asks[D], Generic[D]):
     ) -> Any:
         """This runs the function in a transaction, again where someone else was quicker, and gives its result."""
         end, pause = self.end_of(timeout), 0.001
+        who, why = checked_text(actor, "actor"), checked_text(reason, "reason")
         while True:
             left = max(end - monotonic(), 0.001)
+            opened = Transaction(self, tuple(names), durability=durability, actor=who, reason=why, timeout=left)
             try:
-                with Verbs.transaction(
-                    self, *names, durability=durability, actor=actor, reason=reason, timeout=left
-                ) as tx:
-                    result = called(function(tx))
+                with self.tier.accounts.call():
+                    with opened as tx:
+                        result = called(function(tx))
             except VersionConflict:
                 if monotonic() + pause > end:
                     raise

@@ -1,0 +1,87 @@
+# Generated from statecache/_async/accounts.py by tests/unasync.py. Do not edit.
+
+"""What a client has under way, and how far Postgres must have come for all that it was acknowledged.
+
+Of acknowledged commits only the highest position of each shard and epoch is kept: within one, positions reach Postgres
+in their order. Across epochs they do not, so a position of an earlier epoch is not replaced by one of a later. A call
+is under way from its first step to its last: closing waits for it, and what is called inside of it is part of it.
+A forked child starts with neither.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from statecache._process import begins_anew_after_fork, mutex
+from statecache.errors import UsageError
+
+if TYPE_CHECKING:
+    from statecache.model import Position
+
+Tail = tuple[int, int, int]
+"""Shard, epoch, and the highest n acknowledged there."""
+
+_inside: ContextVar[object] = ContextVar("statecache_call", default=None)
+
+
+class Accounts:
+    """This is kept by every client; a commit costs it one entry in a set and one comparison."""
+
+    def __init__(self) -> None:
+        self.closing = False
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """This forgets what a forked child's parent has under way, and what it was acknowledged."""
+        self.under_way: set[object] = set()
+        self._heads: dict[tuple[int, int], int] = {}
+        self._mutex = mutex
+
+    def refuse_if_closing(self) -> None:
+        """This raises UsageError for a call that comes while the client is closing, but not inside of another."""
+        if self.closing and _inside.get() not in self.under_way:
+            raise UsageError("it is closing", hint="Make a new client.")
+
+    def call(self) -> Call:
+        """This is a call of several steps: it is under way inside the block."""
+        return Call(self)
+
+    def acknowledge(self, shard: int, position: Position) -> None:
+        """This notes that a commit at this position was acknowledged."""
+        place = (shard, position.epoch)
+        if position.n > self._heads.get(place, 0):
+            with self._mutex:
+                self._heads[place] = max(position.n, self._heads.get(place, 0))
+
+    def tails(self) -> list[Tail]:
+        """These are the highest positions that were acknowledged."""
+        with self._mutex:
+            return [(shard, epoch, n) for (shard, epoch), n in sorted(self._heads.items())]
+
+
+class Call:
+    """This is one call of several steps; left in another context than it was entered in, it is over all the same."""
+
+    __slots__ = ("_accounts", "_before")
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self._before: object = None
+
+    def ending(self) -> ExitStack:
+        """This gives a block, of what was entered before, at whose end it is over."""
+        block = ExitStack()
+        block.push(self)
+        return block
+
+    def __enter__(self) -> None:
+        self._before = _inside.get()
+        _inside.set(self)
+        self._accounts.under_way.add(self)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._accounts.under_way.discard(self)
+        _inside.set(self._before)
