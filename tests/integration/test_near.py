@@ -282,10 +282,13 @@ async def test_a_state_that_went_back_is_not_read_before_a_later_epoch_is_open(
     """Redis loses the last commit, as a promoted replica does, and does not know it yet."""
     space = KeySpace(settings.prefix, settings.shards)
     await one.set(KEY, "old")
+    await kept(one)
     lost = redis_raw.dump(space.state(KEY))
     await one.set(KEY, "new")
+    await kept(one)
     for read in ("local", "primary"):
         redis_raw.restore(space.state(KEY), 0, lost, replace=True)
+        await until(lambda: one.near.entries == 0)
         with pytest.raises(Unavailable) as refused:
             await one.get(KEY, read=read, timeout=0.3)
         assert refused.value.reason == "epoch"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,9 @@ async def test_what_is_kept_here_aborts_no_update_by_itself(one: AsyncStateCache
         await one.update(KEY, spend)
 
 
-async def test_updates_of_one_client_take_turns_and_read_nothing_in_between(one: AsyncStateCache) -> None:
+async def test_updates_of_one_client_take_turns_and_read_nothing_in_between(
+    one: AsyncStateCache, redis_raw: Any
+) -> None:
     await one.set(KEY, 0)
     calls = 0
 
@@ -77,7 +80,10 @@ async def test_updates_of_one_client_take_turns_and_read_nothing_in_between(one:
         calls += 1
         return value + 1
 
+    asked = redis_raw.info("commandstats")["cmdstat_hmget"]["calls"]
     await asyncio.gather(*(one.update(KEY, add) for _ in range(16)))
+    asked = redis_raw.info("commandstats")["cmdstat_hmget"]["calls"] - asked
+    assert asked < 16 * 3  # two of each commit's own, and next to none for reading
     state = await one.get(KEY, read="primary")
     assert state is not None
     assert (state.value, state.version, calls) == (16, 17, 16)
