@@ -77,7 +77,7 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
     GRANT EXECUTE ON FUNCTION :"schema".begin_epoch TO statecache_agent, statecache_worker;
     REVOKE ALL ON FUNCTION :"schema".begin_epoch FROM statecache_inspector;
 
-    -- Workers add changes and move tips, add what is set aside, move watermarks and leases, and keep the list of
+    -- Workers add changes and move tips and the tokens of locks, add what is set aside, move watermarks and leases, and keep the list of
     -- themselves. Nothing that was kept can be changed or deleted by them, and no epoch but through begin_epoch().
     GRANT INSERT ON :"schema".change, :"schema".conflict, :"schema".quarantine, :"schema".state TO statecache_worker;
     GRANT UPDATE (op, value, version, epoch, n, change_id, parent_change_id, encoding, schema, writer, updated_at)
@@ -85,6 +85,9 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
     GRANT UPDATE (flushed, entries, bytes, excepted, flushed_at, owner, lease_until)
         ON :"schema".shard TO statecache_worker;
     GRANT INSERT, UPDATE (beat_until), DELETE ON :"schema".worker TO statecache_worker;
+    SELECT format('GRANT INSERT, UPDATE (epoch, count) ON %I.lock_token TO statecache_worker', :'schema')
+    WHERE to_regclass(format('%I.lock_token', :'schema')) IS NOT NULL
+    \gexec
 \else
     \echo 'roles are there; the schema is empty: run this again after statecache migrate'
 \endif

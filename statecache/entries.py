@@ -1,6 +1,7 @@
 """Stream entries, strictly read: the numbered fields that the commit script writes, and nothing else.
 
     <epoch>-<n>   format 1  change_id  at  writer  entries  bytes  [actor]  [reason]
+                  in format 2, which a commit under leases has: for i = 1…k:  lock<i>  token<i>
                   then for i = 1…m:  key<i>  op<i>  version<i>  parent<i>  encoding<i>  schema<i>  value<i>  [ttl<i>]
 
 What is not exactly that was not written by a commit: another program's entry, or a damaged one. It raises
@@ -15,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from statecache.model import STATES_PER_COMMIT_MAX, Change, ChangeSet, Position
+from statecache.model import STATES_PER_COMMIT_MAX, Change, ChangeSet, Position, Token
 
-FORMAT = 1
+FORMAT = 2
+"""The newest format that this release reads; what has no tokens is written in the first, for workers of old."""
 INTEGER_MAX = 2**63 - 1
 
 _OPS = {b"set": "set", b"delete": "delete"}
@@ -46,7 +48,7 @@ def change_set(entry_id: bytes, fields: Sequence[bytes], *, position: Position |
     """This reads one entry: its id (or the position, where the id was read already) and its flat list of fields."""
     if not fields or fields[0] != b"format" or len(fields) % 2:
         raise ForeignEntry("it does not start with a format number")
-    if fields[1] != b"1":
+    if fields[1] != b"1" and fields[1] != b"2":
         if _integer(fields[1], "the format") > FORMAT:
             raise NewerFormat(f"its format is {fields[1].decode()}, this program knows {FORMAT}")
         raise ForeignEntry(f"its format is {fields[1].decode()}")
@@ -58,6 +60,8 @@ def change_set(entry_id: bytes, fields: Sequence[bytes], *, position: Position |
             actor, at = fields[at + 1].decode(), at + 2
         if at < len(fields) and fields[at] == b"reason":
             reason, at = fields[at + 1].decode(), at + 2
+        tokens = () if fields[1] == b"1" else _tokens(fields, at)
+        at += 4 * len(tokens)
         change_id = fields[3].decode()
         return ChangeSet(
             position=position or position_of(entry_id),
@@ -69,9 +73,24 @@ def change_set(entry_id: bytes, fields: Sequence[bytes], *, position: Position |
             entries=_integer(fields[9], "entries"),
             bytes=_integer(fields[11], "bytes"),
             changes=_changes(change_id, fields, at),
+            tokens=tokens,
         )
     except UnicodeDecodeError as error:
         raise ForeignEntry(f"it holds text that is not UTF-8: {error.reason}") from None
+
+
+def _tokens(fields: Sequence[bytes], at: int) -> tuple[tuple[str, Token], ...]:
+    """This reads the leases that a commit was made under, of which there is at least one in this format."""
+    tokens: list[tuple[str, Token]] = []
+    while fields[at : at + 4 : 2] == [b"lock%d" % (len(tokens) + 1), b"token%d" % (len(tokens) + 1)]:
+        token = Token.parse(fields[at + 3].decode())
+        if token is None or max(token) > INTEGER_MAX:
+            raise ForeignEntry("its token is not one that a lock gives")
+        tokens.append((fields[at + 1].decode(), token))
+        at += 4
+    if not tokens:
+        raise ForeignEntry("its format is 2 and it names no lock")
+    return tuple(tokens)
 
 
 def _changes(change_id: str, fields: Sequence[bytes], at: int) -> tuple[Change, ...]:

@@ -18,12 +18,14 @@ ends by time.
 
 from __future__ import annotations
 
-from math import isfinite
+from collections.abc import Iterable
+from math import inf, isfinite
 from typing import Any
 
 import msgspec
 
 from statecache.errors import UsageError
+from statecache.keys import group_of
 from statecache.model import Token
 
 TTL_S_MIN = 0.05
@@ -34,6 +36,8 @@ PLACE_S = 10.0
 """How long a waiter's place in the queue stands by itself."""
 ASK_S = 3.0
 """How long a waiter waits at most before it asks anew; three lost askings lose the place."""
+DEAF_S = 0.25
+"""The same for one that cannot hear its call at the moment; less than it has for coming."""
 COMING_S = 1.0
 """How long a waiter that was called has for coming."""
 WAITERS_MAX = 1000
@@ -66,7 +70,7 @@ class Holding(msgspec.Struct, kw_only=True, eq=False):
 
     `request` names it to the server before it has a token, `owner` is the task or thread that locked it. `gone` says
     that the server, or the holder, ended it, `unreturned` that the server was not told; `guarded` that a commit was
-    made under it.
+    made under it; `astray` that an attempt to take it was never answered, and may still arrive.
     """
 
     key: str
@@ -80,6 +84,7 @@ class Holding(msgspec.Struct, kw_only=True, eq=False):
     gone: bool = False
     unreturned: bool = False
     guarded: bool = False
+    astray: bool = False
 
     def granted(self, started: float) -> None:
         """This notes that the server gave or renewed the lease, in an attempt that was sent at that moment."""
@@ -95,6 +100,41 @@ class Holding(msgspec.Struct, kw_only=True, eq=False):
         return self.gone or now >= self.believed_until
 
 
+class Locks(msgspec.Struct, frozen=True):
+    """This is what a commit has to do with locks: the leases that it is made under, and where nobody else may hold one.
+
+    `guarded` are keys of which some lock may stand in the way.
+    """
+
+    held: tuple[Holding, ...]
+    guarded: tuple[str, ...]
+
+    def spelled(self) -> tuple[str, str]:
+        """This spells both for the commit script: with NULs, which no key holds, between and behind the words."""
+        tokens = "".join(f"{one.key}\0{one.token}\0" for one in self.held)
+        return tokens, "".join(f"{key}\0" for key in self.guarded)
+
+    def refused(self, key: str) -> None:
+        """This notes that the server knows no such lease any more."""
+        for one in self.held:
+            if one.key == key:
+                one.gone = True
+
+
+def guards_of(keys: Iterable[str]) -> tuple[str, ...]:
+    """These are the keys whose locks guard the given ones: themselves, and what stands above them in their group."""
+    found: dict[str, None] = {}
+    for key in keys:
+        end = len(group_of(key))
+        while end >= 0:
+            found[key[:end]] = None
+            if end == len(key):
+                break
+            end = key.find("/", end + 1)
+            end = len(key) if end < 0 else end
+    return tuple(found)
+
+
 class Waiting(msgspec.Struct, kw_only=True, eq=False):
     """This is what a waiter knows. Moments are on the clock for waiting; `holder` has the lock, as last heard."""
 
@@ -103,18 +143,26 @@ class Waiting(msgspec.Struct, kw_only=True, eq=False):
     ask_at: float
     holder: str = ""
 
-    def answered(self, left_s: float, holder: str, now: float) -> None:
-        """This notes the server's answer: the lock is somebody's for so long, unless it is renewed."""
-        self.ask_at = now + min(left_s, ASK_S)
+    def asking(self) -> None:
+        """This notes that it asks now: only what is heard from here on is a reason to ask again."""
+        self.ask_at = inf
+
+    def answered(self, left_s: float, holder: str, now: float, *, deaf: bool = False) -> None:
+        """This notes the server's answer: the lock is somebody's for so long, unless it is renewed.
+
+        A call may have been quicker than the answer. Who is `deaf` would miss it.
+        """
+        self.ask_at = min(self.ask_at, now + min(left_s, DEAF_S if deaf else ASK_S))
         self.holder = holder
 
     def called(self, request: str, left_s: float, now: float) -> bool:
         """This notes that a waiter was called, and says whether it is this one; else it may not come in time."""
-        if request == self.request:
-            self.ask_at = now
-            return True
-        self.ask_at = min(self.ask_at, now + left_s)
-        return False
+        self.ask_at = min(self.ask_at, now if request == self.request else now + left_s)
+        return request == self.request
+
+    def unheard(self, now: float) -> None:
+        """This notes that a call may have been missed."""
+        self.ask_at = min(self.ask_at, now)
 
 
 def call_of(message: bytes) -> tuple[str, str, float] | None:
@@ -199,3 +247,8 @@ def _facts(text: str, count: int) -> tuple[dict[str, str], str]:
 def shown_holder(writer: str) -> str:
     """This gives a writer's name as one line."""
     return " ".join(writer.split()) or "?"
+
+
+def with_lease(locks: Locks | None, lease: Holding | None) -> Locks | None:
+    """This shows one more lease to the server where locks are asked about at all: it must not stand in its own way."""
+    return locks if locks is None or lease is None else Locks((*locks.held, lease), locks.guarded)

@@ -16,10 +16,12 @@ T = TypeVar("T")
 Durability = Literal["memory", "replica", "disk", "postgres"]
 Encoding = Literal["json", "msgpack"]
 ReadMode = Literal["local", "primary", "fenced"]
+Locking = Literal["advisory", "enforced"]
 Op = Literal["set", "delete", "absent"]
 
 DURABILITIES: tuple[Durability, ...] = ("memory", "replica", "disk", "postgres")
 READ_MODES: tuple[ReadMode, ...] = ("local", "primary", "fenced")
+LOCKINGS: tuple[Locking, ...] = ("advisory", "enforced")
 STATES_PER_COMMIT_MAX = 256
 COMMIT_BYTES_MAX = 16 * 1024 * 1024
 VALUE_BYTES_MAX = 8 * 1024 * 1024
@@ -151,7 +153,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 class ChangeSet(msgspec.Struct, frozen=True, kw_only=True):
     """These are the changes of one commit: one stream entry, one position; applied, forked or quarantined as a whole.
 
-    `entries` and `bytes` are the shard's running totals up to and including this one.
+    `entries` and `bytes` are the shard's running totals up to and including this one. `tokens` are the leases that it
+    was made under: the locked key and the fencing token of each.
     """
 
     position: Position
@@ -163,13 +166,15 @@ class ChangeSet(msgspec.Struct, frozen=True, kw_only=True):
     entries: int
     bytes: int
     changes: tuple[Change, ...]
+    tokens: tuple[tuple[str, Token], ...] = ()
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """This is what a namespace asks for; None takes the client's setting.
 
     `read` is where `get` reads when a call names nothing. `redis_ttl` marks when a clean state may leave Redis (not an
-    age limit); `value_bytes_max` in bytes, at most 8 MiB.
+    age limit); `value_bytes_max` in bytes, at most 8 MiB. Where `locking` is `enforced`, nobody but its holder commits
+    to a key that is locked, itself or above in its group.
     """
 
     type: Any = None
@@ -178,6 +183,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     read: ReadMode | None = None
     redis_ttl: timedelta | None = None
     value_bytes_max: int | None = None
+    locking: Locking = "advisory"
 
 
 class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,10 @@ one further. Everything else is one of these:
     fork      it does not continue the tip: its version is taken (`behind`: a broken `assume_new`, an old server), or
               its parent shares a version with the tip (`sibling`), or its parent forked (`descendant`)
 
+A commit that was made under a lease has its fencing token with it. Of each lock Postgres keeps the newest token that it
+has seen: what comes with an older one was written by a holder that had lost the lock to another, and forks
+(`stale_token`), unless it is a repeat. What has no token says nothing about locks.
+
 Descendants of a fork are the fork: were they taken in as soon as their versions pass the tip's, the fork would
 overtake the truth. A change-set is applied or forked as a whole; states that would have continued their tips fork with
 the others (`companion`).
@@ -24,7 +28,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from statecache.model import Change, ChangeSet
+from statecache.model import Change, ChangeSet, Token
 
 
 class Tip(NamedTuple):
@@ -65,12 +69,14 @@ class Fork(NamedTuple):
 class Judgement(msgspec.Struct, kw_only=True):
     """This says what is to be written; valid only when nothing is `asked`.
 
-    `tips` are the new tips of the keys in `applied`. `excepted` is the n of the newest change-set that forked.
+    `tips` are the new tips of the keys in `applied`, `tokens` the newest of the locks that it was told. `excepted` is
+    the n of the newest change-set that forked.
     """
 
     applied: list[Applied] = []
     forked: list[Fork] = []
     tips: dict[str, Tip] = {}
+    tokens: dict[str, Token] = {}
     repeated: int = 0
     excepted: int = 0
     asked: set[tuple[str, str]] = set()
@@ -80,13 +86,18 @@ Fates = Mapping[tuple[str, str], Fate]
 """What is known of (key, change_id)."""
 
 
-def judge(change_sets: Sequence[ChangeSet], tips: Mapping[str, Tip], fates: Fates) -> Judgement:
-    """This decides on change-sets of one shard in its order. `tips` holds the tip of each of their keys."""
-    verdict = Judgement()
+def judge(
+    change_sets: Sequence[ChangeSet], tips: Mapping[str, Tip], fates: Fates, tokens: Mapping[str, Token] | None = None
+) -> Judgement:
+    """This decides on change-sets of one shard in its order.
+
+    `tips` holds the tip of each of their keys, `tokens` the newest token of each of their locks that has one.
+    """
+    verdict = Judgement(tokens=dict(tokens or {}))
     new, applied = verdict.tips, verdict.applied
     forks: set[tuple[str, str]] = set()
     for change_set in change_sets:
-        if len(change_set.changes) == 1:
+        if len(change_set.changes) == 1 and not change_set.tokens:
             change = change_set.changes[0]
             tip = new.get(change.key) or tips[change.key]
             if change.parent_change_id == tip.change_id and change.version == tip.version + 1:
@@ -105,12 +116,16 @@ def _judge_whole(
     applied: list[Applied] = []
     causes: list[tuple[Change, str]] = []
     forked = False
+    stale = any(token < verdict.tokens.get(lock, token) for lock, token in change_set.tokens)
     for change in change_set.changes:
         key = change.key
         tip = new.get(key) or verdict.tips.get(key) or tips[key]
         ruling = _rule(change, tip, fates, forks, verdict.asked)
         if ruling == "repeat":
             verdict.repeated += 1
+        elif stale and ruling in ("next", "gap"):
+            forked = True
+            causes.append((change, "stale_token"))
         elif ruling in ("next", "gap"):
             applied.append(Applied(change_set, change, ruling == "gap"))
             causes.append((change, "companion"))
@@ -121,6 +136,8 @@ def _judge_whole(
     if not forked:
         verdict.applied += applied
         verdict.tips.update(new)
+        if not stale:
+            verdict.tokens.update(change_set.tokens)
         return
     verdict.excepted = change_set.position.n
     for change, cause in causes:

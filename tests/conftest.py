@@ -3,6 +3,7 @@
 fix_deployment    servers with the files of config/, set up as a deployment
 fix_faults        networks that fail to order
 fix_flusher       workers turned by hand, and commits by the real script
+fix_locks         a lock as it stands in Redis
 fix_redis         a deployment on fakeredis, for stories that need no server
 fix_servers       real servers, found and named in the run's header; deployments and clients on them
 fix_steps         what steps do: charges that are counted
@@ -15,6 +16,7 @@ from __future__ import annotations
 pytest_plugins = [
     "tests.fix_faults",
     "tests.fix_flusher",
+    "tests.fix_locks",
     "tests.fix_redis",
     "tests.fix_servers",
     "tests.fix_steps",

@@ -67,7 +67,9 @@ def _clients() -> Iterator[str]:
         yield f"### {name}\n\n`{_signature(name, function)}`\n\n{_prose(function.__doc__)}"
 
 
-_OF_THE_INSIDE = frozenset({"full", "end_of", "durability_of", "write_of", "state_of", "committed_state"})
+_OF_THE_INSIDE = frozenset(
+    {"full", "end_of", "moment_of", "durability_of", "write_of", "state_of", "committed_state", "locks_of", "holdings"}
+)
 """What the verbs and transactions share among themselves."""
 
 

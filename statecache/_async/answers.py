@@ -13,6 +13,8 @@ from statecache.errors import (
     Backpressure,
     ForeignData,
     LimitExceeded,
+    LockHeld,
+    StaleToken,
     StateCacheError,
     VersionConflict,
 )
@@ -62,6 +64,13 @@ def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
         if write.expected == PRESENT:
             return Absent(write.key)
         return VersionConflict(write.key, write.expected, actual)
+    if verdict == "STALE":
+        lock, token, holder = (part.decode("utf-8", "replace") for part in rest)
+        if commit.locks is not None:
+            commit.locks.refused(lock)
+        return StaleToken(lock, token=token, holder=holder)
+    if verdict == "HELD":
+        return LockHeld(rest[0].decode("utf-8", "replace"), holder=rest[1].decode("utf-8", "replace"))
     if verdict == "BACKLOG":
         entries, size = (int(part) for part in rest)
         return Backpressure(commit.shard, reason=f"{entries} changes and {size} bytes are not yet flushed")

@@ -35,6 +35,7 @@ class Attempts:
         self._redis = redis
         self._levels = levels
         self._script = script("commit")
+        self._leases = [keys.leases(shard) for shard in range(keys.shards)]
         self._fixed = [
             (keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard))
             for shard in range(keys.shards)
@@ -94,7 +95,11 @@ class Attempts:
         if commit.repeat or commit.lingers:
             last = max(commit.lingers, commit.latest) + self._settings.timeout_s
             arguments.append(int(last * 1000 + link.ahead_ms))
-        return link.call(self._script, (*self._fixed[commit.shard], *commit.redis_keys), arguments)
+        asked = (*self._fixed[commit.shard], *commit.redis_keys)
+        if commit.locks is not None:
+            arguments += ([] if commit.repeat or commit.lingers else [""]) + [*commit.locks.spelled()]
+            asked = (*asked, self._leases[commit.shard])
+        return link.call(self._script, asked, arguments)
 
     async def _check_nonce(self, link: AsyncLink, commit: Commit, reply: Any) -> None:
         if isinstance(reply, list) and reply[:1] != [commit.nonce.encode()]:

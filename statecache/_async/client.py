@@ -14,7 +14,7 @@ from statecache._async.verbs import AsyncVerbs
 from statecache._signals import SIGNALS
 from statecache.clock import boottime
 from statecache.keys import checked_namespace
-from statecache.model import Durability, Encoding, Left, NearStatistics, Policy, ReadMode, Unsettled
+from statecache.model import Durability, Encoding, Left, Locking, NearStatistics, Policy, ReadMode, Unsettled
 from statecache.settings import Settings
 
 if TYPE_CHECKING:
@@ -76,12 +76,14 @@ class AsyncStateCache(AsyncVerbs[Any]):
     @overload
     def namespace(
         self, name: str, *, encoding: Encoding = ..., durability: Durability | None = ...,
-        read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., value_bytes_max: int | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking = ...,
     ) -> AsyncNamespace[Any]: ...  # fmt: skip
     @overload
     def namespace(
         self, name: str, *, type: type[V], encoding: Encoding = ..., durability: Durability | None = ...,
-        read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., value_bytes_max: int | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking = ...,
     ) -> AsyncNamespace[V]: ...  # fmt: skip
     def namespace(
         self,
@@ -93,6 +95,7 @@ class AsyncStateCache(AsyncVerbs[Any]):
         read: ReadMode | None = None,
         redis_ttl: timedelta | None = None,
         value_bytes_max: int | None = None,
+        locking: Locking = "advisory",
     ) -> AsyncNamespace[Any]:
         """This gives a view of the keys under `name/`: values of that type, and a policy for what is written."""
         policy = Policy(
@@ -102,6 +105,7 @@ class AsyncStateCache(AsyncVerbs[Any]):
             read=read,
             redis_ttl=redis_ttl,
             value_bytes_max=value_bytes_max,
+            locking=locking,
         )
         return AsyncNamespace(self.tier, policy, checked_namespace(name) + "/")
 

@@ -8,8 +8,11 @@ from statecache._async.verbs import AsyncVerbs
 from statecache.clock import boottime
 from statecache.errors import InvalidKey, LeaseLost, UsageError
 from statecache.keys import group_of
+from statecache.leases import Locks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from statecache._async.scope import AsyncScope
     from statecache.leases import Holding
     from statecache.model import Token
@@ -26,9 +29,11 @@ class AsyncLease(AsyncVerbs[D], Generic[D]):
 
     def __init__(self, view: AsyncScope[D], holding: Holding) -> None:
         super().__init__(view.tier, view._policy, view._prefix)
-        self._reads = "fenced" if self._reads == "fenced" else "primary"  # who holds the lock decides on what is there
         self._holding = holding
         self._group = group_of(holding.key)
+        self._above = view.holdings
+        if self._reads == "local":  # what the holder before wrote may not have come here yet
+            self._reads = "primary"
 
     @property
     def key(self) -> str:
@@ -50,6 +55,22 @@ class AsyncLease(AsyncVerbs[D], Generic[D]):
         if self.lost:
             reason = "it is over" if self._holding.gone else "it was not renewed in time"
             raise LeaseLost(self.key, token=str(self.token), reason=reason)
+
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        """These are the leases that a commit is made under: this one, and those under which it was locked."""
+        return (*self._above, self._holding)
+
+    def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks:
+        """This fences a commit; LeaseLost where somebody else may have the lock by now.
+
+        Not for a repeat: it may have been applied when the lock was still held, and the server knows.
+        """
+        if not repeated:
+            self.check()
+        self._holding.guarded = True
+        guarded = super().locks_of(keys)
+        return Locks(self.holdings, () if guarded is None else guarded.guarded)
 
     def full(self, name: str) -> str:
         """This gives the key of a name, which must be of the lock's group."""

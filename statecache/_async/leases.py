@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 _WITHDRAW_S = 1.0
 """How long giving back may take for whoever gave up, or closes; what is left ends by itself."""
+_CONFIRM_S = 1.0
+"""How long a waiter waits until it can hear its call; it asks now and then anyway."""
+_GRACE_S = 5.0
+"""How much longer than an attempt may take a withdrawal is remembered."""
 _SWEEP_S = 0.02
 """Leases that are due within this time are renewed together."""
 
@@ -78,6 +82,7 @@ class Leases:
         self._events = events
         self._new_request = new_request
         self._script = script("lease")
+        self._astray_ms = round((settings.timeout_s + _GRACE_S) * 1000)
         self._holder = shown_holder(settings.writer)
         self._closed = False
         events.hearers.append(self._heard)
@@ -120,7 +125,7 @@ class Leases:
         try:
             answer = await self._attempt("queue" if wait else "take", holding, begun + (patience or self._timeout_s))
             if answer is not None and wait:
-                await self._wait_for_turn(holding, begun, None if patience is None else begun + patience)
+                await self._wait_for_turn(holding, begun, patience)
         except BaseException as error:  # whatever it is, nothing shall be held by nobody, and no place kept
             if not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
                 await async_finished(self._withdraw(holding))
@@ -131,8 +136,9 @@ class Leases:
         self._keep(holding)
         return holding
 
-    async def _wait_for_turn(self, holding: Holding, begun: float, end: float | None) -> None:
+    async def _wait_for_turn(self, holding: Holding, begun: float, patience: float | None) -> None:
         """This asks whenever there is a reason to: it was called, the lease in the way ends, or time went by."""
+        end = inf if patience is None else begun + patience
         waiting = Waiting(key=holding.key, request=holding.request, ask_at=begun)
         try:
             while True:
@@ -140,16 +146,18 @@ class Leases:
                 self._waiting[holding.request] = (waiting, signal)
                 now = monotonic()
                 if waiting.ask_at <= now:
-                    bound = now + self._timeout_s if end is None else max(end, now + 0.01)
-                    await self._events.confirmed(holding.shard, end=bound)
+                    bound = now + self._timeout_s if patience is None else max(end, now + 0.01)
+                    waiting.asking()
+                    await self._events.confirmed(holding.shard, end=min(bound, now + _CONFIRM_S))
                     answer = await self._attempt("queue", holding, bound)
                     if answer is None:
                         return
                     now = monotonic()
-                    waiting.answered(int(answer.rest[0]) / 1000, answer.rest[1], now)
-                if end is not None and now >= end:
-                    raise LockTimeout(holding.key, seconds=end - begun, holder=waiting.holder)
-                await signal.wait((waiting.ask_at if end is None else min(waiting.ask_at, end)) - now)
+                    deaf = not self._events.listens(holding.shard)
+                    waiting.answered(int(answer.rest[0]) / 1000, answer.rest[1], now, deaf=deaf)
+                if now >= end:
+                    raise LockTimeout(holding.key, seconds=patience or 0, holder=waiting.holder)
+                await signal.wait(min(waiting.ask_at, end) - now)
         finally:
             self._waiting.pop(holding.request, None)
 
@@ -157,6 +165,7 @@ class Leases:
         """This asks for the lock, and gives the answer where somebody else has it."""
         while True:
             answer = await self._ask(verb, holding, end=end)
+            holding.astray = holding.astray or answer.repeated
             if answer.verdict == "FULL":
                 what, count = "the number of waiters", int(answer.rest[0]) + 1
                 raise LimitExceeded(what, actual=count, limit=WAITERS_MAX, key=holding.key)
@@ -183,7 +192,7 @@ class Leases:
     def _unheard(self) -> None:
         """This is told that calls may have been missed."""
         for waiting, signal in tuple(self._waiting.values()):
-            waiting.ask_at = monotonic()
+            waiting.unheard(monotonic())
             signal.set()
 
     async def give_back(self, holding: Holding, *, end: float | None = None) -> bool:
@@ -197,7 +206,7 @@ class Leases:
         end = min(monotonic() + self._timeout_s if end is None else end, monotonic() + left_s)
         answered = False
         try:
-            answer = await self._ask("release", holding, end=end)
+            answer = await self._ask("withdraw" if holding.astray else "release", holding, end=end)
             answered = True
             return answer.verdict == "OK" or (answer.repeated and stood)
         except StateCacheError as error:
@@ -209,9 +218,9 @@ class Leases:
                 await async_finished(self._withdraw(holding))
 
     async def _withdraw(self, holding: Holding) -> bool:
-        """This takes back whatever a request may have left: a lease that nobody uses, or a place in the queue."""
+        """This takes back whatever a request left or may yet leave: a lease that nobody uses, a place in a queue."""
         with suppress(StateCacheError):
-            return (await self._ask("release", holding, end=monotonic() + _WITHDRAW_S)).verdict == "OK"
+            return (await self._ask("withdraw", holding, end=monotonic() + _WITHDRAW_S)).verdict == "OK"
         return False
 
     async def release(self, *, end: float | None = None) -> tuple[str, ...]:
@@ -331,7 +340,7 @@ class Leases:
             pause = min(pause * 2, 0.25)
 
     async def _once(self, verb: str, holding: Holding, seconds: float) -> list[str]:
-        attempt_s = seconds if seconds < 0.2 else seconds * 0.4
+        attempt_s = min(seconds if seconds < 0.2 else seconds * 0.4, self._timeout_s)
         link = await self._redis.pool.take(seconds)
         try:
             keys, arguments = self._call(verb, holding, link, attempt_s)
@@ -354,11 +363,12 @@ class Leases:
     ) -> tuple[Sequence[str], Sequence[Any]]:
         """This spells the script's KEYS and ARGV."""
         keys, shard = self._keys, holding.shard
+        stands_ms = self._astray_ms if verb == "withdraw" else _PLACE_MS
         return (
             (keys.meta(shard), keys.leases(shard), keys.waiters(shard), keys.events(shard)),
             (
                 self._fence, verb, holding.key, holding.request, str(holding.token), self._holder,
-                round(holding.ttl * 1000), _PLACE_MS, _COMING_MS, WAITERS_MAX,
+                round(holding.ttl * 1000), stands_ms, _COMING_MS, WAITERS_MAX,
                 int((monotonic() + attempt_s) * 1000 + link.ahead_ms) + 1,
             ),
         )  # fmt: skip

@@ -6,6 +6,7 @@ verb takes `timeout=` in seconds (the setting `timeout_s` without it) and raises
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -13,7 +14,19 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from statecache.clock import monotonic
 from statecache.codec import codec_for
 from statecache.errors import Quarantined, UsageError
-from statecache.model import BLIND, DURABILITIES, READ_MODES, VALUE_BYTES_MAX, Policy, Position, Record, State, Write
+from statecache.leases import Holding, Locks, guards_of
+from statecache.model import (
+    BLIND,
+    DURABILITIES,
+    LOCKINGS,
+    READ_MODES,
+    VALUE_BYTES_MAX,
+    Policy,
+    Position,
+    Record,
+    State,
+    Write,
+)
 from statecache.records import time_of
 
 if TYPE_CHECKING:
@@ -83,6 +96,15 @@ class AsyncScope(Generic[D]):
             assume_new=assume_new,
         )
 
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        """These are the leases that a commit is made under: none, unless this is one."""
+        return ()
+
+    def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks | None:  # noqa: ARG002
+        """This says what a commit of these keys has to do with locks; None, as most have nothing."""
+        return Locks((), guards_of(keys)) if self._policy.locking == "enforced" else None
+
     def state_of(self, record: Record, type: Any = None) -> State[Any] | None:  # noqa: A002
         """This decodes a record; None for a tombstone or an absence."""
         if not record.exists:
@@ -128,6 +150,7 @@ class AsyncScope(Generic[D]):
             reason=checked_text(reason, "reason"),
             end=end,
             change_id=change_id if change_id is None else checked_change_id(change_id),
+            locks=self.locks_of((write.key,), repeated=change_id is not None),
         )
         return self.committed_state(write, value, await self.tier.committer.commit(commit), 0)
 
@@ -137,6 +160,8 @@ def _check_policy(policy: Policy) -> None:
         raise UsageError(f"durability {policy.durability!r} is not one of {', '.join(DURABILITIES)}")
     if policy.read not in (None, *READ_MODES):
         raise UsageError(f"read {policy.read!r} is not one of {', '.join(READ_MODES)}")
+    if policy.locking not in LOCKINGS:
+        raise UsageError(f"locking {policy.locking!r} is not one of {', '.join(LOCKINGS)}")
     if policy.redis_ttl is not None and not policy.redis_ttl > timedelta(0):
         raise UsageError(f"redis_ttl={policy.redis_ttl} is not a time above 0")
     if policy.value_bytes_max is not None and not 1 <= policy.value_bytes_max <= VALUE_BYTES_MAX:

@@ -43,6 +43,7 @@ from statecache.errors import (
     VersionConflict,
 )
 from statecache.keys import checked_key
+from statecache.leases import with_lease
 from statecache.model import ABSENT, Encoding, Position, Record, Write
 from statecache.steps import Done, NotDone, Retry, Step, StepRecord
 
@@ -316,9 +317,12 @@ class AsyncStepCall:
         return False
 
     def _new(self, writes: list[Write], durability: str, end: float) -> Commit:
+        lease = None if self._claim is None else self._claim.lease
+        locks = with_lease(self._scope.locks_of([write.key for write in writes]), lease)
         return self._tier.committer.new(
-            writes, self._shard, durability=durability, actor=self._terms.actor, reason=self._terms.reason, end=end
-        )
+            writes, self._shard, durability=durability, actor=self._terms.actor, reason=self._terms.reason, end=end,
+            locks=locks,
+        )  # fmt: skip
 
     def _write(self, step: StepRecord, expected: str, encoding: Encoding) -> Write:
         return record_write(self._scope, self._record_key, step, expected, encoding)

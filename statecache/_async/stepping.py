@@ -14,6 +14,7 @@ from statecache.clock import wall
 from statecache.codec import codec_for
 from statecache.errors import NotFound, UsageError
 from statecache.keys import checked_key
+from statecache.leases import with_lease
 from statecache.model import Durability, State
 from statecache.steps import Retry, Step
 
@@ -126,9 +127,16 @@ class AsyncStepping(AsyncWrites[D], Generic[D]):
         if claim is None and held.step.status == "intent":
             raise steps.may_run(held.step, key=key)
         try:
-            return await self._commit_one(
-                write, said, durability=durability, actor=actor, reason=reason, end=end, change_id=None
+            commit = self.tier.committer.new(
+                [write],
+                self.tier.keys.shard(key),
+                durability=self.durability_of(durability),
+                actor=checked_text(actor, "actor"),
+                reason=checked_text(reason, "reason"),
+                end=end,
+                locks=with_lease(self.locks_of((record_key,)), None if claim is None else claim.lease),
             )
+            return self.committed_state(write, said, await self.tier.committer.commit(commit), 0)
         finally:
             if claim is not None:
                 await self.tier.claims.end(claim)

@@ -187,8 +187,9 @@ class AsyncTransaction:
             return
         writes = [self._writes.get(key) or self._check(key) for key in self._keys]
         commit = self._tier.committer.new(
-            writes, self._shard, durability=self._durability, actor=self._actor, reason=self._reason, end=end
-        )
+            writes, self._shard, durability=self._durability, actor=self._actor, reason=self._reason, end=end,
+            locks=self._verbs.locks_of([write.key for write in writes if write.op != "check"]),
+        )  # fmt: skip
         committed = await self._tier.committer.commit_watched(commit, link, self._leave)
         self._note(commit, committed)
 

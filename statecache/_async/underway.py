@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from statecache.errors import OutcomeUnknown, StateCacheError
+from statecache.leases import Locks
 from statecache.model import ABSENT, BLIND, PRESENT, Write
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ class Commit(msgspec.Struct, kw_only=True):
     Moments are on the monotonic clock: `end` is when the caller wants to hear, `latest` is when the attempt that was
     sent last is refused for coming too late, `lingers` the same of those attempts that were never answered. `pinned`
     are writes that ask for the change which was there when they were looked up, and what they asked for at first.
-    `hindrance` is what the last pause was for, to be told where no time is left for another attempt.
+    `hindrance` is what the last pause was for, to be told where no time is left for another attempt. `locks` is what
+    it has to show of leases.
     """
 
     change_id: str
@@ -39,6 +41,7 @@ class Commit(msgspec.Struct, kw_only=True):
     latest: float = 0.0
     lingers: float = 0.0
     hindrance: StateCacheError | None = None
+    locks: Locks | None = None
 
     def written(self) -> list[Write]:
         """These are the writes that change a state."""

@@ -16,7 +16,7 @@ from statecache._sync.tiers import Tiers
 from statecache._sync.verbs import Verbs
 from statecache.clock import boottime
 from statecache.keys import checked_namespace
-from statecache.model import Durability, Encoding, Left, NearStatistics, Policy, ReadMode, Unsettled
+from statecache.model import Durability, Encoding, Left, Locking, NearStatistics, Policy, ReadMode, Unsettled
 from statecache.settings import Settings
 
 if TYPE_CHECKING:
@@ -78,12 +78,14 @@ class StateCache(Verbs[Any]):
     @overload
     def namespace(
         self, name: str, *, encoding: Encoding = ..., durability: Durability | None = ...,
-        read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., value_bytes_max: int | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking = ...,
     ) -> Namespace[Any]: ...  # fmt: skip
     @overload
     def namespace(
         self, name: str, *, type: type[V], encoding: Encoding = ..., durability: Durability | None = ...,
-        read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., value_bytes_max: int | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking = ...,
     ) -> Namespace[V]: ...  # fmt: skip
     def namespace(
         self,
@@ -95,6 +97,7 @@ class StateCache(Verbs[Any]):
         read: ReadMode | None = None,
         redis_ttl: timedelta | None = None,
         value_bytes_max: int | None = None,
+        locking: Locking = "advisory",
     ) -> Namespace[Any]:
         """This gives a view of the keys under `name/`: values of that type, and a policy for what is written."""
         policy = Policy(
@@ -104,6 +107,7 @@ class StateCache(Verbs[Any]):
             read=read,
             redis_ttl=redis_ttl,
             value_bytes_max=value_bytes_max,
+            locking=locking,
         )
         return Namespace(self.tier, policy, checked_namespace(name) + "/")
 

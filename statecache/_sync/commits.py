@@ -7,7 +7,7 @@ applied": the same change_id is sent again, and the script either finds it in th
 first time, or applies it. Where `recent` no longer reaches back far enough the stream and Postgres are asked. Only
 when none of that can be had in time is the outcome unknown, and said to be so.
 
-    OK, DUP    applied            CONFLICT, BACKLOG, LIMIT, FOREIGN, OOM   not applied, and that is certain
+    OK, DUP    applied     CONFLICT, STALE, HELD, BACKLOG, LIMIT, FOREIGN, OOM   not applied, and that is certain
     FENCED     open the shard, again          MISSING   hydrate, again       UNSURE   look it up, again or done
     no reply   again with the same change_id, marked as a repeat             LATE   again
 
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from statecache._sync.opener import Opener
     from statecache._sync.redis import RedisTier
     from statecache.keys import KeySpace
+    from statecache.leases import Locks
     from statecache.model import Position, Write
     from statecache.settings import Settings
 
@@ -97,7 +98,7 @@ class Committer(Attempts):
 
     def new(
         self, writes: list[Write], shard: int, *, durability: str, actor: str, reason: str, end: float,
-        change_id: str | None = None,
+        change_id: str | None = None, locks: Locks | None = None,
     ) -> Commit:  # fmt: skip
         """This makes a commit of writes to one group; a change_id that was used before marks it as a repeat."""
         if len(writes) > 1 and (size := sum(write.weight for write in writes)) > COMMIT_BYTES_MAX:
@@ -114,6 +115,7 @@ class Committer(Attempts):
             end=end,
             redis_keys=[self._keys.state_stem(shard) + write.key for write in writes],
             repeat=change_id is not None,
+            locks=locks,
         )
 
     def commit(self, commit: Commit) -> Committed:

@@ -101,9 +101,12 @@ class Events:
             try:
                 message = link.receive(seconds=_TURN_S)
             except RedisUnavailable:
+                last = self._link is link
+                if last:  # whoever is told now must not take this for a listener
+                    self._background = None
                 for tell in self.broken:
                     tell()
-                if self._link is link:
+                if last:
                     return
                 continue
             if isinstance(message, list) and len(message) == 3:

@@ -1,12 +1,14 @@
 -- Commits 1 to 256 states of one group: the only write path of states.
 --
--- KEYS  1 meta  2 changes  3 unflushed  4 hydrating  5… one state each
+-- KEYS  1 meta  2 changes  3 unflushed  4 hydrating  5… one state each  last, where locks count: leases
 -- ARGV  1 nonce  2 change_id  3 fence (on|off)  4 repeat (0|1)  5 writer  6 actor  7 reason
 --       8 backlog entries max  9 backlog bytes max  10 commit bytes max  11 value bytes max
 --       12… per state: key, op (set|delete|check), expected (change_id, * blind, ! absent, ? present),
 --           value, encoding, schema, ttl in ms ('' = default), assume_new (0|1)
 --       last, optional: the server's time in ms past which this attempt must not be executed, and where it is not
 --           the first one: past which no other can be executed either
+--       where locks count, both of them, the second '' for none, then: the lock and token of each lease that the
+--           commit is made under, and the keys whose locks nobody else may hold; NULs between and after them
 -- Gives { nonce, verdict, … }:
 --   OK | DUP    position, updated_at, then per state: version, parent
 --   MUTE        the same as DUP, but there was no memory to write: a WAIT behind it vouches for nothing
@@ -15,6 +17,8 @@
 --   MISSING     index of each state that is not in Redis
 --   UNSURE      this repeat may have been applied long ago: look it up; with a position it was, and that is all it knows
 --   CONFLICT    index, its change_id, its op
+--   STALE       the lock whose lease is not the commit's any more, its token, and the holder now, or ''
+--   HELD        the lock that somebody else holds, and the holder
 --   BACKLOG     entries, bytes
 --   LIMIT       index (0 = the whole commit), bytes, limit
 --   FOREIGN     Redis key, reason
@@ -26,6 +30,10 @@ local KEYS, ARGV, call, pcall, find, format = KEYS, ARGV, redis.call, redis.pcal
 local meta, changes, unflushed, hydrating = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local nonce, change_id = ARGV[1], ARGV[2]
 local count, first, width = #KEYS - 4, 12, 8
+local locks = #ARGV < 11 + width * count -- as many as there would be for one state less: the last KEY is no state
+if locks then
+  count, locks = count - 1, KEYS[4 + count]
+end
 
 -- Fence: this server is the one that opened the shard's epoch.
 local head = pcall('HMGET', meta, 'epoch', 'replid', 'n', 'entries', 'bytes', 'flushed_entries', 'flushed_bytes')
@@ -130,6 +138,32 @@ for i = 1, count do
   if not holds then return { nonce, 'CONFLICT', i, state[2], state[3] } end
 end
 
+-- Fencing: each lease of the commit stands, and nobody else holds what only a holder may write.
+local tokens
+if locks then
+  local time, own = call('TIME'), {}
+  local ms = time[1] * 1000 + time[2] / 1000
+  local function standing(lock)
+    local lease = pcall('HGET', locks, lock)
+    if type(lease) == 'table' then return nil, nil, lease.err end
+    local token, until_ms, holder = string.match(lease or '', '^token=(%S+) until=(%d+) .- holder=(.*)$')
+    if token and tonumber(until_ms) > ms then return token, holder end
+  end
+  tokens = {}
+  for lock, token in string.gmatch(ARGV[first + count * width + 2], '(%Z+)%z(%Z+)%z') do
+    local stands, holder, foreign = standing(lock)
+    if foreign then return { nonce, 'FOREIGN', locks, foreign } end
+    if stands ~= token then return { nonce, 'STALE', lock, token, holder or '' } end
+    own[lock], tokens[#tokens + 1], tokens[#tokens + 2] = true, lock, token
+  end
+  for lock in string.gmatch(ARGV[first + count * width + 3], '(%Z+)%z') do
+    local stands, holder, foreign = standing(lock)
+    if foreign then return { nonce, 'FOREIGN', locks, foreign } end
+    if stands and not own[lock] then return { nonce, 'HELD', lock, holder } end
+  end
+  if #tokens == 0 then tokens = nil end
+end
+
 -- Types and sizes.
 local size = 0
 for i = 1, count do
@@ -168,7 +202,7 @@ local updated_at = format('%04d-%02d-%02dT%02d:%02d:%02d.%06dZ', year, months < 
 local n, entries, bytes = format('%d', head[3] + 1), format('%d', head[4] + 1), format('%d', head[5] + size)
 local position = epoch .. '-' .. n
 local added
-if count == 1 and ARGV[6] == '' and ARGV[7] == '' and ARGV[13] ~= 'check' and ARGV[18] == '' then
+if count == 1 and ARGV[6] == '' and ARGV[7] == '' and ARGV[13] ~= 'check' and ARGV[18] == '' and not tokens then
   -- The same entry as below, spelled out: most commits are of one state and without what is optional.
   local state = states[1]
   state.version = format('%d', state[1] + 1)
@@ -176,7 +210,7 @@ if count == 1 and ARGV[6] == '' and ARGV[7] == '' and ARGV[13] ~= 'check' and AR
     'entries', entries, 'bytes', bytes, 'key1', ARGV[12], 'op1', ARGV[13], 'version1', state.version,
     'parent1', state[2], 'encoding1', ARGV[16], 'schema1', ARGV[17], 'value1', ARGV[15])
 else
-  local entry = { 'XADD', changes, position, 'format', '1', 'change_id', change_id, 'at', updated_at, 'writer', ARGV[5],
+  local entry = { 'XADD', changes, position, 'format', tokens and '2' or '1', 'change_id', change_id, 'at', updated_at, 'writer', ARGV[5],
     'entries', entries, 'bytes', bytes }
   local length = #entry
   if ARGV[6] ~= '' then
@@ -184,6 +218,11 @@ else
   end
   if ARGV[7] ~= '' then
     entry[length + 1], entry[length + 2], length = 'reason', ARGV[7], length + 2
+  end
+  for i = 1, tokens and #tokens or 0, 2 do
+    local which = format('%d', (i + 1) / 2)
+    entry[length + 1], entry[length + 2] = 'lock' .. which, tokens[i]
+    entry[length + 3], entry[length + 4], length = 'token' .. which, tokens[i + 1], length + 4
   end
   local written = 0
   for i = 1, count do
@@ -231,5 +270,5 @@ for i = 1, count do
 end
 call('HSET', meta, 'n', n, 'entries', entries, 'bytes', bytes)
 local others_until = ARGV[first + count * width + 1] -- it is swept away as a token is
-if others_until then call('HSET', hydrating, '!' .. change_id, '!|' .. epoch .. '|' .. others_until) end
+if others_until and others_until ~= '' then call('HSET', hydrating, '!' .. change_id, '!|' .. epoch .. '|' .. others_until) end
 return answer

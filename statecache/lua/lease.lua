@@ -4,9 +4,10 @@
 --
 -- KEYS  1 meta  2 leases  3 waiters  4 events (a channel)
 -- ARGV  1 fence (on|off)  2 take (now, or not at all) | queue (now, or in turn) | renew | release (the lease, or the
---       place in the queue) | break  3 key  4 request: what names its sender  5 token, for renew and break
---       6 holder: what a person reads  7 ttl in ms  8 ms that a place in the queue stands  9 ms that who is called has
---       for coming  10 waiters max  11 the server's time in ms past which this attempt must not be executed
+--       place in the queue) | withdraw (the same, and for good: attempts that are still on their way are late)
+--       | break  3 key  4 request: what names its sender  5 token, for renew and break  6 holder: what a person reads
+--       7 ttl in ms  8 ms that a place in the queue stands, or a withdrawal  9 ms that who is called has for coming
+--       10 waiters max  11 the server's time in ms past which this attempt must not be executed
 -- Gives { verdict, … }:
 --   OK        token
 --   WAIT      ms that the lease in the way has left, its holder, place in the queue
@@ -14,7 +15,7 @@
 --   FULL      how many wait
 --   GONE      token and holder of whoever has it, or nothing: it is not the sender's
 --   FENCED    this server is not the one that opened the shard's epoch
---   LATE      this attempt was held up on its way, and whoever sent it has given it up
+--   LATE      this attempt was held up on its way, and whoever sent it has given it up, or was withdrawn
 --   FOREIGN   Redis key, reason
 -- A repeat of the same request answers as the first did. A lease whose deadline has passed is nobody's. Whenever this
 -- leaves a lock free that somebody waits for, the first who still stands in the queue has it: for as long as it takes
@@ -34,15 +35,15 @@ end
 if not same then return { 'FENCED' } end
 local lease = redis.pcall('HGET', leases, key)
 if type(lease) == 'table' then return { 'FOREIGN', leases, lease.err } end
-local queue = redis.pcall('HGET', waiters, key)
-if type(queue) == 'table' then return { 'FOREIGN', waiters, queue.err } end
+local waiting = redis.pcall('HMGET', waiters, key, '!' .. request)
+if waiting.err then return { 'FOREIGN', waiters, waiting.err } end
 local entering = verb == 'take' or verb == 'queue'
 if entering and redis.acl_check_cmd and not redis.acl_check_cmd('SPUBLISH', events, '') then
   return { 'FOREIGN', events, "this user can't run this command: SPUBLISH" } -- who gives a lock back must call the next
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-if now > tonumber(ARGV[11]) then return { 'LATE' } end
+if now > tonumber(ARGV[11]) or entering and waiting[2] then return { 'LATE' } end
 
 local token, until_ms, asked, owner, holder -- of the lease that stands
 if lease then
@@ -56,8 +57,8 @@ if lease then
     redis.call('HSET', leases, key, lease)
   end
 end
-local stored = queue or ''
-queue = stored
+local stored = waiting[1] or ''
+local queue = stored
 
 local function give(to, whose, for_ms, whole_ms)
   token, until_ms, owner, holder = epoch .. '-' .. redis.call('HINCRBY', meta, 'tokens', 1), now + for_ms, to, whose
@@ -109,7 +110,8 @@ elseif verb == 'renew' then
   end
 else
   leave(request)
-  if lease and (verb == 'break' and (ARGV[5] == '' or ARGV[5] == token) or verb == 'release' and mine) then
+  if verb == 'withdraw' then redis.call('HSET', waiters, '!' .. request, string.format('%.0f', now + ARGV[8])) end
+  if lease and (mine or verb == 'break' and (ARGV[5] == '' or ARGV[5] == token)) then
     redis.call('HDEL', leases, key)
     answer = until_ms > now and { 'OK', token }
     lease = false

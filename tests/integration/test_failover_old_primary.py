@@ -223,7 +223,7 @@ def test_entries_that_cannot_be_read_or_stored_are_kept_raw(shard: World) -> Non
     raw, changes = shard.raw(a), shard.keys.changes(0)
     entry = raw.xrevrange(changes, count=1)[0][1]
     epoch = shard.meta(a)["epoch"]
-    newer = entry | {"format": "2", "change_id": "newer", "key1": "runs/50"}
+    newer = entry | {"format": "3", "change_id": "newer", "key1": "runs/50"}
     refused = entry | {"change_id": "refused", "writer": "a NUL \0 here", "key1": "runs/51"}
     for n, fields in ((3, newer), (4, {"what": "is this"}), (5, refused)):
         raw.xadd(changes, fields, id=f"{epoch}-{n}")

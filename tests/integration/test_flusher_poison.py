@@ -252,7 +252,7 @@ async def test_an_entry_that_looks_newer_where_no_commit_can_be_is_taken_out(
     key = agents.key_on(0)
     agents.commit(key)
     await flush(worker)
-    redis_raw.xadd(keys.changes(0), {"format": "2", "what": "ever"})
+    redis_raw.xadd(keys.changes(0), {"format": "3", "what": "ever"})
     await turn_until(worker, log, "expelled")
     agents.commit(key)
     await flush(worker)
@@ -280,7 +280,7 @@ async def test_an_entry_of_a_newer_release_stops_its_shard_and_nothing_is_parked
 ) -> None:
     newer, other = agents.key_on(0), agents.key_on(1)
     agents.commit(newer)
-    redis_raw.xadd(keys.changes(0), {"format": "2", "what": "ever"}, id="1-2")
+    redis_raw.xadd(keys.changes(0), {"format": "3", "what": "ever"}, id="1-2")
     redis_raw.hset(keys.meta(0), "n", 2)
     agents.commit(other)
     await flush(worker)

@@ -3,53 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from math import inf
 
 import pytest
 
 from statecache import (
     AsyncStateCache,
     LeaseLost,
+    LockTimeout,
     Settings,
     Token,
 )
-from statecache.keys import KeySpace
-from statecache.leases import lease_of, queue_of
+from statecache import leases as rules
+from statecache.clock import monotonic
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
+from tests.fix_locks import KEY, LONG, NEVER, Place, entered
 from tests.fix_servers import MakeClient, every_redis
-
-KEY = "runs/42"
-LONG = 20.0
-
-
-class Place:
-    """These are a lock's lease and queue as they stand in Redis."""
-
-    def __init__(self, redis_raw: Any, keys: KeySpace, key: str = KEY) -> None:
-        self._redis, self._key, shard = redis_raw, key, keys.shard(key)
-        self.leases, self.waiters, self.meta = keys.leases(shard), keys.waiters(shard), keys.meta(shard)
-
-    def lease(self) -> Any:
-        value = self._redis.hget(self.leases, self._key)
-        return value and lease_of(self._key, value)
-
-    def queue(self) -> list[Any]:
-        return queue_of(self._redis.hget(self.waiters, self._key) or b"")
-
-    async def until_waiting(self, count: int) -> None:
-        """This returns when so many stand in the queue."""
-        async with asyncio.timeout(LONG):
-            while len(self.queue()) != count:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-
-    async def until_free(self) -> None:
-        async with asyncio.timeout(LONG):
-            while self.lease() is not None:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-
-
-@pytest.fixture
-def place(redis_raw: Any, keys: KeySpace) -> Place:
-    return Place(redis_raw, keys)
 
 
 @every_redis
@@ -91,3 +61,110 @@ async def test_waiters_come_in_order_of_arrival(make_client: MakeClient, setting
     assert came == list(range(8))
     assert place.lease() is None
     assert place.queue() == []
+
+
+@every_redis
+async def test_who_waits_is_called(client: AsyncStateCache, place: Place, nobody_asks_again: None) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        async with client.lock(KEY, ttl=600):
+            waiting = tasks.create_task(entered(client, ttl=600, timeout=LONG))
+            await place.until_waiting(1)
+        async with asyncio.timeout(LONG):
+            assert await waiting == Token(1, 2)
+
+
+async def test_a_call_that_is_lost_with_its_connection_is_made_up_for(
+    client: AsyncStateCache, place: Place, nobody_asks_again: None
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        async with client.lock(KEY, ttl=600):
+            waiting = tasks.create_task(entered(client, ttl=600, timeout=LONG))
+            await place.until_waiting(1)
+            async with asyncio.timeout(LONG):
+                while not place.redis.client_kill_filter(_type="pubsub"):  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+        async with asyncio.timeout(LONG):
+            assert await waiting == Token(1, 2)
+
+
+@every_redis
+async def test_who_stands_first_and_died_is_called_and_passed_over(client: AsyncStateCache, place: Place) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        async with client.lock(KEY):
+            place.put_first(until=NEVER)
+            waiting = tasks.create_task(entered(client, timeout=LONG))
+            await place.until_waiting(2)
+        called = place.lease()
+        assert (called.request, called.token) == ("nobody", Token(1, 2))
+        assert called.until_ms - called.since_ms == rules.COMING_S * 1000
+        assert await waiting == Token(1, 3)
+
+
+@every_redis
+async def test_a_place_that_was_not_kept_is_not_called(client: AsyncStateCache, place: Place) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        async with client.lock(KEY):
+            place.put_first(until=1)
+            waiting = tasks.create_task(entered(client, timeout=LONG))
+            await place.until_waiting(2)
+        assert await waiting == Token(1, 2)
+
+
+@every_redis
+async def test_a_waiter_gives_up_in_time_and_leaves_the_queue(client: AsyncStateCache, place: Place) -> None:
+    place.put(token="1-7", until=NEVER)
+    begun = monotonic()
+    with pytest.raises(LockTimeout, match=r"'runs/42' could not be had within 0.2 s: elsewhere:1 holds it") as caught:
+        await entered(client, timeout=0.2)
+    assert 0.2 <= monotonic() - begun < LONG
+    assert (caught.value.key, caught.value.seconds, caught.value.holder) == (KEY, 0.2, "elsewhere:1")
+    assert place.queue() == []
+    with pytest.raises(LockTimeout, match="within 0 s"):
+        await entered(client, timeout=0)
+    assert place.queue() == []
+
+
+async def test_a_waiter_that_is_cancelled_leaves_the_queue(cache: AsyncStateCache, place: Place) -> None:
+    async with cache.lock(KEY):
+        waiting = [asyncio.create_task(entered(cache)) for _ in range(3)]
+        await place.until_waiting(3)
+        waiting[1].cancel()
+        await place.until_waiting(2)
+    assert [token.count for token in await asyncio.gather(waiting[0], waiting[2])] in ([2, 3], [3, 2])
+
+
+async def test_a_waiter_that_is_cancelled_as_it_is_called_passes_the_call_on(
+    cache: AsyncStateCache, place: Place, nobody_asks_again: None
+) -> None:
+    async with cache.lock(KEY, ttl=600):
+        first = asyncio.create_task(entered(cache, ttl=600))
+        await place.until_waiting(1)
+        second = asyncio.create_task(entered(cache, ttl=600))
+        await place.until_waiting(2)
+        ours = place.queue()[0].request
+        async with asyncio.timeout(LONG):
+            while not all(60 < one.ask_at - monotonic() < inf for one in cache.tier.leases.waiting):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+        def cancelled_by(shard: int, message: bytes) -> None:
+            if ours.encode() in message:
+                first.cancel()
+
+        cache.tier.events.hearers.append(cancelled_by)
+    async with asyncio.timeout(LONG):
+        assert (await second).count in (3, 4)
+    assert first.cancelled()
+
+
+async def test_a_task_that_is_cancelled_while_it_locks_leaves_nothing(
+    settings: Settings, proxy: FaultProxy, place: Place
+) -> None:
+    async with AsyncStateCache(settings=through(settings, redis=proxy)) as behind:
+        await entered(behind)
+        fault = proxy.arm("hold_reply", at=b"queue")
+        locking = asyncio.create_task(entered(behind))
+        await fault.wait()
+        locking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await locking
+        assert place.lease() is None

@@ -19,6 +19,8 @@ from statecache.sql import CODE, Migration, migrations
 from tests.fix_servers import SHARDS, MakeSettings, plain_client
 
 NOBODY = "redis://127.0.0.1:1/0"
+STEPS = tuple(f"{step.number:04d}_{step.name}" for step in migrations("any"))
+NUMBERS = [(step.number,) for step in migrations("any")]
 
 
 @pytest.fixture
@@ -54,12 +56,13 @@ def plan(monkeypatch: pytest.MonkeyPatch, *more: tuple[int, str, str]) -> None:
 
 async def test_a_fresh_deployment_gets_everything_and_a_second_run_has_nothing_to_do(fresh: Settings) -> None:
     first = await migrate(fresh)
-    assert first == MigrationReport(applied=("0001_core",), pinned=True, shards_added=SHARDS, shards_opened=SHARDS)
+    assert first == MigrationReport(applied=STEPS, pinned=True, shards_added=SHARDS, shards_opened=SHARDS)
     assert first.did_something
     second = await migrate(fresh)
     assert second == MigrationReport()
     assert not second.did_something
-    assert rows(fresh, "SELECT number, name FROM {schema}.migration") == [(1, "core")]
+    noted = rows(fresh, "SELECT number, name FROM {schema}.migration ORDER BY number")
+    assert [f"{number:04d}_{name}" for number, name in noted] == [*STEPS]
     assert rows(fresh, "SELECT shards, hash, group_rule, prefix, min_code FROM {schema}.cluster") == [
         (SHARDS, "crc32", "first-two-segments", fresh.prefix, CODE)
     ]
@@ -68,7 +71,7 @@ async def test_a_fresh_deployment_gets_everything_and_a_second_run_has_nothing_t
 
 async def test_several_at_once_do_each_thing_once(fresh: Settings) -> None:
     reports = await asyncio.gather(*(migrate(fresh) for _ in range(4)))
-    assert sorted(report.applied for report in reports) == [(), (), (), ("0001_core",)]
+    assert sorted(step for report in reports for step in report.applied) == [*STEPS]
     assert sum(report.pinned for report in reports) == 1
     assert sum(report.shards_added for report in reports) == SHARDS
     assert sum(report.shards_opened for report in reports) == SHARDS
@@ -78,13 +81,13 @@ async def test_several_at_once_do_each_thing_once(fresh: Settings) -> None:
 async def test_a_step_that_fails_leaves_nothing_of_itself_and_all_before_it(
     fresh: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan(monkeypatch, (2, "broken", "CREATE TABLE {schema}.half (a integer); SELECT 1/0;"))
-    with pytest.raises(ConfigurationError, match="refuses migration 2: division by zero"):
+    plan(monkeypatch, (99, "broken", "CREATE TABLE {schema}.half (a integer); SELECT 1/0;"))
+    with pytest.raises(ConfigurationError, match="refuses migration 99: division by zero"):
         await migrate(fresh)
-    assert rows(fresh, "SELECT number FROM {schema}.migration") == [(1,)]
+    assert rows(fresh, "SELECT number FROM {schema}.migration ORDER BY number") == NUMBERS
     assert rows(fresh, "SELECT to_regclass('{schema}.half')") == [(None,)]
-    plan(monkeypatch, (2, "mended", "CREATE TABLE {schema}.whole (a integer); SELECT 1;"))
-    assert (await migrate(fresh)).applied == ("0002_mended",)
+    plan(monkeypatch, (99, "mended", "CREATE TABLE {schema}.whole (a integer); SELECT 1;"))
+    assert (await migrate(fresh)).applied == ("0099_mended",)
 
 
 async def test_a_migration_that_dies_before_the_shards_have_rows_is_completed_by_the_next(fresh: Settings) -> None:
@@ -98,14 +101,14 @@ async def test_another_pin_is_refused_and_both_are_named(
     fresh: Settings, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
 ) -> None:
     await migrate(fresh)
-    plan(monkeypatch, (2, "more", "CREATE TABLE {schema}.more (a integer)"))
+    plan(monkeypatch, (99, "more", "CREATE TABLE {schema}.more (a integer)"))
     with pytest.raises(ConfigurationError) as caught:
         await migrate(with_other(fresh, **other))
     pinned = {"shards": SHARDS, "prefix": fresh.prefix}
     assert all(
         str(pinned[name]) in str(caught.value) and str(value) in str(caught.value) for name, value in other.items()
     )
-    assert rows(fresh, "SELECT number FROM {schema}.migration") == [(1,)]
+    assert rows(fresh, "SELECT number FROM {schema}.migration ORDER BY number") == NUMBERS
     assert rows(fresh, "SELECT count(*) FROM {schema}.shard") == [(SHARDS,)]
 
 
@@ -114,10 +117,10 @@ async def test_a_schema_that_is_too_new_is_refused_before_anything_is_changed(
 ) -> None:
     await migrate(fresh)
     rows(fresh, f"UPDATE {{schema}}.cluster SET min_code = {CODE + 1}")
-    plan(monkeypatch, (2, "more", "CREATE TABLE {schema}.more (a integer)"))
+    plan(monkeypatch, (99, "more", "CREATE TABLE {schema}.more (a integer)"))
     with pytest.raises(ConfigurationError, match=f"code level {CODE + 1}.*Upgrade"):
         await migrate(fresh)
-    assert rows(fresh, "SELECT number FROM {schema}.migration") == [(1,)]
+    assert rows(fresh, "SELECT number FROM {schema}.migration ORDER BY number") == NUMBERS
 
 
 async def test_newer_steps_that_still_let_this_code_in_are_left_alone(fresh: Settings) -> None:
@@ -144,7 +147,7 @@ async def test_a_redis_that_belongs_to_another_cluster_is_refused(fresh: Setting
 
 async def test_without_redis_it_is_left_alone_until_asked_for(fresh: Settings) -> None:
     report = await migrate(with_other(fresh, redis_url=NOBODY), redis=False)
-    assert (report.applied, report.shards_opened) == (("0001_core",), 0)
+    assert (report.applied, report.shards_opened) == (STEPS, 0)
     with plain_client(fresh.redis_url) as client:
         assert not client.exists(KeySpace(fresh.prefix, SHARDS).meta(0))
     assert await migrate(fresh) == MigrationReport(shards_opened=SHARDS)
@@ -153,7 +156,7 @@ async def test_without_redis_it_is_left_alone_until_asked_for(fresh: Settings) -
 async def test_redis_away_is_unavailable_and_the_schema_is_done(fresh: Settings) -> None:
     with pytest.raises(RedisUnavailable):
         await migrate(with_other(fresh, redis_url=NOBODY))
-    assert rows(fresh, "SELECT number FROM {schema}.migration") == [(1,)]
+    assert rows(fresh, "SELECT number FROM {schema}.migration ORDER BY number") == NUMBERS
     assert await migrate(fresh) == MigrationReport(shards_opened=SHARDS)
 
 

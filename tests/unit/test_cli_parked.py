@@ -152,7 +152,7 @@ def test_an_entry_is_read_as_the_flusher_reads_it() -> None:
     assert (found.position, found.changes[0].version, found.changes[0].parent_change_id) == (Position(1, 7), 3, "b")
     for fields, why in (
         ([b"x", b"1"], "no commit of this release wrote it"),
-        ([b"format", b"2"], "no commit of this release wrote it"),
+        ([b"format", b"3"], "no commit of this release wrote it"),
         (commit("runs"), "can be in no chain"),
     ):
         with pytest.raises(Unfit, match=why):

@@ -17,7 +17,7 @@ from statecache.entries import (
     salvaged,
     storable,
 )
-from statecache.model import Position
+from statecache.model import Position, Token
 
 Fields = list[bytes]
 
@@ -70,9 +70,35 @@ def test_bytes_of_a_value_are_left_as_they_are() -> None:
     assert change_set(b"5-12", _head() + _state(1, value=value)).changes[0].value == value
 
 
+def test_a_commit_under_leases_says_which_in_the_second_format() -> None:
+    leases = [b"lock1", b"runs/42", b"token1", b"5-7", b"lock2", b"runs/42/steps/a b", b"token2", b"5-9"]
+    found = change_set(b"5-12", [*_head(format=b"2"), b"actor", b"ada", *leases, *_state(1)])
+    assert found.tokens == (("runs/42", Token(5, 7)), ("runs/42/steps/a b", Token(5, 9)))
+    assert (found.actor, found.changes[0].key) == ("ada", "runs/42")
+    assert change_set(b"5-12", _head() + _state(1)).tokens == ()
+
+
+@pytest.mark.parametrize(
+    ("head", "leases", "reason"),
+    [
+        (b"2", [], "names no lock"),
+        (b"2", [b"lock1", b"runs/42"], "names no lock"),
+        (b"2", [b"lock2", b"runs/42", b"token2", b"5-7"], "names no lock"),
+        (b"2", [b"lock1", b"runs/42", b"token1", b"57"], "not one that a lock gives"),
+        (b"2", [b"lock1", b"runs/42", b"token1", b"5--7"], "not one that a lock gives"),
+        (b"2", [b"lock1", b"runs/42", b"token1", b"5-" + b"9" * 19], "not one that a lock gives"),
+        (b"2", [b"lock1", b"runs/\xff", b"token1", b"5-7"], "not UTF-8"),
+        (b"1", [b"lock1", b"runs/42", b"token1", b"5-7"], "state 1"),
+    ],
+)
+def test_leases_that_no_commit_writes_are_foreign(head: bytes, leases: Fields, reason: str) -> None:
+    with pytest.raises(ForeignEntry, match=reason):
+        change_set(b"5-12", [*_head(format=head), *leases, *_state(1)])
+
+
 def test_an_entry_of_a_newer_release_is_not_foreign_and_not_ours_to_judge() -> None:
-    with pytest.raises(NewerFormat, match="format is 2"):
-        change_set(b"5-12", [b"format", b"2", b"anything", b"else"])
+    with pytest.raises(NewerFormat, match="format is 3"):
+        change_set(b"5-12", [b"format", b"3", b"anything", b"else"])
 
 
 FOREIGN: list[tuple[str, Fields]] = [

@@ -115,16 +115,16 @@ def test_entries_that_may_be_nobodys_are_told_from_gaps() -> None:
 
 
 def test_a_newer_format_cuts_where_it_stands() -> None:
-    found = _cut(_entry(11), (b"3-12", [b"format", b"2"]))
+    found = _cut(_entry(11), (b"3-12", [b"format", b"3"]))
     assert (found.cut, found.end.n) == ("newer", 11)
-    found = _cut((b"3-13", [b"format", b"2"]))
+    found = _cut((b"3-13", [b"format", b"3"]))
     assert (found.cut, found.end.n) == ("gap", 12), "what comes before it is to be seen to first"
 
 
 def test_what_looks_newer_where_no_commit_can_be_is_nobodys() -> None:
-    assert _cut((b"1763637675000-0", [b"format", b"2"])).cut == "stray"
-    assert _cut(_entry(11), _entry(12), _entry(13), (b"3-14", [b"format", b"2"])).cut == "stray"
-    assert _cut((b"3-5", [b"format", b"2"])).cut == "stray"
+    assert _cut((b"1763637675000-0", [b"format", b"3"])).cut == "stray"
+    assert _cut(_entry(11), _entry(12), _entry(13), (b"3-14", [b"format", b"3"])).cut == "stray"
+    assert _cut((b"3-5", [b"format", b"3"])).cut == "stray"
 
 
 def test_a_gate_is_open_only_for_the_rows_epoch_on_the_rows_server() -> None:

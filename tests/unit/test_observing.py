@@ -30,7 +30,7 @@ from tests.awaited import awaited
 from tests.fix_redis import FakeDeployment
 from tests.probing import samples
 
-NOT_VERBS = {"full", "end_of", "moment_of", "durability_of", "write_of", "state_of", "committed_state"}
+NOT_VERBS = {"full", "end_of", "moment_of", "durability_of", "write_of", "state_of", "committed_state", "locks_of"}
 """What the class shows beside its verbs, for transactions."""
 
 

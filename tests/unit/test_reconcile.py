@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as some
 
-from statecache.model import Change, ChangeSet, Position
+from statecache.model import Change, ChangeSet, Position, Token
 from statecache.reconcile import NOTHING, Fate, Fates, Judgement, Tip, judge
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 K = "runs/1"
 
 
-def _set(n: int, *changes: tuple[str, int, str], change_id: str = "") -> ChangeSet:
+def _set(n: int, *changes: tuple[str, int, str], change_id: str = "", **tokens: Token) -> ChangeSet:
     """This is a change-set of (key, version, parent) at position n; its change_id is `c<n>`."""
     name = change_id or f"c{n}"
     made = [
@@ -24,7 +24,7 @@ def _set(n: int, *changes: tuple[str, int, str], change_id: str = "") -> ChangeS
     ]
     return ChangeSet(
         position=Position(1, n), change_id=name, at=AT, writer="w", actor="", reason="", entries=n, bytes=n,
-        changes=tuple(made),
+        changes=tuple(made), tokens=tuple(tokens.items()),
     )  # fmt: skip
 
 
@@ -154,3 +154,49 @@ def test_whatever_arrives_a_chain_only_ever_grows_from_its_tip(data: some.DataOb
         assert row.change.parent_change_id not in forks
         version = row.change.version
     assert len(found.applied) + len(found.forked) + found.repeated == len(sets)
+
+
+OLDER, NEWER = Token(3, 9), Token(4, 1)
+"""Tokens of two holders; the epoch counts before the count."""
+
+
+def test_a_change_under_an_older_token_than_its_lock_has_shown_forks() -> None:
+    sets = [_set(11, (K, 5, "c4"), lock=NEWER), _set(12, (K, 6, "c11"), lock=OLDER), _set(13, (K, 7, "c12"))]
+    found = _judged(sets, {K: Tip(4, "c4")})
+    assert _applied(found) == [(K, 5, False)]
+    assert _forked(found) == [(K, 6, "stale_token"), (K, 7, "descendant")]
+    assert (found.tokens, found.excepted, found.tips) == ({"lock": NEWER}, 13, {K: Tip(5, "c11")})
+
+
+def test_a_token_is_compared_with_what_postgres_had_and_the_newest_is_kept() -> None:
+    known = {K: Tip(4, "c4")}
+    late = judge([_set(11, (K, 5, "c4"), lock=OLDER)], known, {}, {"lock": NEWER})
+    assert (_forked(late), late.tokens) == ([(K, 5, "stale_token")], {"lock": NEWER})
+    same = judge([_set(11, (K, 5, "c4"), lock=NEWER)], known, {}, {"lock": NEWER})
+    assert (_forked(same), same.tokens) == ([], {"lock": NEWER})
+    newer = judge([_set(11, (K, 5, "c4"), lock=NEWER)], known, {}, {"lock": OLDER})
+    assert (_forked(newer), newer.tokens) == ([], {"lock": NEWER})
+
+
+def test_a_change_without_a_token_is_not_asked_for_one_and_the_token_stays() -> None:
+    found = judge([_set(11, (K, 5, "c4"))], {K: Tip(4, "c4")}, {}, {"lock": NEWER})
+    assert (_applied(found), found.tokens) == ([(K, 5, False)], {"lock": NEWER})
+
+
+def test_holders_of_different_locks_do_not_stand_in_each_others_way() -> None:
+    sets = [_set(11, (K, 5, "c4"), one=Token(1, 7)), _set(12, (K, 6, "c11"), other=Token(1, 3))]
+    found = _judged(sets, {K: Tip(4, "c4")})
+    assert (_forked(found), found.tokens) == ([], {"one": Token(1, 7), "other": Token(1, 3)})
+
+
+def test_one_stale_token_of_several_is_one_too_many_and_its_companions_fork_with_it() -> None:
+    sets = [_set(11, (K, 5, "c4"), ("runs/1/plan", 1, ""), one=NEWER, other=OLDER)]
+    known = {K: Tip(4, "c4"), "runs/1/plan": NOTHING}
+    found = judge(sets, known, {}, {"other": NEWER})
+    assert _forked(found) == [(K, 5, "stale_token"), ("runs/1/plan", 1, "stale_token")]
+    assert (found.tokens, found.tips) == ({"other": NEWER}, {})
+
+
+def test_a_repeat_of_what_was_applied_under_a_token_that_is_stale_by_now_is_a_repeat() -> None:
+    found = judge([_set(4, (K, 4, "c3"), lock=OLDER)], {K: Tip(4, "c4")}, {}, {"lock": NEWER})
+    assert (found.repeated, found.forked, found.applied) == (1, [], [])

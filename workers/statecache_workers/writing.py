@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from statecache.model import Token
 from statecache.reconcile import Fate, Fork, Judgement, Tip, judge
 from statecache_workers.arrays import blobs, integers, texts, times, truths
 from statecache_workers.database import Call, Transaction
@@ -16,10 +17,11 @@ _NOWHERE = Fate("nowhere")
 
 
 class Judged(NamedTuple):
-    """This is what is to be written of one shard."""
+    """This is what is to be written of one shard, and the newest tokens of its locks as Postgres had them."""
 
     shard: int
     judgement: Judgement
+    tokens: Mapping[str, Token]
 
 
 class Mark(NamedTuple):
@@ -37,10 +39,14 @@ async def judged(
 ) -> Judged:
     """This decides on a shard's change-sets, asking Postgres what became of other changes where that matters."""
     fates: dict[tuple[str, str], Fate] = {}
+    tokens: dict[str, Token] = {}
+    if locks := sorted({lock for one in change_sets for lock, _ in one.tokens}):
+        (rows,) = await transaction.run(Call("lock_tokens", {"keys": texts(locks)}))
+        tokens = {key: Token(epoch, count) for key, epoch, count in rows}
     while True:
-        judgement = judge(change_sets, tips, fates)
+        judgement = judge(change_sets, tips, fates, tokens)
         if not judgement.asked:
-            return Judged(shard, judgement)
+            return Judged(shard, judgement, tokens)
         keys, change_ids = zip(*judgement.asked, strict=True)
         (rows,) = await transaction.run(Call("flush_fates", {"keys": texts(keys), "change_ids": texts(change_ids)}))
         fates |= dict.fromkeys(judgement.asked, _NOWHERE)
@@ -52,10 +58,14 @@ async def judged(
 
 
 def writes(judgements: Sequence[Judged]) -> list[Call]:
-    """This writes changes, tips and conflicts; Postgres raises where it does not take all of them."""
+    """This writes changes, tips, conflicts and tokens; Postgres raises where it does not take all of them."""
     applied = [one for one in judgements if one.judgement.applied]
     changes = [_changes(applied)] if applied else []
-    return changes + [call for one in judgements for call in _conflicts(one.shard, one.judgement.forked)]
+    return (
+        changes
+        + _tokens(judgements)
+        + [call for one in judgements for call in _conflicts(one.shard, one.judgement.forked)]
+    )
 
 
 def watermarks(marks: Sequence[Mark], lease: Any) -> Call:
@@ -80,6 +90,23 @@ def _changes(applied: Sequence[Judged]) -> Call:
         "gap": truths([row.gap for row in rows]),
         "last": truths(last),
     })  # fmt: skip
+
+
+def _tokens(judgements: Sequence[Judged]) -> list[Call]:
+    newer = {
+        lock: token
+        for one in judgements
+        for lock, token in one.judgement.tokens.items()
+        if one.tokens.get(lock) != token
+    }
+    if not newer:
+        return []
+    locks = sorted(newer)
+    return [Call("flush_tokens", {
+        "keys": texts(locks),
+        "epochs": integers([newer[lock].epoch for lock in locks]),
+        "counts": integers([newer[lock].count for lock in locks]),
+    })]  # fmt: skip
 
 
 def _conflicts(shard: int, forked: Sequence[Fork]) -> list[Call]:

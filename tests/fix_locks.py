@@ -1,0 +1,76 @@
+"""A lock as it stands in Redis, for stories that look at it, wait for it, or put somebody else there."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from statecache import AsyncStateCache, Token
+from statecache import leases as rules
+from statecache.keys import KeySpace
+from statecache.leases import lease_of, queue_of
+
+KEY = "runs/42"
+LONG = 20.0
+NEVER = 10**15
+"""Milliseconds of the server's clock that are far in the future."""
+
+
+class Place:
+    """These are a lock's lease and queue as they stand in Redis."""
+
+    def __init__(self, redis_raw: Any, keys: KeySpace, key: str = KEY) -> None:
+        self.redis, self.key, shard = redis_raw, key, keys.shard(key)
+        self.leases, self.waiters, self.meta = keys.leases(shard), keys.waiters(shard), keys.meta(shard)
+
+    def lease(self) -> Any:
+        """This is who holds the lock, or None."""
+        value = self.redis.hget(self.leases, self.key)
+        return value and lease_of(self.key, value)
+
+    def queue(self) -> list[Any]:
+        """These are those who wait, in order."""
+        return queue_of(self.redis.hget(self.waiters, self.key) or b"")
+
+    def put(self, *, token: str, until: int, request: str = "somebody") -> None:
+        """This has somebody hold the lock."""
+        text = f"token={token} until={until} ttl=30000 since=1 request={request} holder=elsewhere:1"
+        self.redis.hset(self.leases, self.key, text)
+
+    def put_first(self, *, until: int) -> None:
+        """This has somebody who will never come stand first in the queue."""
+        behind = self.redis.hget(self.waiters, self.key) or b""
+        line = f"nobody until={until} ttl=30000 since=1 holder=elsewhere:2\n".encode()
+        self.redis.hset(self.waiters, self.key, line + behind)
+
+    async def until_waiting(self, count: int) -> None:
+        """This returns when so many stand in the queue."""
+        async with asyncio.timeout(LONG):
+            while len(self.queue()) != count:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    async def until_prolonged(self, since_ms: int) -> None:
+        """This returns when the lease's deadline lies behind that moment."""
+        async with asyncio.timeout(LONG):
+            while self.lease().until_ms <= since_ms:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+def place(redis_raw: Any, keys: KeySpace) -> Place:
+    """The place of the lock that the stories are about."""
+    return Place(redis_raw, keys)
+
+
+@pytest.fixture
+def nobody_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters only wait for their call: neither time nor the holder's deadline has them ask."""
+    monkeypatch.setattr(rules, "ASK_S", 1000.0)
+
+
+async def entered(client: AsyncStateCache, key: str = KEY, **more: Any) -> Token:
+    """This goes through the lock once and gives the token that it had."""
+    async with client.lock(key, **more) as lease:
+        return lease.token
