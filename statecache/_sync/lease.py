@@ -50,13 +50,19 @@ class Lease(Verbs[D], Generic[D]):
     @property
     def lost(self) -> bool:
         """This says whether somebody else may have the lock by now."""
-        return self._holding.lost(boottime()) or not self.tier.leases.holds(self._holding)
+        return self._lost(self._holding)
 
     def check(self) -> None:
         """This raises LeaseLost where somebody else may have the lock by now."""
-        if self.lost:
-            reason = "it is over" if self._holding.gone else "it was not renewed in time"
-            raise LeaseLost(self.key, token=str(self.token), reason=reason)
+        self._check(self._holding)
+
+    def _lost(self, holding: Holding) -> bool:
+        return holding.lost(boottime()) or not self.tier.leases.holds(holding)
+
+    def _check(self, holding: Holding) -> None:
+        if self._lost(holding):
+            reason = "it is over" if holding.gone else "it was not renewed in time"
+            raise LeaseLost(holding.key, token=str(holding.token), reason=reason)
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
@@ -68,9 +74,10 @@ class Lease(Verbs[D], Generic[D]):
 
         Not for a repeat: it may have been applied when the lock was still held, and the server knows.
         """
-        if not repeated:
-            self.check()
-        self._holding.guarded = True
+        for holding in self.holdings:
+            if not repeated:
+                self._check(holding)
+            holding.guarded = True
         guarded = super().locks_of(keys)
         return Locks(self.holdings, () if guarded is None else guarded.guarded)
 
