@@ -32,8 +32,6 @@ class AsyncLease(AsyncVerbs[D], Generic[D]):
         self._holding = holding
         self._group = group_of(holding.key)
         self._above = view.holdings
-        if self._reads == "local":  # what the holder before wrote may not have come here yet
-            self._reads = "primary"
 
     @property
     def key(self) -> str:

@@ -34,8 +34,6 @@ class Lease(Verbs[D], Generic[D]):
         self._holding = holding
         self._group = group_of(holding.key)
         self._above = view.holdings
-        if self._reads == "local":  # what the holder before wrote may not have come here yet
-            self._reads = "primary"
 
     @property
     def key(self) -> str:
