@@ -54,10 +54,11 @@ class FakeDeployment:
     def _open(self, shard: int) -> None:
         keys, settings = self.keys, self.settings
         fixed = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard)]
+        fixed += [keys.leases(shard), keys.waiters(shard)]
         self.redis.hset(keys.meta(shard), "claim", "token")
         numbers = [1, 0, 0, 0, 0, 0, 0, 0]
         pin = [settings.shards, HASH, settings.prefix, settings.postgres_schema, "a-cluster"]
-        assert self.redis.eval(script("gate_open").text, 4, *fixed, "token", "off", "off", *numbers, *pin) == 1
+        assert self.redis.eval(script("gate_open").text, 6, *fixed, "token", "off", "off", *numbers, *pin) == 1
 
     def dial(self) -> Any:
         """This makes an asynchronous connection."""

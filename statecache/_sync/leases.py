@@ -27,7 +27,7 @@ from statecache._bridge import Background, Signal, finished, runner, sleep
 from statecache._sync.redis import AGAIN, DEMOTED, FINAL, code_of, found_at, refusal
 from statecache.clock import boottime, monotonic
 from statecache.errors import LimitExceeded, LockTimeout, RedisUnavailable, StateCacheError, UsageError
-from statecache.leases import COMING_S, PLACE_S, WAITERS_MAX, Holding, Waiting, call_of, shown_holder
+from statecache.leases import COMING_S, PLACE_S, TTL_S_MIN, WAITERS_MAX, Holding, Waiting, call_of, shown_holder
 from statecache.lua import script
 from statecache.model import Token
 
@@ -224,6 +224,12 @@ class Leases:
         with suppress(StateCacheError):
             return self._ask("withdraw", holding, end=monotonic() + _WITHDRAW_S).verdict == "OK"
         return False
+
+    def take_away(self, key: str, token: Token, *, end: float) -> bool:
+        """This ends somebody's lease, unless another one stands by now, and says whether it did."""
+        theirs = Holding(key=key, shard=self._keys.shard(key), request="", ttl=TTL_S_MIN, owner=None, token=token)
+        answer = self._ask("break", theirs, end=end)
+        return answer.verdict == "OK" or (answer.repeated and not answer.rest)
 
     def release(self, *, end: float | None = None) -> tuple[str, ...]:
         """This ends all the leases that this client holds, while there is time; it gives the keys of those that stay.

@@ -318,7 +318,8 @@ class Attempt:
         numbers = [one.epoch, one.start_n, *head, one.flushed, *one.totals, one.excepted]
         pin = [keys.shards, HASH, keys.prefix, self._settings.postgres_schema, one.seen.row.cluster]
         dirty = [part for pair in branch.dirty.items() for part in pair]
-        return self._fixed(one.shard), [self._token, look.server, self._settings.fence, *numbers, *pin, *dirty]
+        redis_keys = [*self._fixed(one.shard), keys.leases(one.shard), keys.waiters(one.shard)]
+        return redis_keys, [self._token, look.server, self._settings.fence, *numbers, *pin, *dirty]
 
     def _fixed(self, shard: int) -> list[str]:
         keys = self._keys

@@ -1,6 +1,6 @@
 -- Opens a shard's gate at its new epoch and makes every fixed key of the shard exist.
 --
--- KEYS  1 meta  2 changes  3 unflushed  4 hydrating
+-- KEYS  1 meta  2 changes  3 unflushed  4 hydrating  5 leases  6 waiters
 -- ARGV  1 token  2 server's replid at the claim  3 fence (on|off)  4 epoch  5 n  6 entries  7 bytes
 --       8 flushed  9 flushed entries  10 flushed bytes  11 excepted
 --       12 shards  13 hash  14 prefix  15 schema  16 cluster
@@ -19,6 +19,7 @@ redis.call('ZREMRANGEBYSCORE', KEYS[3], 0, ARGV[8])
 redis.call('ZADD', KEYS[3], -1, '_')
 for i = 17, #ARGV, 2 do redis.call('ZADD', KEYS[3], ARGV[i + 1], ARGV[i]) end
 redis.call('HSET', KEYS[4], '_', '_')
+for i = 5, #KEYS do redis.pcall('HSET', KEYS[i], '_', '_') end -- what is another program's there only hinders locks
 redis.call('HSET', KEYS[1], 'epoch', ARGV[4], 'replid', server, 'n', ARGV[5], 'entries', ARGV[6], 'bytes', ARGV[7],
   'flushed', ARGV[8], 'flushed_entries', ARGV[9], 'flushed_bytes', ARGV[10], 'excepted', ARGV[11],
   'shards', ARGV[12], 'hash', ARGV[13], 'prefix', ARGV[14], 'schema', ARGV[15], 'cluster', ARGV[16])

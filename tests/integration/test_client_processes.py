@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, Settings, StateCache, UsageError
+from statecache import AsyncStateCache, LeaseLost, LockTimeout, Settings, StateCache, UsageError
 from statecache_workers.worker import Worker
 from tests.fix_flusher import flush, rows
 
@@ -208,3 +208,22 @@ def test_a_client_belongs_to_one_event_loop(settings: Settings) -> None:
         first.run(close())
     assert "another event loop" in str(refused[0])
     assert "Make one client for each event loop" in str(refused[0])
+
+
+def test_a_forked_child_holds_none_of_its_parents_locks(settings: Settings) -> None:
+    with StateCache(settings=settings) as cache, cache.lock("runs/42", ttl=1) as lease:
+
+        def child() -> None:
+            assert lease.lost
+            assert cache.tier.leases.held == ()
+            with pytest.raises(LeaseLost):
+                lease.set("runs/42", "the child's")
+            with pytest.raises(LockTimeout), cache.lock("runs/42", timeout=0):
+                pass
+            with cache.lock("runs/43") as own:
+                own.set("runs/43", "the child's")
+            cache.close()
+
+        assert _status(_in_a_child(child)) == 0
+        assert not lease.lost
+        assert lease.set("runs/42", "the parent's").version == 1

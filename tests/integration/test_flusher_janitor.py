@@ -230,6 +230,26 @@ async def test_old_hydration_tokens_are_swept_and_young_ones_stay(
     assert set(redis_raw.hkeys(keys.hydrating(0))) == {b"_", b"runs/young"}
 
 
+async def test_what_dead_holders_and_waiters_left_is_swept_and_what_may_still_be_somebodys_stays(
+    agents: Agents, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    await flush(worker)
+    seconds, _ = redis_raw.time()
+    young, old = seconds * 1000, seconds * 1000 - TOKEN_GRACE_MS - 1000
+    lease = "token=1-1 until={} ttl=30 since=1 request=abc holder=a host:1"
+    place = "abc until={} ttl=30 since=1 holder=a host:1\n"
+    leases = {f"runs/{i}": lease.format(old) for i in range(300)} | {"runs/young": lease.format(young), "runs/x": "?"}
+    waiters = {f"runs/{i}": place.format(old) * 2 for i in range(300)} | {"!old": old, "!young": young}
+    waiters |= {"runs/young": place.format(old) + place.format(young)}
+    redis_raw.hset(keys.leases(0), mapping=leases)
+    redis_raw.hset(keys.waiters(0), mapping=waiters)
+    link, _ = await worker.connect()
+    for _ in range(10):
+        await worker.janitor._sweep(link, list(worker.holdings.values()))
+    assert set(redis_raw.hkeys(keys.leases(0))) == {b"_", b"runs/young", b"runs/x"}
+    assert set(redis_raw.hkeys(keys.waiters(0))) == {b"_", b"runs/young", b"!young"}
+
+
 @every_redis
 async def test_a_state_that_is_called_dirty_behind_the_watermark_is_clean_again(
     agents: Agents, worker: Worker, redis_raw: Any, keys: KeySpace

@@ -1,4 +1,4 @@
-"""What leaves Redis: flushed entries past their retention, and hydration tokens whose readers are gone.
+"""What leaves Redis: flushed entries past their retention, and what readers and holders of locks left that are gone.
 
 Entries stay for `retention_s` by their own time, and at most `retention_bytes_max` in all, and only ever leave behind
 the watermark. With an entry goes the reason to keep its states: one that is still as the entry left it gets its time to
@@ -33,6 +33,7 @@ SHARDS_PER_STEP = 8
 STATES_PER_STEP = 250
 BYTES_PER_STEP = 4 * 2**20
 TOKEN_GRACE_MS = 60_000
+_BEGINNING = [b"0", b"0"]
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 _Leaving = list[bytes]
@@ -56,6 +57,7 @@ class Janitor:
         self._round: deque[int] = deque()
         self._next_round = self._next_sweep = monotonic()
         self._cursors: dict[int, bytes] = {}
+        self._lease_cursors: dict[int, list[bytes]] = {}
         self.trimmed = self.marked = 0
 
     @property
@@ -139,10 +141,19 @@ class Janitor:
         return {row[0] for row in rows}
 
     async def _sweep(self, link: AsyncLink, holdings: Sequence[Holding]) -> None:
-        """This removes tokens long past their deadline, a page of each shard's at a time."""
+        """This removes tokens, leases and places long past their deadline, a page of each shard's at a time."""
         calls = [
             ([self._keys.hydrating(one.shard)], [self._cursors.get(one.shard, b"0"), TOKEN_GRACE_MS])
             for one in holdings
         ]
         for one, reply in zip(holdings, await self._streams.pipeline(link, "sweep", calls), strict=True):
             self._cursors[one.shard] = b"0" if isinstance(reply, Exception) else reply[0]
+        calls = [
+            (
+                [self._keys.leases(one.shard), self._keys.waiters(one.shard)],
+                [TOKEN_GRACE_MS, *self._lease_cursors.get(one.shard, _BEGINNING)],
+            )
+            for one in holdings
+        ]
+        for one, reply in zip(holdings, await self._streams.pipeline(link, "lease_sweep", calls), strict=True):
+            self._lease_cursors[one.shard] = _BEGINNING if isinstance(reply, Exception) else reply[:2]

@@ -1,0 +1,92 @@
+"""The locks of a deployment as they stand in Redis: who holds them, for how long, and who waits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecache._async.client import AsyncStateCache
+from statecache._async.redis import refusal
+from statecache.cli.reach import patient
+from statecache.clock import monotonic
+from statecache.leases import Standing, lease_of, queue_of
+from statecache.model import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from statecache.settings import Settings
+
+
+class Waits(msgspec.Struct, frozen=True, kw_only=True):
+    """This is one who waits; times are in seconds."""
+
+    waiter: str
+    age_s: float
+
+
+class Lock(msgspec.Struct, frozen=True, kw_only=True):
+    """This is a lock that somebody holds; times are in seconds, by the server's clock."""
+
+    key: str
+    holder: str
+    token: str
+    age_s: float
+    left_s: float
+    ttl_s: float
+    waiters: list[Waits]
+
+
+async def locks(settings: Settings, key: str | None) -> list[Lock]:
+    """This gives the locks that are held, those held for longest first; of one key, where it is named."""
+    async with AsyncStateCache(settings=await patient(settings)) as cache:
+        keys, settings = cache.tier.keys, cache.settings
+        shards = range(keys.shards) if key is None else [keys.shard(key)]
+        names = [name for shard in shards for name in (keys.leases(shard), keys.waiters(shard))]
+        commands = [("TIME",), *(("HGETALL", name) for name in names)]
+        (seconds, micros), *replies = await cache.tier.redis.read(commands, seconds=settings.timeout_s)
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    found: list[Lock] = []
+    for at in range(0, len(names), 2):
+        leases, waiters = (_pairs(names[at + i], replies[at + i]) for i in range(2))
+        found += _held(leases, waiters, now_ms)
+    return sorted((one for one in found if key in (None, one.key)), key=lambda one: (-one.age_s, one.key))
+
+
+async def take_away(settings: Settings, lock: Lock) -> bool:
+    """This breaks a lock, if it is still as it was shown."""
+    async with AsyncStateCache(settings=await patient(settings)) as cache:
+        token = Token.parse(lock.token) or Token(0, 0)
+        return await cache.tier.leases.take_away(lock.key, token, end=monotonic() + cache.settings.timeout_s)
+
+
+def _pairs(redis_key: str, reply: Any) -> dict[bytes, bytes]:
+    if isinstance(reply, Exception):
+        raise refusal(reply, redis_key) from reply
+    return dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+def _held(leases: Mapping[bytes, bytes], waiters: Mapping[bytes, bytes], now_ms: int) -> Iterator[Lock]:
+    for name, value in leases.items():
+        lease = lease_of(name.decode("utf-8", "replace"), value)
+        if lease is not None and lease.until_ms > now_ms:
+            queue = [one for one in queue_of(waiters.get(name, b"")) if one.until_ms > now_ms]
+            waits = [Waits(waiter=one.holder, age_s=_age(one.since_ms, now_ms)) for one in queue]
+            yield _lock(lease, waits, now_ms)
+
+
+def _lock(lease: Standing, waits: list[Waits], now_ms: int) -> Lock:
+    return Lock(
+        key=lease.key,
+        holder=lease.holder,
+        token=str(lease.token),
+        age_s=_age(lease.since_ms, now_ms),
+        left_s=(lease.until_ms - now_ms) / 1000,
+        ttl_s=lease.ttl_ms / 1000,
+        waiters=waits,
+    )
+
+
+def _age(since_ms: int, now_ms: int) -> float:
+    return max(0, now_ms - since_ms) / 1000
