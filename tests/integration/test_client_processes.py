@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -115,6 +116,95 @@ def test_a_forked_child_and_its_parent_both_work(settings: Settings, redis_raw: 
         assert cache.get("runs/nobody-in-the-parent") is None
         assert connections <= {one["id"] for one in redis_raw.client_list(_type="normal")}
         assert backends <= _backends(psql)
+
+
+CHILDREN, TURNS = 4, 15
+
+
+def _work_as(cache: StateCache, who: str, threads: int) -> None:
+    """This is one process's share: threads that read what they wrote, from wherever, beside a state that all update."""
+
+    def work(thread: int) -> None:
+        mine = f"runs/{who}-{thread}"
+        for turn in range(TURNS):
+            wrote = cache.set(mine, {"key": mine, "turn": turn})
+            for read in ("local", "primary"):
+                state = cache.get(mine, read=read)
+                assert state == wrote, (state, wrote)
+            assert cache.get(f"runs/nobody-{who}-{thread}-{turn}") is None
+            assert cache.get("runs/preloaded").value == "by the parent"  # type: ignore[union-attr]
+            cache.update("runs/all", lambda value: value + 1, default=0)
+
+    if threads == 1:
+        work(0)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        assert [*pool.map(work, range(threads))] == [None] * threads
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_four_children_use_a_client_that_their_parent_has_used(threads: int, settings: Settings, psql: Psql) -> None:
+    """As a server does that forks its workers once all is loaded; the parent goes on beside them, and after them."""
+    few = settings.model_copy(update={"redis_connections_max": 2, "postgres_connections_max": 2, "writer": "preforked"})
+    with StateCache(settings=few) as cache:
+        cache.set("runs/preloaded", "by the parent")
+        _work_as(cache, "before", threads)
+        pids = [_in_a_child(partial(_as_a_worker, cache, f"child{number}", threads)) for number in range(CHILDREN)]
+        _work_as(cache, "parent", threads)
+        assert [_status(pid) for pid in pids] == [0] * CHILDREN
+        _work_as(cache, "after", threads)
+        assert not cache.unsettled()
+        processes = CHILDREN + 3
+        state = cache.get("runs/all", read="primary")
+        assert state is not None
+        assert (state.value, state.version) == (processes * threads * TURNS,) * 2
+        for who in ("before", "parent", "after", *(f"child{number}" for number in range(CHILDREN))):
+            for thread in range(threads):
+                mine = cache.get(f"runs/{who}-{thread}", read="primary")
+                assert mine is not None
+                assert (mine.version, mine.value) == (TURNS, {"key": mine.key, "turn": TURNS - 1})
+
+
+def _as_a_worker(cache: StateCache, who: str, threads: int) -> None:
+    """This works in a forked child, which has none of its parent's calls and commits to wait for when it goes down."""
+    assert cache.tier.accounts.tails() == []
+    _work_as(cache, who, threads)
+    left = cache.close(drain=0)
+    assert (left.under_way, left.leases) == (0, ())
+    assert left.shards
+
+
+async def test_four_children_use_an_asynchronous_client_that_their_parent_has_used(settings: Settings) -> None:
+    few = settings.model_copy(update={"redis_connections_max": 2, "postgres_connections_max": 2})
+    async with AsyncStateCache(settings=few) as cache:
+
+        async def work(who: str) -> None:
+            async def one(task: int) -> None:
+                mine = f"runs/{who}-{task}"
+                for turn in range(TURNS):
+                    wrote = await cache.set(mine, {"key": mine, "turn": turn})
+                    assert await cache.get(mine) == wrote
+                    assert await cache.get(mine, read="primary") == wrote
+                    await cache.update("runs/all", lambda value: value + 1, default=0)
+
+            await asyncio.gather(*(one(task) for task in range(5)))
+
+        async def work_and_close(who: str) -> None:
+            await work(who)
+            await cache.close()
+
+        def in_a_child(who: str) -> None:
+            asyncio.run(work_and_close(who))
+
+        await work("before")
+        pids = [_in_a_child(partial(in_a_child, f"child{number}")) for number in range(CHILDREN)]
+        await work("parent")
+        statuses = await asyncio.gather(*(asyncio.to_thread(_status, pid) for pid in pids))
+        assert statuses == [0] * CHILDREN
+        await work("after")
+        state = await cache.get("runs/all", read="primary")
+        assert state is not None
+        assert (state.value, state.version) == ((CHILDREN + 3) * 5 * TURNS,) * 2
 
 
 def test_a_transaction_that_a_child_inherits_is_the_parents(settings: Settings) -> None:
