@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 RIVALS := .venv/.rivals
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint demo bench chaos failpoints mutants steps sync clean
+.PHONY: help test lint demo bench chaos coherence failpoints mutants steps sync clean
 
 help:  ## Show these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ bench: $(RIVALS)  ## Measure against hand-written code (JSON=path, RUNS=path, ON
 
 chaos: $(STAMP)  ## Break everything for a while, then check every promise (SECONDS=60 SEED=7)
 	@$(PY) -m tests.simulation.chaos --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+coherence: $(STAMP)  ## Part readers from the server in every way: none may see what is too old (SEED=7 SECONDS=20)
+	@$(PY) -m tests.simulation.coherence $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 failpoints: $(STAMP)  ## Let every command boundary of client and worker meet every fault (ARGS="--only commit")
 	@$(PY) -m tests.simulation.failpoints $(ARGS)

@@ -15,9 +15,10 @@ A fault strikes once, at the first request (from now on) that holds its bytes:
     reset          like drop_reply, with a reset instead of an orderly end
 
 `trickle` hands on every byte by itself, `refusing` ends new connections at once, `silent` accepts and never answers,
-`delay_s` lets all that is handed on wait so long; `freeze` leaves every connection open and reads from neither end
-until `thaw`. `requests` holds what clients have sent, so that a test can count (`keep=False` keeps nothing); `holding`
-counts held requests that the server has not answered yet.
+`delay_s` lets all that is handed on wait so long. Of all connections, or of those that the server knows by these
+ports: `slow` lets what is handed on wait, `freeze` leaves them open and reads from neither end until `thaw`, `cut` ends
+them. `requests` holds what clients have sent, so that a test can count (`keep=False` keeps nothing); `holding` counts
+held requests that the server has not answered yet.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, Self
 
 WAIT_S = 20.0
@@ -97,6 +98,7 @@ class FaultProxy:
         self._flowing.set()
         self._faults: list[Fault] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lines: dict[int, _Line] = {}
         self._server: asyncio.Server | None = None
         self.requests = bytearray()
         self.connections = 0
@@ -138,21 +140,47 @@ class FaultProxy:
             self._faults.remove(fault)
         fault.release()
 
-    def freeze(self) -> None:
-        """This leaves every connection open, new ones too, and reads from neither end."""
-        self._flowing.clear()
+    def slow(self, seconds: float, ports: Iterable[int] | None = None) -> None:
+        """This lets all that is handed on wait so long; 0 ends it for all connections."""
+        if ports is None or not seconds:
+            self.delay_s = seconds
+        for port in self._lines if not seconds else ports or ():
+            if port in self._lines:
+                self._lines[port].delay_s = seconds
+
+    def freeze(self, ports: Iterable[int] | None = None) -> None:
+        """This leaves every connection open, new ones too, or those of these ports, and reads from neither end."""
+        if ports is None:
+            self._flowing.clear()
+        for port in ports or ():
+            if port in self._lines:
+                self._lines[port].flowing.clear()
 
     def thaw(self) -> None:
         """This lets everything flow again."""
         self._flowing.set()
+        for line in self._lines.values():
+            line.flowing.set()
 
-    async def flow(self) -> None:
-        """This returns when something may be handed on."""
-        if self.delay_s:
+    @property
+    def ports(self) -> set[int]:
+        """These are the ports by which the server knows the connections that stand."""
+        return set(self._lines)
+
+    def cut(self, ports: Iterable[int]) -> None:
+        """This ends the connections that the server knows by these ports."""
+        for port in ports:
+            if port in self._lines:
+                self._lines[port].task.cancel()
+
+    async def flow(self, line: _Line) -> None:
+        """This returns when something may be handed on over that connection."""
+        if delay_s := max(self.delay_s, line.delay_s):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.delay_s):
+                async with asyncio.timeout(delay_s):
                     await self._never.wait()
         await self._flowing.wait()
+        await line.flowing.wait()
 
     def note(self, data: bytes) -> None:
         """This keeps what a client has sent."""
@@ -181,7 +209,12 @@ class FaultProxy:
                 return
             far_reader, far_writer = await asyncio.open_connection(*self._target)
             both.append(far_writer)
-            await _Line(self, (reader, writer), (far_reader, far_writer)).run()
+            port: int = far_writer.get_extra_info("sockname")[1]
+            line = self._lines[port] = _Line(self, (reader, writer), (far_reader, far_writer))
+            try:
+                await line.run()
+            finally:
+                del self._lines[port]
         except (_Cut, OSError, asyncio.CancelledError):
             return
         finally:
@@ -213,6 +246,12 @@ class _Line:
         self._late: Fault | None = None
         self._before = b""
         self._holds = 0
+        self.flowing = asyncio.Event()
+        self.flowing.set()
+        self.delay_s = 0.0
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
 
     async def run(self) -> None:
         """This hands bytes on in both directions until an end is closed or a fault closes both."""
@@ -276,7 +315,7 @@ class _Line:
             await self._hand_on(self._to_client, data)
 
     async def _hand_on(self, writer: asyncio.StreamWriter, data: bytes) -> None:
-        await self._proxy.flow()
+        await self._proxy.flow(self)
         if not self._proxy.trickle:
             writer.write(data)
             await writer.drain()

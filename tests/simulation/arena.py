@@ -13,9 +13,10 @@ import contextlib
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import psycopg
@@ -32,7 +33,8 @@ from tests.fix_faults import through
 ROOT = Path(__file__).resolve().parents[2]
 WRITERS = ("w0", "w1", "w2")
 SYNC_WRITER = "w2"
-LINES = (*WRITERS, "worker")
+WORKER_LINE = "worker"
+LINES = (*WRITERS, WORKER_LINE)
 """Who has proxies of their own; the workers share theirs."""
 SESSIONS = 4
 WORKERS = 2
@@ -56,12 +58,16 @@ SETTINGS = {
 class Arena:
     """This holds all parts of one run; `crashes` says what ended by itself."""
 
+    names: tuple[str, ...] = WRITERS
+    given: Mapping[str, str] = SETTINGS
+    workers_max = WORKERS
+
     def __init__(self, own: Servers, folder: Path, seed: int) -> None:
         self.own = own
         self.folder = folder
         self.seed = seed
         self.settings = Settings(
-            **{name: float(value) if "." in value else int(value) for name, value in SETTINGS.items()},
+            **{name: float(value) if "." in value else int(value) for name, value in self.given.items()},
             redis_url=own.redis_url, postgres_url=own.postgres_url,
         )  # fmt: skip
         self.keys = KeySpace(self.settings.prefix, self.settings.shards)
@@ -78,20 +84,23 @@ class Arena:
     def environment(self, line: str) -> dict[str, str]:
         """This is what the process behind these proxies is told."""
         aimed = through(self.settings, redis=self.proxies[line, "redis"], postgres=self.proxies[line, "postgres"])
-        named = SETTINGS | {"redis_url": aimed.redis_url, "postgres_url": aimed.postgres_url}
+        named = {**self.given, "redis_url": aimed.redis_url, "postgres_url": aimed.postgres_url}
         return process_environment() | {f"STATECACHE_{name.upper()}": value for name, value in named.items()}
 
     def start_writer(self, name: str) -> None:
         """This begins the next life of a writer."""
         life = self.lives[name] = self.lives.get(name, -1) + 1
-        kind = "sync" if name == SYNC_WRITER else "async"
         called = f"{name}-{life}"
-        command: list[str | Path] = [
+        self.writers[name] = spawn(
+            self.command(name, called), name=called, folder=self.folder, environment=self.environment(name), cwd=ROOT
+        )
+
+    def command(self, name: str, called: str) -> list[str | Path]:
+        """This is what a writer's life runs."""
+        kind = "sync" if name == SYNC_WRITER else "async"
+        return [
             sys.executable, "-m", "tests.simulation.writer", self.folder, called, str(self.seed), str(SESSIONS), kind,
         ]  # fmt: skip
-        self.writers[name] = spawn(
-            command, name=called, folder=self.folder, environment=self.environment(name), cwd=ROOT
-        )
 
     def journal(self, writer: Process) -> Path:
         """This is where a writer notes what it does; it listens to signals when this is there."""
@@ -103,7 +112,7 @@ class Arena:
         name = f"worker-{number}"
         command = [sys.executable, "-m", "statecache", "worker"]
         self.workers[name] = spawn(
-            command, name=name, folder=self.folder, environment=self.environment(LINES[-1]), cwd=ROOT
+            command, name=name, folder=self.folder, environment=self.environment(WORKER_LINE), cwd=ROOT
         )
 
     def look_after(self) -> None:
@@ -207,29 +216,32 @@ def _last(process: Process) -> str:
     return process.tail()[-1500:]
 
 
+A = TypeVar("A", bound=Arena)
+
+
 @asynccontextmanager
-async def arena(folder: Path, seed: int) -> AsyncIterator[Arena]:
+async def arena(folder: Path, seed: int, kind: type[A]) -> AsyncIterator[A]:
     """This starts everything, for the length of the block."""
     own = servers(
         workers=0,
         appendfsync="always",
-        settings=SETTINGS,
+        settings=dict(kind.given),
         redis_config={"enable-debug-command": "yes", "maxmemory-policy": "volatile-lru"},
     )
     async with AsyncExitStack() as ending:
         await asyncio.to_thread(own.start)
         ending.callback(own.close)
-        here = Arena(own, folder, seed)
-        for line in LINES:
+        here = kind(own, folder, seed)
+        for line in (*here.names, WORKER_LINE):
             for name, url in (("redis", own.redis_url), ("postgres", own.postgres_url)):
                 parts = urlsplit(url)
                 proxy = FaultProxy(parts.hostname or "", parts.port or 0, keep=False)
                 here.proxies[line, name] = await ending.enter_async_context(proxy)
         ending.callback(_kill_all, here)
-        for _ in range(WORKERS):
+        for _ in range(here.workers_max):
             here.start_worker()
         await here.ready()
-        for name in WRITERS:
+        for name in here.names:
             here.start_writer(name)
         await here.writing()
         yield here

@@ -259,7 +259,7 @@ async def run(seed: int, seconds: float, folder: Path, say: Say, kinds: Sequence
     say(f"seed {seed}, {seconds:g} s, {len(strikes)} faults planned")
     for strike in strikes:
         say(str(strike))
-    async with asyncio.timeout(seconds + ENDING_S), arena(folder, seed) as here:
+    async with asyncio.timeout(seconds + ENDING_S), arena(folder, seed, Arena) as here:
         one = Run(here, result, say)
         try:
             await one.chaos(strikes, seconds)

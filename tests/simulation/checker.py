@@ -359,7 +359,7 @@ class _Sweep:
         return (seen.epoch, seen.version) == (row.epoch, row.version)
 
     def _told_of_presence(self, operation: Operation, seen: Seen, begun: tuple[int, Operation | None]) -> int | None:
-        for place in range(begun[0], len(self._chain) + 1):
+        for place in range(0 if operation.mode == "local" else begun[0], len(self._chain) + 1):
             exists = place > 0 and self._chain[place - 1].op == "set"
             if exists == (seen.op == "present") and self._begun_at(place) <= operation.returned:
                 return place

@@ -50,7 +50,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind` is `write` for whatever may change a key (`keys` are then those that it would change), `confirm` for
     waiting until a change is durable, else `read`. `expected` maps keys to a change_id, ABSENT or PRESENT. What a write
-    that was done has `read` was still so in the moment of its commit; a refused one read it at some moment.
+    that was done has `read` was still so in the moment of its commit; a refused one read it at some moment. A read
+    asked for a state not older than `stale_s`, in seconds, and at least of `version_min`; `at_once` says that nothing
+    was waited for.
     """
 
     tag: str
@@ -66,6 +68,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     expected: Mapping[str, str] = {}
     mode: str = ""
     level: str = "memory"
+    stale_s: float = inf
+    version_min: int = 0
+    at_once: bool = False
     written: tuple[Seen, ...] = ()
     read: tuple[Seen, ...] = ()
     error: str = ""
@@ -88,6 +93,8 @@ class Invoke(_Line, frozen=True, tag="invoke"):
     expected: dict[str, str] = {}
     mode: str = ""
     level: str = "memory"
+    stale_s: float | None = None
+    version_min: int = 0
 
 
 class Ok(_Line, frozen=True, tag="ok"):
@@ -95,6 +102,7 @@ class Ok(_Line, frozen=True, tag="ok"):
 
     change_id: str = ""
     level: str = ""
+    at_once: bool = False
     written: tuple[Seen, ...] = ()
     read: tuple[Seen, ...] = ()
 
@@ -168,6 +176,8 @@ class Recorder:
         expected: Mapping[str, str] | None = None,
         mode: str = "",
         level: str = "memory",
+        stale_s: float | None = None,
+        version_min: int = 0,
     ) -> Invoke:
         """This notes that an operation is about to be sent; its `tag` goes into the `reason` of a write."""
         session = f"{self._process}.{session}"
@@ -175,6 +185,7 @@ class Recorder:
         line = Invoke(
             tag=f"{session}.{number}", at=self._clock(), session=session, number=number, verb=verb, kind=kind,
             keys=tuple(keys), change_id=change_id, expected=dict(expected or {}), mode=mode, level=level,
+            stale_s=stale_s, version_min=version_min,
         )  # fmt: skip
         self._write(line)
         return line
@@ -193,13 +204,15 @@ class Recorder:
         read: Iterable[Seen] = (),
         change_id: str = "",
         level: str = "",
+        at_once: bool = False,
     ) -> None:
         """This notes that the operation was done."""
         written = tuple(written)
         change_id = change_id or next((seen.change_id for seen in written), "")
         ended = Ok(
-            tag=invoked.tag, at=self._clock(), change_id=change_id, level=level, written=written, read=tuple(read)
-        )
+            tag=invoked.tag, at=self._clock(), change_id=change_id, level=level, at_once=at_once, written=written,
+            read=tuple(read),
+        )  # fmt: skip
         self._write(ended)
 
     def fail(self, invoked: Invoke, error: BaseException, *, final: bool, read: Iterable[Seen] = ()) -> None:
@@ -250,11 +263,12 @@ def _operation(lines: list[Line]) -> Operation:
     operation = Operation(
         tag=first.tag, session=first.session, number=first.number, verb=first.verb, kind=first.kind, keys=first.keys,
         invoked=first.at, change_id=_change_id(lines), expected=first.expected, mode=first.mode, level=first.level,
+        stale_s=inf if first.stale_s is None else first.stale_s, version_min=first.version_min,
     )  # fmt: skip
     if isinstance(last, Ok):
         return msgspec.structs.replace(
             operation, returned=last.at, outcome="ok", written=last.written, read=last.read,
-            level=last.level or first.level,
+            level=last.level or first.level, at_once=last.at_once,
         )  # fmt: skip
     error = next((line.error for line in reversed(lines) if isinstance(line, Fail | Unknown)), "")
     if isinstance(last, Fail) and (last.final or not _in_doubt(lines)):

@@ -80,7 +80,8 @@ def _hashes(raw: redis.Redis, keys: KeySpace) -> list[tuple[str, tuple[Any, ...]
         values: Any = raw.hmget(name, _FIELDS)
         key = _key_of(name.decode(), keys)
         if None in values:
-            found.append((key, None))
+            if raw.exists(name):  # what has a time to live may have gone since it was listed
+                found.append((key, None))
             continue
         said, op, version, epoch, change_id, value = values
         found.append((key, (said.decode(), op.decode(), int(version), int(epoch), change_id.decode(), value)))

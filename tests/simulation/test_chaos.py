@@ -71,7 +71,7 @@ async def test_a_fault_that_fails_of_itself_ends_the_run(
 
 
 async def test_what_is_falsified_at_rest_is_found(tmp_path: Path) -> None:
-    async with arena(tmp_path, seed=3) as here:
+    async with arena(tmp_path, 3, Arena) as here:
         one = Run(here, Result(seed=3, seconds=2.0), lambda line: None)
         for _ in range(TRIES_MAX):
             await one.chaos([], 1.0)

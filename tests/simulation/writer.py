@@ -232,8 +232,8 @@ class Session:
         self._known[key] = state
         return seen_of(state)
 
-    def _noting(self, sent: Invoke, read: list[Seen] | None = None) -> _Noting:
-        return _Noting(self._recorder, sent, [] if read is None else read)
+    def _noting(self, sent: Invoke, read: list[Seen] | None = None) -> Noting:
+        return Noting(self._recorder, sent, [] if read is None else read)
 
 
 class _Work:
@@ -272,7 +272,7 @@ class _Work:
             tx.set(name, self._session._value(self._sent, None if state is None else state.value))
 
 
-class _Noting:
+class Noting:
     """This notes how an operation ended where it did not end well; `change_id` is then that of a write in doubt."""
 
     def __init__(self, recorder: Recorder, sent: Invoke, read: list[Seen]) -> None:
@@ -281,7 +281,7 @@ class _Noting:
         self._read = read
         self.change_id = ""
 
-    def __enter__(self) -> _Noting:
+    def __enter__(self) -> Noting:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:

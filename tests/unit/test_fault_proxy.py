@@ -140,6 +140,26 @@ async def test_a_frozen_connection_stays_open_and_goes_on_afterwards(
     other.close()
 
 
+async def test_one_connection_is_frozen_or_cut_and_the_others_are_not(proxy: FaultProxy, caller: Caller) -> None:
+    (first,) = proxy.ports
+    other = Caller(*await asyncio.open_connection("127.0.0.1", proxy.port))
+    assert await other.ask(b"other\n") == b"other\n"
+    (second,) = proxy.ports - {first}
+    proxy.freeze([first, 1])
+    caller.send(b"late\n")
+    late = asyncio.ensure_future(caller.line())
+    assert await other.ask(b"meanwhile\n") == b"meanwhile\n"
+    assert not late.done()
+    proxy.thaw()
+    assert await late == b"late\n"
+    proxy.freeze([first])
+    proxy.cut([first, 1])
+    assert await caller.ask(b"never\n") == b""
+    assert await other.ask(b"still\n") == b"still\n"
+    assert proxy.ports == {second}
+    other.close()
+
+
 async def test_a_delay_holds_up_both_directions(proxy: FaultProxy, caller: Caller) -> None:
     proxy.delay_s = 0.05
     before = monotonic()
