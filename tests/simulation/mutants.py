@@ -1,10 +1,10 @@
 """What holds the promises is taken out of a copy of the tree, one thing at a time, and the programme has to notice.
 
-    python -m tests.simulation.mutants [--only NAME] [--by failpoints,model,chaos] [--seconds 600]
+    python -m tests.simulation.mutants [--only NAME] [--by failpoints,model,chaos,coherence] [--seconds 600]
 
-Each mutant is run until the first instrument of those asked for notices it; the table says which one, after how many
-seconds, and what it said. The exit status is 1 where one lives on. That the tree without a mutation passes is what
-these instruments' own runs say.
+Each mutant is run until the first of its instruments, or of those asked for, notices it; the table says which one,
+after how many seconds, and what it said. The exit status is 1 where one lives on. That the tree without a mutation
+passes is what these instruments' own runs say.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ INSTRUMENTS = {
     "failpoints": ("tests.simulation.failpoints", "--first", "--lanes", "2"),
     "model": ("tests.simulation.model", "--examples", "2000", "--seed", "1"),
     "chaos": ("tests.simulation.chaos", "--seconds", "60", "--seed", "1"),
+    "coherence": ("tests.simulation.coherence", "--seconds", "30", "--seed", "1"),
 }
 
 
@@ -38,6 +39,7 @@ class Mutant(NamedTuple):
     path: str
     old: str
     new: str
+    by: str = "failpoints,chaos"
 
 
 MUTANTS = {
@@ -70,6 +72,48 @@ MUTANTS = {
         "statecache/lua/hydrate_install.lua",
         "if standing and string.sub(standing, 1, #mine) == mine and redis.call('EXISTS', KEYS[i]) == 0 then",
         "if redis.call('EXISTS', KEYS[i]) == 0 then",
+    ),
+    "trust window": Mutant(
+        "what is near is believed however long nothing was heard of the server",
+        "statecache/near.py",
+        "age_s >= self._window_s or ",
+        "",
+        by="coherence",
+    ),
+    "invalidation": Mutant(
+        "what somebody has written stays near",
+        "statecache/near.py",
+        "                self._invalidations += 1\n                self._take(key)\n",
+        "                self._invalidations += 1\n",
+        by="coherence",
+    ),
+    "drop": Mutant(
+        "what was near over a connection that is gone stays near",
+        "statecache/near.py",
+        "            self._entries.clear()\n            self._bytes = 0\n            self._sent = _NEVER\n",
+        "            self._sent = _NEVER\n",
+        by="coherence",
+    ),
+    "own writes": Mutant(
+        "what this process has written raises no floor",
+        "statecache/near.py",
+        "        self.seen(key, place)\n        return entry is not None",
+        "        return entry is not None",
+        by="coherence",
+    ),
+    "floor of a read": Mutant(
+        "a read that was overtaken by a newer state fills the near cache",
+        "statecache/near.py",
+        " and (record.epoch, record.version) >= reading.floor",
+        "",
+        by="coherence",
+    ),
+    "version asked for": Mutant(
+        "what is near is given below the version that was asked for",
+        "statecache/_async/reads.py",
+        "if entry is not None and (not min_version or entry.record.version >= min_version):",
+        "if entry is not None:",
+        by="coherence",
     ),
 }
 
@@ -127,7 +171,11 @@ def _first_finding(lines: list[str]) -> str:
     for at, line in enumerate(lines):
         if "VIOLATED" in line:
             return " ".join(part.strip() for part in lines[at : at + 2])
-    told = [line for line in lines if line.startswith(("AssertionError", "without any fault", "E ", "violation"))]
+    told = [
+        line
+        for line in lines
+        if line.startswith(("AssertionError", "without any fault", "E ", "violation", "VIOLATION"))
+    ]
     return (told or lines or [""])[0]
 
 
@@ -135,7 +183,7 @@ def main() -> int:
     """This runs from the command line."""
     parser = argparse.ArgumentParser(description="Take a promise's keeper out and see the programme notice.")
     parser.add_argument("--only", choices=MUTANTS, action="append")
-    parser.add_argument("--by", default="failpoints,chaos", help="instruments, in order: failpoints, model, chaos")
+    parser.add_argument("--by", help=f"instruments, in order, instead of the mutant's own: {', '.join(INSTRUMENTS)}")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each instrument and mutant")
     given = parser.parse_args()
     caught: dict[str, Caught | None] = {}
@@ -145,7 +193,7 @@ def main() -> int:
             folder.chmod(0o755)
             copy = mutated(folder, MUTANTS[name])
             found = None
-            for instrument in given.by.split(","):
+            for instrument in (given.by or MUTANTS[name].by).split(","):
                 found = found or hunted(copy, instrument, given.seconds)
         caught[name] = found
         told = f"by {found.by} after {found.seconds:.0f} s: {found.said}" if found else "LIVES ON"

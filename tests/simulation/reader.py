@@ -40,11 +40,14 @@ from tests.simulation.writer import Noting
 KEYS = tuple(f"notes/{number}" for number in range(100))
 PROCESSES = ("p0", "p1", "p2", "p3")
 SYNC_PROCESSES = ("p1", "p3")
-VERBS = {"local": 56, "max_stale": 12, "min_version": 10, "primary": 10, "set": 5, "update": 2, "delete": 1}
+VERBS = {"local": 56, "max_stale": 12, "min_version": 10, "primary": 10, "set": 12, "update": 5, "delete": 2}
 STALE_S = (0.0, 0.05, 0.3, 0.7, 5.0)
 """What reads ask for as the greatest age, in seconds."""
-TIMEOUTS_S = (None, 0.15, 0.15)
-"""How long a local read may take: who gives up soon goes on to what is near. None is the setting."""
+NEAR_VERBS = {"local": 50, "max_stale": 30, "min_version": 20}
+"""What hasty sessions do: every other one does nothing but read what is near."""
+TIMEOUTS_S = (None, 0.3)
+HASTY_TIMEOUT_S = 0.05
+"""How long an operation may take; None is the setting. Who is hasty gives up soon, and goes on to what is near."""
 PAUSE_S = 0.012
 AGAIN = 0.5
 """How often what was written is read at once by the same session."""
@@ -125,8 +128,12 @@ def _waits() -> int:
 class Session:
     """This does one operation after the other."""
 
-    def __init__(self, client: Tasks | Threads, recorder: Recorder, board: Board, name: str, rng: Random) -> None:
+    def __init__(
+        self, client: Tasks | Threads, recorder: Recorder, board: Board, name: str, rng: Random, *, hasty: bool
+    ) -> None:
         self._client = client
+        self._verbs = NEAR_VERBS if hasty else VERBS
+        self._timeouts_s = (HASTY_TIMEOUT_S,) if hasty else TIMEOUTS_S
         self._recorder = recorder
         self._board = board
         self._name = name
@@ -135,7 +142,7 @@ class Session:
     async def step(self) -> None:
         """This does the next operation, whatever comes of it."""
         rng = self._rng
-        verb = rng.choices([*VERBS], weights=[*VERBS.values()])[0]
+        verb = rng.choices([*self._verbs], weights=[*self._verbs.values()])[0]
         key = KEYS[int(rng.random() ** SKEW * len(KEYS))]
         if verb in ("set", "update", "delete"):
             await getattr(self, f"_{verb}")(key)
@@ -145,9 +152,7 @@ class Session:
             await self._read(key, verb)
 
     async def _read(self, key: str, verb: str) -> None:
-        more: dict[str, Any] = {"read": "primary" if verb == "primary" else "local"}
-        if verb != "primary":
-            more["timeout"] = self._rng.choice(TIMEOUTS_S)
+        more: dict[str, Any] = {"read": "primary" if verb == "primary" else "local", "timeout": self._timeout()}
         stale_s, version_min = None, 0
         if verb == "max_stale":
             stale_s = more["max_stale"] = self._rng.choice(STALE_S)
@@ -164,7 +169,7 @@ class Session:
     async def _set(self, key: str) -> None:
         sent = self._recorder.invoke(self._name, "set", [key], kind="write")
         with Noting(self._recorder, sent, []):
-            self._wrote(sent, await self._client.call("set", key, self._value(sent), reason=sent.tag))
+            self._wrote(sent, await self._client.call("set", key, self._value(sent), **self._how(sent)))
 
     async def _update(self, key: str) -> None:
         sent = self._recorder.invoke(self._name, "update", [key], kind="write")
@@ -173,16 +178,22 @@ class Session:
             return self._value(sent, before or None)
 
         with Noting(self._recorder, sent, []):
-            self._wrote(sent, await self._client.call("update", key, change, default={}, reason=sent.tag))
+            self._wrote(sent, await self._client.call("update", key, change, default={}, **self._how(sent)))
 
     async def _delete(self, key: str) -> None:
         sent = self._recorder.invoke(self._name, "delete", [key], kind="write")
         with Noting(self._recorder, sent, []):
-            state = await self._client.call("delete", key, reason=sent.tag)
+            state = await self._client.call("delete", key, **self._how(sent))
             if state is None:
                 self._recorder.fail(sent, NotFound(key), final=True)
             else:
                 self._wrote(sent, state)
+
+    def _timeout(self) -> float | None:
+        return self._rng.choice(self._timeouts_s)
+
+    def _how(self, sent: Invoke) -> dict[str, Any]:
+        return {"reason": sent.tag, "timeout": self._timeout()}
 
     def _value(self, sent: Invoke, before: Any = ...) -> dict[str, Any]:
         value: dict[str, Any] = {"key": sent.keys[0], "by": sent.tag, "pad": "x" * self._rng.choice(SIZES)}
@@ -238,7 +249,8 @@ class Process:
         plays = []
         for number in range(self._sessions):
             rng = Random(f"{self._seed} {self._name} {number}")
-            session = Session(client, self._recorder, self._board, f"s{number}", rng)
+            hasty = number % 2 == 1
+            session = Session(client, self._recorder, self._board, f"s{number}", rng, hasty=hasty)
             plays.append(self._ending.play(session, rng))
         return plays
 
