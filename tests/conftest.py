@@ -4,6 +4,7 @@ fix_deployment    servers with the files of config/, set up as a deployment
 fix_faults        networks that fail to order
 fix_flusher       workers turned by hand, and commits by the real script
 fix_locks         a lock as it stands in Redis
+fix_near          two clients of one deployment, one that keeps and one that writes
 fix_redis         a deployment on fakeredis, for stories that need no server
 fix_servers       real servers, found and named in the run's header; deployments and clients on them
 fix_steps         what steps do: charges that are counted
@@ -19,6 +20,7 @@ pytest_plugins = [
     "tests.fix_locks",
     "tests.fix_redis",
     "tests.fix_servers",
+    "tests.fix_near",
     "tests.fix_steps",
     "tests.fix_surroundings",
     "tests.fix_time",

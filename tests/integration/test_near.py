@@ -26,18 +26,6 @@ def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(read="local")
 
 
-@pytest.fixture
-def one(make_client: MakeClient, settings: Settings) -> AsyncStateCache:
-    """A client that reads locally."""
-    return make_client(settings)
-
-
-@pytest.fixture
-def other(make_client: MakeClient, settings: Settings) -> AsyncStateCache:
-    """Another client of the same deployment."""
-    return make_client(settings)
-
-
 @every_redis
 async def test_what_was_read_once_is_read_here_until_somebody_writes_it(
     one: AsyncStateCache, other: AsyncStateCache

@@ -10,7 +10,7 @@ import pytest
 
 from statecache import AsyncStateCache, Settings
 from statecache.clock import boottime
-from tests.fix_servers import MakeClient, MakeSettings
+from tests.fix_servers import MakeSettings
 from tests.local_reads import KEY, kept, until
 
 
@@ -18,18 +18,6 @@ from tests.local_reads import KEY, kept, until
 def settings(make_settings: MakeSettings) -> Settings:
     """Settings of clients that read locally."""
     return make_settings(read="local")
-
-
-@pytest.fixture
-def one(make_client: MakeClient, settings: Settings) -> AsyncStateCache:
-    """A client that reads locally."""
-    return make_client(settings)
-
-
-@pytest.fixture
-def other(make_client: MakeClient, settings: Settings) -> AsyncStateCache:
-    """Another client of the same deployment."""
-    return make_client(settings)
 
 
 async def test_an_update_begins_with_what_is_kept_here_and_decides_on_the_current_state(
