@@ -29,7 +29,7 @@ OF_AGENTS = dict.fromkeys(("state", "change", "conflict", "quarantine", "shard",
 OF_WORKERS = {
     "state": ("SELECT", "INSERT", "UPDATE"), "change": ("SELECT", "INSERT"), "conflict": ("SELECT", "INSERT"),
     "quarantine": ("SELECT", "INSERT"), "shard": ("SELECT", "UPDATE"), "epoch": ("SELECT",), "cluster": ("SELECT",),
-    "worker": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    "worker": ("SELECT", "INSERT", "UPDATE", "DELETE"), "lock_token": ("SELECT", "INSERT", "UPDATE"),
 }  # fmt: skip
 
 

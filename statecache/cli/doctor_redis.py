@@ -101,7 +101,7 @@ def _pairs(reply: Any) -> dict[str, str]:
 
 def _beyond_the_greeting(keys: KeySpace) -> list[str]:
     """These an agent runs beside what every connection is greeted with."""
-    return [f"SSUBSCRIBE {keys.events(0)}", "INFO", "WAIT 1 1"]
+    return [f"SSUBSCRIBE {keys.events(0)}", "INFO", "WAIT 1 1", f"SPUBLISH {keys.events(0)} x"]
 
 
 def _of_workers(keys: KeySpace) -> list[str]:
@@ -110,7 +110,7 @@ def _of_workers(keys: KeySpace) -> list[str]:
     return [
         f"XREAD COUNT 1 STREAMS {changes} 0", f"XTRIM {changes} MINID 1", f"XLEN {changes}", f"DEL {changes}~",
         f"XADD {changes}~ * a b", f"RENAME {changes}~ {changes}", f"HSCAN {hydrating} 0", "SCAN 0", f"TYPE {meta}",
-        f"ZRANGEBYSCORE {unflushed} 0 1", f"SPUBLISH {keys.events(0)} x",
+        f"ZRANGEBYSCORE {unflushed} 0 1", f"SPUBLISH {keys.events(0)} x", f"HGETALL {keys.leases(0)}",
     ]  # fmt: skip
 
 
