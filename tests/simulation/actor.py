@@ -42,7 +42,7 @@ class Actor:
     async def get(self, key: str) -> State[Any] | None:
         """This reads a key."""
         with self._noted("get", key, kind="read") as sent:
-            state = await self.cache.get(key)
+            state = await self.cache.get(key, read="primary")
             self._recorder.ok(sent, read=[_seen(key, state)])
             return state
         return None

@@ -88,9 +88,10 @@ class Session:
     # What sessions do.
 
     async def _get(self, key: str) -> None:
-        sent = self._begin("get", [key], "read")
+        mode: Any = self._rng.choice(("primary", "local"))
+        sent = self._begin("get", [key], "read", mode=mode)
         with self._noting(sent):
-            state = await self._cache.get(key, timeout=self._timeout())
+            state = await self._cache.get(key, read=mode, timeout=self._timeout())
             self._recorder.ok(sent, read=[self._seen(key, state)])
 
     async def _list(self, key: str) -> None:
@@ -178,13 +179,13 @@ class Session:
 
     def _begin(
         self, verb: str, keys: list[str], kind: Kind, *, expected: dict[str, str] | None = None, own_id: bool = False,
-        change_id: str = "",
+        change_id: str = "", mode: str = "primary",
     ) -> Invoke:  # fmt: skip
         if own_id:
             change_id = f"{self._rng.getrandbits(96):024x}"
         level = self._rng.choice(LEVELS) if kind == "write" else "memory"
         return self._recorder.invoke(
-            self._name, verb, keys, kind=kind, change_id=change_id, expected=expected, mode="primary", level=level
+            self._name, verb, keys, kind=kind, change_id=change_id, expected=expected, mode=mode, level=level
         )
 
     def _value(self, sent: Invoke, before: Any = ...) -> dict[str, Any]:
