@@ -9,6 +9,7 @@ byte in, cancellation included, closes the connection, so that no later caller r
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
@@ -93,12 +94,13 @@ def _check_file(name: str, path: str | None) -> None:
 class AsyncLink:
     """This carries exchanges with one Redis server, one at a time, and is closed by the first that fails.
 
-    `watching` is for whoever sends WATCH: whether the server may still watch keys for this connection. `ahead_ms` is
+    `watching` is for whoever sends WATCH: whether the server may still watch keys for this connection; `expected` for
+    whoever sends and hears apart: what the replies to come are for. `ahead_ms` is
     how far the server's clock is at most ahead of `monotonic` here, in milliseconds, as of the greeting; it may be less
     by `greeting_s`, the seconds that the greeting took.
     """
 
-    __slots__ = ("_connection", "_known", "_pid", "_where", "ahead_ms", "greeting_s", "watching")
+    __slots__ = ("_connection", "_known", "_pid", "_where", "ahead_ms", "expected", "greeting_s", "watching")
 
     def __init__(self, connection: Any, where: str) -> None:
         self._connection = connection
@@ -106,6 +108,7 @@ class AsyncLink:
         self._where = where
         self._pid = os.getpid()
         self.watching = False
+        self.expected: deque[Any] = deque()
         self.ahead_ms = 0.0
         self.greeting_s = 0.0
 
@@ -137,6 +140,7 @@ class AsyncLink:
         finally:
             if not connected:
                 await connection.disconnect(nowait=True)
+        connection.connect_check_health = _stay_closed
         return cls(connection, where)
 
     @property
@@ -224,7 +228,7 @@ class AsyncLink:
         try:
             async with async_deadline(self._connection, seconds):
                 await self._connection.send_packed_command(_packed(commands))
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, AttributeError) as error:  # the last: closed by another thread
             await self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
 
@@ -262,7 +266,7 @@ class AsyncLink:
                 return await self._connection.read_response(disconnect_on_error=False, push_request=True)
         except ResponseError as error:
             return error
-        except (TimeoutError, RedisError, OSError) as error:
+        except (TimeoutError, RedisError, OSError, AttributeError) as error:  # the last: closed by another thread
             if "imeout" in type(error).__name__:
                 return None
             await self.close()
@@ -284,6 +288,11 @@ class AsyncLink:
         """This closes a connection that is idle and waits until it is closed: TLS takes leave of the other side."""
         with suppress(RedisError, OSError):
             await self._connection.disconnect()
+
+
+async def _stay_closed(**_: object) -> None:
+    """This stands in for redis-py's connecting anew by itself, which would lose what the server knew of the old one."""
+    raise RedisError("the connection is closed")
 
 
 async def _passed_on(message: Any) -> Any:

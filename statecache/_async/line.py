@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from redis.exceptions import NoScriptError
 
 from statecache._async.redis import refusal
 from statecache._bridge import AsyncBackground, AsyncSignal, AsyncSlots, async_lead
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import boottime, monotonic
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
 from statecache.lua import script
@@ -33,6 +33,7 @@ from statecache.records import FIELDS, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from statecache._async.answers import Committed
     from statecache._async.connect import AsyncLink
@@ -62,12 +63,17 @@ class Line:
         self._closed = False
         self._inherited: tuple[object, ...] = ()
         self._reset()
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """This has a forked child start for itself; what it must not share it parts with when it does."""
+        self._starting = mutex
 
     def _reset(self) -> None:
         self._turn, self._ear = AsyncSlots(1), AsyncSlots(1)
         self._link: AsyncLink | None = None
         self._beating: float | None = None  # when the heartbeat under way was sent
-        self._expected: deque[Reading | float | None] = deque()
         self._background: AsyncBackground | None = None
         self._stopped, self._up = AsyncSignal(), AsyncSignal()
         self._server = b""
@@ -78,7 +84,8 @@ class Line:
     @property
     def reading(self) -> bool:
         """This says whether a read is under way."""
-        return any(not (one is None or isinstance(one, float)) for one in list(self._expected))
+        expected = [] if self._link is None else list(self._link.expected)
+        return any(not (one is None or isinstance(one, float)) for one in expected)
 
     def is_up(self) -> bool:
         """This says whether reads can be made here; where not, it begins to bring that about, and waits for nothing."""
@@ -97,14 +104,16 @@ class Line:
         return True
 
     def _start(self) -> None:
-        if self._pid != os.getpid():
-            if self._link is not None:
-                self._link.abandon()
-            self._inherited = (self._link, self._background)  # kept: even to collect them could harm the parent's
-            self._reset()
-        running = self._background is not None and self._background.alive
-        if not (running or self._closed) and self._redis.tracks and monotonic() >= self._not_before:
-            self._background = AsyncBackground(self._live, name="statecache-near")
+        """This begins to connect; of several threads that come at once, one does."""
+        with self._starting:
+            if self._pid != os.getpid():
+                if self._link is not None:
+                    self._link.abandon()
+                self._inherited = (self._link, self._background)  # kept: even to collect them could harm the parent's
+                self._reset()
+            running = self._background is not None and self._background.alive
+            if not (running or self._closed) and self._redis.tracks and monotonic() >= self._not_before:
+                self._background = AsyncBackground(self._live, name="statecache-near")
 
     async def ask(self, *readings: Reading, seconds: float) -> None:
         """This sends reads, whose signals are set when they are answered; RedisUnavailable where it cannot."""
@@ -140,7 +149,7 @@ class Line:
                 raise RedisUnavailable("connection", detail="the tracked connection is closed")
             commands: list[tuple[str, ...]] = []
             for reading in readings:
-                self._expected += (None, reading)
+                link.expected += (None, reading)
                 commands += (("CLIENT", "CACHING", "YES"), ("HMGET", self._keys.state(reading.key), *FIELDS))
             await link.send(*commands, seconds=seconds)
         finally:
@@ -222,7 +231,7 @@ class Line:
             raise RedisUnavailable("timeout", detail="the tracked connection takes nothing")
         try:
             self._beating = now
-            self._expected.append(now)
+            link.expected.append(now)
             call = link.call(script("beat"), [], [self._settings.fence])
             await link.send(call, seconds=self._settings.near_window_s)
         finally:
@@ -238,9 +247,9 @@ class Line:
 
     def _answered(self, link: AsyncLink, reply: Any) -> None:
         """This gives a reply to whoever expects it: they come in the order of the questions."""
-        if not self._expected:
+        if not link.expected:
             raise RedisUnavailable("connection", detail="a reply belongs to no request")
-        expected = self._expected.popleft()
+        expected = link.expected.popleft()
         if expected is None:
             if reply != b"OK":
                 raise RedisUnavailable("refused", detail=f"CLIENT CACHING: {reply}")
@@ -265,6 +274,8 @@ class Line:
 
     def _brought(self, reading: Reading, reply: Any) -> None:
         redis_key = self._keys.state(reading.key)
+        if not isinstance(reply, (list, Exception)):
+            raise RedisUnavailable("connection", detail="a reply belongs to another request")
         if isinstance(reply, Exception):
             self._near.settle(reading, None, refusal(reply, redis_key))
             return
@@ -278,11 +289,9 @@ class Line:
         self._link, self._up = None, AsyncSignal()
         self._near.drop()
         await link.close()  # whoever is sending on it is rid of it
-        mine = await self._turn.acquire(self._settings.near_window_s)
-        under_way, self._expected = list(self._expected), deque()
-        if mine:
+        if await self._turn.acquire(self._settings.near_window_s):
             self._turn.release()
-        for reading in under_way:
+        for reading in link.expected:
             if reading is not None and not isinstance(reading, float):
                 self._near.settle(reading, None, _LOST)
 

@@ -11,6 +11,7 @@ byte in, cancellation included, closes the connection, so that no later caller r
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
@@ -95,12 +96,13 @@ def _check_file(name: str, path: str | None) -> None:
 class Link:
     """This carries exchanges with one Redis server, one at a time, and is closed by the first that fails.
 
-    `watching` is for whoever sends WATCH: whether the server may still watch keys for this connection. `ahead_ms` is
+    `watching` is for whoever sends WATCH: whether the server may still watch keys for this connection; `expected` for
+    whoever sends and hears apart: what the replies to come are for. `ahead_ms` is
     how far the server's clock is at most ahead of `monotonic` here, in milliseconds, as of the greeting; it may be less
     by `greeting_s`, the seconds that the greeting took.
     """
 
-    __slots__ = ("_connection", "_known", "_pid", "_where", "ahead_ms", "greeting_s", "watching")
+    __slots__ = ("_connection", "_known", "_pid", "_where", "ahead_ms", "expected", "greeting_s", "watching")
 
     def __init__(self, connection: Any, where: str) -> None:
         self._connection = connection
@@ -108,6 +110,7 @@ class Link:
         self._where = where
         self._pid = os.getpid()
         self.watching = False
+        self.expected: deque[Any] = deque()
         self.ahead_ms = 0.0
         self.greeting_s = 0.0
 
@@ -139,6 +142,7 @@ class Link:
         finally:
             if not connected:
                 connection.disconnect(nowait=True)
+        connection.connect_check_health = _stay_closed
         return cls(connection, where)
 
     @property
@@ -226,7 +230,7 @@ class Link:
         try:
             with deadline(self._connection, seconds):
                 self._connection.send_packed_command(_packed(commands))
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, AttributeError) as error:  # the last: closed by another thread
             self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
 
@@ -264,7 +268,7 @@ class Link:
                 return self._connection.read_response(disconnect_on_error=False, push_request=True)
         except ResponseError as error:
             return error
-        except (TimeoutError, RedisError, OSError) as error:
+        except (TimeoutError, RedisError, OSError, AttributeError) as error:  # the last: closed by another thread
             if "imeout" in type(error).__name__:
                 return None
             self.close()
@@ -286,6 +290,11 @@ class Link:
         """This closes a connection that is idle and waits until it is closed: TLS takes leave of the other side."""
         with suppress(RedisError, OSError):
             self._connection.disconnect()
+
+
+def _stay_closed(**_: object) -> None:
+    """This stands in for redis-py's connecting anew by itself, which would lose what the server knew of the old one."""
+    raise RedisError("the connection is closed")
 
 
 def _passed_on(message: Any) -> Any:

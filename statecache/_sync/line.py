@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from hiredis import PushNotification
 from redis.exceptions import NoScriptError
 
 from statecache._bridge import Background, Signal, Slots, lead
+from statecache._process import begins_anew_after_fork, mutex
 from statecache._sync.redis import refusal
 from statecache.clock import boottime, monotonic
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
@@ -35,6 +35,7 @@ from statecache.records import FIELDS, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from statecache._sync.answers import Committed
     from statecache._sync.connect import Link
@@ -64,12 +65,17 @@ class Line:
         self._closed = False
         self._inherited: tuple[object, ...] = ()
         self._reset()
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """This has a forked child start for itself; what it must not share it parts with when it does."""
+        self._starting = mutex
 
     def _reset(self) -> None:
         self._turn, self._ear = Slots(1), Slots(1)
         self._link: Link | None = None
         self._beating: float | None = None  # when the heartbeat under way was sent
-        self._expected: deque[Reading | float | None] = deque()
         self._background: Background | None = None
         self._stopped, self._up = Signal(), Signal()
         self._server = b""
@@ -80,7 +86,8 @@ class Line:
     @property
     def reading(self) -> bool:
         """This says whether a read is under way."""
-        return any(not (one is None or isinstance(one, float)) for one in list(self._expected))
+        expected = [] if self._link is None else list(self._link.expected)
+        return any(not (one is None or isinstance(one, float)) for one in expected)
 
     def is_up(self) -> bool:
         """This says whether reads can be made here; where not, it begins to bring that about, and waits for nothing."""
@@ -99,14 +106,16 @@ class Line:
         return True
 
     def _start(self) -> None:
-        if self._pid != os.getpid():
-            if self._link is not None:
-                self._link.abandon()
-            self._inherited = (self._link, self._background)  # kept: even to collect them could harm the parent's
-            self._reset()
-        running = self._background is not None and self._background.alive
-        if not (running or self._closed) and self._redis.tracks and monotonic() >= self._not_before:
-            self._background = Background(self._live, name="statecache-near")
+        """This begins to connect; of several threads that come at once, one does."""
+        with self._starting:
+            if self._pid != os.getpid():
+                if self._link is not None:
+                    self._link.abandon()
+                self._inherited = (self._link, self._background)  # kept: even to collect them could harm the parent's
+                self._reset()
+            running = self._background is not None and self._background.alive
+            if not (running or self._closed) and self._redis.tracks and monotonic() >= self._not_before:
+                self._background = Background(self._live, name="statecache-near")
 
     def ask(self, *readings: Reading, seconds: float) -> None:
         """This sends reads, whose signals are set when they are answered; RedisUnavailable where it cannot."""
@@ -142,7 +151,7 @@ class Line:
                 raise RedisUnavailable("connection", detail="the tracked connection is closed")
             commands: list[tuple[str, ...]] = []
             for reading in readings:
-                self._expected += (None, reading)
+                link.expected += (None, reading)
                 commands += (("CLIENT", "CACHING", "YES"), ("HMGET", self._keys.state(reading.key), *FIELDS))
             link.send(*commands, seconds=seconds)
         finally:
@@ -224,7 +233,7 @@ class Line:
             raise RedisUnavailable("timeout", detail="the tracked connection takes nothing")
         try:
             self._beating = now
-            self._expected.append(now)
+            link.expected.append(now)
             call = link.call(script("beat"), [], [self._settings.fence])
             link.send(call, seconds=self._settings.near_window_s)
         finally:
@@ -240,9 +249,9 @@ class Line:
 
     def _answered(self, link: Link, reply: Any) -> None:
         """This gives a reply to whoever expects it: they come in the order of the questions."""
-        if not self._expected:
+        if not link.expected:
             raise RedisUnavailable("connection", detail="a reply belongs to no request")
-        expected = self._expected.popleft()
+        expected = link.expected.popleft()
         if expected is None:
             if reply != b"OK":
                 raise RedisUnavailable("refused", detail=f"CLIENT CACHING: {reply}")
@@ -267,6 +276,8 @@ class Line:
 
     def _brought(self, reading: Reading, reply: Any) -> None:
         redis_key = self._keys.state(reading.key)
+        if not isinstance(reply, (list, Exception)):
+            raise RedisUnavailable("connection", detail="a reply belongs to another request")
         if isinstance(reply, Exception):
             self._near.settle(reading, None, refusal(reply, redis_key))
             return
@@ -280,11 +291,9 @@ class Line:
         self._link, self._up = None, Signal()
         self._near.drop()
         link.close()  # whoever is sending on it is rid of it
-        mine = self._turn.acquire(self._settings.near_window_s)
-        under_way, self._expected = list(self._expected), deque()
-        if mine:
+        if self._turn.acquire(self._settings.near_window_s):
             self._turn.release()
-        for reading in under_way:
+        for reading in link.expected:
             if reading is not None and not isinstance(reading, float):
                 self._near.settle(reading, None, _LOST)
 

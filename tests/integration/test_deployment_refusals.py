@@ -20,7 +20,7 @@ REFUSED = {
         "FUNCTION FLUSH", "MONITOR", "BGREWRITEAOF", "LATENCY RESET", "GET sc:{00}:x", "SET sc:{00}:x 1",
         "RENAME sc:{00}:meta sc:{00}:y",
         "DEL other", "DEL sc:00", "HGETALL other:{00}:meta", "HSET other a b", "PUBLISH sc:{00}:events x",
-        "SPUBLISH sc:{00}:events x", "SSUBSCRIBE other", "XTRIM sc:{00}:changes MAXLEN 0",
+        "SPUBLISH other x", "SSUBSCRIBE other", "XTRIM sc:{00}:changes MAXLEN 0",
         "XREAD STREAMS sc:{00}:changes 0",
     ],
     "worker": [

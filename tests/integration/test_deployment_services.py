@@ -26,10 +26,11 @@ from tests.deployment_world import Deployment, servers
 
 WAIT_S = 60.0
 BUILD_S = 120.0
-TABLES = ("change", "cluster", "conflict", "epoch", "migration", "quarantine", "shard", "state", "worker")
+TABLES = ("change", "cluster", "conflict", "epoch", "lock_token", "migration", "quarantine", "shard", "state",
+          "worker")  # fmt: skip
 WORKER_MAY = {
     ("change", "INSERT"), ("conflict", "INSERT"), ("quarantine", "INSERT"), ("state", "INSERT"), ("worker", "INSERT"),
-    ("worker", "DELETE"),
+    ("worker", "DELETE"), ("lock_token", "INSERT"), ("lock_token", "UPDATE epoch"), ("lock_token", "UPDATE count"),
     *(("shard", f"UPDATE {column}") for column in
       ("flushed", "entries", "bytes", "excepted", "flushed_at", "owner", "lease_until")),
     *(("state", f"UPDATE {column}") for column in

@@ -245,3 +245,21 @@ def test_a_forked_child_keeps_nothing_of_its_parent_and_reads_for_itself(setting
         hits = cache.near.hits
         cache.get(KEY)
         assert cache.near.hits == hits + 1
+
+
+def test_threads_that_read_first_at_the_same_moment_open_one_connection(settings: Settings) -> None:
+    for _ in range(5):
+        with StateCache(settings=settings) as cache:
+            together = threading.Barrier(8)
+
+            def read(cache: StateCache = cache, together: threading.Barrier = together) -> None:
+                together.wait(LIMIT_S)
+                cache.tier.line.is_up()
+
+            threads = [threading.Thread(target=read) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            listening = [thread for thread in threading.enumerate() if thread.name == "statecache-near"]
+            assert len(listening) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -39,6 +40,9 @@ class Link:
 
     known: bool | None = None
 
+    def __init__(self, *expected: Any) -> None:
+        self.expected = deque(expected)
+
     def knows(self, script: object, known: bool) -> None:
         """This notes it."""
         self.known = known
@@ -64,9 +68,9 @@ def test_a_state_has_as_many_fields_as_are_asked_for() -> None:
 async def test_replies_belong_to_questions_in_their_order(line: Any, near: Near) -> None:
     first, _ = near.reserve(KEY, AsyncSignal())
     other, _ = near.reserve("runs/2", AsyncSignal())
-    line._expected += [None, first, 7.5, None, other]
+    link = Link(None, first, 7.5, None, other)
     for reply in (b"OK", STATE, b"master abc ", b"OK", [None] * len(FIELDS)):
-        line._answered(Link(), reply)
+        line._answered(link, reply)
     assert first.record is not None
     assert first.record.version == 3
     assert await first.signal.wait(0)
@@ -77,15 +81,13 @@ async def test_replies_belong_to_questions_in_their_order(line: Any, near: Near)
 
 
 async def test_trust_counts_from_the_sending_of_the_heartbeat(line: Any, near: Near) -> None:
-    line._expected.append(7.5)
-    line._answered(Link(), b"master abc ")
+    line._answered(Link(7.5), b"master abc ")
     assert near.trusted(9.4)
     assert not near.trusted(9.5)
 
 
 async def test_a_heartbeat_that_was_not_run_is_no_answer(line: Any, near: Near) -> None:
-    line._expected.append(7.5)
-    link = Link()
+    link = Link(7.5)
     line._answered(link, NoScriptError("No matching script"))
     assert not near.trusted(7.6)
     assert link.known is False
@@ -93,23 +95,20 @@ async def test_a_heartbeat_that_was_not_run_is_no_answer(line: Any, near: Near) 
 
 @pytest.mark.parametrize("reply", [b"slave abc ", ResponseError("LOADING")], ids=str)
 async def test_a_server_that_is_no_primary_is_left(line: Any, near: Near, reply: Any) -> None:
-    line._expected.append(7.5)
     with pytest.raises(RedisUnavailable, match="no primary"):
-        line._answered(Link(), reply)
+        line._answered(Link(7.5), reply)
     assert not near.trusted(7.6)
 
 
 async def test_opting_in_that_is_refused_ends_the_connection(line: Any) -> None:
-    line._expected.append(None)
     with pytest.raises(RedisUnavailable, match="CACHING"):
-        line._answered(Link(), ResponseError("NOPERM"))
+        line._answered(Link(None), ResponseError("NOPERM"))
 
 
 async def test_data_of_others_is_told_to_who_reads_it_alone(line: Any, near: Near) -> None:
     for reply in (ResponseError("WRONGTYPE Operation against a key"), [None, *STATE[1:]]):
         reading, _ = near.reserve(KEY, AsyncSignal())
-        line._expected.append(reading)
-        line._answered(Link(), reply)
+        line._answered(Link(reading), reply)
         assert isinstance(reading.error, ForeignData)
         assert near.statistics(0).entries == 0
 
@@ -120,11 +119,16 @@ async def test_a_push_takes_away_what_it_names_or_everything(line: Any, near: Ne
 
     for key in (KEY, "runs/2"):
         reading, _ = near.reserve(key, AsyncSignal())
-        line._expected.append(reading)
-        line._answered(Link(), [key.encode(), *STATE[1:]])
+        line._answered(Link(reading), [key.encode(), *STATE[1:]])
     assert kept() == 2
     line._pushed(PushNotification([b"message", b"x"]))
     line._pushed(PushNotification([b"invalidate", [b"sc:{01}:meta", KeySpace().state(KEY).encode()]]))
     assert kept() == 1
     line._pushed(PushNotification([b"invalidate", None]))
     assert kept() == 0
+
+
+async def test_a_reply_that_is_nobody_s_state_ends_the_connection(line: Any, near: Near) -> None:
+    reading, _ = near.reserve(KEY, AsyncSignal())
+    with pytest.raises(RedisUnavailable, match="another request"):
+        line._answered(Link(reading), b"OK")
