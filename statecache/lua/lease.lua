@@ -21,55 +21,76 @@
 -- leaves a lock free that somebody waits for, the first who still stands in the queue has it: for as long as it takes
 -- to come, and called on the channel. Neither of the keys has a time to live: an eviction would be a second holder.
 
+local KEYS, ARGV, call, pcall, format, match = KEYS, ARGV, redis.call, redis.pcall, string.format, string.match
 local meta, leases, waiters, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local verb, key, request, ttl = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[7])
+local verb, key, request = ARGV[2], ARGV[3], ARGV[4]
 
-local head = redis.pcall('HMGET', meta, 'epoch', 'replid')
+local lease = pcall('HGET', leases, key)
+if type(lease) == 'table' then return { 'FOREIGN', leases, lease.err } end
+local waiting = pcall('HMGET', waiters, key, '!' .. request)
+if waiting.err then return { 'FOREIGN', waiters, waiting.err } end
+local time = call('TIME')
+local now = time[1] * 1000 + time[2] / 1000
+
+-- Most give back what nobody waits for: the fence has no say in that.
+if verb == 'release' and not waiting[1] then
+  local token, until_ms, owner = match(lease or '', '^token=(%S+) until=(%d+) .- request=(%S+) ')
+  if owner == request then
+    if now > tonumber(ARGV[11]) then return { 'LATE' } end
+    call('HDEL', leases, key)
+    return tonumber(until_ms) > now and { 'OK', token } or { 'GONE' }
+  end
+end
+
+local head = pcall('HMGET', meta, 'epoch', 'replid')
 if head.err then return { 'FOREIGN', meta, head.err } end
 local epoch, replid = head[1], head[2]
 local same = epoch and replid == 'off'
 if ARGV[1] == 'on' then
   same = epoch and replid and replid ~= ''
-    and string.find(redis.call('INFO', 'replication'), 'master_replid:' .. replid .. '\r', 1, true)
+    and string.find(call('INFO', 'replication'), 'master_replid:' .. replid .. '\r', 1, true)
 end
 if not same then return { 'FENCED' } end
-local lease = redis.pcall('HGET', leases, key)
-if type(lease) == 'table' then return { 'FOREIGN', leases, lease.err } end
-local waiting = redis.pcall('HMGET', waiters, key, '!' .. request)
-if waiting.err then return { 'FOREIGN', waiters, waiting.err } end
 local entering = verb == 'take' or verb == 'queue'
 if entering and redis.acl_check_cmd and not redis.acl_check_cmd('SPUBLISH', events, '') then
   return { 'FOREIGN', events, "this user can't run this command: SPUBLISH" } -- who gives a lock back must call the next
 end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if now > tonumber(ARGV[11]) or entering and waiting[2] then return { 'LATE' } end
+local ttl = tonumber(ARGV[7])
+
+-- Most take what nobody holds and nobody waits for.
+if entering and not lease and not waiting[1] then
+  local token = epoch .. '-' .. call('HINCRBY', meta, 'tokens', 1)
+  call('HSET', leases, key, format('token=%s until=%.0f ttl=%s since=%.0f request=%s holder=%s', token, now + ttl, ARGV[7],
+    now, request, ARGV[6]))
+  return { 'OK', token }
+end
 
 local token, until_ms, asked, owner, holder -- of the lease that stands
 if lease then
   token, until_ms, asked, owner, holder =
-    string.match(lease, '^token=(%S+) until=(%d+) ttl=(%d+) since=%d+ request=(%S+) holder=(.*)$')
+    match(lease, '^token=(%S+) until=(%d+) ttl=(%d+) since=%d+ request=(%S+) holder=(.*)$')
   if not token then return { 'FOREIGN', leases, 'its field ' .. key .. ' is not a lease' } end
   until_ms, asked = tonumber(until_ms), tonumber(asked)
   if until_ms > now + asked then -- no lease has more left than its whole ttl: the clock was set back
     until_ms = now + asked
-    lease = string.gsub(lease, 'until=%d+', string.format('until=%.0f', until_ms), 1)
-    redis.call('HSET', leases, key, lease)
+    lease = string.gsub(lease, 'until=%d+', format('until=%.0f', until_ms), 1)
+    call('HSET', leases, key, lease)
   end
 end
 local stored = waiting[1] or ''
 local queue = stored
 
 local function give(to, whose, for_ms, whole_ms)
-  token, until_ms, owner, holder = epoch .. '-' .. redis.call('HINCRBY', meta, 'tokens', 1), now + for_ms, to, whose
-  lease = string.format('token=%s until=%.0f ttl=%.0f since=%.0f request=%s holder=%s', token, until_ms, whole_ms, now,
+  token, until_ms, owner, holder = epoch .. '-' .. call('HINCRBY', meta, 'tokens', 1), now + for_ms, to, whose
+  lease = format('token=%s until=%.0f ttl=%.0f since=%.0f request=%s holder=%s', token, until_ms, whole_ms, now,
     to, whose)
-  redis.call('HSET', leases, key, lease)
+  call('HSET', leases, key, lease)
 end
 
 local function prolong()
   until_ms = now + ttl
-  redis.call('HSET', leases, key, (string.gsub(lease, 'until=%d+ ttl=%d+', string.format('until=%.0f ttl=%.0f',
+  call('HSET', leases, key, (string.gsub(lease, 'until=%d+ ttl=%d+', format('until=%.0f ttl=%.0f',
     until_ms, ttl), 1)))
 end
 
@@ -91,17 +112,17 @@ if entering and mine then
   leave(request)
   answer = { 'OK', token }
 elseif entering then
-  local place = string.format('%s until=%.0f ttl=%.0f since=', request, now + tonumber(ARGV[8]), ttl)
+  local place = format('%s until=%.0f ttl=%.0f since=', request, now + tonumber(ARGV[8]), ttl)
   local from, to = line_of(request)
   if verb == 'take' then
     leave(request)
   elseif from then
-    local since = string.match(string.sub(queue, from, to), 'since=(%d+)')
+    local since = match(string.sub(queue, from, to), 'since=(%d+)')
     queue = string.sub(queue, 1, from - 1) .. place .. since .. ' holder=' .. ARGV[6] .. string.sub(queue, to)
   elseif queue ~= '' or (lease and until_ms > now) then
     local _, count = string.gsub(queue, '\n', '')
     if count >= tonumber(ARGV[10]) then return { 'FULL', tostring(count) } end
-    queue = queue .. place .. string.format('%.0f', now) .. ' holder=' .. ARGV[6] .. '\n'
+    queue = queue .. place .. format('%.0f', now) .. ' holder=' .. ARGV[6] .. '\n'
   end
 elseif verb == 'renew' then
   if mine and token == ARGV[5] and until_ms > now then
@@ -110,9 +131,9 @@ elseif verb == 'renew' then
   end
 else
   leave(request)
-  if verb == 'withdraw' then redis.call('HSET', waiters, '!' .. request, string.format('%.0f', now + ARGV[8])) end
+  if verb == 'withdraw' then call('HSET', waiters, '!' .. request, format('%.0f', now + ARGV[8])) end
   if lease and (mine or verb == 'break' and (ARGV[5] == '' or ARGV[5] == token)) then
-    redis.call('HDEL', leases, key)
+    call('HDEL', leases, key)
     answer = until_ms > now and { 'OK', token }
     lease = false
   end
@@ -121,23 +142,23 @@ end
 -- The next one: whoever takes the lock now where nobody waits, else the first in the queue that still stands there.
 if not lease or until_ms <= now then
   while queue ~= '' and (not lease or until_ms <= now) do
-    local first, ends, whole, whose = string.match(queue, '^(%S+) until=(%d+) ttl=(%d+) since=%d+ holder=([^\n]*)\n')
-    queue = string.match(queue, '^[^\n]*\n(.*)$') or ''
+    local first, ends, whole, whose = match(queue, '^(%S+) until=(%d+) ttl=(%d+) since=%d+ holder=([^\n]*)\n')
+    queue = match(queue, '^[^\n]*\n(.*)$') or ''
     if first == request and entering then
       give(request, ARGV[6], ttl, ttl)
     elseif first and tonumber(ends) > now then
       local coming = math.min(tonumber(ARGV[9]), tonumber(whole))
       give(first, whose, coming, tonumber(whole))
-      redis.call('SPUBLISH', events, string.format('lock %s %.0f %s', first, coming, key))
+      call('SPUBLISH', events, format('lock %s %.0f %s', first, coming, key))
     end
   end
   if entering and queue == '' and (not lease or until_ms <= now) then give(request, ARGV[6], ttl, ttl) end
   if entering and owner == request then answer = { 'OK', token } end
 end
 if queue ~= stored then
-  if queue == '' then redis.call('HDEL', waiters, key) else redis.call('HSET', waiters, key, queue) end
+  if queue == '' then call('HDEL', waiters, key) else call('HSET', waiters, key, queue) end
 end
 if answer then return answer end
 if not entering then return lease and { 'GONE', token, holder } or { 'GONE' } end
 local _, before = string.gsub(string.sub(queue, 1, line_of(request) or 0), '\n', '')
-return { verb == 'take' and 'HELD' or 'WAIT', string.format('%.0f', until_ms - now), holder, tostring(before + 1) }
+return { verb == 'take' and 'HELD' or 'WAIT', format('%.0f', until_ms - now), holder, tostring(before + 1) }
