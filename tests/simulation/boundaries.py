@@ -152,10 +152,10 @@ def _install_redis(boundaries: Boundaries) -> None:
             exchange, lambda: run(link, commands, seconds=seconds), lose_request=link.close, lose_reply=lose_reply
         )
 
-    async def send_by(link: AsyncLink, command: Any, *, seconds: float) -> None:
+    async def send_by(link: AsyncLink, *commands: Any, seconds: float) -> None:
         await boundaries.pass_by(
-            str(command[0]), lambda: send(link, command, seconds=seconds), lose_request=link.close,
-            lose_reply=link.close,
+            " ".join(dict.fromkeys(boundaries.script_of(command) for command in commands)),
+            lambda: send(link, *commands, seconds=seconds), lose_request=link.close, lose_reply=link.close,
         )  # fmt: skip
 
     async def open_by(kind: type[AsyncLink], *args: Any, **more: Any) -> AsyncLink:

@@ -30,7 +30,7 @@ def deployment(site: Site, prefix: str = "m") -> Settings:
     name = f"{prefix}{next(_numbers)}"
     settings = Settings(
         redis_url=site.redis_url("embedded"), postgres_url=site.postgres_url, prefix=name, postgres_schema=name,
-        shards=2, timeout_s=10.0, hydrate_token_s=0.1, retention_s=0.0, lease_renew_s=0.05,
+        shards=2, timeout_s=10.0, hydrate_token_s=0.1, retention_s=0.0, lease_renew_s=0.05, read="primary",
     )  # fmt: skip
     migrate(settings)
     return settings

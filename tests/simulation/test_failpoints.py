@@ -28,6 +28,14 @@ NOT_VISITED = {
     "forks_between": "asked only by the worker that takes over between a fork's COMMIT and its acknowledgement: visits"
     " of `record_conflicts flush_watermarks COMMIT` come by it",
     "rescue_branch": "asked only when a branch of an earlier epoch comes back: test_failover_old_primary",
+    "beat": "it goes over the tracked connection of who reads locally, which `make coherence` breaks in every way",
+    "prove": "asked only for fenced reads, and where a state went back: test_near",
+    "lease": "asked only for locks, whose requests and replies get lost in test_leases",
+    "lock_tokens": "asked only where commits were made under a lease: test_lock_fencing",
+    "flush_tokens": "asked only where commits were made under a lease: test_lock_fencing",
+    "now": "asked only by who finds another's step: `make steps` kills agents there",
+    "keys_under": "asked only by who begins a step: `make steps` kills agents there",
+    "standing": "asked only while a client goes down: test_client_closing",
     "measure": "asked only where entries were deleted by hand before they were flushed: test_flusher_gap",
 }
 """Scripts and statements of client and worker that are no failpoints of their own, and why."""
