@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -156,15 +157,32 @@ async def test_a_waiter_that_is_cancelled_as_it_is_called_passes_the_call_on(
     assert first.cancelled()
 
 
+@pytest.mark.parametrize("kind", ["hold_reply", "hold_request"])
 async def test_a_task_that_is_cancelled_while_it_locks_leaves_nothing(
-    settings: Settings, proxy: FaultProxy, place: Place
+    settings: Settings, proxy: FaultProxy, place: Place, kind: Any
 ) -> None:
+    """Not even where its request arrives only after it has been taken back."""
     async with AsyncStateCache(settings=through(settings, redis=proxy)) as behind:
         await entered(behind)
-        fault = proxy.arm("hold_reply", at=b"queue")
+        fault = proxy.arm(kind, at=b"queue")
         locking = asyncio.create_task(entered(behind))
         await fault.wait()
         locking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await locking
+        if kind == "hold_request":
+            fault.release()
+            await fault.answered()
         assert place.lease() is None
+
+
+@every_redis
+async def test_who_comes_when_a_holder_has_died_does_not_pass_those_who_wait(
+    client: AsyncStateCache, place: Place
+) -> None:
+    place.put(token="1-7", until=1)
+    place.put_first(until=NEVER)
+    with pytest.raises(LockTimeout, match="elsewhere:2 holds it"):
+        await entered(client, timeout=0)
+    assert place.lease().request == "nobody"
+    assert await entered(client, timeout=LONG) == Token(1, 2)
