@@ -8,8 +8,8 @@
               current one: at the moment of the read nobody else was the primary
 
 Whatever way it comes, a state that is older than one that this process has seen is not given: it is read again, and
-where that brings nothing newer, the shard must be proven to be in a later epoch (the newer state was lost with its
-Redis) before it is believed.
+where that brings nothing newer, it is believed only when the newer one is proven to be gone: the shard is in a later
+epoch (it was lost with its Redis), or Postgres knows the server as the current lineage (it was set aside).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from redis.exceptions import ResponseError
 from statecache._bridge import Signal, sleep
 from statecache._sync.redis import found_at, refusal
 from statecache.clock import monotonic
-from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, Unavailable
+from statecache.errors import ConfigurationError, ForeignData, PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.records import FIELDS, record_of
 
 if TYPE_CHECKING:
@@ -142,11 +142,18 @@ class Reader:
             pause = min(pause * 2, 0.25)
 
     def proven(self, key: str, *, end: float) -> Record:
-        """This gives the record if it is not older than what was seen, or its shard is open in a later epoch."""
+        """This gives the record if it is not older than what was seen, or what was seen is proven to be gone.
+
+        It is where the shard is open in a later epoch, or Postgres says that this server is the current lineage: then
+        what was seen was set aside as a conflict.
+        """
         pause = _PAUSE_S
         while True:
-            record, epoch, _ = self._proven(key, end)
+            record, epoch, replid = self._proven(key, end)
             if self._believed(record, epoch):
+                return record
+            if self._is_current(key, epoch, replid, end):
+                self._near.lowered(key, (record.epoch, record.version))
                 return record
             if monotonic() + pause > end:
                 detail = f"Redis holds an older state of {key!r} than this process has seen, in the same epoch"
@@ -154,6 +161,15 @@ class Reader:
             self._redis.pool.drop_idle()
             sleep(pause)
             pause = min(pause * 2, 0.25)
+
+    def _is_current(self, key: str, epoch: int, replid: str, end: float) -> bool:
+        """This says whether Postgres knows that server as the current lineage of the key's shard."""
+        asked, seconds = {"shards": [self._keys.shard(key)]}, max((end - monotonic()) / 2, 0.001)
+        try:
+            rows = self._postgres.fetch("shards", asked, seconds=seconds)
+        except PostgresUnavailable:
+            return False
+        return bool(rows) and tuple(rows[0][1:3]) == (epoch, replid)
 
     def _believed(self, record: Record, epoch: int) -> bool:
         """This says whether a state of a shard that is open in that epoch may be given."""

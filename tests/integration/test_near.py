@@ -261,34 +261,6 @@ async def test_a_fenced_read_needs_postgres_and_the_fence(make_client: MakeClien
         await alone.get(KEY, read="fenced", timeout=0.5)
 
 
-# Never going back.
-
-
-async def test_a_state_that_went_back_is_not_read_before_a_later_epoch_is_open(
-    one: AsyncStateCache, settings: Settings, redis_raw: Any, psql: Any
-) -> None:
-    """Redis loses the last commit, as a promoted replica does, and does not know it yet."""
-    space = KeySpace(settings.prefix, settings.shards)
-    await one.set(KEY, "old")
-    await kept(one)
-    lost = redis_raw.dump(space.state(KEY))
-    await one.set(KEY, "new")
-    await kept(one)
-    for read in ("local", "primary"):
-        redis_raw.restore(space.state(KEY), 0, lost, replace=True)
-        await until(lambda: one.near.entries == 0)
-        with pytest.raises(Unavailable) as refused:
-            await one.get(KEY, read=read, timeout=0.3)
-        assert refused.value.reason == "epoch"
-    shard = space.shard(KEY)
-    redis_raw.hset(space.meta(shard), "replid", "a" * 40)  # as after a restart: the data set continues the row
-    psql.execute("UPDATE shard SET replid = %s WHERE shard = %s", ["a" * 40, shard])
-    state = await one.get(KEY, read="primary")
-    assert state is not None
-    assert state.value == "old"
-    await kept(one)
-
-
 async def test_data_of_another_program_is_named(one: AsyncStateCache, settings: Settings, redis_raw: Any) -> None:
     await one.set("runs/2", 1)
     await kept(one, "runs/2")
