@@ -192,6 +192,13 @@ class FaultProxy:
         for task in list(self._tasks):
             task.cancel()
 
+    async def cut(self) -> None:
+        """This does so, lets no new one stand, and returns when all are gone."""
+        self.refusing = True
+        self.cut_all()
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._serve(reader, writer))
         self._tasks.add(task)

@@ -109,8 +109,7 @@ async def test_servers_that_are_away_are_waited_for_until_the_deadline(
     client = make_client(through(settings, redis=proxy, postgres=postgres_proxy))
     await client.set(KEY, 1)
     for one in (proxy, postgres_proxy):
-        one.refusing = True
-        one.cut_all()
+        await one.cut()
     begun = monotonic()
     left = await client.close(drain=0.5)
     assert monotonic() - begun < 0.5 + GRACE_S
@@ -122,8 +121,7 @@ async def test_a_postgres_that_comes_back_in_time_is_enough(
 ) -> None:
     client = make_client(through(settings, postgres=postgres_proxy))
     await client.set(KEY, 1)
-    postgres_proxy.refusing = True
-    postgres_proxy.cut_all()
+    await postgres_proxy.cut()
     closing = await _closes(client, drain=20)
     await flush(worker)
     postgres_proxy.refusing = False
@@ -186,8 +184,7 @@ async def test_leases_that_cannot_be_given_back_are_told(
 ) -> None:
     client = make_client(through(settings, redis=proxy))
     await client.lock(KEY, ttl=60).__aenter__()
-    proxy.refusing = True
-    proxy.cut_all()
+    await proxy.cut()
     left = await client.close(drain=0.2)
     assert left == Left(leases=(KEY,))
     assert str(left) == "1 leases were not given back"
