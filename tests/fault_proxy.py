@@ -192,7 +192,7 @@ class FaultProxy:
         for task in list(self._tasks):
             task.cancel()
 
-    async def cut(self) -> None:
+    async def cut_off(self) -> None:
         """This does so, lets no new one stand, and returns when all are gone."""
         self.refusing = True
         self.cut_all()

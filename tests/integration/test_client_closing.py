@@ -109,7 +109,7 @@ async def test_servers_that_are_away_are_waited_for_until_the_deadline(
     client = make_client(through(settings, redis=proxy, postgres=postgres_proxy))
     await client.set(KEY, 1)
     for one in (proxy, postgres_proxy):
-        await one.cut()
+        await one.cut_off()
     begun = monotonic()
     left = await client.close(drain=0.5)
     assert monotonic() - begun < 0.5 + GRACE_S
@@ -121,7 +121,7 @@ async def test_a_postgres_that_comes_back_in_time_is_enough(
 ) -> None:
     client = make_client(through(settings, postgres=postgres_proxy))
     await client.set(KEY, 1)
-    await postgres_proxy.cut()
+    await postgres_proxy.cut_off()
     closing = await _closes(client, drain=20)
     await flush(worker)
     postgres_proxy.refusing = False
@@ -183,8 +183,9 @@ async def test_leases_that_cannot_be_given_back_are_told(
     make_client: MakeClient, settings: Settings, proxy: FaultProxy
 ) -> None:
     client = make_client(through(settings, redis=proxy))
-    await client.lock(KEY, ttl=60).__aenter__()
-    await proxy.cut()
+    lock = client.lock(KEY, ttl=60)  # which is left when it is forgotten
+    await lock.__aenter__()
+    await proxy.cut_off()
     left = await client.close(drain=0.2)
     assert left == Left(leases=(KEY,))
     assert str(left) == "1 leases were not given back"
