@@ -301,7 +301,7 @@ def test_a_client_belongs_to_one_event_loop(settings: Settings) -> None:
 
 
 def test_a_forked_child_holds_none_of_its_parents_locks(settings: Settings) -> None:
-    with StateCache(settings=settings) as cache, cache.lock("runs/42", ttl=1) as lease:
+    with StateCache(settings=settings) as cache, cache.lock("runs/42", ttl=10) as lease:
 
         def child() -> None:
             assert lease.lost

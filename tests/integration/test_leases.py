@@ -35,9 +35,9 @@ from tests.fix_servers import MakeClient, every_redis
 async def test_a_holder_that_lives_keeps_its_lease_for_longer_than_its_ttl(
     client: AsyncStateCache, cache: AsyncStateCache, place: Place
 ) -> None:
-    async with client.lock(KEY, ttl=0.3) as lease:
+    async with client.lock(KEY, ttl=2) as lease:
         given = place.lease()
-        await place.until_prolonged(given.until_ms + 900)
+        await place.until_prolonged(given.until_ms + 4500)
         assert not lease.lost
         assert place.lease().token == lease.token
         with pytest.raises(LockTimeout):
@@ -84,18 +84,18 @@ async def test_a_holder_knows_that_it_lost_the_lock_before_another_has_it(
 async def test_a_block_that_wrote_by_its_lease_ends_well_though_the_lease_was_lost_later(
     cache: AsyncStateCache, place: Place
 ) -> None:
-    async with cache.lock(KEY, ttl=0.3) as lease:
+    async with cache.lock(KEY, ttl=1.5) as lease:
         await lease.set(KEY, 1)
         place.redis.hdel(place.leases, KEY)
         async with asyncio.timeout(LONG):
             while not lease.lost:  # noqa: ASYNC110
                 await asyncio.sleep(0)
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
-        async with cache.lock(KEY, ttl=0.3):
+        async with cache.lock(KEY, ttl=1.5):
             place.redis.hdel(place.leases, KEY)
             raise ZeroDivisionError
     with pytest.raises(LeaseLost):
-        async with cache.lock(KEY, ttl=0.3):
+        async with cache.lock(KEY, ttl=1.5):
             place.redis.hdel(place.leases, KEY)
 
 
@@ -309,7 +309,7 @@ async def test_no_lease_is_evicted_and_a_holder_keeps_it_where_memory_is_full(
     client: AsyncStateCache, cache: AsyncStateCache, place: Place, redis_raw: Any, request: pytest.FixtureRequest
 ) -> None:
     """An eviction would be a second holder."""
-    async with asyncio.TaskGroup() as tasks, client.lock(KEY, ttl=0.6) as lease:
+    async with asyncio.TaskGroup() as tasks, client.lock(KEY, ttl=2) as lease:
         waiting = tasks.create_task(entered(cache, timeout=LONG))
         await place.until_waiting(1)
         assert [redis_raw.ttl(key) for key in (place.leases, place.waiters)] == [-1, -1]
@@ -319,6 +319,6 @@ async def test_no_lease_is_evicted_and_a_holder_keeps_it_where_memory_is_full(
         with pytest.raises(Exception, match=r"OOM|memory"):
             redis_raw.set("another", "key")
         assert not list(redis_raw.scan_iter(f"{place.leases}:other:*"))
-        await place.until_prolonged(place.lease().until_ms + 600)
+        await place.until_prolonged(place.lease().until_ms + 2500)
         assert (lease.lost, len(place.queue())) == (False, 1)
     assert await waiting == Token(1, 2)
