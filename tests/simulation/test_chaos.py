@@ -25,16 +25,23 @@ from tests.simulation.writer import GROUPS, KEYS, VERBS
 
 pytestmark = pytest.mark.xdist_group("chaos")
 SEED, SECONDS = 7, 12.0
+RUNS_MAX = 5  # of the short chaos, on a machine that stands still while it runs
 TRIES_MAX = 30
 
 
 async def test_a_short_chaos_breaks_no_promise(tmp_path: Path) -> None:
-    told: list[str] = []
-    result = await run(SEED, SECONDS, tmp_path, told.append)
-    assert result.violations == 0, "\n".join([*told, *result.findings, f"journals: {tmp_path}"])
-    assert result.faults >= 5
-    assert result.acknowledged > 100
-    assert result.dirty_seen > 0
+    faults = acknowledged = dirty = 0
+    for number in range(RUNS_MAX):
+        told: list[str] = []
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        result = await run(SEED + number, SECONDS, folder, told.append)
+        assert result.violations == 0, "\n".join([*told, *result.findings, f"journals: {folder}"])
+        faults, acknowledged = faults + result.faults, acknowledged + result.acknowledged
+        dirty += result.dirty_seen
+        if faults >= 5 and acknowledged > 100 and dirty > 0:
+            return
+    pytest.fail(f"{RUNS_MAX} runs: {faults} faults, {acknowledged} acknowledged, {dirty} dirty: too little to judge")
 
 
 def test_a_schedule_is_its_seed() -> None:
