@@ -29,12 +29,16 @@ def clear(folder: Path) -> bool:
 
 
 def kill_recorded(folder: Path) -> None:
-    """This kills the programs that an earlier run started in this folder and did not end."""
+    """This kills the programs that an earlier run started in this folder and did not end.
+
+    A file that was cut short in the middle of its writing names none: that one ended with whoever was writing it.
+    """
     for pid_file in folder.glob("*.pid"):
         with suppress(OSError, ValueError):
             pid, started = pid_file.read_text().split()
             if identity(int(pid)) == started:
                 kill_tree(int(pid))
+        with suppress(OSError):
             pid_file.unlink()
 
 

@@ -124,6 +124,7 @@ def test_what_an_earlier_run_left_is_killed_but_nobody_else_with_its_pid(tmp_pat
     kill_recorded(tmp_path)
     assert left.wait(WAIT_S)
     assert other.is_running()
+    assert not [*tmp_path.glob("*.pid")]
     other.kill()
     assert clear(tmp_path)
 
