@@ -1,6 +1,7 @@
 """What belongs to one process: a forked child begins anew, for its parent's threads are not in it.
 
 A mutex that a thread of the parent held is held for ever in the child, so a new one comes with the new beginning.
+`pid` is this process's number: to ask the system for it on every commit costs more than to know it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class BeginsAnew(Protocol):
         """This makes it as good as new, with that mutex."""
 
 
+pid = os.getpid()
 _those: WeakSet[BeginsAnew] = WeakSet()
 
 
@@ -33,6 +35,8 @@ def begins_anew_after_fork(what: BeginsAnew) -> None:
 
 
 def _begin_anew() -> None:
+    global pid
+    pid = os.getpid()
     for what in list(_those):
         what.begin_anew(mutex())
 

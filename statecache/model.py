@@ -50,9 +50,7 @@ class Position(NamedTuple):
         """This reads `<epoch>-<n>`, or gives None for an empty text."""
         if not text:
             return None
-        if isinstance(text, bytes):
-            text = text.decode("ascii")
-        epoch, _, n = text.partition("-")
+        epoch, _, n = text.partition(b"-") if isinstance(text, bytes) else text.partition("-")
         return cls(int(epoch), int(n))
 
 

@@ -181,22 +181,25 @@ class Near:
             del floors[next(iter(floors))]
 
     def seen(self, key: str, place: Place) -> bool:
-        """This notes what was read or written past the near cache; False where it is less than was seen before."""
+        """This notes what was read past the near cache; False where it is less than was seen before."""
         with self._mutex:
-            entry = self._entries.get(key)
-            if entry is not None:
-                if entry.place == place:
-                    return True
-                if entry.place > place:
-                    return False
-                self._take(key)
-            elif self._floors.get(key, place) > place:
+            return self._saw(key, place)
+
+    def _saw(self, key: str, place: Place) -> bool:
+        entry = self._entries.get(key)
+        if entry is not None:
+            if entry.place == place:
+                return True
+            if entry.place > place:
                 return False
-            self._raise_floor(key, place)
-            reading = self._readings.get(key)
-            if reading is not None and reading.floor < place:
-                reading.floor = place
-            return True
+            self._take(key)
+        elif self._floors.get(key, place) > place:
+            return False
+        self._raise_floor(key, place)
+        reading = self._readings.get(key)
+        if reading is not None and reading.floor < place:
+            reading.floor = place
+        return True
 
     def lowered(self, key: str, place: Place) -> None:
         """This takes a proven state for the truth although it is less than was seen: its shard is in a later epoch."""
@@ -211,8 +214,9 @@ class Near:
 
     def wrote(self, key: str, place: Place) -> bool:
         """This notes what this process has written; True where its old state was here and was used."""
-        entry = self._entries.get(key)
-        self.seen(key, place)
+        with self._mutex:
+            entry = self._entries.get(key)
+            self._saw(key, place)
         return entry is not None and entry.used
 
     # Coherence.

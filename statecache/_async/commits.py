@@ -15,7 +15,7 @@ executed when the state's `recent` has long forgotten the attempt that came afte
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,7 @@ _PASSED = "it is applied in Redis, but Postgres has been flushed past it without
 
 def new_change_id() -> str:
     """This makes a change_id: 96 random bits as 24 hexadecimal digits."""
-    return secrets.token_hex(12)
+    return os.urandom(12).hex()
 
 
 class Committer(Attempts):

@@ -8,7 +8,6 @@ byte in, cancellation included, closes the connection, so that no later caller r
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from statecache import _process
 from statecache._bridge import async_deadline, async_dialing, async_disown, async_readable, async_wake, is_buffered
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.settings import masked
@@ -106,7 +106,7 @@ class AsyncLink:
         self._connection = connection
         self._known: set[str] = set()
         self._where = where
-        self._pid = os.getpid()
+        self._pid = _process.pid
         self.watching = False
         self.expected: deque[Any] = deque()
         self.ahead_ms = 0.0
@@ -146,7 +146,7 @@ class AsyncLink:
     @property
     def alive(self) -> bool:
         """This says whether the connection still stands, as far as this side knows; a forked child has none."""
-        return self._pid == os.getpid() and bool(self._connection.is_connected)
+        return self._pid == _process.pid and bool(self._connection.is_connected)
 
     def call(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Command:
         """This gives the command that runs a script: by digest once this connection has seen it run."""
@@ -161,7 +161,7 @@ class AsyncLink:
         the connection is closed: the commands may or may not have run.
         """
         connection = self._connection
-        if self._pid != os.getpid():
+        if self._pid != _process.pid:
             raise UsageError("the connection belongs to another process", hint="Begin anew in a forked child.")
         if not connection.is_connected:
             raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")

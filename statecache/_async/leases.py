@@ -13,7 +13,6 @@ ends when it finds none. A renewal that comes to nothing is tried again as long 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
+from statecache import _process
 from statecache._async.redis import AGAIN, DEMOTED, FINAL, code_of, found_at, refusal
 from statecache._bridge import AsyncBackground, AsyncSignal, async_finished, async_runner, async_sleep
 from statecache.clock import boottime, monotonic
@@ -95,12 +95,12 @@ class Leases:
         self._renewer: AsyncBackground | None = None
         self._sooner = AsyncSignal()
         self._next = -inf
-        self._pid = os.getpid()
+        self._pid = _process.pid
 
     @property
     def held(self) -> tuple[Holding, ...]:
         """These are the leases that this process holds; those of a forked parent are not its child's."""
-        if self._pid != os.getpid():
+        if self._pid != _process.pid:
             self._reset()
         return tuple(self._held.values())
 
@@ -111,7 +111,7 @@ class Leases:
 
     def holds(self, holding: Holding) -> bool:
         """This says whether the lease is this process's, as far as was heard."""
-        return self._pid == os.getpid() and holding.request in self._held
+        return self._pid == _process.pid and holding.request in self._held
 
     async def take(self, key: str, *, ttl: float, patience: float | None) -> Holding:
         """This locks the key, waiting its turn for at most `patience` seconds, for ever with None."""
@@ -200,7 +200,7 @@ class Leases:
         stood = self.holds(holding) and not holding.lost(boottime())
         known = self._held.pop(holding.request, None) is not None and not holding.gone
         holding.gone = True
-        if not known or self._pid != os.getpid():
+        if not known or self._pid != _process.pid:
             return False
         left_s = max(holding.believed_until - boottime(), _WITHDRAW_S)
         end = min(monotonic() + self._timeout_s if end is None else end, monotonic() + left_s)
@@ -243,7 +243,7 @@ class Leases:
     async def close(self) -> None:
         """This ends the leases, and the waiting for others."""
         self._closed = True
-        if self._pid != os.getpid():
+        if self._pid != _process.pid:
             return
         await self.release()
         self._sooner.set()

@@ -7,11 +7,11 @@ when their time is up: better no write than one that may have to be taken back.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import psycopg
 
+from statecache import _process
 from statecache._async.gate import Gate, Outcome
 from statecache._bridge import AsyncSlots, async_sleep
 from statecache.clock import monotonic
@@ -38,11 +38,11 @@ class Opener:
     def _reset(self) -> None:
         self._turns: dict[int, AsyncSlots] = {}
         self._times: dict[int, int] = {}
-        self._pid = os.getpid()
+        self._pid = _process.pid
 
     async def open(self, shard: int, *, end: float) -> None:
         """This returns when the shard is open; it is tried until `end`, then Unavailable(reason="epoch")."""
-        if self._pid != os.getpid():
+        if self._pid != _process.pid:
             self._reset()
         turn, times = self._turns.setdefault(shard, AsyncSlots(1)), self._times.get(shard, 0)
         if not await turn.acquire(max(end - monotonic(), 0.001)):

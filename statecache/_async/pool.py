@@ -7,10 +7,10 @@ with an empty pool and leaves the parent's sockets alone. A pool belongs to the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
+from statecache import _process
 from statecache._bridge import AsyncSlots, async_place
 from statecache.clock import monotonic
 from statecache.errors import Unavailable, UsageError
@@ -56,16 +56,16 @@ class AsyncPool(Generic[C]):
         self._idle: list[C] = []
         self._lent: set[C] = set()
         self.longest_wait_s = 0.0
-        self._pid = os.getpid()  # last: another thread that finds it right finds the rest right too
+        self._pid = _process.pid  # last: another thread that finds it right finds the rest right too
 
     @property
     def lent(self) -> int:
         """This is the number of connections that are lent by this process."""
-        return len(self._lent) if self._pid == os.getpid() else 0
+        return len(self._lent) if self._pid == _process.pid else 0
 
     async def take(self, seconds: float) -> C:
         """This lends a connection, waiting for at most that many seconds for one to be free."""
-        if self._pid != os.getpid():
+        if self._pid != _process.pid:
             self._leave_to_the_parent()
         if self._closed:
             raise UsageError("it is closed", hint="Make a new client.")
@@ -114,7 +114,7 @@ class AsyncPool(Generic[C]):
 
     def give(self, connection: C) -> None:
         """This takes a connection back; one that is no longer alive, or was a forked parent's, is forgotten."""
-        if self._pid != os.getpid() or connection not in self._lent:
+        if self._pid != _process.pid or connection not in self._lent:
             return
         self._lent.discard(connection)
         if connection.alive and not self._closed:
@@ -132,7 +132,7 @@ class AsyncPool(Generic[C]):
     async def close(self) -> None:
         """This closes every connection, lent ones too; taking one afterwards raises UsageError."""
         self._closed = True
-        if self._pid != os.getpid():
+        if self._pid != _process.pid:
             self._leave_to_the_parent()
         while (idle := self._revived()) is not None:
             await idle.end()

@@ -188,6 +188,8 @@ def checked_change_id(text: str) -> str:
 
 def checked_text(text: str, what: str) -> str:
     """This gives an actor or a reason back unchanged, or raises UsageError."""
+    if text == "":
+        return ""
     try:
         if isinstance(text, str) and "\0" not in text and len(text.encode()) <= 1024:
             return text

@@ -11,11 +11,11 @@ the subscription is `confirmed`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from statecache import _process
 from statecache._bridge import Background, Signal, Slots
 from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable, UsageError
@@ -47,13 +47,13 @@ class Events:
         self._background: Background | None = None
         self._wanted: dict[bytes, int] = {}
         self._confirmed: dict[int, Signal] = {}
-        self._pid = os.getpid()
+        self._pid = _process.pid
 
     def watch(self, shard: int, *, end: float) -> None:
         """This makes sure that the shard's events are listened to; where Redis is away, later calls try again."""
         if self._closed:
             raise UsageError("it is closed", hint="Make a new client.")
-        if self._pid != os.getpid():
+        if self._pid != _process.pid:
             if self._link is not None:
                 self._link.abandon()
             self._inherited += (self._link, self._background)  # kept: even to collect them could harm the parent's
@@ -125,7 +125,7 @@ class Events:
     def close(self) -> None:
         """This stops listening."""
         self._closed = True
-        if self._pid != os.getpid():
+        if self._pid != _process.pid:
             return
         if self._link is not None:
             self._link.hang_up()

@@ -18,15 +18,14 @@ the synchronous client that is a thread, or whoever waits for an answer just the
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hiredis import PushNotification
 from redis.exceptions import NoScriptError
 
+from statecache import _process
 from statecache._bridge import Background, Signal, Slots, lead
-from statecache._process import begins_anew_after_fork, mutex
 from statecache._sync.redis import refusal
 from statecache.clock import boottime, monotonic
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
@@ -65,8 +64,8 @@ class Line:
         self._closed = False
         self._inherited: tuple[object, ...] = ()
         self._reset()
-        self.begin_anew(mutex())
-        begins_anew_after_fork(self)
+        self.begin_anew(_process.mutex())
+        _process.begins_anew_after_fork(self)
 
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
         """This has a forked child start for itself; what it must not share it parts with when it does."""
@@ -81,7 +80,7 @@ class Line:
         self._server = b""
         self._not_before = 0.0
         self.hindrance = ""
-        self._pid = os.getpid()
+        self._pid = _process.pid
 
     @property
     def reading(self) -> bool:
@@ -91,7 +90,7 @@ class Line:
 
     def is_up(self) -> bool:
         """This says whether reads can be made here; where not, it begins to bring that about, and waits for nothing."""
-        if self._link is not None and self._pid == os.getpid():
+        if self._link is not None and self._pid == _process.pid:
             return self._near.trusted(boottime())
         self._start()
         return False
@@ -108,7 +107,7 @@ class Line:
     def _start(self) -> None:
         """This begins to connect; of several threads that come at once, one does."""
         with self._starting:
-            if self._pid != os.getpid():
+            if self._pid != _process.pid:
                 if self._link is not None:
                     self._link.abandon()
                 self._inherited = (self._link, self._background)  # kept: even to collect them could harm the parent's
@@ -130,8 +129,9 @@ class Line:
 
     def wrote(self, commit: Commit, committed: Committed) -> None:
         """This notes what was written here: nothing older is seen from now on, and what is in use is read anew."""
-        for write, version in zip(commit.written(), committed.versions, strict=True):
-            if self._near.wrote(write.key, (committed.position.epoch, version)):
+        epoch, versions = committed.position.epoch, iter(committed.versions)
+        for write in commit.writes:
+            if write.op != "check" and self._near.wrote(write.key, (epoch, next(versions))):
                 self._refresh(write.key)
 
     def _refresh(self, key: str) -> None:
@@ -301,7 +301,7 @@ class Line:
         """This ends it, and the trust in what is known."""
         self._closed = True
         self._near.drop()
-        if self._pid != os.getpid():
+        if self._pid != _process.pid:
             return
         self._stopped.set()
         if self._link is not None:

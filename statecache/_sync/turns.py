@@ -10,11 +10,10 @@ time, or that updates its own state, holds nobody up for long).
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
+from statecache import _process
 from statecache._bridge import Slots
-from statecache._process import mutex
 from statecache.clock import monotonic
 
 if TYPE_CHECKING:
@@ -43,13 +42,13 @@ class Turns:
         self._begin()
 
     def _begin(self) -> None:
-        self._mutex = mutex()
+        self._mutex = _process.mutex()
         self._queues: dict[str, _Queue] = {}
-        self._pid = os.getpid()
+        self._pid = _process.pid
 
     def of(self, key: str, *, end: float) -> Turn:
         """This gives a turn at the state, to be entered."""
-        if self._pid != os.getpid():
+        if self._pid != _process.pid:
             self._begin()
         return Turn(self, key, end, self._accounts.call())
 

@@ -236,7 +236,7 @@ async def test_a_version_that_somebody_has_seen_is_waited_for(
     written = await other.set(KEY, 2)
     assert await one.get(KEY, min_version=written.version, read=read) == written
     with pytest.raises(Unavailable, match="has not reached version 9") as refused:
-        await one.get(KEY, min_version=9, timeout=0.2, read=read)
+        await one.get(KEY, min_version=9, timeout=1.0, read=read)
     assert refused.value.reason == "version"
 
 

@@ -97,7 +97,7 @@ MUTANTS = {
     "own writes": Mutant(
         "what this process has written raises no floor",
         "statecache/near.py",
-        "        self.seen(key, place)\n        return entry is not None",
+        "            self._saw(key, place)\n        return entry is not None",
         "        return entry is not None",
         by="coherence",
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import threading
@@ -12,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from statecache import _process
 from statecache._async.pool import AsyncPool
 from statecache._bridge import AsyncSlots, Slots
 from statecache._sync.pool import Pool
@@ -235,7 +235,7 @@ async def test_a_forked_child_starts_with_an_empty_pool_and_leaves_the_parents_l
     pool = _pool(2)
     idle, lent = await pool.take(1), await pool.take(1)
     pool.give(idle)
-    monkeypatch.setattr(os, "getpid", lambda: -1)
+    monkeypatch.setattr(_process, "pid", -1)
     own = [await pool.take(0.01), await pool.take(0.01)]
     assert idle not in own
     await pool.close()
@@ -247,7 +247,7 @@ async def test_a_forked_child_starts_with_an_empty_pool_and_leaves_the_parents_l
 async def test_a_parents_connection_is_not_taken_into_the_childs_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = _pool(1)
     parents = await pool.take(1)
-    monkeypatch.setattr(os, "getpid", lambda: -1)
+    monkeypatch.setattr(_process, "pid", -1)
     pool.give(parents)
     own = await pool.take(0.01)
     assert own is not parents
