@@ -11,11 +11,12 @@ next one behind it; an entry is as true as the last answer of that connection is
                the same key in the meantime shares it
     floors     what this process has seen of a key, written or read in any mode, it never sees go down: a read that
                brings less is not believed, whoever answered it, until the key's shard is proven to be in a later epoch
+               or Postgres says that it is the current state
     drop       with the connection, the server's role or identity, or a fork goes everything, announcements too
 
 Bounded in bytes and entries, the least recently used goes first. Values are kept as bytes and decoded for every reader,
 but for those that nobody can change, which are shared. Thread-safe: the mutex is held for a few dictionary operations
-and never while anything is waited for.
+and never while anything is waited for; a hit does without.
 """
 
 from __future__ import annotations
@@ -115,17 +116,23 @@ class Near:
     # Reading.
 
     def look(self, key: str, now: float, stale_s: float = inf) -> Entry | None:
-        """This gives what may be believed of a key now, no more than `stale_s` seconds old; else None."""
-        with self._mutex:
-            entry = self._entries.get(key)
-            age_s = now - self._sent
-            if entry is None or age_s >= self._window_s or age_s >= stale_s:
-                self._misses += 1
-                return None
+        """This gives what may be believed of a key now, no more than `stale_s` seconds old; else None.
+
+        It takes no mutex, for that is a fifth of its time: what it finds was there and trusted at one moment of the
+        call, whatever other threads do between its steps.
+        """
+        age_s = now - self._sent
+        entry = self._entries.get(key)
+        if entry is None or age_s >= self._window_s or age_s >= stale_s:
+            self._misses += 1
+            return None
+        self._hits += 1
+        entry.used = True
+        try:
             self._entries.move_to_end(key)
-            self._hits += 1
-            entry.used = True
+        except KeyError:  # gone meanwhile: it was the key's state when the call began
             return entry
+        return entry
 
     def reserve(self, key: str, signal: Signal) -> tuple[Reading, bool]:
         """This announces a read, or gives the one that is under way; True where it is the caller's to send."""

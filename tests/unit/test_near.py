@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from datetime import datetime
 from typing import Any
 
@@ -54,6 +55,22 @@ def test_what_was_read_is_here() -> None:
     assert version_at(near) == 3
     counted = near.statistics(0.5)
     assert (counted.hits, counted.misses, counted.entries, counted.trusted) == (1, 1, 1, True)
+
+
+def test_what_another_thread_forgets_in_the_middle_of_a_look_was_there_when_it_began() -> None:
+    class Overtaken(OrderedDict[str, Entry]):
+        """Another thread comes between the steps of whoever looks."""
+
+        def get(self, key: str, default: Any = None) -> Any:
+            entry = super().get(key, default)
+            near.invalidate([key])
+            return entry
+
+    near = made()
+    fill(near, record(3))
+    near._entries = Overtaken(near._entries)
+    assert version_at(near) == 3
+    assert version_at(near) is None
 
 
 def test_it_is_believed_for_a_window_from_the_sending_of_the_last_answered_heartbeat() -> None:
