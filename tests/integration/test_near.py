@@ -252,6 +252,20 @@ async def test_a_fenced_read_has_the_word_of_postgres(one: AsyncStateCache, sett
     assert await one.get(KEY, read="primary") == state
 
 
+async def test_a_fenced_read_opens_a_shard_that_another_server_has_opened(
+    one: AsyncStateCache, settings: Settings, redis_raw: Any, psql: Any
+) -> None:
+    """Postgres and the data agree on who opened it, as after a failover, and this server is not the one."""
+    state = await one.set(KEY, 1)
+    space = KeySpace(settings.prefix, settings.shards)
+    meta, shard = space.meta(space.shard(KEY)), space.shard(KEY)
+    here = redis_raw.hget(meta, "replid")
+    redis_raw.hset(meta, "replid", "a" * 40)
+    psql.execute("UPDATE shard SET replid = %s WHERE shard = %s", ["a" * 40, shard])
+    assert await one.get(KEY, read="fenced") == state
+    assert redis_raw.hget(meta, "replid") == here
+
+
 async def test_a_fenced_read_needs_postgres_and_the_fence(make_client: MakeClient, settings: Settings) -> None:
     unfenced = make_client(settings.model_copy(update={"fence": "off"}))
     with pytest.raises(ConfigurationError, match="fence"):

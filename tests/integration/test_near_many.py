@@ -16,7 +16,7 @@ from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fix_flusher import flush
 from tests.fix_servers import MakeClient, MakeSettings
-from tests.local_reads import KEY, LIMIT_S
+from tests.local_reads import KEY, LIMIT_S, kept
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ async def test_a_wake_that_is_lost_is_made_up_for(
     one: AsyncStateCache, other: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = await other.set(KEY, 1)
-    await one.get(KEY)
+    await kept(one)
     waiting = asyncio.ensure_future(one.wait_for(KEY, after=state, timeout=LIMIT_S))
     await waits(one)
     monkeypatch.setattr(one.tier.near, "invalidate", lambda keys: list(keys))
