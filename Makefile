@@ -12,7 +12,7 @@ help:  ## Show these targets
 	@echo '  ARGS="…" goes to what is run, as in: make test ARGS="-n 0 -k keys"'
 
 test: $(STAMP)  ## Run the tests, two at a time
-	@$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(PY) -m pytest -n 2 $(ARGS)
 
 lint: $(STAMP)  ## Check style, layout, types and the generated mirror
 	@$(PY) -m ruff check .

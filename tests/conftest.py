@@ -5,6 +5,7 @@ fix_faults        networks that fail to order
 fix_flusher       workers turned by hand, and commits by the real script
 fix_locks         a lock as it stands in Redis
 fix_near          two clients of one deployment, one that keeps and one that writes
+fix_processes     how tests are shared out between the processes of a run
 fix_redis         a deployment on fakeredis, for stories that need no server
 fix_servers       real servers, found and named in the run's header; deployments and clients on them
 fix_steps         what steps do: charges that are counted
@@ -18,6 +19,7 @@ pytest_plugins = [
     "tests.fix_faults",
     "tests.fix_flusher",
     "tests.fix_locks",
+    "tests.fix_processes",
     "tests.fix_redis",
     "tests.fix_servers",
     "tests.fix_near",

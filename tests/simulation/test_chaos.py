@@ -23,7 +23,6 @@ from tests.simulation.nemesis import ALONE, FIRST_S, KINDS, Strike, schedule
 from tests.simulation.sampler import Sampler
 from tests.simulation.writer import GROUPS, KEYS, VERBS
 
-pytestmark = pytest.mark.xdist_group("chaos")
 SEED, SECONDS = 7, 12.0
 RUNS_MAX = 5  # of the short chaos, on a machine that stands still while it runs
 TRIES_MAX = 30

@@ -20,7 +20,6 @@ SEED, SECONDS = 7, 6.0
 WAIT_S = 10.0
 
 
-@pytest.mark.xdist_group("chaos")
 async def test_a_short_run_sees_nothing_too_old(tmp_path: Path) -> None:
     told: list[str] = []
     result = await run(SEED, SECONDS, tmp_path, told.append)

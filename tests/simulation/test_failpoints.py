@@ -69,7 +69,6 @@ def _asked_for() -> set[str]:
     return spelled & {*stems("lua"), *stems("sql")}
 
 
-@pytest.mark.xdist_group("failpoints")
 def test_every_script_and_statement_of_client_and_worker_is_a_failpoint(told: Told) -> None:
     visited = {word for place in told.places for word in re.split(r"[\s:#]+", place.boundary)}
     asked = _asked_for()
@@ -77,7 +76,6 @@ def test_every_script_and_statement_of_client_and_worker_is_a_failpoint(told: To
     assert sorted(asked - visited) == sorted(NOT_VISITED)
 
 
-@pytest.mark.xdist_group("failpoints")
 def test_every_boundary_has_every_fault(told: Told) -> None:
     every = all_failpoints(told.places)
     assert len(every) == len(told.places) * len(KINDS) == len(set(every))
@@ -85,7 +83,6 @@ def test_every_boundary_has_every_fault(told: Told) -> None:
     assert a_slice(told.places, VISITS) == a_slice(told.places, VISITS)
 
 
-@pytest.mark.xdist_group("failpoints")
 def test_no_promise_is_broken_at_a_slice_of_the_failpoints(told: Told) -> None:
     visited = [one for one in told.visited if one.failpoint is not None]
     wrong = [f"{one.failpoint or one.situation}: {line}" for one in told.visited for line in one.violations]

@@ -1,0 +1,65 @@
+"""A run of several processes makes what a module's tests share once, and loads the machine with one thing at a time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.fix_processes import LONGEST, ONE_AFTER_THE_OTHER, pytest_collection_modifyitems
+
+ROOT = Path(__file__).parents[2]
+PLUGINS = ("-p", "xdist", "-p", "tests.fix_processes", "-p", "no:cacheprovider")
+SHARED = """
+import os
+import pathlib
+import pytest
+
+@pytest.fixture(scope="module")
+def made():
+    with open("made", "a") as file:
+        print(pathlib.Path(__file__).stem, os.getpid(), file=file)
+
+@pytest.mark.parametrize("number", range(12))
+def test_one(made, number):
+    pass
+"""
+
+
+def _makers(folder: Path, files: list[str]) -> dict[str, list[str]]:
+    """This runs such files in two processes and gives, of each file, the processes that made what its tests share."""
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(SHARED)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", folder, *PLUGINS, "-n", "2", *files],
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    made: dict[str, list[str]] = {}
+    for line in (folder / "made").read_text().splitlines():
+        name, process = line.split()
+        made.setdefault(name, []).append(process)
+    return made
+
+
+def test_what_a_modules_tests_share_is_made_once(tmp_path: Path) -> None:
+    made = _makers(tmp_path, ["tests/unit/test_a.py", "tests/unit/test_b.py", *ONE_AFTER_THE_OTHER])
+    assert {name: len(processes) for name, processes in made.items()} == dict.fromkeys(made, 1)
+    assert len(made) == 2 + len(ONE_AFTER_THE_OTHER)
+    assert len({made[Path(name).stem][0] for name in ONE_AFTER_THE_OTHER}) == 1
+
+
+def test_what_takes_longest_comes_first_and_the_rest_stays_in_order() -> None:
+    names = ["tests/unit/test_b.py", "tests/unit/test_a.py", "tests/integration/test_a.py", LONGEST[1], LONGEST[0]]
+    items: list[Any] = [SimpleNamespace(nodeid=f"{name}::test") for name in names]
+    pytest_collection_modifyitems(items)
+    assert [item.nodeid.partition("::")[0] for item in items] == [names[4], names[3], names[2], names[0], names[1]]
+
+
+def test_the_files_that_are_named_exist() -> None:
+    assert [name for name in (*LONGEST, *ONE_AFTER_THE_OTHER) if not (ROOT / name).exists()] == []
