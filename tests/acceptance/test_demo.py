@@ -24,6 +24,7 @@ import pytest
 from statecache.clock import monotonic
 from statecache.settings import process_environment
 from statecache.testing.process import descendants, identity
+from tests.fix_surroundings import short_folder
 
 WAIT_S = 120.0
 IN_TERMINAL = """
@@ -39,7 +40,7 @@ NOTHING_FOUND = {"lost": 0, "duplicated": 0, "forked": 0, "quarantined": 0, "aud
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder for temporary files that the user who runs Postgres for root can pass into; nothing stays in it."""
-    with tempfile.TemporaryDirectory(prefix="sct", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="sct", dir=short_folder()) as name:
         Path(name).chmod(0o711)
         yield Path(name)
         assert list(Path(name).iterdir()) == []

@@ -24,6 +24,7 @@ import redis
 from statecache.testing.kept import Remembered
 from statecache.testing.ports import free_port
 from statecache.testing.process import descendants, identity, wait_for_end
+from tests.fix_surroundings import short_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
@@ -111,7 +112,7 @@ class Dev:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that the user who runs Postgres for root can pass into, with ports of its own: others may run too."""
-    with tempfile.TemporaryDirectory(prefix="sct", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="sct", dir=short_folder()) as name:
         Path(name).chmod(0o711)
         path = Path(name) / "dev"
         path.mkdir(mode=0o711)

@@ -18,6 +18,7 @@ import redis
 
 from statecache.testing import binaries, folders, servers, template
 from statecache.testing.process import RunAs, descendants, identity, wait_for_end
+from tests.fix_surroundings import short_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 30.0
@@ -38,7 +39,7 @@ sys.stdout.flush()
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A temporary folder of the test's own: any start clears up in its folder, those of other tests' servers too."""
-    with tempfile.TemporaryDirectory(prefix="sct", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="sct", dir=short_folder()) as name:
         Path(name).chmod(0o711)
         monkeypatch.setenv("TMPDIR", name)
         monkeypatch.setattr(tempfile, "tempdir", name)

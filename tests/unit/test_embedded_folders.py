@@ -16,6 +16,7 @@ from statecache.errors import ConfigurationError
 from statecache.testing import folders, ports
 from statecache.testing.folders import Throwaway, clear_up, locked, reachable, temporary_folder, user_folder
 from statecache.testing.process import RunAs
+from tests.fix_surroundings import short_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 STRANGER = RunAs(uid=54321, gid=54321)
@@ -24,7 +25,7 @@ STRANGER = RunAs(uid=54321, gid=54321)
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A short temporary folder of the test's own, which everybody can pass."""
-    with tempfile.TemporaryDirectory(prefix="sct", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="sct", dir=short_folder()) as name:
         os.chmod(name, 0o711)
         monkeypatch.setattr("tempfile.gettempdir", lambda: name)
         yield Path(name)
