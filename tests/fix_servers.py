@@ -5,7 +5,8 @@ a container, where an engine answers), or only `given` (STATECACHE_TEST_REDIS_UR
 STATECACHE_TEST_POSTGRES_URL. The header of a run says which are there, and why others are not.
 
 A test runs on one kind, the first, unless it is marked `every_redis`. Servers are shared, so each test works under a
-prefix and a schema of its own, which `make_settings()` gives, migrated. A test that kills starts its own servers.
+prefix and a schema of its own, which `make_settings()` gives, migrated: `set_up` does at once what `migrate` does in
+many steps, and a test compares the two. A test that kills starts its own servers.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ from redis.backoff import ConstantBackoff, NoBackoff
 from redis.retry import Retry
 
 from statecache import AsyncStateCache, Settings, StateCache
+from statecache._sync.gate import Gate
 from statecache._sync.migrate import migrate
-from statecache.keys import KeySpace
+from statecache._sync.redis import RedisTier
+from statecache.keys import GROUP_RULE, HASH, KeySpace
+from statecache.sql import CODE, migrations, statement
 from statecache.testing import servers
 from statecache.testing.folders import Throwaway, ordinary_user
 from statecache.testing.valkey import Valkey
@@ -100,6 +104,7 @@ class Site:
         self._ending = ExitStack()
         self._urls: dict[str, str] = {"given": GIVEN_REDIS}
         self._postgres_url = GIVEN_POSTGRES
+        self._postgres: psycopg.Connection[Any] | None = None
 
     def redis_url(self, kind: str) -> str:
         """This gives the URL of the Redis of that kind."""
@@ -118,8 +123,17 @@ class Site:
             self._start_embedded()
         return self._postgres_url
 
+    @property
+    def postgres(self) -> psycopg.Connection[Any]:
+        """This gives a connection that lasts from test to test, a new one where the last one was broken."""
+        if self._postgres is None or self._postgres.closed:
+            self._postgres = psycopg.connect(self.postgres_url, autocommit=True, prepare_threshold=None)
+        return self._postgres
+
     def close(self) -> None:
         """This ends what was started."""
+        if self._postgres is not None:
+            self._postgres.close()
         self._ending.close()
 
     def _start_embedded(self) -> None:
@@ -159,6 +173,24 @@ def wait_until_it_answers(url: str, *, seconds: float = 20.0) -> None:
         client.ping()
 
 
+def set_up(settings: Settings, postgres: psycopg.Connection[Any]) -> None:
+    """This is `migrate` for a deployment that does not exist yet: the same statements, all in one exchange."""
+    schema, keys = settings.postgres_schema, KeySpace(settings.prefix, settings.shards)
+    pin = {"shards": keys.shards, "hash": HASH, "group_rule": GROUP_RULE, "prefix": keys.prefix, "min_code": CODE}
+    steps = migrations(schema)
+    with psycopg.ClientCursor(postgres) as cursor:
+        note, pinning = (statement(name, schema).encode() for name in ("migrate_note", "migrate_pin"))
+        texts = [statement("migrate_begin", schema), *(step.text for step in steps)]
+        texts += [cursor.mogrify(note, {"number": step.number, "name": step.name}) for step in steps]
+        texts += [cursor.mogrify(pinning, pin), statement("migrate_shards", schema)]
+        cursor.execute(";\n".join(texts).encode())
+    link = RedisTier(settings, keys).link()
+    try:
+        Gate(settings, keys, by="migrate", authority="worker").open(link, postgres, range(keys.shards))
+    finally:
+        link.close()
+
+
 @pytest.fixture(scope="session")
 def site() -> Iterator[Site]:
     """The servers that the tests of this process share."""
@@ -189,7 +221,9 @@ def make_settings(site: Site, redis_kind: str) -> Iterator[MakeSettings]:
         if "postgres_url" not in given:
             given["postgres_url"] = site.postgres_url
         settings = Settings(**given)
-        if migrated:
+        if migrated and settings.postgres_url == site.postgres_url:
+            set_up(settings, site.postgres)
+        elif migrated:
             migrate(settings)
         made.append(settings)
         return settings
