@@ -95,6 +95,8 @@ class KeySpace:
     _waiters: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _events: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _state: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _baton: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _calls: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not _is_name(self.prefix):
@@ -103,7 +105,8 @@ class KeySpace:
             raise ConfigurationError(f"the shard count is {self.shards} and must be at least 1")
         for kind in ("meta", "changes", "unflushed", "hydrating", "leases", "waiters", "events"):
             object.__setattr__(self, f"_{kind}", tuple(f"{tag}:{kind}" for tag in self._tags()))
-        object.__setattr__(self, "_state", tuple(f"{tag}:state:" for tag in self._tags()))
+        for kind in ("state", "baton", "calls"):
+            object.__setattr__(self, f"_{kind}", tuple(f"{tag}:{kind}:" for tag in self._tags()))
 
     def _tags(self) -> Iterable[str]:
         return (f"{self.prefix}:{{{shard:02d}}}" for shard in range(self.shards))
@@ -139,6 +142,11 @@ class KeySpace:
     def state(self, key: str) -> str:
         """This is the hash of a checked key's state."""
         return self._state[self.shard(key)] + key
+
+    def baton(self, key: str) -> tuple[str, str, str]:
+        """These are the hash of who goes next at updating a state, the list on which others wait, and the state's."""
+        shard = self.shard(key)
+        return self._baton[shard] + key, self._calls[shard] + key, self._state[shard] + key
 
     def state_stem(self, shard: int) -> str:
         """The hash of every state of a shard is named by this and the key."""

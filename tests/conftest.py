@@ -1,5 +1,6 @@
 """The table of contents of the tests' fixtures. A fixture module may bring hooks too, such as `pytest_report_header`.
 
+fix_batons        the baton of one state, and another process that has it
 fix_deployment    servers with the files of config/, set up as a deployment
 fix_faults        networks that fail to order
 fix_flusher       workers turned by hand, and commits by the real script
@@ -16,6 +17,7 @@ fix_time          a clock that moves when the test says so
 from __future__ import annotations
 
 pytest_plugins = [
+    "tests.fix_batons",
     "tests.fix_faults",
     "tests.fix_flusher",
     "tests.fix_locks",

@@ -31,6 +31,7 @@ from statecache.records import time_of
 
 if TYPE_CHECKING:
     from statecache._async.answers import Committed
+    from statecache._async.batons import AsyncBaton
     from statecache._async.tiers import Tiers
 
 D = TypeVar("D")
@@ -140,7 +141,7 @@ class AsyncScope(Generic[D]):
 
     async def _commit_one(
         self, write: Write, value: Any, *, durability: str | None, actor: str, reason: str, end: float,
-        change_id: str | None,
+        change_id: str | None, baton: AsyncBaton | None = None,
     ) -> State[Any]:  # fmt: skip
         commit = self.tier.committer.new(
             [write],
@@ -152,6 +153,7 @@ class AsyncScope(Generic[D]):
             change_id=change_id if change_id is None else checked_change_id(change_id),
             locks=self.locks_of((write.key,), repeated=change_id is not None),
         )
+        commit.baton = baton
         return self.committed_state(write, value, await self.tier.committer.commit(commit), 0)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from statecache._async.accounts import Accounts
 from statecache._async.asking import Inquiry
+from statecache._async.batons import Batons
 from statecache._async.claims import Claims
 from statecache._async.commits import Committer, new_change_id
 from statecache._async.doubts import Doubts
@@ -57,6 +58,8 @@ class Tiers:
         begins_anew_after_fork(self.near)
         self.accounts = Accounts()
         self.turns = Turns(self.accounts)
+        waits_max = settings.redis_connections_max // 2
+        self.batons = Batons(self.keys, self.redis, self.near, waits_max=waits_max, new_token=new_change_id)
         self.line = Line(settings, self.keys, self.redis, self.near)
         self.reader = Reader(
             settings,

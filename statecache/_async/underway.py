@@ -12,6 +12,7 @@ from statecache.leases import Locks
 from statecache.model import ABSENT, BLIND, PRESENT, Write
 
 if TYPE_CHECKING:
+    from statecache._async.batons import AsyncBaton
     from statecache.settings import Settings
 
 
@@ -22,7 +23,7 @@ class Commit(msgspec.Struct, kw_only=True):
     sent last is refused for coming too late, `lingers` the same of those attempts that were never answered. `pinned`
     are writes that ask for the change which was there when they were looked up, and what they asked for at first.
     `hindrance` is what the last pause was for, to be told where no time is left for another attempt. `locks` is what
-    it has to show of leases.
+    it has to show of leases, `baton` what is passed on with it.
     """
 
     change_id: str
@@ -42,6 +43,7 @@ class Commit(msgspec.Struct, kw_only=True):
     lingers: float = 0.0
     hindrance: StateCacheError | None = None
     locks: Locks | None = None
+    baton: AsyncBaton | None = None
 
     def written(self) -> list[Write]:
         """These are the writes that change a state."""

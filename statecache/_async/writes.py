@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from statecache.model import Record
 
 _PAUSE_S_MAX = 0.25
+_SPREAD_MAX = 1024
 D = TypeVar("D")
 V = TypeVar("V")
 
@@ -88,14 +89,20 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         """This reads, calls the function with the value, and writes what it returns; again where someone was quicker.
 
         The function may be called several times, and may raise to abort: what it raises is passed on once the state
-        that it was given is known to be the current one. Callers in this process take turns. `default` is a value, or a
+        that it was given is known to be the current one. Callers in this process take turns, and so do processes once
+        they have met. `default` is a value, or a
         class or function that makes one, for a key that does not exist; without it that is NotFound.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
-        async with self.tier.turns.of(key, end=end) as turn:
-            record, spread = turn.record or self._kept(key), 1
+        batons = self.tier.batons
+        async with self.tier.turns.of(key, end=end) as turn, batons.of(key, end=end) as baton:
+            record, spread, took = turn.record or self._kept(key), 1, 0.0
             while True:
-                begun, fresh = monotonic(), record is None
+                if await baton.comes():
+                    record = baton.record
+                elif spread > 1 and not baton.held:  # others want it too: spread over as many attempts as it takes
+                    await async_sleep(self.tier.rng.uniform(0, min(took * spread, _PAUSE_S_MAX)))
+                begun, fresh = monotonic(), record is None or record is baton.record
                 if record is None:
                     record = await self.tier.reader.record(key, end=end)
                 try:
@@ -108,8 +115,9 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
                 write = self.write_of(key, value, expected=record.change_id)
                 try:
                     state = await self._commit_one(
-                        write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=None
-                    )
+                        write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=None,
+                        baton=baton,
+                    )  # fmt: skip
                 except VersionConflict:
                     if monotonic() >= end:
                         raise
@@ -118,9 +126,9 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
                     return state
                 record = None
                 note(retries=1, conflicts=1)
-                if fresh:  # others want it too: spread over as many attempts as it takes, however long they are now
-                    spread *= 2
-                    await async_sleep(self.tier.rng.uniform(0, min((monotonic() - begun) * spread, _PAUSE_S_MAX)))
+                if fresh:
+                    baton.crowd()
+                    spread, took = min(spread * 2, _SPREAD_MAX), monotonic() - begun
 
     def _kept(self, key: str) -> Record | None:
         """This gives what is kept here of a key, if it may be believed."""

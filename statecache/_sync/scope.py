@@ -33,6 +33,7 @@ from statecache.records import time_of
 
 if TYPE_CHECKING:
     from statecache._sync.answers import Committed
+    from statecache._sync.batons import Baton
     from statecache._sync.tiers import Tiers
 
 D = TypeVar("D")
@@ -142,7 +143,7 @@ class Scope(Generic[D]):
 
     def _commit_one(
         self, write: Write, value: Any, *, durability: str | None, actor: str, reason: str, end: float,
-        change_id: str | None,
+        change_id: str | None, baton: Baton | None = None,
     ) -> State[Any]:  # fmt: skip
         commit = self.tier.committer.new(
             [write],
@@ -154,6 +155,7 @@ class Scope(Generic[D]):
             change_id=change_id if change_id is None else checked_change_id(change_id),
             locks=self.locks_of((write.key,), repeated=change_id is not None),
         )
+        commit.baton = baton
         return self.committed_state(write, value, self.tier.committer.commit(commit), 0)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from statecache._process import begins_anew_after_fork, mutex
 from statecache._sync.accounts import Accounts
 from statecache._sync.asking import Inquiry
+from statecache._sync.batons import Batons
 from statecache._sync.claims import Claims
 from statecache._sync.commits import Committer, new_change_id
 from statecache._sync.doubts import Doubts
@@ -59,6 +60,8 @@ class Tiers:
         begins_anew_after_fork(self.near)
         self.accounts = Accounts()
         self.turns = Turns(self.accounts)
+        waits_max = settings.redis_connections_max // 2
+        self.batons = Batons(self.keys, self.redis, self.near, waits_max=waits_max, new_token=new_change_id)
         self.line = Line(settings, self.keys, self.redis, self.near)
         self.reader = Reader(
             settings,

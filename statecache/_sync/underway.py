@@ -14,6 +14,7 @@ from statecache.leases import Locks
 from statecache.model import ABSENT, BLIND, PRESENT, Write
 
 if TYPE_CHECKING:
+    from statecache._sync.batons import Baton
     from statecache.settings import Settings
 
 
@@ -24,7 +25,7 @@ class Commit(msgspec.Struct, kw_only=True):
     sent last is refused for coming too late, `lingers` the same of those attempts that were never answered. `pinned`
     are writes that ask for the change which was there when they were looked up, and what they asked for at first.
     `hindrance` is what the last pause was for, to be told where no time is left for another attempt. `locks` is what
-    it has to show of leases.
+    it has to show of leases, `baton` what is passed on with it.
     """
 
     change_id: str
@@ -44,6 +45,7 @@ class Commit(msgspec.Struct, kw_only=True):
     lingers: float = 0.0
     hindrance: StateCacheError | None = None
     locks: Locks | None = None
+    baton: Baton | None = None
 
     def written(self) -> list[Write]:
         """These are the writes that change a state."""

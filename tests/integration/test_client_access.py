@@ -192,6 +192,20 @@ async def test_a_missing_right_is_refused_at_the_door_and_named(
     assert redis_raw.dbsize() == before
 
 
+@every_redis
+async def test_whoever_may_not_be_called_updates_without_a_baton(
+    make_client: MakeClient, grant: Any, redis_raw: Any, keys: KeySpace
+) -> None:
+    """Rights that were given before there were batons go on to be enough."""
+    for more, takes in ((), 0), (("rpush",), 0), (("blmpop",), 0), (("rpush", "blmpop"), 1):
+        client = make_client(grant(*NEEDED, *more))
+        await client.set(KEY, 1)
+        client.tier.batons.crowd(KEY)
+        assert (await client.update(KEY, lambda value: value + 1)).value == 2
+        assert redis_raw.exists(keys.baton(KEY)[0]) == takes
+        assert client.tier.batons.is_crowded(KEY) == bool(takes), "it is not asked for again and again"
+
+
 async def test_a_user_of_other_keys_is_refused(make_client: MakeClient, grant: Any) -> None:
     error = await _refusal(make_client(grant("@all", keys="~other:*")))
     assert isinstance(error, ConfigurationError)

@@ -23,6 +23,7 @@ from statecache import (
     StateCacheError,
     Unavailable,
 )
+from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.deployment_files import grants
@@ -80,7 +81,20 @@ async def _in_turn(client: AsyncStateCache) -> None:
                     await asyncio.sleep(0)
 
 
-async def _verbs(client: AsyncStateCache) -> State[Any]:
+async def _called(client: AsyncStateCache, raw: Any) -> None:
+    """This has an update wait until it is called to."""
+    batons, end = client.tier.batons, monotonic() + 60
+    batons.crowd("runs/1")
+    async with batons.of("runs/1", end=end) as baton:
+        assert await baton.comes()
+        update = asyncio.create_task(client.update("runs/1", lambda value: value))
+        async with asyncio.timeout(20):
+            while raw.info("clients")["blocked_clients"] == 0:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    await update
+
+
+async def _verbs(client: AsyncStateCache, raw: Any) -> State[Any]:
     state = await client.set("runs/1", 1, change_id="a" * 24)
     assert await client.set("runs/1", 1, change_id="a" * 24) == state, "a repeat is answered as the first was"
     await client.create("runs/2", {"a": 1})
@@ -92,6 +106,7 @@ async def _verbs(client: AsyncStateCache) -> State[Any]:
     async with client.transaction("runs/1") as tx:
         await tx.get("runs/1")
     await _in_turn(client)
+    await _called(client, raw)
     assert await client.warm(["runs/1"]) == 1
     with suppress(ZeroDivisionError):
         async with client.transaction("runs/1"):
@@ -150,7 +165,7 @@ async def test_agents_run_everything_that_they_are_granted_and_need_no_more(depl
     ran = Ran()
     async with agent(deployment) as client:
         with ran.noting(raw):
-            state = await _verbs(client)
+            state = await _verbs(client, raw)
         with StateCache(settings=client.settings) as sync_client:
             assert await asyncio.to_thread(sync_client.get, "runs/1") == state
         await _levels(deployment, client, raw, ran)
@@ -185,13 +200,14 @@ async def test_an_agent_that_lacks_any_of_them_is_refused_something(deployment: 
             raw.execute_command("ACL", "SETUSER", "lesser", "reset", "on", f">{password}", "~sc:{*", "&sc:{*", *rules)
             raw.acl_log_reset()
             async with AsyncStateCache(settings=settings) as client:
-                refused = await _refused(client)
-            if not refused or "spublish" in refused:
+                refused = await _refused(client) or await _uncalled(client, raw)
+            if not refused or "spublish" in refused or "blmpop" in refused:
                 let_in.add(command)
             assert command.partition("|")[0] in refused or command in denied(raw, "lesser"), command
     raw.acl_deluser("lesser")
     assert let_in == given & {
-        "spublish", "ssubscribe", "wait", "waitaof", "config|get", "command|info", "client|tracking", "client|caching",
+        "blmpop", "rpush", "spublish", "ssubscribe", "wait", "waitaof", "config|get", "command|info", "client|tracking",
+        "client|caching",
     }  # fmt: skip
 
 
@@ -211,6 +227,15 @@ async def _refused(client: AsyncStateCache) -> str:
             return ""
     except StateCacheError as error:
         return str(error).lower()
+
+
+async def _uncalled(client: AsyncStateCache, raw: Any) -> str:
+    """This updates a state that others want too, and says which rights it lacks if it has to do so out of turn."""
+    client.tier.batons.crowd("runs/1")
+    baton, _, _ = client.tier.keys.baton("runs/1")
+    raw.delete(baton)
+    await client.update("runs/1", lambda value: value, default=1)
+    return "" if raw.exists(baton) else "rpush or blmpop"
 
 
 async def _trouble(deployment: Deployment, client: AsyncStateCache, raw: Any, worker: Worker) -> str:

@@ -30,7 +30,7 @@ def test_every_command_of_the_clients_scripts_is_asked_for() -> None:
     assert {"commit", "hydrate_begin", "gate_open"} <= names
     run = {command for name in names for command in re.findall(r"call\(\s*'([A-Z]+)'", script(name).text)}
     assert len(run) > 15
-    assert run - _asked_for() == {"SPUBLISH"}
+    assert run - _asked_for() == {"SPUBLISH", "RPUSH"}
 
 
 def test_what_only_a_lock_needs_is_asked_for_by_the_lock_before_it_writes() -> None:
@@ -38,6 +38,12 @@ def test_what_only_a_lock_needs_is_asked_for_by_the_lock_before_it_writes() -> N
     text = script("lease").text
     asked = text.index("acl_check_cmd('SPUBLISH'")
     assert asked < min(found.start() for found in re.finditer(r"call\(\s*'(HINCRBY|SPUBLISH)'", text))
+
+
+def test_what_only_a_baton_needs_is_asked_for_before_anyone_has_it() -> None:
+    text = script("baton").text
+    asked = [text.index(f"check('{command}'") for command in ("RPUSH", "BLMPOP")]
+    assert max(asked) < min(text.index(f"redis.call('{command}'") for command in ("DEL", "RPUSH", "HSET", "PEXPIRE"))
 
 
 async def test_a_server_that_lacks_what_is_needed_is_refused_with_what_it_lacks(fake: FakeDeployment) -> None:
