@@ -18,15 +18,14 @@ for Redis refuses it, or half of this client's connections are waiting already.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
+from statecache import _process
 from statecache._bridge import Slots, finished
-from statecache._process import mutex
 from statecache.clock import monotonic
 from statecache.errors import ForeignData, StateCacheError
 from statecache.lua import script
@@ -67,15 +66,15 @@ class Batons:
         self._begin()
 
     def _begin(self) -> None:
-        self._mutex = mutex()
+        self._mutex = _process.mutex()
         self._crowded: dict[str, float] = {}
         self._not_before = 0.0
         self.waits = Slots(self._waits_max)
-        self._pid = os.getpid()
+        self._pid = _process.pid
 
     def of(self, key: str, *, end: float) -> Baton:
         """This gives what an update takes the baton with; it passes it on as it is left."""
-        if self._pid != os.getpid():
+        if self._pid != _process.pid:
             self._begin()
         return Baton(self, key, end)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from statecache import _process
 from statecache.keys import KeySpace
 
 
@@ -57,7 +58,7 @@ def test_of_many_crowded_states_the_last_ones_are_remembered(batons: Any) -> Non
 def test_a_forked_child_begins_anew(batons: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batons.crowd("runs/1")
     assert batons.waits.acquire_now()
-    monkeypatch.setattr("os.getpid", lambda: -1)
+    monkeypatch.setattr(_process, "pid", -1)
     batons.of("runs/1", end=0.0)
     assert not batons.is_crowded("runs/1")
     assert batons.waits.acquire_now()
