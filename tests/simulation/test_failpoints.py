@@ -28,6 +28,7 @@ NOT_VISITED = {
     "forks_between": "asked only by the worker that takes over between a fork's COMMIT and its acknowledgement: visits"
     " of `record_conflicts flush_watermarks COMMIT` come by it",
     "rescue_branch": "asked only when a branch of an earlier epoch comes back: test_failover_old_primary",
+    "baton": "asked only where processes have met at one state, and decides nothing: test_batons_lost",
     "beat": "it goes over the tracked connection of who reads locally, which `make coherence` breaks in every way",
     "prove": "asked only for fenced reads, and where a state went back: test_near",
     "lease": "asked only for locks, whose requests and replies get lost in test_leases",
