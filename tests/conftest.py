@@ -9,6 +9,7 @@ fix_near          two clients of one deployment, one that keeps and one that wri
 fix_processes     how tests are shared out between the processes of a run
 fix_redis         a deployment on fakeredis, for stories that need no server
 fix_servers       real servers, found and named in the run's header; deployments and clients on them
+fix_stalls        stories that count seconds, told again where the machine stood still
 fix_steps         what steps do: charges that are counted
 fix_surroundings  nothing of the caller's terminal, nothing drawn by chance
 fix_time          a clock that moves when the test says so
@@ -25,6 +26,7 @@ pytest_plugins = [
     "tests.fix_redis",
     "tests.fix_servers",
     "tests.fix_near",
+    "tests.fix_stalls",
     "tests.fix_steps",
     "tests.fix_surroundings",
     "tests.fix_time",
