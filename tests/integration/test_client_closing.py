@@ -18,6 +18,8 @@ from tests.fix_faults import through
 from tests.fix_flusher import Agents, flush, flushing, rows
 from tests.fix_servers import MakeClient
 
+pytestmark = pytest.mark.counts_seconds
+
 KEY = "runs/42"
 NOTHING = Left()
 GRACE_S = 2.5

@@ -26,6 +26,8 @@ from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
 from tests.fix_servers import MakeClient, MakeSettings, every_redis
 
+pytestmark = pytest.mark.counts_seconds
+
 GRACE_S = 1.5
 """What a call may take beyond its timeout on a machine that has other things to do."""
 

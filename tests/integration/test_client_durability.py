@@ -29,6 +29,8 @@ from tests.fix_faults import through
 from tests.fix_flusher import Agents, flush, rows
 from tests.fix_servers import MakeClient, MakeSettings, every_redis, plain_client
 
+pytestmark = pytest.mark.counts_seconds
+
 KEY = "runs/42"
 ACTOR = "the-unlucky"
 WAIT_S = 20.0

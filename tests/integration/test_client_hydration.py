@@ -18,6 +18,8 @@ from tests.fix_faults import through
 from tests.fix_flusher import flush, rows
 from tests.fix_servers import MakeClient, MakeSettings, every_redis
 
+pytestmark = pytest.mark.counts_seconds
+
 KEY = "runs/42"
 ASKS = b"row_number()"
 """Bytes of the statement that reads states from Postgres, and of no other."""

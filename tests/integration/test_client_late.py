@@ -18,6 +18,8 @@ from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
 from tests.fix_flusher import flush
 
+pytestmark = pytest.mark.counts_seconds
+
 COMMITS = 8
 """More than a state's `recent` holds."""
 

@@ -31,6 +31,8 @@ from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
 from tests.fix_servers import MakeSettings
 
+pytestmark = pytest.mark.counts_seconds
+
 KEY = "runs/42"
 COMMITS = 8
 """More than a state's `recent` holds."""

@@ -28,6 +28,8 @@ from tests.fix_faults import through
 from tests.fix_flusher import Agents, flush, rows
 from tests.fix_servers import MakeClient
 
+pytestmark = pytest.mark.counts_seconds
+
 KEY = "runs/42"
 WRITTEN = b"a value that is written"
 

@@ -28,6 +28,8 @@ from tests.fix_faults import through
 from tests.fix_flusher import flush
 from tests.fix_servers import MakeClient, every_redis
 
+pytestmark = pytest.mark.counts_seconds
+
 KEY = "runs/42"
 ACTOR = "the-unlucky"
 MARK = ACTOR.encode()

@@ -21,6 +21,8 @@ from statecache_workers.worker import Worker
 from tests.fix_servers import MakeSettings
 from tests.gate_world import World, once, world
 
+pytestmark = pytest.mark.counts_seconds
+
 KEY = "runs/42"
 
 

@@ -17,6 +17,8 @@ from tests.fix_faults import through
 from tests.fix_flusher import Agents, MakeWorker, flush, flush_through, flushed, rows
 from tests.fix_servers import every_redis
 
+pytestmark = pytest.mark.counts_seconds
+
 Psql = psycopg.Connection[Any]
 
 GRACE_S = 1.5

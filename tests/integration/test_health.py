@@ -26,6 +26,8 @@ from tests.fix_servers import plain_client
 from tests.integration.test_flusher_process import Process
 from tests.probing import Answer, ask, samples
 
+pytestmark = pytest.mark.counts_seconds
+
 Psql = psycopg.Connection[Any]
 WAIT_S = 60.0
 NUL = "a\0b"

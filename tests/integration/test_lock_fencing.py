@@ -32,6 +32,8 @@ from tests.fix_flusher import flush, rows
 from tests.fix_locks import KEY, LONG, NEVER, Place
 from tests.fix_servers import MakeClient, every_redis
 
+pytestmark = pytest.mark.counts_seconds
+
 PLAN = "runs/42/plan"
 Psql = psycopg.Connection[Any]
 

@@ -22,6 +22,8 @@ from tests.fix_faults import through
 from tests.fix_locks import KEY, LONG, NEVER, Place, entered
 from tests.fix_servers import MakeClient, every_redis
 
+pytestmark = pytest.mark.counts_seconds
+
 
 @every_redis
 async def test_a_lock_is_a_lease_that_a_person_can_read(

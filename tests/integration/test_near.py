@@ -19,6 +19,8 @@ from tests.fix_flusher import flush, rows
 from tests.fix_servers import MakeClient, MakeSettings, every_redis
 from tests.local_reads import KEY, LIMIT_S, kept, reads, until
 
+pytestmark = pytest.mark.counts_seconds
+
 
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:

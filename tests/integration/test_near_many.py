@@ -18,6 +18,8 @@ from tests.fix_flusher import flush
 from tests.fix_servers import MakeClient, MakeSettings
 from tests.local_reads import KEY, LIMIT_S, kept
 
+pytestmark = pytest.mark.counts_seconds
+
 
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
