@@ -29,16 +29,13 @@ def clear(folder: Path) -> bool:
 
 
 def kill_recorded(folder: Path) -> None:
-    """This kills the programs that an earlier run started in this folder and did not end.
-
-    A file that was cut short in the middle of its writing names none: that one ended with whoever was writing it.
-    """
+    """This kills the programs that an earlier run started in this folder and did not end."""
     for pid_file in folder.glob("*.pid"):
-        with suppress(OSError, ValueError):
-            pid, started = pid_file.read_text().split()
-            if identity(int(pid)) == started:
-                kill_tree(int(pid))
         with suppress(OSError):
+            with suppress(ValueError):  # a crash of the machine tore it, and ended whatever ran
+                pid, started = pid_file.read_text().split()
+                if identity(int(pid)) == started:
+                    kill_tree(int(pid))
             pid_file.unlink()
 
 

@@ -53,7 +53,9 @@ class Process:
         self._log_start = log_start
         self._pid_file = folder / f"{name}.pid"
         self._popen = popen
-        self._pid_file.write_text(f"{self.pid} {identity(self.pid) or '?'}\n")
+        fresh = self._pid_file.with_suffix(".pid.new")
+        fresh.write_text(f"{self.pid} {identity(self.pid) or '?'}\n")
+        fresh.replace(self._pid_file)  # whole or not at all, for an interrupt may come in between
 
     @property
     def returncode(self) -> int | None:

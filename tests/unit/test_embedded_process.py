@@ -116,12 +116,27 @@ def test_logs_are_private_and_shown_from_the_last_start_on(tmp_path: Path) -> No
     assert (tmp_path / "program.log").stat().st_mode & 0o777 == 0o600
 
 
+def test_an_interrupt_while_a_program_is_noted_leaves_nothing_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: Path, _: str) -> None:
+        path.touch()
+        raise KeyboardInterrupt
+
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as popen, monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Process(popen, name="program", folder=tmp_path, log_start=0)
+    assert [*tmp_path.glob("*.pid")] == []
+
+
 def test_what_an_earlier_run_left_is_killed_but_nobody_else_with_its_pid(tmp_path: Path) -> None:
     left = _python("import signal; signal.pause()", tmp_path, "left")
     other = _python("import signal; signal.pause()", tmp_path, "other")
     (tmp_path / "other.pid").write_text(f"{other.pid} another-start\n")
     (tmp_path / "torn.pid").write_text("12")
     kill_recorded(tmp_path)
+    assert [*tmp_path.glob("*.pid")] == []
     assert left.wait(WAIT_S)
     assert other.is_running()
     assert not [*tmp_path.glob("*.pid")]
