@@ -30,8 +30,6 @@ from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
 from tests.fix_flusher import flush, rows
 
-pytestmark = pytest.mark.counts_seconds
-
 CALLS = 1000
 KEYS = tuple(f"runs/{number}" for number in range(12))
 WINDOW_S = 0.07

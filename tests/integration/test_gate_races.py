@@ -24,8 +24,6 @@ from statecache.testing.valkey import Valkey
 from tests.fix_servers import MakeSettings, plain_client
 from tests.gate_world import SHARD, TappedConnection, TappedLink, World, once, world
 
-pytestmark = pytest.mark.counts_seconds
-
 KEY = "runs/42"
 STEPS = ["after gate_look", "before gate_claim", "after gate_claim", "after begin_epoch", "before gate_open"]
 
