@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from statecache._slots import AsyncSlots, Slots
+from statecache._waking import AsyncSignal, Signal
 from statecache.clock import monotonic, sleep
 
 T = TypeVar("T")
@@ -276,53 +277,6 @@ def async_runner() -> object:
 def runner() -> object:
     """This names who runs: the thread."""
     return threading.current_thread()
-
-
-class AsyncSignal:
-    """This is set once and wakes whoever waits for it."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def set(self) -> None:
-        """This wakes the waiters, now and later ones."""
-        self._event.set()
-
-    async def wait(self, seconds: float) -> bool:
-        """This waits for at most that many seconds and says whether the signal was set."""
-        try:
-            async with asyncio.timeout(max(seconds, 0.0)):
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        return True
-
-
-class Signal:
-    """This is set once and wakes whoever waits for it."""
-
-    def __init__(self) -> None:
-        self._gate = threading.Lock()  # an Event takes three times as long
-        self._gate.acquire()
-        self._set = False
-
-    @property
-    def is_set(self) -> bool:
-        """This says whether the signal was set."""
-        return self._set
-
-    def set(self) -> None:
-        """This wakes the waiters, now and later ones."""
-        self._set = True
-        with contextlib.suppress(RuntimeError):  # it was set before
-            self._gate.release()
-
-    def wait(self, seconds: float) -> bool:
-        """This waits for at most that many seconds and says whether the signal was set."""
-        if not self._set and self._gate.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX)):
-            with contextlib.suppress(RuntimeError):
-                self._gate.release()
-        return self._set
 
 
 class AsyncBackground:

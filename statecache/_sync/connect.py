@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 Command = Sequence[Any]
 Dial = Callable[[], Any]
 """Makes a redis-py connection that is not yet connected."""
+_MESSAGES_MAX = 16
+"""How many pushed messages are given at once."""
 _CREDENTIALS = "Check user and password."
 
 
@@ -234,19 +236,19 @@ class Link:
             self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
 
-    def receive(self, *, seconds: float) -> Any:
-        """This gives the next pushed message, or None when none came in that time."""
+    def receive(self, *, seconds: float) -> list[Any]:
+        """This gives the pushed messages that have come, at least one; none when none came in that time."""
+        messages: list[Any] = []
         try:
             with deadline(self._connection, seconds):
-                return self._connection.read_response(disconnect_on_error=False)
-        except (TimeoutError, RedisError) as error:
-            if "imeout" in type(error).__name__:
-                return None
-            self.close()
-            raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
-        except OSError as error:
-            self.close()
-            raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+                while not messages or (self.buffered and len(messages) < _MESSAGES_MAX):
+                    messages.append(self._connection.read_response(disconnect_on_error=False))
+        except (TimeoutError, RedisError, OSError) as error:
+            if "imeout" not in type(error).__name__:
+                self.close()
+                if not messages:
+                    raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+        return messages
 
     def has_news(self, seconds: float) -> bool:
         """This waits until something has arrived, where a thread may wait for that without reading it."""

@@ -99,7 +99,7 @@ class Events:
         """This takes events off the connection until it breaks or the client is closed."""
         while not self._closed and (link := self._link) is not None:
             try:
-                message = link.receive(seconds=_TURN_S)
+                messages = link.receive(seconds=_TURN_S)
             except RedisUnavailable:
                 last = self._link is link
                 if last:  # whoever is told now must not take this for a listener
@@ -109,8 +109,9 @@ class Events:
                 if last:
                     return
                 continue
-            if isinstance(message, list) and len(message) == 3:
-                self._heard(message)
+            for message in messages:
+                if isinstance(message, list) and len(message) == 3:
+                    self._heard(message)
 
     def _heard(self, message: Sequence[Any]) -> None:
         shard = self._wanted.get(message[1])

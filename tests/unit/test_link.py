@@ -64,3 +64,34 @@ async def test_an_error_reply_is_a_reply_and_the_connection_stays() -> None:
     assert isinstance(first, redis.ResponseError)
     assert second == b"two"
     assert link.alive
+
+
+class Pushed(Line):
+    """This is one on which messages come in without being asked for, so many of which have arrived whole."""
+
+    def __init__(self, messages: list[Any]) -> None:
+        super().__init__(messages)
+        self._parser = self._reader = self
+
+    def has_data(self) -> bool:
+        return bool(self._replies)
+
+    async def read_response(self, **_: Any) -> Any:
+        return await super().read_response()
+
+
+async def test_pushed_messages_that_have_come_are_given_together_so_many_at_once() -> None:
+    link = AsyncLink(Pushed([f"message {number}" for number in range(40)]), "somewhere")
+    counts = [len(await link.receive(seconds=5)) for _ in range(3)]
+    assert counts == [16, 16, 8]
+
+
+async def test_messages_that_came_before_the_connection_broke_are_given_and_then_it_is_closed() -> None:
+    link = AsyncLink(Pushed(["one", redis.ConnectionError("closed")]), "somewhere")
+    assert await link.receive(seconds=5) == ["one"]
+    assert not link.alive
+    late = AsyncLink(Pushed(["one", TimeoutError(), "two"]), "somewhere")
+    assert [await late.receive(seconds=5) for _ in range(2)] == [["one"], ["two"]]
+    broken = AsyncLink(Pushed([redis.ConnectionError("closed")]), "somewhere")
+    with pytest.raises(RedisUnavailable):
+        await broken.receive(seconds=5)
