@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from statecache._slots import AsyncSlots, Slots
+from statecache._trips import AsyncSeat, AsyncTrips, Seat, Trips
 from statecache._waking import AsyncSignal, Signal
 from statecache.clock import monotonic, sleep
 
@@ -320,11 +321,15 @@ class Background:
 
 __all__ = [
     "AsyncBackground",
+    "AsyncSeat",
     "AsyncSignal",
     "AsyncSlots",
+    "AsyncTrips",
     "Background",
+    "Seat",
     "Signal",
     "Slots",
+    "Trips",
     "async_called",
     "async_deadline",
     "async_dialing",

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import NoScriptError
 
 from statecache._async.answers import Committed, committed_of, error_of, is_lasting
-from statecache._async.attempts import Attempts
 from statecache._async.observing import note
 from statecache._async.redis import AGAIN, FINAL, code_of, refusal
+from statecache._async.together import Together
 from statecache._async.underway import Commit
 from statecache._bridge import async_sleep
 from statecache.clock import monotonic
@@ -67,7 +67,7 @@ def new_change_id() -> str:
     return os.urandom(12).hex()
 
 
-class Committer(Attempts):
+class Committer(Together):
     """This commits change-sets and gives their outcome."""
 
     def __init__(
@@ -186,6 +186,11 @@ class Committer(Attempts):
             if seconds <= 0:
                 late = RedisUnavailable("timeout", detail="the time was up")
                 commit.fail(commit.doubt or commit.hindrance or late)
+            if commit.durability == "postgres":
+                committed = await self._applied_with_others(commit, seconds)
+                if committed is not None:
+                    return committed
+                continue
             try:
                 link = await self._redis.pool.take(seconds)
             except RedisUnavailable as error:
@@ -206,6 +211,18 @@ class Committer(Attempts):
             committed = await self._outcome(commit, replies)
             if committed is not None:
                 return committed
+
+    async def _applied_with_others(self, commit: Commit, seconds: float) -> Committed | None:
+        """This makes one attempt in an exchange that other callers' commits share; None for trying again."""
+        try:
+            replies = await self._with_others(commit, seconds)
+        except RedisUnavailable as error:
+            await self._pause(commit, error)
+            return None
+        except StateCacheError as error:
+            commit.fail(error)
+        commit.hindrance = None
+        return await self._outcome(commit, replies)
 
     async def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
         """This reads the script's answer: a result, an error raised, or None for trying again."""

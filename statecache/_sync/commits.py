@@ -26,9 +26,9 @@ from redis.exceptions import NoScriptError
 
 from statecache._bridge import sleep
 from statecache._sync.answers import Committed, committed_of, error_of, is_lasting
-from statecache._sync.attempts import Attempts
 from statecache._sync.observing import note
 from statecache._sync.redis import AGAIN, FINAL, code_of, refusal
+from statecache._sync.together import Together
 from statecache._sync.underway import Commit
 from statecache.clock import monotonic
 from statecache.errors import (
@@ -69,7 +69,7 @@ def new_change_id() -> str:
     return os.urandom(12).hex()
 
 
-class Committer(Attempts):
+class Committer(Together):
     """This commits change-sets and gives their outcome."""
 
     def __init__(
@@ -188,6 +188,11 @@ class Committer(Attempts):
             if seconds <= 0:
                 late = RedisUnavailable("timeout", detail="the time was up")
                 commit.fail(commit.doubt or commit.hindrance or late)
+            if commit.durability == "postgres":
+                committed = self._applied_with_others(commit, seconds)
+                if committed is not None:
+                    return committed
+                continue
             try:
                 link = self._redis.pool.take(seconds)
             except RedisUnavailable as error:
@@ -208,6 +213,18 @@ class Committer(Attempts):
             committed = self._outcome(commit, replies)
             if committed is not None:
                 return committed
+
+    def _applied_with_others(self, commit: Commit, seconds: float) -> Committed | None:
+        """This makes one attempt in an exchange that other callers' commits share; None for trying again."""
+        try:
+            replies = self._with_others(commit, seconds)
+        except RedisUnavailable as error:
+            self._pause(commit, error)
+            return None
+        except StateCacheError as error:
+            commit.fail(error)
+        commit.hindrance = None
+        return self._outcome(commit, replies)
 
     def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
         """This reads the script's answer: a result, an error raised, or None for trying again."""
