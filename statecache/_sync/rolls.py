@@ -6,7 +6,8 @@ A step's record that is not in Redis may be in Postgres, evicted from Redis long
 step of a key it asks Postgres, once, which records the key has: its roll. A step that is not on the roll is taken for
 new, and its first commit vouches for that (`assume_new`). Where that is wrong after all, for another agent has run the
 step since and Redis has lost its record meanwhile, the flusher finds out and refuses the commit: that is known before
-the step's function is called, for its intent is awaited in Postgres.
+the step's function is called, for its intent is awaited in Postgres. Many keys that are begun at one moment are asked
+for in one statement.
 
 A roll is believed for `ROLL_S`, and one with more than `ROLL_NAMES_MAX` records is not kept: each of that key's steps
 is then read like any other state.
@@ -14,11 +15,13 @@ is then read like any other state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from statecache._bridge import Seat, Trips
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
 from statecache.errors import PostgresUnavailable
@@ -43,6 +46,7 @@ class Rolls:
 
     def __init__(self, postgres: PostgresTier) -> None:
         self._postgres = postgres
+        self._trips: Trips[str, set[str]] = Trips(self._looked_up)
         self.begin_anew(mutex())
         begins_anew_after_fork(self)
 
@@ -57,19 +61,27 @@ class Rolls:
             roll = self._rolls.get(key)
             if roll is not None and roll.until > monotonic():
                 return len(roll.records) <= ROLL_NAMES_MAX and record_key not in roll.records
-        prefix, asked = f"{key}/steps/", monotonic()
-        parameters = {"prefix": prefix, "beyond": prefix + "\U0010ffff", "limit": ROLL_NAMES_MAX + 1}
+        asked = monotonic()
         try:
-            rows = self._postgres.fetch("keys_under", parameters, seconds=max(end - asked, 0.001))
+            records = self._trips.ask(key, weight=len(key), seconds=max(end - asked, 0.001))
         except PostgresUnavailable:
             return False
-        records = {row[0] for row in rows}
         with self._mutex:
             self._rolls.pop(key, None)
             while len(self._rolls) >= ROLLS_MAX:
                 del self._rolls[next(iter(self._rolls))]
-            self._rolls[key] = _Roll(records, asked + ROLL_S)
+            self._rolls[key] = _Roll(set(records), asked + ROLL_S)
         return len(records) <= ROLL_NAMES_MAX and record_key not in records
+
+    def _looked_up(self, seats: Sequence[Seat[str, set[str]]], seconds: float) -> list[set[str]]:
+        """This gives the records of each of the keys."""
+        prefixes = [f"{seat.question}/steps/" for seat in seats]
+        beyond = [prefix + "\U0010ffff" for prefix in prefixes]
+        parameters = {"prefixes": prefixes, "beyond": beyond, "limit": ROLL_NAMES_MAX + 1}
+        records: dict[str, set[str]] = {prefix: set() for prefix in prefixes}
+        for prefix, record in self._postgres.fetch("keys_under", parameters, seconds=seconds):
+            records[prefix].add(record)
+        return [records[prefix] for prefix in prefixes]
 
     def add(self, key: str, record_key: str) -> None:
         """This notes that the step has a record."""

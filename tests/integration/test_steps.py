@@ -21,6 +21,8 @@ from statecache import (
     StepMismatch,
     UsageError,
 )
+from statecache._async.postgres import PostgresTier
+from statecache.clock import monotonic
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
 from tests.fix_flusher import rows
@@ -301,3 +303,31 @@ async def test_a_step_that_lasts_is_its_agents_for_as_long_as_it_lives(
         go_on.set()
         assert [await running, await waiting] == ["the first", "the first"]
         assert first.tier.leases.held == ()
+
+
+async def test_steps_that_begin_at_one_moment_ask_postgres_once_and_each_key_has_its_own_roll(
+    cache: AsyncStateCache, settings: Settings, bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"runs/{number}" for number in range(10)]
+    for key in keys[::3]:
+        await cache.step(key, "charge", bank.charge, key, type=Receipt)
+    asked: list[int] = []
+    fetch = PostgresTier.fetch
+
+    async def noted(tier: PostgresTier, name: str, parameters: Any, *, seconds: float) -> Any:
+        asked.extend([len(parameters["prefixes"])] if name == "keys_under" else [])
+        return await fetch(tier, name, parameters, seconds=seconds)
+
+    async with AsyncStateCache(settings=settings) as other:
+        with monkeypatch.context() as patched:
+            patched.setattr(PostgresTier, "fetch", noted)
+            end = monotonic() + 10
+            new = await asyncio.gather(
+                *(other.tier.rolls.is_new(key, f"{key}/steps/charge", end=end) for key in keys),
+                other.tier.rolls.is_new("runs/1", "runs/1/steps/other", end=end),
+            )
+            assert await other.tier.rolls.is_new(keys[1], f"{keys[1]}/steps/charge", end=end)
+        assert new == [at % 3 != 0 for at in range(10)] + [True]
+        assert asked == [11]
+        assert await other.step(keys[0], "charge", bank.charge, keys[0], type=Receipt)
+        assert len(bank.charged) == 4
