@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,8 @@ from hypothesis import strategies as some
 from psycopg.adapt import PyFormat, Transformer
 
 from statecache.reconcile import Tip
+from statecache.settings import Settings
+from statecache_workers import runner
 from statecache_workers.arrays import blobs, integers, texts, times, truths
 from statecache_workers.holdings import DOUBTS_MAX, Head, Holding, Place, Row, agree, head_of, shares, turn_after
 from statecache_workers.room import shortage
@@ -221,3 +224,26 @@ db3:keys=1,expires={there},avg_ttl=0
 def test_a_redis_that_is_full_of_what_may_not_leave_is_told(story: dict[str, Any], short: bool) -> None:
     facts = {"limit": 100, "policy": "volatile-lru", "here": 0, "there": 0} | story
     assert (shortage(INFO.format(**facts).replace("\n", "\r\n")) is not None) is short
+
+
+async def test_a_worker_seldom_looks_for_garbage_for_it_makes_next_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    thresholds: list[tuple[int, ...]] = []
+
+    class Stub:
+        def __init__(self, settings: Any) -> None:
+            thresholds.append(gc.get_threshold())
+
+        def signalled(self) -> None:
+            raise AssertionError("nobody signals")
+
+        async def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr(runner, "Runner", Stub)
+    before = gc.get_threshold()
+    try:
+        assert await runner.run_worker(Settings(redis_url="redis://x", postgres_url="postgresql://x")) == 0
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+    assert thresholds == [(runner.GARBAGE, *before[1:])]

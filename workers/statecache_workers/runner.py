@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -33,12 +34,16 @@ DRAINED, LEFT, CONFIGURATION, UNREACHABLE = 0, 1, 3, 4
 PAUSE_MAX_S = 5.0
 LEAVE_S = 5.0
 LOOK_S = 2.0
+GARBAGE = 20_000
+"""How many objects are made before those are looked for that only refer to each other; hardly any do."""
 NO_METRICS = Page(501, b"no metrics: this needs the extra, pip install 'statecache[metrics]'\n")
 
 
 async def run_worker(settings: Settings) -> int:
     """This runs a worker until it is told to stop, and gives the exit status."""
     log_to_stderr()
+    gc.freeze()
+    gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
     runner = Runner(settings)
     with _signals(runner.signalled):
         return await runner.run()
