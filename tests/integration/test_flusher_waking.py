@@ -21,6 +21,7 @@ pytestmark = pytest.mark.counts_seconds
 
 Psql = psycopg.Connection[Any]
 
+MANY = 12
 GRACE_S = 1.5
 """What a rest may take beyond its time on a machine that has other things to do."""
 
@@ -167,3 +168,126 @@ async def test_a_bell_that_is_something_else_keeps_nobody_awake(
         await worker.rest()
     await _wake(worker, agents, agents.key_on(1))
     assert worker._woken == [1]
+
+
+async def _many(worker: Worker, agents: Agents) -> list[str]:
+    """This flushes one large batch, and gives the keys of the shards that were in it."""
+    keys = [agents.key_on(at % agents.settings.shards, f"of-{at}") for at in range(MANY)]
+    await flush(worker)
+    for key in keys:
+        agents.commit(key)
+    assert await worker.turn()
+    return keys
+
+
+def _exchanges(patch: pytest.MonkeyPatch, worker: Worker) -> list[list[str]]:
+    exchanges: list[list[str]] = []
+    run = worker.flusher.streams.run
+
+    async def noted(link: Any, commands: Any) -> Any:
+        exchanges.append([command[0] for command in commands])
+        return await run(link, commands)
+
+    patch.setattr(worker.flusher.streams, "run", noted)
+    return exchanges
+
+
+@every_redis
+async def test_behind_a_large_batch_heads_and_entries_of_all_shards_come_in_one_exchange_heads_first(
+    agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = await _many(worker, agents)
+    for key in keys:
+        agents.commit(key)
+    with monkeypatch.context() as patched:
+        exchanges = _exchanges(patched, worker)
+        assert await worker.turn()
+    assert exchanges[0] == ["EVALSHA", "XREAD"]
+    assert [name for one in exchanges for name in one].count("XRANGE") == 0
+    assert rows(psql, "SELECT count(*), bool_or(gap) FROM change") == [(2 * MANY, False)]
+
+
+async def test_what_a_survey_read_before_everything_was_wiped_is_not_flushed(
+    agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch, keys: KeySpace
+) -> None:
+    await _many(worker, agents)
+    now = monotonic()
+    worker.flusher._lookout.pace.flushed(MANY, begun=now, ended=now)  # there is no pause, and so one survey
+    key = agents.key_on(0, "late")
+    agents.commit(key)
+    survey = worker.flusher.streams.survey
+
+    async def then_wiped(*args: Any) -> Any:
+        found = await survey(*args)
+        held = agents.raw.keys(f"{keys.state_stem(0)}*")
+        agents.raw.delete(keys.meta(0), keys.changes(0), keys.unflushed(0), keys.hydrating(0), *held)
+        await worker.gatekeeper._opened([0])
+        agents.commit(key, change_id="a" * 24)
+        return found
+
+    before = rows(psql, "SELECT count(*) FROM change")
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.flusher.streams, "survey", then_wiped)
+        await worker.turn()
+    assert rows(psql, "SELECT count(*) FROM change") == before
+    await flush_through(worker)
+    assert rows(psql, f"SELECT change_id, epoch FROM change WHERE key = '{key}'") == [("a" * 24, 2)]
+
+
+async def test_a_survey_of_a_server_that_has_forgotten_its_scripts_takes_no_entry_that_was_read_too_early(
+    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any
+) -> None:
+    keys = await _many(worker, agents)
+    agents.commit(keys[0])
+    redis_raw.script_flush()
+    link, _ = await worker.connect()
+    heads, slices = await worker.flusher.streams.survey(link, list(worker.holdings.values()), 8)
+    assert (len(heads.of), slices) == (agents.settings.shards, [])
+    await flush(worker)
+    assert rows(psql, "SELECT count(*) FROM change") == [(MANY + 1,)]
+
+
+async def test_a_stream_that_is_none_spoils_the_survey_and_not_the_flush(
+    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
+) -> None:
+    await _many(worker, agents)
+    redis_raw.delete(keys.changes(0))
+    redis_raw.set(keys.changes(0), "foreign")
+    agents.commit(agents.key_on(1, "late"))
+    await flush_through(worker)
+    assert rows(psql, "SELECT count(*) FROM change WHERE shard = 1 AND version = 1 AND key LIKE 'late%'") == [(1,)]
+
+
+async def test_more_than_a_survey_takes_in_is_read_by_the_heads(agents: Agents, worker: Worker, psql: Psql) -> None:
+    await _many(worker, agents)
+    for _ in range(30):
+        agents.commit(agents.key_on(0, "late"))
+    await worker.turn()
+    query = "SELECT count(*), bool_or(gap) FROM change WHERE key LIKE 'late%'"
+    assert rows(psql, query) == [(30, False)], "all of them in one batch"
+
+
+async def test_the_first_who_comes_back_of_many_waits_a_moment_for_the_others(
+    agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others come in the pause, and are in the same batch; whoever is alone is flushed at once."""
+    keys = await _many(worker, agents)
+    pauses: list[float] = []
+
+    async def they_come(seconds: float) -> None:
+        pauses.append(seconds)
+        for key in keys[1:]:
+            agents.commit(key)
+
+    worker.flusher._lookout.pace.flushed(MANY, begun=monotonic() - 1, ended=monotonic() + 60)
+    with monkeypatch.context() as patched:
+        patched.setattr("statecache_workers.ahead.async_sleep", they_come)
+        await _wake(worker, agents, keys[0])
+        await worker.turn()
+        assert [0 < seconds < 0.1 for seconds in pauses] == [True]
+        assert rows(psql, "SELECT count(*) FROM change WHERE version = 2") == [(MANY,)]
+        await flush(worker)
+        worker.flusher._lookout.pace.flushed(1, begun=monotonic() - 1, ended=monotonic() + 60)
+        await _wake(worker, agents, keys[0])
+        await worker.turn()
+    assert len(pauses) == 1

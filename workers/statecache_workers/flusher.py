@@ -21,17 +21,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from statecache.clock import monotonic
-from statecache.errors import InvalidKey, PostgresUnavailable, RedisUnavailable
-from statecache.keys import checked_key
+from statecache.errors import PostgresUnavailable, RedisUnavailable
 from statecache.reconcile import NOTHING, Judgement, Tip
+from statecache_workers.ahead import Ahead, Lookout, still_next
 from statecache_workers.arrays import integers, texts
 from statecache_workers.database import Call, Database, Poison
-from statecache_workers.holdings import Head, Heads, Holding, Place, Row, agree, set_apart, shares, turn_after
+from statecache_workers.holdings import (
+    Head,
+    Heads,
+    Holding,
+    Place,
+    Row,
+    agree,
+    misplaced,
+    set_apart,
+    shares,
+    turn_after,
+)
 from statecache_workers.logs import alarm, warn, whisper
 from statecache_workers.quarantine import Outcome, write_carefully
 from statecache_workers.recall import Recall
@@ -48,8 +59,6 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 FORKS_PER_ACK = 500
-GLANCE_SHARDS_MAX = 4
-GLANCE_ENTRIES_MAX = 8
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -67,13 +76,6 @@ class Progress(msgspec.Struct, kw_only=True):
     """Whether something was begun that goes on with the next turn."""
 
 
-class _Ahead(NamedTuple):
-    """This is a batch that was read while the one before it was written."""
-
-    heads: Heads
-    slices: list[Slice]
-
-
 class Flusher:
     """This flushes the shards of one worker."""
 
@@ -87,29 +89,11 @@ class Flusher:
         self.recall = Recall(keys, self.streams)
         self._repair = Repair(settings, keys, self.streams, self.recall)
         self._first = 0
-        self._ahead: _Ahead | None = None
+        self._lookout = Lookout(settings, self.streams)
 
     async def look(self, link: AsyncLink, holdings: dict[int, Holding], woken: Sequence[int] = ()) -> Heads:
-        """This gives the heads of the shards, as they were before the entries that the next cycle writes were read.
-
-        Where a few shards were woken, the heads are theirs alone, and their first entries come along.
-        """
-        if self._ahead is not None and self._ahead.heads.of.keys() >= holdings.keys():
-            return self._ahead.heads
-        self._ahead = None
-        asked = [holdings[shard] for shard in woken if shard in holdings]
-        if not 0 < len(asked) <= GLANCE_SHARDS_MAX or any(one.standing == "new" for one in holdings.values()):
-            return await self.streams.heads(link, list(holdings))
-        heads, slices = await self.streams.glance(link, [(one, self._at_first(one)) for one in asked])
-        if slices and all(agree(one.holding.row, one.head, heads.server) for one in slices):
-            self._ahead = _Ahead(heads, slices)
-        return heads
-
-    def _at_first(self, holding: Holding) -> int:
-        """This is how many entries to read of a shard whose head is not known yet, as large as they used to be."""
-        average = max(1, holding.row.bytes // max(1, holding.row.entries))
-        most = min(GLANCE_ENTRIES_MAX, self._settings.flush_batch_max)
-        return max(1, min(most, self._settings.flush_bytes_max // GLANCE_SHARDS_MAX // average))
+        """This gives the heads of the shards, as they were before the entries that the next cycle writes were read."""
+        return await self._lookout.look(link, holdings, woken)
 
     async def cycle(
         self,
@@ -122,8 +106,8 @@ class Flusher:
     ) -> Progress:
         """This flushes at most one batch of the open shards; `heads` is what `look` gave just before."""
         progress = Progress()
-        ahead, self._ahead = self._ahead, None
-        slices = self._still_next(ahead, holdings) if ahead is not None and ahead.heads is heads else []
+        ahead = self._lookout.taken()
+        slices = still_next(ahead, holdings) if ahead is not None and ahead.heads is heads else []
         if not slices:
             wanted = self._wanted(holdings, heads, set(woken), progress)
             slices = await self.streams.read(link, wanted) if wanted else []
@@ -207,7 +191,7 @@ class Flusher:
             except Poison:
                 done = await self._write_carefully(database, slices, server)
             self.tally.committed(done, begun=begun, written=monotonic(), heads=heads)
-            self._ahead = await reading
+            self._lookout.ahead = await reading
         finally:
             reading.cancel()
             await asyncio.wait([reading])
@@ -216,10 +200,9 @@ class Flusher:
             if one.shard not in kept:
                 self._doubt(one.holding, progress)
         await self._acknowledge(link, done, progress)
+        self._lookout.pace.flushed(progress.entries, begun=begun, ended=monotonic())
 
-    async def _read_ahead(
-        self, link: AsyncLink, holdings: dict[int, Holding], slices: Sequence[Slice]
-    ) -> _Ahead | None:
+    async def _read_ahead(self, link: AsyncLink, holdings: dict[int, Holding], slices: Sequence[Slice]) -> Ahead | None:
         """This reads what comes behind the batch that is being written, where that is known to be more.
 
         What goes wrong meanwhile is nothing to the batch: the next turn reads, and meets it.
@@ -230,7 +213,7 @@ class Flusher:
         try:
             heads = await self.streams.heads(link, list(holdings))
             wanted = self._behind(holdings, heads, behind)
-            return _Ahead(heads, await self.streams.read(link, wanted)) if wanted else None
+            return Ahead(heads, await self.streams.read(link, wanted)) if wanted else None
         except RedisUnavailable as error:
             whisper("not_read_ahead", detail=str(error))
             return None
@@ -244,14 +227,6 @@ class Flusher:
                 standing[shard] = holding, head, behind.get(shard, holding.place)
         return self._shared_out(standing, set())
 
-    def _still_next(self, ahead: _Ahead, holdings: dict[int, Holding]) -> list[Slice]:
-        """This gives what was read ahead, if it is what comes next and there is nothing special about it."""
-        for one in ahead.slices:
-            holding = holdings.get(one.shard)
-            if holding is not one.holding or holding.standing != "open" or holding.place != one.start or not one.plain:
-                return []
-        return ahead.slices
-
     def _remembered(self, slices: Sequence[Slice]) -> tuple[dict[str, Tip], set[str]]:
         """This gives the tips that are remembered and the keys of those that are not; a key out of place is a fault."""
         tips: dict[str, Tip] = {}
@@ -264,7 +239,7 @@ class Flusher:
                     if key in here:
                         continue
                     tip = self.tips.get(one.shard, key)
-                    if tip is None and (fault := self._misplaced(key, one.shard)):
+                    if tip is None and (fault := misplaced(key, one.shard, self._keys)):
                         one.entries[at] = Entry(entry.fields, entry.position, entry.change_set, fault)
                         continue
                     here.add(key)
@@ -273,13 +248,6 @@ class Flusher:
             missing |= here
         missing -= tips.keys()
         return tips, missing
-
-    def _misplaced(self, key: str, shard: int) -> str:
-        try:
-            place = self._keys.shard(checked_key(key))
-        except InvalidKey as error:
-            return error.reason
-        return "" if place == shard else f"its key belongs to shard {place}"
 
     async def _write(
         self, database: Database, slices: Sequence[Slice], server: str, tips: dict[str, Tip], missing: set[str]
@@ -384,7 +352,7 @@ class Flusher:
         """This forgets all that is believed, as after an outage."""
         self.tips.clear()
         self.recall.forget()
-        self._ahead = None
+        self._lookout.ahead = None
         for holding in holdings.values():
             holding.look_again()
 

@@ -8,11 +8,16 @@ apart    they do not agree, or the shard cannot be read; others go on, and this 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from statecache.errors import InvalidKey
+from statecache.keys import checked_key
 from statecache_workers.logs import alarm
+
+if TYPE_CHECKING:
+    from statecache.keys import KeySpace
 
 Standing = Literal["new", "open", "apart"]
 DOUBTS_MAX = 3
@@ -127,6 +132,15 @@ def set_apart(holding: Holding, event: str, reason: str) -> None:
 def agree(row: Row, head: Head, server: str) -> bool:
     """This says whether the gate is open on that server, and for the row's epoch."""
     return head.epoch == row.epoch and head.replid == server and row.replid == server
+
+
+def misplaced(key: str, shard: int, keys: KeySpace) -> str:
+    """This says why a key does not belong to that shard; '' where it does."""
+    try:
+        place = keys.shard(checked_key(key))
+    except InvalidKey as error:
+        return error.reason
+    return "" if place == shard else f"its key belongs to shard {place}"
 
 
 def head_of(reply: list[bytes] | bytes) -> Head | str:

@@ -229,6 +229,33 @@ class Streams:
         wanted = [Wanted(holding, head, holding.place, most) for holding, head, most in found if isinstance(head, Head)]
         return heads, self._cut(wanted, replies) if len(wanted) == len(asked) else []
 
+    async def survey(self, link: AsyncLink, holdings: Sequence[Holding], most: int) -> tuple[Heads, list[Slice]]:
+        """This gives in one round trip the heads of these shards, and then so many entries of each open one with any.
+
+        There are no slices where not all of that can be read.
+        """
+        which, shards = script("heads"), [one.shard for one in holdings]
+        asked = {self._keys.changes(one.shard): one for one in holdings if one.standing == "open"}
+        after = [one.after for one in asked.values()]
+        command = ("XREAD", "COUNT", most, "STREAMS", *asked, *after)
+        answer, *found = await self.run(
+            link, [link.call(which, *self._question(shards)), *([command] if asked else [])]
+        )
+        if isinstance(answer, Exception):  # the server has forgotten the script: these entries were not read behind it
+            link.knows(which, False)
+            return await self.heads(link, shards), []
+        heads = self._told(shards, answer)
+        if not found or isinstance(found[0], Exception):
+            return heads, []
+        wanted, replies = [], []
+        for name, reply in found[0] or ():
+            holding = asked[name.decode()]
+            head = heads.of[holding.shard]
+            if isinstance(head, Head):
+                wanted.append(Wanted(holding, head, holding.place, most))
+                replies.append(reply)
+        return heads, self._cut(wanted, replies)
+
     def _question(self, shards: Sequence[int]) -> tuple[list[str], list[Any]]:
         return [self._keys.meta(shard) for shard in shards], [self._settings.fence]
 

@@ -1,0 +1,138 @@
+"""What is read before its turn has come, so that the turn need not ask: heads, and entries behind what is flushed.
+
+    a glance     where a few shards woke the worker: their heads and first entries, in one exchange
+    a survey     where many were written to in the batch before: all heads, and the first entries of those that have any
+    read ahead   where a batch is full: the next one, while the full one is written
+
+Heads always come before entries. What was read is used only if it is still what comes next and nothing is special
+about it, and of a survey only if it is all that the heads tell of: otherwise the entries are read by the heads. How
+much to read before the heads have told is decided by how large a shard's entries used to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from statecache._bridge import async_sleep
+from statecache.clock import monotonic
+from statecache_workers.holdings import Head, Heads, Holding, agree
+from statecache_workers.pace import Pace
+from statecache_workers.streams import Slice, Streams
+
+if TYPE_CHECKING:
+    from statecache._async.connect import AsyncLink
+    from statecache.settings import Settings
+
+GLANCE_SHARDS_MAX = 4
+ENTRIES_MAX = 8
+"""How many entries of a shard are read before its head has told how many there are."""
+_BYTES_PART = 4
+"""What may be read at most of all shards together, as a part of a batch's bytes."""
+
+
+class Ahead(NamedTuple):
+    """This is a batch that was read before its turn; with heads but no slices, only the heads are known."""
+
+    heads: Heads
+    slices: list[Slice]
+
+
+def usual_bytes(holding: Holding) -> int:
+    """This is how large the shard's entries used to be."""
+    return max(1, holding.row.bytes // max(1, holding.row.entries))
+
+
+def glance_entries(holding: Holding, settings: Settings) -> int:
+    """This is how many entries to read of one of a few shards."""
+    most = min(ENTRIES_MAX, settings.flush_batch_max)
+    return max(1, min(most, settings.flush_bytes_max // GLANCE_SHARDS_MAX // usual_bytes(holding)))
+
+
+def entries_of_each(holdings: Collection[Holding], settings: Settings) -> int:
+    """This is how many entries to read of each of many shards; none where even one of each may be too much."""
+    largest = max((usual_bytes(holding) for holding in holdings), default=1)
+    of_bytes = settings.flush_bytes_max // _BYTES_PART // largest
+    return min(ENTRIES_MAX, min(of_bytes, settings.flush_batch_max) // max(1, len(holdings)))
+
+
+def pending(heads: Heads, holdings: Mapping[int, Holding]) -> int:
+    """This is how many entries the heads tell of that are not flushed."""
+    rows = {shard: holding.row.flushed for shard, holding in holdings.items()}
+    return sum(max(0, head.n - rows[shard]) for shard, head in heads.of.items() if isinstance(head, Head))
+
+
+def whole(heads: Heads, slices: list[Slice], holdings: Mapping[int, Holding]) -> Ahead:
+    """This keeps entries only where they are all that the heads tell of, and every head agrees with its row."""
+    ends = {one.shard: one.end.n for one in slices}
+    for shard, holding in holdings.items():
+        head = heads.of.get(shard)
+        if holding.standing == "open" and not (
+            isinstance(head, Head)
+            and agree(holding.row, head, heads.server)
+            and ends.get(shard, holding.place.n) >= head.n
+        ):
+            return Ahead(heads, [])
+    return Ahead(heads, slices)
+
+
+def still_next(ahead: Ahead, holdings: Mapping[int, Holding]) -> list[Slice]:
+    """This gives what was read ahead, if it is what comes next and there is nothing special about it."""
+    for one in ahead.slices:
+        holding = holdings.get(one.shard)
+        if holding is not one.holding or holding.standing != "open" or holding.place != one.start or not one.plain:
+            return []
+    return ahead.slices
+
+
+class Lookout:
+    """This looks before every cycle, and keeps what was read ahead for it."""
+
+    def __init__(self, settings: Settings, streams: Streams) -> None:
+        self._settings = settings
+        self._streams = streams
+        self.pace = Pace()
+        self.ahead: Ahead | None = None
+
+    def taken(self) -> Ahead | None:
+        """This gives what was read ahead, once."""
+        ahead, self.ahead = self.ahead, None
+        return ahead
+
+    async def look(self, link: AsyncLink, holdings: Mapping[int, Holding], woken: Sequence[int]) -> Heads:
+        """This gives the heads of the shards, and may read ahead.
+
+        Where a few shards were woken, the heads are theirs alone, and their first entries come along. Where the batch
+        before was a large one, all heads come with the first entries of each shard.
+        """
+        if self.ahead is not None and self.ahead.heads.of.keys() >= holdings.keys():
+            return self.ahead.heads
+        self.ahead = None
+        if self.pace.many(monotonic()):
+            return await self._look_for_many(link, holdings, woken)
+        asked = [holdings[shard] for shard in woken if shard in holdings]
+        if not 0 < len(asked) <= GLANCE_SHARDS_MAX or any(one.standing == "new" for one in holdings.values()):
+            return await self._streams.heads(link, list(holdings))
+        wanted = [(one, glance_entries(one, self._settings)) for one in asked]
+        heads, slices = await self._streams.glance(link, wanted)
+        if slices and all(agree(one.holding.row, one.head, heads.server) for one in slices):
+            self.ahead = Ahead(heads, slices)
+        return heads
+
+    async def _look_for_many(self, link: AsyncLink, holdings: Mapping[int, Holding], woken: Sequence[int]) -> Heads:
+        """This looks at all shards, a little later where few of those who were answered last have come back."""
+        heads = None if woken else await self._survey(link, holdings)
+        pause_s = self.pace.pause(len(woken) if heads is None else pending(heads, holdings), monotonic())
+        if heads is None or pause_s:
+            await async_sleep(pause_s)
+            heads = await self._survey(link, holdings)
+        return heads
+
+    async def _survey(self, link: AsyncLink, holdings: Mapping[int, Holding]) -> Heads:
+        """This gives the heads of all shards, and reads the first entries of each in the same exchange."""
+        most = entries_of_each(holdings.values(), self._settings)
+        if not most:
+            return await self._streams.heads(link, list(holdings))
+        heads, slices = await self._streams.survey(link, list(holdings.values()), most)
+        self.ahead = whole(heads, slices, holdings)
+        return heads
