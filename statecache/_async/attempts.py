@@ -49,13 +49,13 @@ class Attempts:
         """This runs the script once, and WAIT behind it on the same connection where the level asks for it."""
         attempt_s = seconds if seconds < 0.2 else seconds * 0.4
         commands, baton = [self._call(link, commit, attempt_s)], commit.baton
-        if baton is not None and baton.held:
+        if baton is not None and commit.passes:
             commands.append(baton.passing(link, commit.change_id))
         if commit.durability in ("replica", "disk"):
             commands.append(self._levels.wait_command(commit.durability, round(attempt_s * 800)))
         replies = await link.run(commands, seconds=attempt_s)
         await self._check_nonce(link, commit, replies[0])
-        if baton is not None and baton.held:
+        if baton is not None and commit.passes:
             baton.passed(link, replies.pop(1))
         await self._noted(link, replies[0])
         return replies

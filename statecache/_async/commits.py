@@ -186,7 +186,7 @@ class Committer(Together):
             if seconds <= 0:
                 late = RedisUnavailable("timeout", detail="the time was up")
                 commit.fail(commit.doubt or commit.hindrance or late)
-            if commit.durability == "postgres":
+            if commit.durability == "postgres" and not commit.passes:
                 committed = await self._applied_with_others(commit, seconds)
                 if committed is not None:
                     return committed

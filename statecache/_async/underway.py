@@ -45,6 +45,11 @@ class Commit(msgspec.Struct, kw_only=True):
     locks: Locks | None = None
     baton: AsyncBaton | None = None
 
+    @property
+    def passes(self) -> bool:
+        """This says whether a baton is passed on with it."""
+        return self.baton is not None and self.baton.held
+
     def written(self) -> list[Write]:
         """These are the writes that change a state."""
         return [write for write in self.writes if write.op != "check"]

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from statecache import AsyncStateCache, NotFound, Settings
+from statecache_workers.worker import Worker
 from tests.fix_batons import LIMIT_S, Count, Street, counted_reads, quicker, scripts_sent
+from tests.fix_flusher import flush
 from tests.fix_servers import MakeClient, every_redis
-from tests.local_reads import KEY
+from tests.local_reads import KEY, until
 
 # After a conflict.
 
@@ -202,3 +204,17 @@ async def test_a_commit_that_waits_for_its_durability_has_passed_the_baton_on(
     assert (await one.update(KEY, Count(), durability="disk")).value == 2
     assert street.calls[3] == b"2"
     assert sent == [], "all of it went with the asking and with the commit"
+
+
+async def test_a_commit_that_waits_for_postgres_has_passed_the_baton_on(
+    one: AsyncStateCache, street: Street, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await one.set(KEY, 1)
+    one.tier.batons.crowd(KEY)
+    sent = scripts_sent(one, monkeypatch)
+    updating = asyncio.ensure_future(one.update(KEY, Count(), durability="postgres", timeout=LIMIT_S))
+    await until(lambda: street.calls[3:4] == [b"2"])
+    assert not updating.done()
+    assert sent == [], "all of it went with the asking and with the commit"
+    await flush(worker)
+    assert (await updating).value == 2
