@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,8 +54,14 @@ class Place:
 
     async def until_prolonged(self, since_ms: int) -> None:
         """This returns when the lease's deadline lies behind that moment."""
+        await self.held_until(lambda: self.lease().until_ms > since_ms)
+
+    async def held_until(self, told: Callable[[], bool]) -> None:
+        """This returns when that is so, and fails as soon as the lease has run out: nobody prolongs it any more."""
         async with asyncio.timeout(LONG):
-            while self.lease().until_ms <= since_ms:  # noqa: ASYNC110
+            while not told():
+                until_ms, (seconds, micros) = self.lease().until_ms, self.redis.time()
+                assert seconds * 1000 + micros // 1000 <= until_ms, "the lease was not renewed in time"
                 await asyncio.sleep(0)
 
 

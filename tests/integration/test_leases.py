@@ -169,7 +169,7 @@ async def test_what_is_lost_on_the_way_neither_leaks_a_lease_nor_doubles_it(
     async with behind.lock(KEY, ttl=2 if verb == "renew" else 30) as lease:
         assert place.lease().token == lease.token == Token(1, 2)
         if verb == "renew":
-            await fault.wait()
+            await place.held_until(lambda: fault.struck)
             await place.until_prolonged(place.lease().until_ms + 1200)
         assert not lease.lost
     await fault.wait()
