@@ -30,7 +30,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Literal, Self
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 Kind = Literal["drop_request", "cut", "drop_reply", "hold_request", "hold_reply", "reset"]
 

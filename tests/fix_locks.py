@@ -14,7 +14,7 @@ from statecache.keys import KeySpace
 from statecache.leases import lease_of, queue_of
 
 KEY = "runs/42"
-LONG = 20.0
+LONG = 60.0
 NEVER = 10**15
 """Milliseconds of the server's clock that are far in the future."""
 

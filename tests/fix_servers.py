@@ -215,7 +215,7 @@ def make_settings(site: Site, redis_kind: str) -> Iterator[MakeSettings]:
 
     def make(*, migrated: bool = True, **more: Any) -> Settings:
         name = f"t{os.getpid()}_{next(_numbers)}"
-        given = {"shards": SHARDS, "prefix": name, "postgres_schema": name, "timeout_s": 10.0, "read": "primary"} | more
+        given = {"shards": SHARDS, "prefix": name, "postgres_schema": name, "timeout_s": 30.0, "read": "primary"} | more
         if "redis_url" not in given:
             given["redis_url"] = site.redis_url(redis_kind)
         if "postgres_url" not in given:

@@ -35,7 +35,7 @@ async def _as_coroutine(call: Any) -> Any:
 async def _closes(client: AsyncStateCache, *, drain: float) -> asyncio.Task[Left]:
     """This begins to close the client; it refuses new calls from now on."""
     closing = asyncio.create_task(_as_coroutine(client.close(drain=drain)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not _tier(client).accounts.closing:  # noqa: ASYNC110
             await asyncio.sleep(0)
     return closing

@@ -282,7 +282,7 @@ async def test_commits_of_every_verb_are_kept(verb: str, settings: Settings, pro
 
 async def test_a_commit_that_was_cancelled_while_it_waited_for_postgres_is_kept(cache: AsyncStateCache) -> None:
     writing = asyncio.create_task(_as_coroutine(cache.set(KEY, 1, durability="postgres")))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await cache.get(KEY) is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
     writing.cancel()

@@ -76,7 +76,7 @@ async def _in_turn(client: AsyncStateCache) -> None:
         async with client.lock("runs/1", ttl=5) as lease:
             await lease.update("runs/1", lambda value: value)
             holds.set()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not waits.waiting:  # noqa: ASYNC110
                     await asyncio.sleep(0)
 
@@ -221,7 +221,7 @@ async def _refused(client: AsyncStateCache) -> str:
         with suppress(StateCacheError):
             await client.set("runs/1", 1, durability=level, timeout=1)
     with suppress(StateCacheError):
-        await client.warm(["runs/1"], timeout=5)
+        await client.warm(["runs/1"], timeout=30)
     try:
         async with client.lock("runs/1", timeout=0):
             return ""
@@ -312,7 +312,7 @@ def test_a_branch_that_comes_back_is_set_aside_by_an_operator_with_a_workers_rig
         client.set("runs/branch", "of the lineage")
         rewound(deployment, branch)
         with pytest.raises((Unavailable, OutcomeUnknown), match="operator's word"):
-            client.set("runs/branch", "on the branch", timeout=5)
+            client.set("runs/branch", "on the branch", timeout=30)
         done = deployment.try_to_run("workers", *claim, STATECACHE_SHARDS=str(SHARDS))
         assert done.returncode == 0, done.stderr
         kept = deployment.sql("SELECT value FROM conflict WHERE key = 'runs/branch'")

@@ -227,7 +227,7 @@ def test_the_rendered_file_is_private_and_holds_digests_only(tmp_path: Path) -> 
 def _written_by_a_server_that_does_not_start(*options: str) -> str:
     """This gives what a server writes that refuses its files; one that takes them would run on past the time."""
     command = [str(valkey_server()), *options, "--port", str(free_port())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False, env=plain_environment())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=plain_environment())
     assert done.returncode != 0
     return done.stdout + done.stderr
 

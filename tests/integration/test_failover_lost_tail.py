@@ -205,7 +205,7 @@ def test_a_waiter_does_not_take_the_new_epochs_watermark_for_its_own(shard: Worl
     shard.flush(b)
 
     agent = shard.client(b)
-    assert agent.wait_durable(other, timeout=10) == other
+    assert agent.wait_durable(other, timeout=30) == other
     waited = agent.tier.durable.wait(SHARD, lost.position, lost.change_id, [lost.key], end=monotonic() + 10)
     assert waited is False
 

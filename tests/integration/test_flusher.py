@@ -171,6 +171,7 @@ async def test_the_log_never_holds_a_value(agents: Agents, worker: Worker, log: 
     assert "secret" not in repr(log.lines)
 
 
+@pytest.mark.counts_seconds
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 async def test_shards_are_shared_evenly_and_given_back(
     make_worker: MakeWorker, psql: Psql, count: int, settings: Settings

@@ -336,7 +336,7 @@ async def test_every_transaction_is_bounded(worker: Worker) -> None:
     async with database.transaction() as transaction:
         await transaction.run(Call("cluster", {}))
         shown = await (await database.session.connection.execute(bounds)).fetchone()
-    assert shown == ("10s", "2s", "10s")
+    assert shown == ("30s", "2s", "30s")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ async def test_a_durable_write_whose_entry_was_removed_before_the_flush_is_not_c
     while redis_raw.hget(keys.meta(shard), "n") != b"2":
         await asyncio.wait(writing, timeout=0.01)
     redis_raw.delete(keys.changes(shard))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await flush(worker)
         lost, kept = await asyncio.gather(*writing, return_exceptions=True)
     if isinstance(kept, OutcomeUnknown):

@@ -82,11 +82,11 @@ async def test_waiters_are_told_of_an_exception(
     await flush(worker)
     listener = redis_raw.pubsub()
     listener.ssubscribe(keys.events(1))
-    assert listener.get_message(timeout=5)["type"] == "ssubscribe"
+    assert listener.get_message(timeout=30)["type"] == "ssubscribe"
     agents.commit(key, reason=NUL)
     agents.commit(key)
     await flush(worker)
-    assert listener.get_message(timeout=5)["data"] == b"1 2 1"
+    assert listener.get_message(timeout=30)["data"] == b"1 2 1"
     assert agents.meta(1)["excepted"] == "1"
     assert rows(psql, "SELECT excepted FROM shard WHERE shard = 1") == [(1,)]
     listener.close()

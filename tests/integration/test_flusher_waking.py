@@ -134,7 +134,7 @@ async def _rung(worker: Worker) -> bool:
     worker._next_tend = worker._monotonic() + 60
     worker.janitor._next_round = worker._monotonic() + 60
     worker.janitor._round.clear()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await worker.rest()
     return worker._next_tend <= worker._monotonic()
 

@@ -34,7 +34,7 @@ async def working(settings: Settings) -> AsyncIterator[None]:
 
 async def _leased(cache: AsyncStateCache) -> None:
     """This returns when the step that runs has its lease."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not cache.tier.leases.held:  # noqa: ASYNC110
             await asyncio.sleep(0)
 

@@ -9,7 +9,7 @@ import pytest
 
 from statecache._bridge import Signal, Slots, lead
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 def test_who_waits_reads_until_its_own_answer_is_there_and_all_that_is_there_already() -> None:

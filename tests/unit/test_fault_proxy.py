@@ -10,7 +10,7 @@ import pytest
 from statecache.clock import monotonic
 from tests.fault_proxy import FaultProxy, Kind
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class Echo:
