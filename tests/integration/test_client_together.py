@@ -67,7 +67,8 @@ async def test_commits_of_one_moment_are_one_exchange_and_each_has_its_own_answe
         alone = await behind.set(KEYS[0], 3, durability="memory")
     assert [(state.key, state.value, state.version) for state in states] == [(key, 2, 2) for key in KEYS]
     assert alone.version == 3
-    assert seen == [["EVALSHA"] * MANY, ["EVALSHA"]]
+    assert [len(commands) for commands in seen] == [MANY, 1]
+    assert {*seen[0][1:]} == {"EVALSHA"}
     assert rows(psql, "SELECT count(*) FROM change WHERE version = 2") == [(MANY,)]
 
 

@@ -73,10 +73,7 @@ def tips(connection: Connection, raw: redis.Redis, keys: KeySpace, schema: str, 
 def _hashes(raw: redis.Redis, keys: KeySpace) -> list[tuple[str, tuple[Any, ...] | None]]:
     """This gives every state that Redis holds, with the key that its Redis key says."""
     found: list[tuple[str, tuple[Any, ...] | None]] = []
-    fixed = {name for shard in range(keys.shards) for name in _fixed(keys, shard)} | {keys.bell()}
-    for name in raw.scan_iter(match=f"{keys.prefix}:*", count=1000):
-        if name.decode() in fixed:
-            continue
+    for name in raw.scan_iter(match=keys.every_state(), count=1000):
         values: Any = raw.hmget(name, _FIELDS)
         key = _key_of(name.decode(), keys)
         if None in values:
@@ -94,11 +91,6 @@ def _key_of(name: str, keys: KeySpace) -> str:
         if "/" in name[at:].strip("/") and not name[at:].startswith("/") and keys.state(name[at:]) == name:
             return name[at:]
     return name
-
-
-def _fixed(keys: KeySpace, shard: int) -> list[str]:
-    named = (keys.meta, keys.changes, keys.unflushed, keys.hydrating, keys.leases, keys.waiters)
-    return [name(shard) for name in named]
 
 
 def journals(folder: Path) -> list[Operation]:
