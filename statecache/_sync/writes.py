@@ -92,8 +92,8 @@ class Writes(Reads[D], Generic[D]):
 
         The function may be called several times, and may raise to abort: what it raises is passed on once the state
         that it was given is known to be the current one. Callers in this process take turns, and so do processes once
-        they have met. `default` is a value, or a
-        class or function that makes one, for a key that does not exist; without it that is NotFound.
+        they have met. `default` is a value, or a class or function that makes one, for a key that does not exist;
+        without it that is NotFound.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         batons = self.tier.batons

@@ -4,14 +4,15 @@
 
 The lock is held while they run. Under it, what an earlier, crashed run left running is killed, and then nobody else can
 be at work on these data. Sockets lie in a throwaway folder, for their paths must be short. Run by root, Postgres must
-get at its data as an ordinary user; below a closed home it cannot, and its data go to /var/lib/statecache.
+get at its data as an ordinary user; below a closed home it cannot, and `postgres` is a link to a folder of
+/var/lib/statecache that nothing else names: the data belong to the folder with the link, not to its path.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from contextlib import ExitStack
-from hashlib import sha256
 from pathlib import Path
 from typing import Self
 
@@ -87,25 +88,34 @@ class Kept:
         return names
 
     def _take_folder(self) -> None:
-        lock_file = self.folder / "lock"
         try:
             self.folder.mkdir(mode=0o711 if self._run_as else 0o700, parents=True, exist_ok=True)
-            is_ours = self._ending.enter_context(locked(lock_file, wait=False))
+            self._take_lock(self.folder)
         except OSError as error:
             raise ConfigurationError(
                 f"the data cannot be kept in {self.folder}: {error.strerror}", hint="Give another folder."
             ) from error
-        if not is_ours:
-            other = lock_file.read_text().strip() or "?"
-            raise ConfigurationError(
-                f"`statecache dev` is already running in {self.folder} (process {other})",
-                hint="Use that one, or give this one another folder.",
-            )
-        lock_file.write_text(f"{os.getpid()}\n")
         kill_recorded(self.folder)
         self._ending.callback(kill_recorded, self.folder)  # and ours, where an interrupt came before we knew of one
         for log in self.folder.glob("*.log"):
             log.replace(log.with_suffix(".log.old"))
+
+    def _take_lock(self, folder: Path) -> None:
+        lock_file = folder / "lock"
+        if not self._ending.enter_context(locked(lock_file, wait=False)):
+            other = lock_file.read_text().strip() or "?"
+            raise ConfigurationError(
+                f"`statecache dev` is already running in {folder} (process {other})",
+                hint="Use that one, or give this one another folder.",
+            )
+        lock_file.write_text(f"{os.getpid()}\n")
+
+    def _postgres_home(self) -> Path:
+        home = _postgres_home(self.folder, self._run_as)
+        if home.is_symlink():
+            home = home.resolve()
+            self._take_lock(home)  # a copy of our folder leads there too
+        return home
 
     def _assemble(self, scratch: Path) -> None:
         remembered = self._remembered()
@@ -126,7 +136,7 @@ class Kept:
             install=self.install,
             run_as=self._run_as,
             scratch=scratch,
-            home=_postgres_home(self.folder, self._run_as),
+            home=self._postgres_home(),
             port=postgres_port or _if_free(remembered.postgres_port),
             port_is_fixed=postgres_port is not None,
         )
@@ -184,17 +194,30 @@ def _if_free(port: int) -> int | None:
 
 
 def _postgres_home(folder: Path, run_as: RunAs | None) -> Path:
-    if run_as is None or reachable(folder, run_as):
-        return folder / "postgres"
-    home = SYSTEM_DATA / sha256(os.fsencode(folder.resolve())).hexdigest()[:12]
+    """This gives where Postgres has its data for this folder: in it, or at the end of a link in it."""
+    home = folder / "postgres"
+    if run_as is None:
+        return home
+    if home.is_symlink() and not home.exists():
+        home.unlink()  # somebody removed what it led to
+    if not home.exists() and not reachable(folder, run_as):
+        home.symlink_to(_reachable_home(folder))
+    if not reachable(home.resolve(), run_as):
+        raise ConfigurationError(
+            f"{home.resolve()} is closed to the user that runs Postgres for root",
+            hint="Give a folder that every user can pass into, or run this as an ordinary user.",
+        )
+    return home
+
+
+def _reachable_home(folder: Path) -> Path:
     try:
-        for part in (SYSTEM_DATA, home):
-            part.mkdir(mode=0o711, exist_ok=True)
+        SYSTEM_DATA.mkdir(mode=0o711, exist_ok=True)
+        home = Path(tempfile.mkdtemp(prefix="dev-", dir=SYSTEM_DATA))
+        home.chmod(0o711)
     except OSError as error:
         raise ConfigurationError(
             f"{folder} is closed to the user that runs Postgres for root, and {SYSTEM_DATA} cannot be made: {error}",
             hint="Give a folder that every user can pass into, or run this as an ordinary user.",
         ) from error
-    if not reachable(home, run_as):
-        raise ConfigurationError(f"{folder} and {home} are closed to the user that runs Postgres for root")
     return home

@@ -269,18 +269,65 @@ def test_data_of_another_version_are_not_touched(folder: Path) -> None:
     assert "was made by Postgres 15" in errors
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs Postgres as another user")
-def test_below_a_closed_home_of_root_the_data_of_postgres_go_where_it_can_reach_them(
-    tmp_path: Path, folder: Path
-) -> None:
-    """Root's home is closed nearly everywhere, and stays so."""
+@pytest.fixture
+def closed(tmp_path: Path, folder: Path) -> tuple[Path, Path]:
+    """A closed home of root's, as it is nearly everywhere, and what stands for /var/lib/statecache."""
+    if os.geteuid() != 0:
+        pytest.skip("only root runs Postgres as another user")
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
-    system_data = folder.parent / "system"
-    dev = Dev(None, environment={"HOME": str(home), "XDG_DATA_HOME": ""}, system_data=system_data)
+    return home, folder.parent / "system"
+
+
+def test_below_a_closed_home_of_root_the_data_of_postgres_go_where_it_can_reach_them(closed: tuple[Path, Path]) -> None:
+    home, system_data = closed
+    environment = {"HOME": str(home), "XDG_DATA_HOME": ""}
+    dev = Dev(None, environment=environment, system_data=system_data)
     _write(dev, "kept")
     assert f"in {home}/" in dev.greeting
     (data,) = system_data.glob("*/data")
     assert data.stat().st_uid != 0
     assert dev.end() == (0, "")
     assert home.stat().st_mode & 0o777 == 0o700
+    again = Dev(None, environment=environment, system_data=system_data)
+    assert _words(again) == {"kept"}
+    assert again.end() == (0, "")
+
+
+def test_a_folder_that_was_removed_and_made_anew_does_not_find_the_data_of_the_old_one(
+    closed: tuple[Path, Path],
+) -> None:
+    home, system_data = closed
+    folder = home / "dev"
+    for word in ("old", "new"):
+        dev = Dev(folder, system_data=system_data)
+        _write(dev, word)
+        assert _words(dev) == {word}
+        assert dev.end() == (0, "")
+        folder.rename(home / word)
+    moved = Dev(home / "old", system_data=system_data)
+    assert _words(moved) == {"old"}
+    assert moved.end() == (0, "")
+
+
+def test_a_copy_of_a_folder_does_not_run_beside_it_on_the_same_data(closed: tuple[Path, Path]) -> None:
+    home, system_data = closed
+    assert Dev(home / "dev", system_data=system_data).end() == (0, "")
+    shutil.copytree(home / "dev", home / "copy", symlinks=True)
+    first = Dev(home / "dev", system_data=system_data)
+    _write(first, "undisturbed")
+    second = Dev(home / "copy", system_data=system_data)
+    _, errors = second.process.communicate(timeout=WAIT_S)
+    assert f"already running in {system_data}/" in errors
+    assert _words(first) == {"undisturbed"}
+    assert first.end() == (0, "")
+
+
+def test_data_that_were_removed_begin_anew(closed: tuple[Path, Path]) -> None:
+    home, system_data = closed
+    assert Dev(home / "dev", system_data=system_data).end() == (0, "")
+    shutil.rmtree(system_data)
+    dev = Dev(home / "dev", system_data=system_data)
+    _write(dev, "new")
+    assert _words(dev) == {"new"}
+    assert dev.end() == (0, "")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from statecache.testing import servers
+from tests.fix_surroundings import short_folder
 from tests.pages import ROOT, PageFailed, Reader, blocks, psql_folder
 
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if blocks(path.read_text(encoding="utf-8")))
@@ -28,7 +30,18 @@ print("\\n".join(map(str, rows)) if isinstance(rows, (list, set)) else "" if row
 
 
 @pytest.fixture
-def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def home() -> Iterator[Path]:
+    """This is an empty home, into which the user who runs Postgres for root can pass: nothing is kept outside it."""
+    with tempfile.TemporaryDirectory(prefix="sct", dir=short_folder()) as name:
+        Path(name).chmod(0o711)
+        data = Path(name, ".local/share/statecache")
+        data.mkdir(parents=True)
+        data.chmod(0o711)
+        yield Path(name)
+
+
+@pytest.fixture
+def environment(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """This is what a reader's shell has: statecache, psql, redis-cli, and no settings yet."""
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -40,7 +53,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
     path = [tools, Path(sys.executable).parent, psql_folder(), Path(os.environ["PATH"])]
     return {
         "PATH": os.pathsep.join(map(str, path)),
-        "HOME": str(tmp_path),
+        "HOME": str(home),
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "workers"))),
         "LANG": "C.UTF-8",
     }
