@@ -129,8 +129,7 @@ class Attempt:
         """This opens what it may."""
         rows = self._rows(shards)
         seen, refused = self._look(rows)
-        self._confirm(rows, refused)
-        seen = self._compare(seen, refused)
+        seen = self._compare(self._confirm(rows, seen, refused), refused)
         claimed = self._claim(seen)
         opened: list[Opened] = []
         for wait in (False, True):
@@ -182,13 +181,18 @@ class Attempt:
         except ValueError as error:
             return Refusal(why=str(error), redis_key=self._keys.meta(shard))
 
-    def _confirm(self, rows: Sequence[Row], refused: dict[int, Refusal]) -> None:
-        """This lets a refusal be final only if the row did not change under the look: others may just have opened."""
+    def _confirm(self, rows: Sequence[Row], seen: Sequence[_Seen], refused: dict[int, Refusal]) -> list[_Seen]:
+        """This goes on only with rows that did not change under the look: others may just have opened.
+
+        What they opened after we read their row is no refusal, and to claim it would close it again.
+        """
         before = {row.shard: row for row in rows}
         doubtful = [shard for shard, refusal in refused.items() if not refusal.wait]
+        doubtful += [one.row.shard for one in seen]
         for row in self._rows(doubtful) if doubtful else ():
             if row != before[row.shard]:
                 refused[row.shard] = _MEANWHILE
+        return [one for one in seen if one.row.shard not in refused]
 
     def _compare(self, seen: Sequence[_Seen], refused: dict[int, Refusal]) -> list[_Seen]:
         """This finds the common points. What has to be set aside needs rights in Postgres that a client has not.

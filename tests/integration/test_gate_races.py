@@ -272,6 +272,23 @@ def test_a_refusal_that_rests_on_an_old_row_is_looked_at_again(shard: World) -> 
     shard.check(a)
 
 
+@pytest.mark.parametrize("authority", ["client", "worker", "operator"])
+def test_what_another_opened_since_the_row_was_read_is_not_closed_again(shard: World, authority: Authority) -> None:
+    """FLUSHALL keeps the replid, so what was opened meanwhile looks like what an older Postgres may go on from."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, "durable")
+    shard.flush(a)
+    shard.raw(a).flushall()
+
+    def another_opens() -> None:
+        shard.open(a, "worker")
+
+    assert shard.open(a, authority, tap=once("after shards", another_opens)) == []
+    assert [epoch for epoch, _ in shard.epochs()] == [1, 2]
+    shard.check(a)
+
+
 class Several:
     """This is a deployment of eight shards on the shared servers."""
 
