@@ -135,9 +135,9 @@ class KeySpace:
         """This holds who waits for a lock on a shard, in order."""
         return self._waiters[shard]
 
-    def events(self, shard: int) -> str:
-        """This is the sharded channel on which a shard's watermark is announced."""
-        return self._events[shard]
+    def events(self, shard: int, client: str = "") -> str:
+        """This is the sharded channel on which a shard's watermark is announced, or a client's waiters are called."""
+        return f"{self._events[shard]}:{client}" if client else self._events[shard]
 
     def state(self, key: str) -> str:
         """This is the hash of a checked key's state."""

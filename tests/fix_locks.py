@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
 
 from statecache import AsyncStateCache, Token
 from statecache import leases as rules
+from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache.leases import lease_of, queue_of
 
@@ -75,6 +77,15 @@ def place(redis_raw: Any, keys: KeySpace) -> Place:
 def nobody_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters only wait for their call: neither time nor the holder's deadline has them ask."""
     monkeypatch.setattr(rules, "ASK_S", 1000.0)
+
+
+async def until_calm(client: AsyncStateCache) -> None:
+    """This returns when the client's waiters, at least one, wait for their call alone, where nobody asks again."""
+    async with asyncio.timeout(LONG):
+        while not (found := client.tier.leases.waiting) or not all(  # noqa: ASYNC110
+            60 < one.ask_at - monotonic() < inf for one in found
+        ):
+            await asyncio.sleep(0)
 
 
 async def entered(client: AsyncStateCache, key: str = KEY, **more: Any) -> Token:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -64,11 +65,10 @@ class Durable:
         self._events = events
         self._marks: dict[int, _Mark] = {}
         self._waiting: dict[int, list[tuple[int, AsyncSignal]]] = {}
-        events.hearers.append(self.heard)
 
     async def watch(self, shard: int, *, end: float) -> None:
         """This makes sure that the shard's events are listened to, before the commit that will be waited for."""
-        await self._events.watch(shard, end=end)
+        await self._events.watch(self._keys.events(shard), partial(self.heard, shard), end=end)
 
     def heard(self, shard: int, message: bytes) -> None:
         """This takes note of an event, if it is a watermark that somebody waits for."""
@@ -119,7 +119,7 @@ class Durable:
 
     def _hears(self, shard: int) -> bool:
         """This says whether the shard's events came in before the commit, so that the one about it is not missed."""
-        return shard in self._marks and self._events.listens(shard)
+        return shard in self._marks and self._events.listens(self._keys.events(shard))
 
     def _passed(self, shard: int, position: Position) -> bool | None:
         """This says whether the watermark makes the position durable; None where only Postgres can tell."""

@@ -13,6 +13,7 @@ ends when it finds none. A renewal that comes to nothing is tried again as long 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
@@ -85,13 +86,13 @@ class Leases:
         self._astray_ms = round((settings.timeout_s + _GRACE_S) * 1000)
         self._holder = shown_holder(settings.writer)
         self._closed = False
-        events.hearers.append(self._heard)
         events.broken.append(self._unheard)
         self._reset()
 
     def _reset(self) -> None:
         self._held: dict[str, Holding] = {}
         self._waiting: dict[str, tuple[Waiting, AsyncSignal]] = {}
+        self.name = secrets.token_hex(6)
         self._renewer: AsyncBackground | None = None
         self._sooner = AsyncSignal()
         self._next = -inf
@@ -120,7 +121,8 @@ class Leases:
             if one.key == key and one.owner is owner and not one.lost(boottime()):
                 hint = "Use the lease that you have: the lock would wait for itself."
                 raise UsageError(f"{key!r} is locked already by this very task or thread", hint=hint)
-        holding = Holding(key=key, shard=self._keys.shard(key), request=self._new_request(), ttl=ttl, owner=owner)
+        request = f"{self.name}:{self._new_request()}"
+        holding = Holding(key=key, shard=self._keys.shard(key), request=request, ttl=ttl, owner=owner)
         begun, wait = monotonic(), patience != 0
         try:
             answer = await self._attempt("queue" if wait else "take", holding, begun + (patience or self._timeout_s))
@@ -139,6 +141,7 @@ class Leases:
     async def _wait_for_turn(self, holding: Holding, begun: float, patience: float | None) -> None:
         """This asks whenever there is a reason to: it was called, the lease in the way ends, or time went by."""
         end = inf if patience is None else begun + patience
+        calls = self._keys.events(holding.shard, self.name)
         waiting = Waiting(key=holding.key, request=holding.request, ask_at=begun)
         try:
             while True:
@@ -148,16 +151,16 @@ class Leases:
                 if waiting.ask_at <= now:
                     bound = now + self._timeout_s if patience is None else max(end, now + 0.01)
                     waiting.asking()
-                    await self._events.confirmed(holding.shard, end=min(bound, now + _CONFIRM_S))
+                    await self._events.confirmed(calls, self._heard, end=min(bound, now + _CONFIRM_S))
                     answer = await self._attempt("queue", holding, bound)
                     if answer is None:
                         return
                     now = monotonic()
-                    deaf = not self._events.listens(holding.shard)
+                    deaf = not self._events.listens(calls)
                     waiting.answered(int(answer.rest[0]) / 1000, answer.rest[1], now, deaf=deaf)
                 if now >= end:
                     raise LockTimeout(holding.key, seconds=patience or 0, holder=waiting.holder)
-                await signal.wait(min(waiting.ask_at, end) - now)
+                await signal.wait(min(waiting.ask_at - now, end - now, COMING_S))
         finally:
             self._waiting.pop(holding.request, None)
 
@@ -179,14 +182,13 @@ class Leases:
                 reason = "every answer came later than the ttl allows"
                 raise LockTimeout(holding.key, seconds=holding.ttl, reason=reason)
 
-    def _heard(self, shard: int, message: bytes) -> None:
-        """This is told of every event; a call concerns those who wait for that key."""
+    def _heard(self, message: bytes) -> None:
+        """This is told of calls, and wakes who is called; the others look at the time by themselves."""
         if self._waiting and (call := call_of(message)) is not None:
             key, request, left_s = call
             now = monotonic()
             for waiting, signal in tuple(self._waiting.values()):
-                if waiting.key == key and self._keys.shard(key) == shard:
-                    waiting.called(request, left_s, now)
+                if waiting.key == key and waiting.called(request, left_s, now):
                     signal.set()
 
     def _unheard(self) -> None:

@@ -73,7 +73,7 @@ class Tiers:
         )
         self.warmer = Warmer(self.keys, self.redis, near=self.near, line=self.line, hydrator=self.hydrator)
         self.listing = Listing(self.keys, self.redis, self.postgres)
-        self.events = Events(self.keys, self.redis)
+        self.events = Events(self.redis)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(
             settings, self.keys, self.redis, self.opener, self.events, new_request=new_change_id

@@ -2,11 +2,11 @@
 -- Takes, waits for, renews, gives back or breaks the lock of a key. It may run when memory is full: a holder must be
 -- able to keep its lease and to give it back, and what waits is bounded.
 --
--- KEYS  1 meta  2 leases  3 waiters  4 events (a channel)
+-- KEYS  1 meta  2 leases  3 waiters  4 events (a channel; a client's own has its name behind it)
 -- ARGV  1 fence (on|off)  2 take (now, or not at all) | queue (now, or in turn) | renew | release (the lease, or the
 --       place in the queue) | withdraw (the same, and for good: attempts that are still on their way are late)
---       | break  3 key  4 request: what names its sender  5 token, for renew and break  6 holder: what a person reads
---       7 ttl in ms  8 ms that a place in the queue stands, or a withdrawal  9 ms that who is called has for coming
+--       | break  3 key  4 request: what names its sender, `<client>:<one of its requests>`  5 token, for renew and
+--       break  6 holder: what a person reads  7 ttl in ms  8 ms that a place in the queue stands, or a withdrawal  9 ms that who is called has for coming
 --       10 waiters max  11 the server's time in ms past which this attempt must not be executed
 -- Gives { verdict, … }:
 --   OK        token
@@ -19,7 +19,8 @@
 --   FOREIGN   Redis key, reason
 -- A repeat of the same request answers as the first did. A lease whose deadline has passed is nobody's. Whenever this
 -- leaves a lock free that somebody waits for, the first who still stands in the queue has it: for as long as it takes
--- to come, and called on the channel. Neither of the keys has a time to live: an eviction would be a second holder.
+-- to come, and called on its client's channel; the one behind hears that too, and asks when that time is over. Neither
+-- of the keys has a time to live: an eviction would be a second holder.
 
 local KEYS, ARGV, call, pcall, format, match = KEYS, ARGV, redis.call, redis.pcall, string.format, string.match
 local meta, leases, waiters, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -52,7 +53,7 @@ if ARGV[1] == 'on' then
 end
 if not same then return { 'FENCED' } end
 local entering = verb == 'take' or verb == 'queue'
-if entering and redis.acl_check_cmd and not redis.acl_check_cmd('SPUBLISH', events, '') then
+if entering and redis.acl_check_cmd and not redis.acl_check_cmd('SPUBLISH', events .. ':', '') then
   return { 'FOREIGN', events, "this user can't run this command: SPUBLISH" } -- who gives a lock back must call the next
 end
 if now > tonumber(ARGV[11]) or entering and waiting[2] then return { 'LATE' } end
@@ -92,6 +93,12 @@ local function prolong()
   until_ms = now + ttl
   call('HSET', leases, key, (string.gsub(lease, 'until=%d+ ttl=%d+', format('until=%.0f ttl=%.0f',
     until_ms, ttl), 1)))
+end
+
+-- Where the client that sent a request is called, or that of the first in a queue.
+local function channel_of(text)
+  local client = match(text, '^(%w+):')
+  return client and events .. ':' .. client or events
 end
 
 -- Whose line it is: its first and last character in the queue, or nothing.
@@ -149,7 +156,9 @@ if not lease or until_ms <= now then
     elseif first and tonumber(ends) > now then
       local coming = math.min(tonumber(ARGV[9]), tonumber(whole))
       give(first, whose, coming, tonumber(whole))
-      call('SPUBLISH', events, format('lock %s %.0f %s', first, coming, key))
+      local message, to, behind = format('lock %s %.0f %s', first, coming, key), channel_of(first), channel_of(queue)
+      call('SPUBLISH', to, message)
+      if queue ~= '' and behind ~= to then call('SPUBLISH', behind, message) end
     end
   end
   if entering and queue == '' and (not lease or until_ms <= now) then give(request, ARGV[6], ttl, ttl) end

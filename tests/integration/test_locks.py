@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from math import inf
 from typing import Any
 
 import pytest
@@ -16,10 +15,12 @@ from statecache import (
     Token,
 )
 from statecache import leases as rules
+from statecache._async import leases
 from statecache.clock import monotonic
+from statecache.leases import call_of
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
-from tests.fix_locks import KEY, LONG, NEVER, Place, entered
+from tests.fix_locks import KEY, LONG, NEVER, Place, entered, until_calm
 from tests.fix_servers import MakeClient, every_redis
 
 pytestmark = pytest.mark.counts_seconds
@@ -91,16 +92,42 @@ async def test_a_call_that_is_lost_with_its_connection_is_made_up_for(
 
 
 @every_redis
-async def test_who_stands_first_and_died_is_called_and_passed_over(client: AsyncStateCache, place: Place) -> None:
+async def test_who_stands_first_and_died_is_called_and_passed_over(
+    client: AsyncStateCache, place: Place, nobody_asks_again: None
+) -> None:
+    """The one behind hears the call too, and asks when the time for coming is over."""
     async with asyncio.TaskGroup() as tasks:
-        async with client.lock(KEY):
+        async with client.lock(KEY, ttl=600):
             place.put_first(until=NEVER)
-            waiting = tasks.create_task(entered(client, timeout=LONG))
-            await place.until_waiting(2)
+            waiting = tasks.create_task(entered(client, ttl=600, timeout=LONG))
+            await until_calm(client)
         called = place.lease()
         assert (called.request, called.token) == ("nobody", Token(1, 2))
         assert called.until_ms - called.since_ms == rules.COMING_S * 1000
         assert await waiting == Token(1, 3)
+
+
+async def test_a_call_wakes_nobody_but_who_is_called_and_the_one_behind(
+    make_client: MakeClient, settings: Settings, place: Place
+) -> None:
+    """Of any number of waiters: else each handover would cost as much as all of them are."""
+    clients = [make_client(settings) for _ in range(5)]
+    heard: list[str] = []
+    async with asyncio.TaskGroup() as tasks, clients[0].lock(KEY):
+        for number, client in enumerate(clients[1:], 1):
+            tasks.create_task(entered(client))
+            await place.until_waiting(number)
+        first, shard = place.queue()[0].request, clients[0].tier.keys.shard(KEY)
+        channels = [client.tier.keys.events(shard, client.tier.leases.name) for client in clients]
+        listener = place.redis.pubsub(ignore_subscribe_messages=True)
+        listener.ssubscribe(*channels)
+        for _ in channels:
+            listener.get_sharded_message(timeout=LONG)
+    while message := listener.get_sharded_message(timeout=0.1):
+        if first.encode() in message["data"]:
+            heard.append(message["channel"].decode())
+    listener.close()
+    assert sorted(heard) == sorted(channels[1:3])
 
 
 @every_redis
@@ -137,7 +164,7 @@ async def test_a_waiter_that_is_cancelled_leaves_the_queue(cache: AsyncStateCach
 
 
 async def test_a_waiter_that_is_cancelled_as_it_is_called_passes_the_call_on(
-    cache: AsyncStateCache, place: Place, nobody_asks_again: None
+    cache: AsyncStateCache, place: Place, nobody_asks_again: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cache.lock(KEY, ttl=600):
         first = asyncio.create_task(entered(cache, ttl=600))
@@ -145,15 +172,14 @@ async def test_a_waiter_that_is_cancelled_as_it_is_called_passes_the_call_on(
         second = asyncio.create_task(entered(cache, ttl=600))
         await place.until_waiting(2)
         ours = place.queue()[0].request
-        async with asyncio.timeout(LONG):
-            while not all(60 < one.ask_at - monotonic() < inf for one in cache.tier.leases.waiting):  # noqa: ASYNC110
-                await asyncio.sleep(0)
+        await until_calm(cache)
 
-        def cancelled_by(shard: int, message: bytes) -> None:
+        def cancelled_by(message: bytes) -> tuple[str, str, float] | None:
             if ours.encode() in message:
                 first.cancel()
+            return call_of(message)
 
-        cache.tier.events.hearers.append(cancelled_by)
+        monkeypatch.setattr(leases, "call_of", cancelled_by)
     async with asyncio.timeout(LONG):
         assert (await second).count in (3, 4)
     assert first.cancelled()

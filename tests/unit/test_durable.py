@@ -65,7 +65,7 @@ def redis() -> SlowRedis:
 
 @pytest.fixture
 async def durable(redis: SlowRedis) -> AsyncIterator[Durable]:
-    events = Events(KEYS, cast("Any", redis))
+    events = Events(cast("Any", redis))
     yield Durable(KEYS, cast("Any", redis), cast("Any", None), events)
     await events.close()
 
