@@ -348,7 +348,7 @@ class Leases:
             pause = min(pause * 2, 0.25)
 
     async def _once(self, verb: str, holding: Holding, seconds: float) -> list[str]:
-        attempt_s = min(seconds if seconds < 0.2 else seconds * 0.4, self._timeout_s)
+        attempt_s = seconds if seconds < 0.2 else min(seconds, self._timeout_s) * 0.4
         link = await self._redis.pool.take(seconds)
         try:
             keys, arguments = self._call(verb, holding, link, attempt_s)
@@ -371,16 +371,14 @@ class Leases:
     ) -> tuple[Sequence[str], Sequence[Any]]:
         """This spells the script's KEYS and ARGV."""
         keys, shard = self._keys, holding.shard
-        stands_ms = self._astray_ms if verb == "withdraw" else _PLACE_MS
-        return (
-            (keys.meta(shard), keys.leases(shard), keys.waiters(shard), keys.events(shard)),
-            (
-                self._fence, verb, holding.key, holding.request, str(holding.token), self._holder,
-                round(holding.ttl * 1000), stands_ms, _COMING_MS, WAITERS_MAX,
-                int((monotonic() + attempt_s) * 1000 + link.ahead_ms) + 1,
-            ),
+        names = keys.meta(shard), keys.leases(shard), keys.waiters(shard), keys.events(shard)
+        late_ms = int((monotonic() + attempt_s) * 1000 + link.ahead_ms) + 1
+        token = str(holding.token) if verb in _OF_A_TOKEN else ""
+        lasts_ms = self._astray_ms if verb == "withdraw" else round(holding.ttl * 1000)
+        return names, (
+            self._fence, verb, holding.key, holding.request, token, self._holder, lasts_ms, late_ms, _LIMITS
         )  # fmt: skip
 
 
-_PLACE_MS = round(PLACE_S * 1000)
-_COMING_MS = round(COMING_S * 1000)
+_OF_A_TOKEN = ("renew", "break")
+_LIMITS = f"{PLACE_S * 1000:.0f} {COMING_S * 1000:.0f} {WAITERS_MAX}"

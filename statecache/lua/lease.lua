@@ -6,8 +6,9 @@
 -- ARGV  1 fence (on|off)  2 take (now, or not at all) | queue (now, or in turn) | renew | release (the lease, or the
 --       place in the queue) | withdraw (the same, and for good: attempts that are still on their way are late)
 --       | break  3 key  4 request: what names its sender, `<client>:<one of its requests>`  5 token, for renew and
---       break  6 holder: what a person reads  7 ttl in ms  8 ms that a place in the queue stands, or a withdrawal  9 ms that who is called has for coming
---       10 waiters max  11 the server's time in ms past which this attempt must not be executed
+--       break  6 holder: what a person reads  7 ttl in ms; of a withdrawal, how long it stands  8 the server's time in
+--       ms past which this attempt must not be executed  9 limits: ms that a place in the queue stands, ms that who is
+--       called has for coming, how many may wait
 -- Gives { verdict, … }:
 --   OK        token
 --   WAIT      ms that the lease in the way has left, its holder, place in the queue
@@ -35,9 +36,9 @@ local now = time[1] * 1000 + time[2] / 1000
 
 -- Most give back what nobody waits for: the fence has no say in that.
 if verb == 'release' and not waiting[1] then
-  local token, until_ms, owner = match(lease or '', '^token=(%S+) until=(%d+) .- request=(%S+) ')
+  local token, until_ms, owner = match(lease or '', '^token=(%S+) until=(%d+) ttl=%d+ since=%d+ request=(%S+) ')
   if owner == request then
-    if now > tonumber(ARGV[11]) then return { 'LATE' } end
+    if now > tonumber(ARGV[8]) then return { 'LATE' } end
     call('HDEL', leases, key)
     return tonumber(until_ms) > now and { 'OK', token } or { 'GONE' }
   end
@@ -56,13 +57,13 @@ local entering = verb == 'take' or verb == 'queue'
 if entering and redis.acl_check_cmd and not redis.acl_check_cmd('SPUBLISH', events .. ':', '') then
   return { 'FOREIGN', events, "this user can't run this command: SPUBLISH" } -- who gives a lock back must call the next
 end
-if now > tonumber(ARGV[11]) or entering and waiting[2] then return { 'LATE' } end
+if now > tonumber(ARGV[8]) or entering and waiting[2] then return { 'LATE' } end
 local ttl = tonumber(ARGV[7])
 
 -- Most take what nobody holds and nobody waits for.
 if entering and not lease and not waiting[1] then
   local token = epoch .. '-' .. call('HINCRBY', meta, 'tokens', 1)
-  call('HSET', leases, key, format('token=%s until=%.0f ttl=%s since=%.0f request=%s holder=%s', token, now + ttl, ARGV[7],
+  call('HSET', leases, key, format('token=%s until=%d ttl=%s since=%d request=%s holder=%s', token, now + ttl, ARGV[7],
     now, request, ARGV[6]))
   return { 'OK', token }
 end
@@ -75,23 +76,24 @@ if lease then
   until_ms, asked = tonumber(until_ms), tonumber(asked)
   if until_ms > now + asked then -- no lease has more left than its whole ttl: the clock was set back
     until_ms = now + asked
-    lease = string.gsub(lease, 'until=%d+', format('until=%.0f', until_ms), 1)
+    lease = string.gsub(lease, 'until=%d+', format('until=%d', until_ms), 1)
     call('HSET', leases, key, lease)
   end
 end
+local stands, comes, waiters_max = match(ARGV[9], '(%d+) (%d+) (%d+)')
 local stored = waiting[1] or ''
 local queue = stored
 
 local function give(to, whose, for_ms, whole_ms)
   token, until_ms, owner, holder = epoch .. '-' .. call('HINCRBY', meta, 'tokens', 1), now + for_ms, to, whose
-  lease = format('token=%s until=%.0f ttl=%.0f since=%.0f request=%s holder=%s', token, until_ms, whole_ms, now,
+  lease = format('token=%s until=%d ttl=%d since=%d request=%s holder=%s', token, until_ms, whole_ms, now,
     to, whose)
   call('HSET', leases, key, lease)
 end
 
 local function prolong()
   until_ms = now + ttl
-  call('HSET', leases, key, (string.gsub(lease, 'until=%d+ ttl=%d+', format('until=%.0f ttl=%.0f',
+  call('HSET', leases, key, (string.gsub(lease, 'until=%d+ ttl=%d+', format('until=%d ttl=%d',
     until_ms, ttl), 1)))
 end
 
@@ -119,7 +121,7 @@ if entering and mine then
   leave(request)
   answer = { 'OK', token }
 elseif entering then
-  local place = format('%s until=%.0f ttl=%.0f since=', request, now + tonumber(ARGV[8]), ttl)
+  local place = format('%s until=%d ttl=%d since=', request, now + tonumber(stands), ttl)
   local from, to = line_of(request)
   if verb == 'take' then
     leave(request)
@@ -128,8 +130,8 @@ elseif entering then
     queue = string.sub(queue, 1, from - 1) .. place .. since .. ' holder=' .. ARGV[6] .. string.sub(queue, to)
   elseif queue ~= '' or (lease and until_ms > now) then
     local _, count = string.gsub(queue, '\n', '')
-    if count >= tonumber(ARGV[10]) then return { 'FULL', tostring(count) } end
-    queue = queue .. place .. format('%.0f', now) .. ' holder=' .. ARGV[6] .. '\n'
+    if count >= tonumber(waiters_max) then return { 'FULL', tostring(count) } end
+    queue = queue .. place .. format('%d', now) .. ' holder=' .. ARGV[6] .. '\n'
   end
 elseif verb == 'renew' then
   if mine and token == ARGV[5] and until_ms > now then
@@ -138,7 +140,7 @@ elseif verb == 'renew' then
   end
 else
   leave(request)
-  if verb == 'withdraw' then call('HSET', waiters, '!' .. request, format('%.0f', now + ARGV[8])) end
+  if verb == 'withdraw' then call('HSET', waiters, '!' .. request, format('%d', now + ttl)) end
   if lease and (mine or verb == 'break' and (ARGV[5] == '' or ARGV[5] == token)) then
     call('HDEL', leases, key)
     answer = until_ms > now and { 'OK', token }
@@ -154,9 +156,9 @@ if not lease or until_ms <= now then
     if first == request and entering then
       give(request, ARGV[6], ttl, ttl)
     elseif first and tonumber(ends) > now then
-      local coming = math.min(tonumber(ARGV[9]), tonumber(whole))
+      local coming = math.min(tonumber(comes), tonumber(whole))
       give(first, whose, coming, tonumber(whole))
-      local message, to, behind = format('lock %s %.0f %s', first, coming, key), channel_of(first), channel_of(queue)
+      local message, to, behind = format('lock %s %d %s', first, coming, key), channel_of(first), channel_of(queue)
       call('SPUBLISH', to, message)
       if queue ~= '' and behind ~= to then call('SPUBLISH', behind, message) end
     end
@@ -170,4 +172,4 @@ end
 if answer then return answer end
 if not entering then return lease and { 'GONE', token, holder } or { 'GONE' } end
 local _, before = string.gsub(string.sub(queue, 1, line_of(request) or 0), '\n', '')
-return { verb == 'take' and 'HELD' or 'WAIT', format('%.0f', until_ms - now), holder, tostring(before + 1) }
+return { verb == 'take' and 'HELD' or 'WAIT', format('%d', until_ms - now), holder, tostring(before + 1) }
