@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,8 +75,6 @@ class Leases:
         redis: RedisTier,
         opener: Opener,
         events: Events,
-        *,
-        new_request: Callable[[], str],
     ) -> None:
         self._fence = settings.fence
         self._timeout_s = settings.timeout_s
@@ -83,7 +82,6 @@ class Leases:
         self._redis = redis
         self._opener = opener
         self._events = events
-        self._new_request = new_request
         self._script = script("lease")
         self._astray_ms = round((settings.timeout_s + _GRACE_S) * 1000)
         self._holder = shown_holder(settings.writer)
@@ -94,7 +92,7 @@ class Leases:
     def _reset(self) -> None:
         self._held: dict[str, Holding] = {}
         self._waiting: dict[str, tuple[Waiting, Signal]] = {}
-        self.name = secrets.token_hex(6)
+        self.name, self._requests = secrets.token_hex(8), count(1)
         self._renewer: Background | None = None
         self._sooner = Signal()
         self._next = -inf
@@ -123,7 +121,7 @@ class Leases:
             if one.key == key and one.owner is owner and not one.lost(boottime()):
                 hint = "Use the lease that you have: the lock would wait for itself."
                 raise UsageError(f"{key!r} is locked already by this very task or thread", hint=hint)
-        request = f"{self.name}:{self._new_request()}"
+        request = f"{self.name}:{next(self._requests)}"
         holding = Holding(key=key, shard=self._keys.shard(key), request=request, ttl=ttl, owner=owner)
         begun, wait = monotonic(), patience != 0
         try:

@@ -77,9 +77,7 @@ class Tiers:
         self.listing = Listing(self.keys, self.redis, self.postgres)
         self.events = Events(self.redis)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
-        self.leases = Leases(
-            settings, self.keys, self.redis, self.opener, self.events, new_request=new_change_id
-        )  # fmt: skip
+        self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
         self.rolls = Rolls(self.postgres)
         self.claims = Claims(self.leases, claim_s=settings.step_claim_s)
         self.levels = Levels(settings, self.redis)

@@ -146,7 +146,8 @@ if locks then
   local function standing(lock)
     local lease = pcall('HGET', locks, lock)
     if type(lease) == 'table' then return nil, nil, lease.err end
-    local token, until_ms, holder = string.match(lease or '', '^token=(%S+) until=(%d+) ttl=%d+ since=%d+ request=%S+ holder=(.*)$')
+    local token, until_ms, holder =
+      string.match(lease or '', '^token=(%S+) until=(%d+) ttl=%d+ since=%d+ request=%S+ holder=(.*)$')
     if token and tonumber(until_ms) > ms then return token, holder end
   end
   tokens = {}
