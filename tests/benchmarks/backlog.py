@@ -58,6 +58,10 @@ class Backlog:
             pipe.hmget(self._space.meta(shard), "n", "flushed")
         return [(int(n), int(done)) for n, done in pipe.execute()]
 
+    def is_flushed(self) -> bool:
+        """This says whether every shard's watermark has reached its head."""
+        return all(done >= n for n, done in self.heads())
+
     def until_flushed(self, heads: Sequence[tuple[int, int]] | None = None) -> None:
         """This returns when every shard's watermark has reached its head, or the one that is given."""
         with self._bare.pubsub() as events:

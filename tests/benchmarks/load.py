@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from statecache.keys import KeySpace
 from tests.benchmarks.agents import Agents, Commit
-from tests.benchmarks.backlog import Backlog
+from tests.benchmarks.backlog import WAIT_S, Backlog
 from tests.benchmarks.measuring import Row, measure, percentile
 
 CLIENTS = (1, 2, 4, 8, 16)
@@ -102,7 +102,7 @@ class Load:
         )
 
     def _marks(self, end: float) -> dict[int, list[Mark]]:
-        """This listens until commits have ended and no watermark has moved for a while."""
+        """This listens until commits have ended, all is flushed, and no watermark has moved for a while."""
         shards = range(self._space.shards)
         names = {self._space.events(shard).encode(): shard for shard in shards}
         marks: dict[int, list[Mark]] = {shard: [] for shard in shards}
@@ -113,8 +113,10 @@ class Load:
                 at = monotonic()
                 if message is not None and message["type"] == "smessage":
                     marks[names[message["channel"]]].append(Mark(int(message["data"].split()[1]), at))
-                elif message is None and at >= end:
+                elif message is None and at >= end and self._backlog.is_flushed():
                     return marks
+                elif at > end + WAIT_S:
+                    raise TimeoutError(f"it was not all flushed within {WAIT_S:.0f} s")
 
 
 def best_of(kept: Mapping[int, Sequence[float]]) -> Kept:
