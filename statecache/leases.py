@@ -11,9 +11,9 @@ so a holder knows that it lost its lease before anybody else can have it, howeve
 looks. What it wrote without looking is refused: its commits carry the token, and Redis and Postgres compare it.
 
 Who waits is called when it is its turn: the lease is its own then, but for a short time only, in which it has to come
-and take it; one that died is passed over. Until it is called it asks again now and then, for two reasons: so that its
-place is kept, for a place ends by itself too, and where a call was lost; and at once when the lease that it waits for
-ends by time.
+and take it; one that died is passed over, by the client behind it, which hears of the call and asks when that time is
+over. Until it is called it asks again now and then, for two reasons: so that its place is kept, for a place ends by
+itself too, and where a call was lost; and at once when the lease that it waits for ends by time.
 """
 
 from __future__ import annotations
@@ -136,33 +136,43 @@ def guards_of(keys: Iterable[str]) -> tuple[str, ...]:
 
 
 class Waiting(msgspec.Struct, kw_only=True, eq=False):
-    """This is what a waiter knows. Moments are on the clock for waiting; `holder` has the lock, as last heard."""
+    """This is what a waiter knows. Moments are on the clock for waiting; `holder` has the lock, as last heard.
+
+    `asks_at` is written by whoever waits, `called_at` by whoever listens, so that neither takes back what the other
+    notes at the same time.
+    """
 
     key: str
     request: str
-    ask_at: float
+    asks_at: float
+    called_at: float = inf
     holder: str = ""
+
+    @property
+    def ask_at(self) -> float:
+        """This is when it asks."""
+        return min(self.asks_at, self.called_at)
 
     def asking(self) -> None:
         """This notes that it asks now: only what is heard from here on is a reason to ask again."""
-        self.ask_at = inf
+        self.asks_at = self.called_at = inf
 
     def answered(self, left_s: float, holder: str, now: float, *, deaf: bool = False) -> None:
         """This notes the server's answer: the lock is somebody's for so long, unless it is renewed.
 
         A call may have been quicker than the answer. Who is `deaf` would miss it.
         """
-        self.ask_at = min(self.ask_at, now + min(left_s, DEAF_S if deaf else ASK_S))
+        self.asks_at = now + min(left_s, DEAF_S if deaf else ASK_S)
         self.holder = holder
 
     def called(self, request: str, left_s: float, now: float) -> bool:
         """This notes that a waiter was called, and says whether it is this one; else it may not come in time."""
-        self.ask_at = min(self.ask_at, now if request == self.request else now + left_s)
+        self.called_at = min(self.called_at, now if request == self.request else now + left_s)
         return request == self.request
 
     def unheard(self, now: float) -> None:
         """This notes that a call may have been missed."""
-        self.ask_at = min(self.ask_at, now)
+        self.called_at = min(self.called_at, now)
 
 
 def call_of(message: bytes) -> tuple[str, str, float] | None:

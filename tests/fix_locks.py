@@ -42,10 +42,10 @@ class Place:
         text = f"token={token} until={until} ttl=30000 since=1 request={request} holder=elsewhere:1"
         self.redis.hset(self.leases, self.key, text)
 
-    def put_first(self, *, until: int) -> None:
+    def put_first(self, *, until: int, request: str = "nobody", ttl: int = 30_000) -> None:
         """This has somebody who will never come stand first in the queue."""
         behind = self.redis.hget(self.waiters, self.key) or b""
-        line = f"nobody until={until} ttl=30000 since=1 holder=elsewhere:2\n".encode()
+        line = f"{request} until={until} ttl={ttl} since=1 holder=elsewhere:2\n".encode()
         self.redis.hset(self.waiters, self.key, line + behind)
 
     async def until_waiting(self, count: int) -> None:

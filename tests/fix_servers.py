@@ -269,7 +269,7 @@ def sync_cache(settings: Settings) -> Iterator[StateCache]:
         yield client
 
 
-MakeClient = Callable[[Settings], AsyncStateCache]
+MakeClient = Callable[..., AsyncStateCache]
 
 
 @pytest.fixture(params=["async", "sync"])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -85,22 +85,21 @@ class Leases:
         self._holder = shown_holder(settings.writer)
         self._closed = False
         events.broken.append(self._unheard)
-        self._reset()
+        self.begin_anew(_process.mutex())
+        _process.begins_anew_after_fork(self)
 
-    def _reset(self) -> None:
+    def begin_anew(self, _: AbstractContextManager[Any]) -> None:
+        """This forgets the leases, which another process holds, and takes another name for being called."""
         self._held: dict[str, Holding] = {}
         self._waiting: dict[str, tuple[Waiting, AsyncSignal]] = {}
-        self.name, self._requests = secrets.token_hex(8), count(1)
+        self._requests = map(f"{secrets.token_hex(8)}:{{}}".format, count(1))
         self._renewer: AsyncBackground | None = None
         self._sooner = AsyncSignal()
         self._next = -inf
-        self._pid = _process.pid
 
     @property
     def held(self) -> tuple[Holding, ...]:
         """These are the leases that this process holds; those of a forked parent are not its child's."""
-        if self._pid != _process.pid:
-            self._reset()
         return tuple(self._held.values())
 
     @property
@@ -110,7 +109,7 @@ class Leases:
 
     def holds(self, holding: Holding) -> bool:
         """This says whether the lease is this process's, as far as was heard."""
-        return self._pid == _process.pid and holding.request in self._held
+        return holding.request in self._held
 
     async def take(self, key: str, *, ttl: float, patience: float | None) -> Holding:
         """This locks the key, waiting its turn for at most `patience` seconds, for ever with None."""
@@ -119,8 +118,8 @@ class Leases:
             if one.key == key and one.owner is owner and not one.lost(boottime()):
                 hint = "Use the lease that you have: the lock would wait for itself."
                 raise UsageError(f"{key!r} is locked already by this very task or thread", hint=hint)
-        request = f"{self.name}:{next(self._requests)}"
-        holding = Holding(key=key, shard=self._keys.shard(key), request=request, ttl=ttl, owner=owner)
+        shard, request = self._keys.shard(key), next(self._requests)
+        holding = Holding(key=key, shard=shard, request=request, ttl=ttl, owner=owner)
         begun, wait = monotonic(), patience != 0
         try:
             answer = await self._attempt("queue" if wait else "take", holding, begun + (patience or self._timeout_s))
@@ -139,8 +138,8 @@ class Leases:
     async def _wait_for_turn(self, holding: Holding, begun: float, patience: float | None) -> None:
         """This asks whenever there is a reason to: it was called, the lease in the way ends, or time went by."""
         end = inf if patience is None else begun + patience
-        calls = self._keys.events(holding.shard, self.name)
-        waiting = Waiting(key=holding.key, request=holding.request, ask_at=begun)
+        calls = self._keys.events(holding.shard, holding.request.partition(":")[0])
+        waiting = Waiting(key=holding.key, request=holding.request, asks_at=begun)
         try:
             while True:
                 signal = AsyncSignal()
@@ -186,7 +185,7 @@ class Leases:
             key, request, left_s = call
             now = monotonic()
             for waiting, signal in tuple(self._waiting.values()):
-                if waiting.key == key and waiting.called(request, left_s, now):
+                if waiting.key == key and (waiting.called(request, left_s, now) or left_s < COMING_S):
                     signal.set()
 
     def _unheard(self) -> None:
@@ -200,7 +199,7 @@ class Leases:
         stood = self.holds(holding) and not holding.lost(boottime())
         known = self._held.pop(holding.request, None) is not None and not holding.gone
         holding.gone = True
-        if not known or self._pid != _process.pid:
+        if not known:
             return False
         left_s = max(holding.believed_until - boottime(), _WITHDRAW_S)
         end = min(monotonic() + self._timeout_s if end is None else end, monotonic() + left_s)
@@ -243,8 +242,6 @@ class Leases:
     async def close(self) -> None:
         """This ends the leases, and the waiting for others."""
         self._closed = True
-        if self._pid != _process.pid:
-            return
         await self.release()
         self._sooner.set()
         self._unheard()
@@ -346,7 +343,8 @@ class Leases:
             pause = min(pause * 2, 0.25)
 
     async def _once(self, verb: str, holding: Holding, seconds: float) -> list[str]:
-        attempt_s = seconds if seconds < 0.2 else min(seconds, self._timeout_s) * 0.4
+        most_s = min(seconds, self._timeout_s)
+        attempt_s = most_s if most_s < 0.2 else most_s * 0.4
         link = await self._redis.pool.take(seconds)
         try:
             keys, arguments = self._call(verb, holding, link, attempt_s)

@@ -30,7 +30,7 @@ class Lease(Verbs[D], Generic[D]):
     """
 
     def __init__(self, view: Scope[D], holding: Holding) -> None:
-        vars(self).update(vars(view))  # which was checked when it was made
+        super().__init__(view.tier, view._policy, view._prefix)
         self._holding = holding
         self._group = group_of(holding.key)
         self._above = view.holdings

@@ -101,7 +101,8 @@ def _pairs(reply: Any) -> dict[str, str]:
 
 def _beyond_the_greeting(keys: KeySpace) -> list[str]:
     """These an agent runs beside what every connection is greeted with."""
-    return [f"SSUBSCRIBE {keys.events(0)}", "INFO", "WAIT 1 1", f"SPUBLISH {keys.events(0)} x"]
+    calls = keys.events(0, "client")
+    return [f"SSUBSCRIBE {keys.events(0)}", "INFO", "WAIT 1 1", f"SSUBSCRIBE {calls}", f"SPUBLISH {calls} x"]
 
 
 def _of_workers(keys: KeySpace) -> list[str]:

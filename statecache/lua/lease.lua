@@ -20,7 +20,7 @@
 --   FOREIGN   Redis key, reason
 -- A repeat of the same request answers as the first did. A lease whose deadline has passed is nobody's. Whenever this
 -- leaves a lock free that somebody waits for, the first who still stands in the queue has it: for as long as it takes
--- to come, and called on its client's channel; the one behind hears that too, and asks when that time is over. Neither
+-- to come, and called on its client's channel; the client behind hears that too, and asks when that time is over. Neither
 -- of the keys has a time to live: an eviction would be a second holder.
 
 local KEYS, ARGV, call, pcall, format, match = KEYS, ARGV, redis.call, redis.pcall, string.format, string.match
@@ -55,7 +55,7 @@ end
 if not same then return { 'FENCED' } end
 local entering = verb == 'take' or verb == 'queue'
 if entering and redis.acl_check_cmd and not redis.acl_check_cmd('SPUBLISH', events .. ':', '') then
-  return { 'FOREIGN', events, "this user can't run this command: SPUBLISH" } -- who gives a lock back must call the next
+  return { 'FOREIGN', events .. ':*', "this user can't run this command: SPUBLISH" } -- who gives a lock back must call the next
 end
 if now > tonumber(ARGV[8]) or entering and waiting[2] then return { 'LATE' } end
 local ttl = tonumber(ARGV[7])
@@ -97,9 +97,9 @@ local function prolong()
     until_ms, ttl), 1)))
 end
 
--- Where the client that sent a request is called, or that of the first in a queue.
-local function channel_of(text)
-  local client = match(text, '^(%w+):')
+-- Where the client that sent a request is called.
+local function channel_of(sent)
+  local client = match(sent, '^(%w+):')
   return client and events .. ':' .. client or events
 end
 
@@ -158,9 +158,14 @@ if not lease or until_ms <= now then
     elseif first and tonumber(ends) > now then
       local coming = math.min(tonumber(comes), tonumber(whole))
       give(first, whose, coming, tonumber(whole))
-      local message, to, behind = format('lock %s %d %s', first, coming, key), channel_of(first), channel_of(queue)
+      local message, to = format('lock %s %d %s', first, coming, key), channel_of(first)
       call('SPUBLISH', to, message)
-      if queue ~= '' and behind ~= to then call('SPUBLISH', behind, message) end
+      for behind, stands_until in string.gmatch(queue, '(%S+) until=(%d+) [^\n]*\n') do
+        if tonumber(stands_until) > now and channel_of(behind) ~= to then
+          call('SPUBLISH', channel_of(behind), message)
+          break
+        end
+      end
     end
   end
   if entering and queue == '' and (not lease or until_ms <= now) then give(request, ARGV[6], ttl, ttl) end
@@ -172,4 +177,4 @@ end
 if answer then return answer end
 if not entering then return lease and { 'GONE', token, holder } or { 'GONE' } end
 local _, before = string.gsub(string.sub(queue, 1, line_of(request) or 0), '\n', '')
-return { verb == 'take' and 'HELD' or 'WAIT', format('%d', until_ms - now), holder, tostring(before + 1) }
+return { verb == 'take' and 'HELD' or 'WAIT', format('%d', math.ceil(until_ms - now)), holder, tostring(before + 1) }

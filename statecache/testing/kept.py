@@ -5,14 +5,15 @@
 The lock is held while they run. Under it, what an earlier, crashed run left running is killed, and then nobody else can
 be at work on these data. Sockets lie in a throwaway folder, for their paths must be short. Run by root, Postgres must
 get at its data as an ordinary user; below a closed home it cannot, and `postgres` is a link to a folder of
-/var/lib/statecache that nothing else names: the data belong to the folder with the link, not to its path.
+/var/lib/statecache: the data belong to the folder with the link, not to its path, and stay when that is removed.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
-from contextlib import ExitStack
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -88,34 +89,20 @@ class Kept:
         return names
 
     def _take_folder(self) -> None:
-        try:
+        with _told_in_one_line(self.folder):
             self.folder.mkdir(mode=0o711 if self._run_as else 0o700, parents=True, exist_ok=True)
-            self._take_lock(self.folder)
-        except OSError as error:
+            is_ours = self._ending.enter_context(locked(self.folder / "lock", wait=False))
+        if not is_ours:
+            other = (self.folder / "lock").read_text().strip() or "?"
             raise ConfigurationError(
-                f"the data cannot be kept in {self.folder}: {error.strerror}", hint="Give another folder."
-            ) from error
+                f"`statecache dev` is already running in {self.folder} (process {other})",
+                hint="Use that one, or give this one another folder.",
+            )
+        (self.folder / "lock").write_text(f"{os.getpid()}\n")
         kill_recorded(self.folder)
         self._ending.callback(kill_recorded, self.folder)  # and ours, where an interrupt came before we knew of one
         for log in self.folder.glob("*.log"):
             log.replace(log.with_suffix(".log.old"))
-
-    def _take_lock(self, folder: Path) -> None:
-        lock_file = folder / "lock"
-        if not self._ending.enter_context(locked(lock_file, wait=False)):
-            other = lock_file.read_text().strip() or "?"
-            raise ConfigurationError(
-                f"`statecache dev` is already running in {folder} (process {other})",
-                hint="Use that one, or give this one another folder.",
-            )
-        lock_file.write_text(f"{os.getpid()}\n")
-
-    def _postgres_home(self) -> Path:
-        home = _postgres_home(self.folder, self._run_as)
-        if home.is_symlink():
-            home = home.resolve()
-            self._take_lock(home)  # a copy of our folder leads there too
-        return home
 
     def _assemble(self, scratch: Path) -> None:
         remembered = self._remembered()
@@ -136,7 +123,7 @@ class Kept:
             install=self.install,
             run_as=self._run_as,
             scratch=scratch,
-            home=self._postgres_home(),
+            home=_postgres_home(self.folder, self._run_as),
             port=postgres_port or _if_free(remembered.postgres_port),
             port_is_fixed=postgres_port is not None,
         )
@@ -193,31 +180,54 @@ def _if_free(port: int) -> int | None:
     return port if is_free(port) else None
 
 
+@contextmanager
+def _told_in_one_line(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"the data cannot be kept in {folder}: {error.strerror}", hint="Give another folder."
+        ) from error
+
+
 def _postgres_home(folder: Path, run_as: RunAs | None) -> Path:
     """This gives where Postgres has its data for this folder: in it, or at the end of a link in it."""
     home = folder / "postgres"
     if run_as is None:
         return home
-    if home.is_symlink() and not home.exists():
-        home.unlink()  # somebody removed what it led to
-    if not home.exists() and not reachable(folder, run_as):
-        home.symlink_to(_reachable_home(folder))
-    if not reachable(home.resolve(), run_as):
+    if home.is_symlink() or not (home.exists() or reachable(folder, run_as)):
+        with _told_in_one_line(folder):
+            home = _linked_home(home)
+    if not reachable(home, run_as):
         raise ConfigurationError(
-            f"{home.resolve()} is closed to the user that runs Postgres for root",
+            f"{home} is closed to the user that runs Postgres for root",
             hint="Give a folder that every user can pass into, or run this as an ordinary user.",
         )
     return home
 
 
-def _reachable_home(folder: Path) -> Path:
-    try:
-        SYSTEM_DATA.mkdir(mode=0o711, exist_ok=True)
-        home = Path(tempfile.mkdtemp(prefix="dev-", dir=SYSTEM_DATA))
-        home.chmod(0o711)
-    except OSError as error:
+def _linked_home(link: Path) -> Path:
+    """This follows the link, makes it where there is none, and makes anew what it leads to where that is gone.
+
+    `of` in it names the folder that it belongs to, by which one that was moved is told from one that was copied.
+    """
+    SYSTEM_DATA.mkdir(mode=0o711, exist_ok=True)
+    if SYSTEM_DATA.lstat().st_uid != os.geteuid():
         raise ConfigurationError(
-            f"{folder} is closed to the user that runs Postgres for root, and {SYSTEM_DATA} cannot be made: {error}",
-            hint="Give a folder that every user can pass into, or run this as an ordinary user.",
-        ) from error
+            f"{SYSTEM_DATA} is another user's", hint="Give a folder that every user can pass into."
+        )
+    if not link.is_symlink():
+        link.symlink_to(SYSTEM_DATA / f"dev-{secrets.token_hex(6)}")
+    home = link.readlink()
+    if home.parent != SYSTEM_DATA:
+        raise ConfigurationError(f"{link} leads to {home}, not into {SYSTEM_DATA}", hint="Give another folder.")
+    home.mkdir(mode=0o711, exist_ok=True)
+    owner = home / "of"
+    other = Path(owner.read_text()) if owner.exists() else link.parent
+    if other != link.parent and (other / link.name).is_symlink() and (other / link.name).readlink() == home:
+        raise ConfigurationError(
+            f"{link.parent} is a copy of {other}, and leads to the same Postgres",
+            hint=f"Remove {link} to begin with an empty one, or use {other}.",
+        )
+    owner.write_text(str(link.parent))
     return home

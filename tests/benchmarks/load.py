@@ -115,7 +115,7 @@ class Load:
                     marks[names[message["channel"]]].append(Mark(int(message["data"].split()[1]), at))
                 elif message is None and at >= end and self._backlog.is_flushed():
                     return marks
-                elif at > end + WAIT_S:
+                if at > end + WAIT_S:
                     raise TimeoutError(f"it was not all flushed within {WAIT_S:.0f} s")
 
 

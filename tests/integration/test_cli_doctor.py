@@ -174,6 +174,7 @@ def test_what_a_managed_redis_hides_is_named_and_not_guessed(
     [
         ("+@all -xadd", "error", "XADD"),
         ("+@all -ssubscribe", "error", "SSUBSCRIBE"),
+        ("+@all resetchannels &*:events", "error", "SPUBLISH"),
         ("+@all -eval", "error", "EVAL"),
         ("+@all -xtrim", "note", "XTRIM"),
         ("+@all -scan", "note", "SCAN 0"),
@@ -186,7 +187,7 @@ def test_rights_that_an_agent_or_a_worker_lacks_in_redis_are_named(
         status, findings, _ = found(cli)
         lacking = {findings[what] for what in findings if what.startswith("this user may not run") and named in what}
         assert severity in lacking
-        of_worker = {"-ssubscribe": 0}.get(rights.partition(" ")[2], 1)
+        of_worker = {"-ssubscribe": 0, "resetchannels &*:events": 0}.get(rights.partition(" ")[2], 1)
         assert status == (1 if severity == "error" else 0)
         assert found(cli, "--worker")[0] == of_worker, "a worker listens to nobody"
 

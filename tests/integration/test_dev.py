@@ -310,24 +310,45 @@ def test_a_folder_that_was_removed_and_made_anew_does_not_find_the_data_of_the_o
     assert moved.end() == (0, "")
 
 
-def test_a_copy_of_a_folder_does_not_run_beside_it_on_the_same_data(closed: tuple[Path, Path]) -> None:
+def test_a_copy_of_a_folder_gets_no_postgres_of_another(closed: tuple[Path, Path]) -> None:
+    """Not even where nobody runs there: both would go on from what the other one left."""
     home, system_data = closed
-    assert Dev(home / "dev", system_data=system_data).end() == (0, "")
-    shutil.copytree(home / "dev", home / "copy", symlinks=True)
     first = Dev(home / "dev", system_data=system_data)
     _write(first, "undisturbed")
-    second = Dev(home / "copy", system_data=system_data)
-    _, errors = second.process.communicate(timeout=WAIT_S)
-    assert f"already running in {system_data}/" in errors
-    assert _words(first) == {"undisturbed"}
     assert first.end() == (0, "")
+    shutil.copytree(home / "dev", home / "copy", symlinks=True)
+    copy = Dev(home / "copy", system_data=system_data)
+    _, errors = copy.process.communicate(timeout=WAIT_S)
+    assert f"{home}/copy is a copy of {home}/dev, and leads to the same Postgres" in errors
+    (home / "copy/postgres").unlink()
+    copy = Dev(home / "copy", system_data=system_data)
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        _words(copy)
+    assert copy.end() == (0, "")
+    again = Dev(home / "dev", system_data=system_data)
+    assert _words(again) == {"undisturbed"}
+    assert again.end() == (0, "")
 
 
-def test_data_that_were_removed_begin_anew(closed: tuple[Path, Path]) -> None:
+def test_where_the_data_of_postgres_are_gone_it_begins_anew_in_the_same_place(closed: tuple[Path, Path]) -> None:
     home, system_data = closed
-    assert Dev(home / "dev", system_data=system_data).end() == (0, "")
+    first = Dev(home / "dev", system_data=system_data)
+    _write(first, "old")
+    assert first.end() == (0, "")
+    place = (home / "dev/postgres").readlink()
     shutil.rmtree(system_data)
     dev = Dev(home / "dev", system_data=system_data)
-    _write(dev, "new")
-    assert _words(dev) == {"new"}
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        _words(dev)
     assert dev.end() == (0, "")
+    assert (home / "dev/postgres").readlink() == place
+
+
+def test_a_link_that_leads_elsewhere_is_not_followed_for_root(closed: tuple[Path, Path]) -> None:
+    home, system_data = closed
+    (home / "dev").mkdir()
+    (home / "dev/postgres").symlink_to(home)
+    dev = Dev(home / "dev", system_data=system_data)
+    _, errors = dev.process.communicate(timeout=WAIT_S)
+    assert f"leads to {home}, not into {system_data}" in errors
+    assert [path.name for path in home.iterdir()] == ["dev"]

@@ -33,10 +33,10 @@ print("\\n".join(map(str, rows)) if isinstance(rows, (list, set)) else "" if row
 def home() -> Iterator[Path]:
     """This is an empty home, into which the user who runs Postgres for root can pass: nothing is kept outside it."""
     with tempfile.TemporaryDirectory(prefix="sct", dir=short_folder()) as name:
-        Path(name).chmod(0o711)
         data = Path(name, ".local/share/statecache")
         data.mkdir(parents=True)
-        data.chmod(0o711)
+        for part in (data, *data.parents[:3]):
+            part.chmod(0o711)
         yield Path(name)
 
 

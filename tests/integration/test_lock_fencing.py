@@ -17,6 +17,7 @@ from statecache import (
     AsyncStateCache,
     LeaseLost,
     LockHeld,
+    Operation,
     OutcomeUnknown,
     Settings,
     StaleToken,
@@ -107,6 +108,24 @@ async def test_a_lease_that_stands_no_more_writes_nothing(client: AsyncStateCach
                 place.put(token=str(lease.token), until=1)
             await lease.set(KEY, "late")
     assert await client.get(KEY) is None
+
+
+async def test_the_verbs_of_a_lease_are_its_own_where_somebody_observes_them_too(
+    make_client: MakeClient, settings: Settings, place: Place
+) -> None:
+    told: list[str] = []
+
+    class Observer:
+        def ended(self, operation: Operation) -> None:
+            told.append(operation.verb)
+
+    strict = make_client(settings, observer=Observer()).namespace("runs", locking="enforced")
+    with pytest.raises(StaleToken):  # noqa: PT012
+        async with strict.lock("42") as lease:
+            await lease.set("42", 1)
+            place.put(token="1-99", until=NEVER)
+            await lease.set("42", 2)
+    assert told.count("set") == 2
 
 
 @every_redis

@@ -92,33 +92,49 @@ async def test_a_call_that_is_lost_with_its_connection_is_made_up_for(
 
 
 @every_redis
+@pytest.mark.parametrize("dead", [["nobody"], ["dead:1", "dead:2"], ["dead:1", "late:7"]])
 async def test_who_stands_first_and_died_is_called_and_passed_over(
-    client: AsyncStateCache, place: Place, nobody_asks_again: None
+    client: AsyncStateCache, place: Place, nobody_asks_again: None, dead: list[str]
 ) -> None:
-    """The one behind hears the call too, and asks when the time for coming is over."""
+    """The first behind who still stands, and is not of the same client, hears the call too, and asks in time."""
     async with asyncio.TaskGroup() as tasks:
         async with client.lock(KEY, ttl=600):
-            place.put_first(until=NEVER)
+            for request in reversed(dead):
+                place.put_first(until=1 if request == "late:7" else NEVER, request=request)
             waiting = tasks.create_task(entered(client, ttl=600, timeout=LONG))
             await until_calm(client)
         called = place.lease()
-        assert (called.request, called.token) == ("nobody", Token(1, 2))
+        assert (called.request, called.token) == (dead[0], Token(1, 2))
         assert called.until_ms - called.since_ms == rules.COMING_S * 1000
+        assert await waiting == Token(1, 4 if "dead:2" in dead else 3)
+
+
+async def test_who_was_called_for_a_moment_only_and_died_is_passed_over_after_that(
+    cache: AsyncStateCache, place: Place, nobody_asks_again: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a dead one had to come in is short where its ttl is: the one behind is woken to look at the time."""
+    monkeypatch.setattr(leases, "COMING_S", 1000.0)
+    async with asyncio.TaskGroup() as tasks:
+        async with cache.lock(KEY, ttl=600):
+            place.put_first(until=NEVER, ttl=50)
+            waiting = tasks.create_task(entered(cache, ttl=600, timeout=LONG))
+            await until_calm(cache)
         assert await waiting == Token(1, 3)
 
 
-async def test_a_call_wakes_nobody_but_who_is_called_and_the_one_behind(
+async def test_a_call_goes_to_nobody_but_who_is_called_and_the_one_behind(
     make_client: MakeClient, settings: Settings, place: Place
 ) -> None:
-    """Of any number of waiters: else each handover would cost as much as all of them are."""
+    """Of any number of waiters: else each handover would cost the more, the more there are."""
     clients = [make_client(settings) for _ in range(5)]
     heard: list[str] = []
     async with asyncio.TaskGroup() as tasks, clients[0].lock(KEY):
         for number, client in enumerate(clients[1:], 1):
             tasks.create_task(entered(client))
             await place.until_waiting(number)
-        first, shard = place.queue()[0].request, clients[0].tier.keys.shard(KEY)
-        channels = [client.tier.keys.events(shard, client.tier.leases.name) for client in clients]
+        first, *others = (one.request for one in place.queue())
+        keys = clients[0].tier.keys
+        channels = [keys.events(keys.shard(KEY), one.partition(":")[0]) for one in (first, *others)]
         listener = place.redis.pubsub(ignore_subscribe_messages=True)
         listener.ssubscribe(*channels)
         for _ in channels:
@@ -127,7 +143,7 @@ async def test_a_call_wakes_nobody_but_who_is_called_and_the_one_behind(
         if first.encode() in message["data"]:
             heard.append(message["channel"].decode())
     listener.close()
-    assert sorted(heard) == sorted(channels[1:3])
+    assert sorted(heard) == sorted(channels[:2])
 
 
 @every_redis

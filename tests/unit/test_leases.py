@@ -97,7 +97,7 @@ def test_a_lease_that_the_server_knows_no_more_is_lost_at_once() -> None:
 
 
 def test_a_waiter_asks_when_it_is_called_when_the_lease_in_the_way_ends_and_now_and_then() -> None:
-    waiting = Waiting(key="runs/42", request="mine", ask_at=0.0)
+    waiting = Waiting(key="runs/42", request="mine", asks_at=0.0)
     waiting.asking()
     waiting.answered(30.0, "other", 10.0)
     assert (waiting.ask_at, waiting.holder) == (10.0 + ASK_S, "other")
@@ -113,7 +113,7 @@ def test_a_waiter_asks_when_it_is_called_when_the_lease_in_the_way_ends_and_now_
 
 @pytest.mark.parametrize("called", [True, False])
 def test_a_call_that_is_quicker_than_the_answer_before_it_is_not_forgotten(called: bool) -> None:
-    waiting = Waiting(key="runs/42", request="mine", ask_at=0.0)
+    waiting = Waiting(key="runs/42", request="mine", asks_at=0.0)
     waiting.asking()
     if called:
         waiting.called("mine", 1.0, 10.0)
@@ -124,7 +124,7 @@ def test_a_call_that_is_quicker_than_the_answer_before_it_is_not_forgotten(calle
 
 
 def test_a_waiter_that_cannot_hear_asks_within_the_time_that_it_would_have_for_coming() -> None:
-    waiting = Waiting(key="runs/42", request="mine", ask_at=0.0)
+    waiting = Waiting(key="runs/42", request="mine", asks_at=0.0)
     waiting.asking()
     waiting.answered(30.0, "other", 10.0, deaf=True)
     assert 10.0 < waiting.ask_at < 10.0 + COMING_S / 2
