@@ -97,11 +97,11 @@ async def test_who_stands_first_and_died_is_called_and_passed_over(
     client: AsyncStateCache, place: Place, nobody_asks_again: None, dead: list[str]
 ) -> None:
     """The first behind who still stands, and is not of the same client, hears the call too, and asks in time."""
-    async with asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(LONG), asyncio.TaskGroup() as tasks:
         async with client.lock(KEY, ttl=600):
             for request in reversed(dead):
                 place.put_first(until=1 if request == "late:7" else NEVER, request=request)
-            waiting = tasks.create_task(entered(client, ttl=600, timeout=LONG))
+            waiting = tasks.create_task(entered(client, ttl=600))
             await until_calm(client)
         called = place.lease()
         assert (called.request, called.token) == (dead[0], Token(1, 2))
@@ -114,10 +114,10 @@ async def test_who_was_called_for_a_moment_only_and_died_is_passed_over_after_th
 ) -> None:
     """What a dead one had to come in is short where its ttl is: the one behind is woken to look at the time."""
     monkeypatch.setattr(leases, "COMING_S", 1000.0)
-    async with asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(LONG), asyncio.TaskGroup() as tasks:
         async with cache.lock(KEY, ttl=600):
             place.put_first(until=NEVER, ttl=50)
-            waiting = tasks.create_task(entered(cache, ttl=600, timeout=LONG))
+            waiting = tasks.create_task(entered(cache, ttl=600))
             await until_calm(cache)
         assert await waiting == Token(1, 3)
 
