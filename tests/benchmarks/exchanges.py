@@ -76,7 +76,7 @@ class Exchanges:
     def _read(self, rounds: int) -> Row:
         cache, bare, name = self._cache, self._bare, self._space.state(KEY)
         return in_turns(
-            ("get from the primary", lambda: cache.get(KEY)),
+            ("get from the primary", lambda: cache.get(KEY, read="primary")),
             ("bare HGETALL of the same hash", lambda: bare.hgetall(name)),
             bound=1.3, rounds=rounds, calls=CALLS,
         )  # fmt: skip
