@@ -19,7 +19,7 @@ import pytest
 from statecache import Settings
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
-from statecache.lua import script
+from statecache.lua import parts_of, script
 from statecache_workers.logs import LOGGER
 from statecache_workers.worker import Worker
 
@@ -60,7 +60,7 @@ class Agents:
         for one in given:
             names.append(keys.state(one["key"]))
             arguments += (_STATE | one).values()
-        answer: list[Any] = self.raw.eval(script("commit").text, len(names), *names, *arguments)
+        answer: list[Any] = parts_of(self.raw.eval(script("commit").text, len(names), *names, *arguments))
         return answer
 
     def commit(self, *states: Any, **more: Any) -> str:

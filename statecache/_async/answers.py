@@ -45,12 +45,11 @@ class Absent(StateCacheError):
 
 def committed_of(change_id: str, reply: Sequence[Any]) -> Committed:
     """This reads the answer of a commit that is applied."""
+    position = Position.parse(reply[2]) or Position(0, 0)
+    if len(reply) == 6:  # most commits are of one state
+        return Committed(change_id, position, reply[3].decode(), (int(reply[4]),), (reply[5].decode(),))
     return Committed(
-        change_id,
-        Position.parse(reply[2]) or Position(0, 0),
-        reply[3].decode(),
-        tuple(map(int, reply[4::2])),
-        tuple(map(bytes.decode, reply[5::2])),
+        change_id, position, reply[3].decode(), tuple(map(int, reply[4::2])), tuple(map(bytes.decode, reply[5::2]))
     )
 
 

@@ -14,7 +14,7 @@ from redis.exceptions import NoScriptError
 from statecache._async.redis import DEMOTED, code_of
 from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable
-from statecache.lua import script
+from statecache.lua import parts_of, script
 from statecache.model import COMMIT_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -41,9 +41,8 @@ class Attempts:
             for shard in range(keys.shards)
         ]
         self._nonces = count(1)
-        self._limits = (
-            settings.backlog_entries_max, settings.backlog_bytes_max, COMMIT_BYTES_MAX, settings.value_bytes_max,
-        )  # fmt: skip
+        limits = settings.backlog_entries_max, settings.backlog_bytes_max, COMMIT_BYTES_MAX, settings.value_bytes_max
+        self._limits = tuple(map(str, limits))
 
     async def _exchange(self, link: AsyncLink, commit: Commit, seconds: float) -> list[Any]:
         """This runs the script once, and WAIT behind it on the same connection where the level asks for it."""
@@ -54,7 +53,7 @@ class Attempts:
         if commit.durability in ("replica", "disk"):
             commands.append(self._levels.wait_command(commit.durability, round(attempt_s * 800)))
         replies = await link.run(commands, seconds=attempt_s)
-        await self._check_nonce(link, commit, replies[0])
+        replies[0] = await self._answered(link, commit, replies[0])
         if baton is not None and commit.passes:
             baton.passed(link, replies.pop(1))
         await self._noted(link, replies[0])
@@ -79,7 +78,7 @@ class Attempts:
                 await self._slipped(link)
             link.watching = isinstance(executed, Exception)
             if not refused and isinstance(executed, list):
-                await self._check_nonce(link, commit, executed[0])
+                executed[0] = await self._answered(link, commit, executed[0])
         except RedisUnavailable as error:
             commit.unanswered(error)
             return []
@@ -91,7 +90,7 @@ class Attempts:
 
     def _call(self, link: AsyncLink, commit: Commit, attempt_s: float) -> Any:
         """This spells the script's command, which the server refuses once this side has given the attempt up."""
-        commit.nonce = str(next(self._nonces))
+        commit.nonce = b"%d" % next(self._nonces)
         given_up = monotonic() + attempt_s
         commit.latest = given_up + link.greeting_s
         latest_ms = int(given_up * 1000 + link.ahead_ms)
@@ -105,9 +104,12 @@ class Attempts:
             asked = (*asked, self._leases[commit.shard])
         return link.call(self._script, asked, arguments)
 
-    async def _check_nonce(self, link: AsyncLink, commit: Commit, reply: Any) -> None:
-        if isinstance(reply, list) and reply[:1] != [commit.nonce.encode()]:
+    async def _answered(self, link: AsyncLink, commit: Commit, reply: Any) -> Any:
+        """This gives the parts of the script's answer, proven to be this attempt's; an error reply as it is."""
+        reply = parts_of(reply)
+        if isinstance(reply, list) and (not reply or reply[0] != commit.nonce):
             await self._slipped(link)
+        return reply
 
     async def _slipped(self, link: AsyncLink) -> NoReturn:
         """This closes a connection that has answered something that was not asked, or refused to open a MULTI."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 import msgspec
 
 from statecache._async.leaving import checked_drain, leave
+from statecache._async.scope import checked_policy
 from statecache._async.stopping import AsyncUntilTold
 from statecache._async.tiers import Tiers
 from statecache._async.verbs import AsyncVerbs
@@ -107,7 +108,7 @@ class AsyncStateCache(AsyncVerbs[Any]):
             value_bytes_max=value_bytes_max,
             locking=locking,
         )
-        return AsyncNamespace(self.tier, policy, checked_namespace(name) + "/")
+        return AsyncNamespace(self.tier, checked_policy(policy), checked_namespace(name) + "/")
 
     def unsettled(self) -> tuple[Unsettled, ...]:
         """These are this client's commits whose outcome no caller learnt, the oldest first; `outcome` asks.

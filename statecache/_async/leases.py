@@ -28,7 +28,7 @@ from statecache._bridge import AsyncBackground, AsyncSignal, async_finished, asy
 from statecache.clock import boottime, monotonic
 from statecache.errors import LimitExceeded, LockTimeout, RedisUnavailable, StateCacheError, UsageError
 from statecache.leases import COMING_S, PLACE_S, TTL_S_MIN, WAITERS_MAX, Holding, Waiting, call_of, shown_holder
-from statecache.lua import script
+from statecache.lua import parts_of, script
 from statecache.model import Token
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ class Leases:
             finally:
                 self._redis.pool.give(link)
             for holding, reply in zip(due, replies, strict=True):
-                await self._renewed(holding, reply[0].decode(), started, link)
+                await self._renewed(holding, parts_of(reply)[0].decode(), started, link)
         except (StateCacheError, ResponseError) as error:
             _logger.info("leases could not be renewed, and it is tried again: %s", error)
             await self._redis.pool.drop_idle()
@@ -348,7 +348,7 @@ class Leases:
         link = await self._redis.pool.take(seconds)
         try:
             keys, arguments = self._call(verb, holding, link, attempt_s)
-            reply = await link.script(self._script, keys, arguments, seconds=attempt_s)
+            reply = parts_of(await link.script(self._script, keys, arguments, seconds=attempt_s))
             if reply[0] == b"LATE":
                 await link.close()  # the next one asks for the server's time anew
         except RedisUnavailable:

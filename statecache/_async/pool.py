@@ -113,11 +113,11 @@ class AsyncPool(Generic[C]):
         self.longest_wait_s = max(self.longest_wait_s, monotonic() - started)
 
     def give(self, connection: C) -> None:
-        """This takes a connection back; one that is no longer alive, or was a forked parent's, is forgotten."""
+        """This takes a connection back, if it is not a forked parent's; whether it is alive is seen when it is lent."""
         if self._pid != _process.pid or connection not in self._lent:
             return
         self._lent.discard(connection)
-        if connection.alive and not self._closed:
+        if not self._closed:
             self._idle.append(connection)
         self._slots.release()
 

@@ -69,7 +69,9 @@ class Together(Attempts):
                 commands.append(self._call(link, seat.question, seconds))
                 link.knows(self._script, True)  # it goes with the first of them, which runs before the others
         replies = await link.run(commands, seconds=seconds) if commands else []
-        for (_, commit), reply in zip(sent.items(), replies, strict=True):
-            await self._check_nonce(link, commit, reply)
-            await self._noted(link, reply)
-        return {at: [reply] for at, reply in zip(sent, replies, strict=True)}
+        answers: dict[int, Replies] = {}
+        for (at, commit), reply in zip(sent.items(), replies, strict=True):
+            answer = await self._answered(link, commit, reply)
+            await self._noted(link, answer)
+            answers[at] = [answer]
+        return answers

@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError
 from statecache._sync.redis import DEMOTED, code_of
 from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable
-from statecache.lua import script
+from statecache.lua import parts_of, script
 from statecache.model import COMMIT_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -43,9 +43,8 @@ class Attempts:
             for shard in range(keys.shards)
         ]
         self._nonces = count(1)
-        self._limits = (
-            settings.backlog_entries_max, settings.backlog_bytes_max, COMMIT_BYTES_MAX, settings.value_bytes_max,
-        )  # fmt: skip
+        limits = settings.backlog_entries_max, settings.backlog_bytes_max, COMMIT_BYTES_MAX, settings.value_bytes_max
+        self._limits = tuple(map(str, limits))
 
     def _exchange(self, link: Link, commit: Commit, seconds: float) -> list[Any]:
         """This runs the script once, and WAIT behind it on the same connection where the level asks for it."""
@@ -56,7 +55,7 @@ class Attempts:
         if commit.durability in ("replica", "disk"):
             commands.append(self._levels.wait_command(commit.durability, round(attempt_s * 800)))
         replies = link.run(commands, seconds=attempt_s)
-        self._check_nonce(link, commit, replies[0])
+        replies[0] = self._answered(link, commit, replies[0])
         if baton is not None and commit.passes:
             baton.passed(link, replies.pop(1))
         self._noted(link, replies[0])
@@ -81,7 +80,7 @@ class Attempts:
                 self._slipped(link)
             link.watching = isinstance(executed, Exception)
             if not refused and isinstance(executed, list):
-                self._check_nonce(link, commit, executed[0])
+                executed[0] = self._answered(link, commit, executed[0])
         except RedisUnavailable as error:
             commit.unanswered(error)
             return []
@@ -93,7 +92,7 @@ class Attempts:
 
     def _call(self, link: Link, commit: Commit, attempt_s: float) -> Any:
         """This spells the script's command, which the server refuses once this side has given the attempt up."""
-        commit.nonce = str(next(self._nonces))
+        commit.nonce = b"%d" % next(self._nonces)
         given_up = monotonic() + attempt_s
         commit.latest = given_up + link.greeting_s
         latest_ms = int(given_up * 1000 + link.ahead_ms)
@@ -107,9 +106,12 @@ class Attempts:
             asked = (*asked, self._leases[commit.shard])
         return link.call(self._script, asked, arguments)
 
-    def _check_nonce(self, link: Link, commit: Commit, reply: Any) -> None:
-        if isinstance(reply, list) and reply[:1] != [commit.nonce.encode()]:
+    def _answered(self, link: Link, commit: Commit, reply: Any) -> Any:
+        """This gives the parts of the script's answer, proven to be this attempt's; an error reply as it is."""
+        reply = parts_of(reply)
+        if isinstance(reply, list) and (not reply or reply[0] != commit.nonce):
             self._slipped(link)
+        return reply
 
     def _slipped(self, link: Link) -> NoReturn:
         """This closes a connection that has answered something that was not asked, or refused to open a MULTI."""

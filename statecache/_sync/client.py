@@ -11,6 +11,7 @@ import msgspec
 
 from statecache._signals import SIGNALS
 from statecache._sync.leaving import checked_drain, leave
+from statecache._sync.scope import checked_policy
 from statecache._sync.stopping import UntilTold
 from statecache._sync.tiers import Tiers
 from statecache._sync.verbs import Verbs
@@ -109,7 +110,7 @@ class StateCache(Verbs[Any]):
             value_bytes_max=value_bytes_max,
             locking=locking,
         )
-        return Namespace(self.tier, policy, checked_namespace(name) + "/")
+        return Namespace(self.tier, checked_policy(policy), checked_namespace(name) + "/")
 
     def unsettled(self) -> tuple[Unsettled, ...]:
         """These are this client's commits whose outcome no caller learnt, the oldest first; `outcome` asks.

@@ -306,5 +306,6 @@ def _passed_on(message: Any) -> Any:
 
 def _packed(commands: Sequence[Command]) -> list[bytes]:
     """This spells commands as one piece of RESP; redis-py's own packing takes three times as long for a script."""
-    pieces = [pack_command(tuple(command)) for command in commands]
-    return pieces if len(pieces) == 1 else [b"".join(pieces)]
+    if len(commands) == 1:
+        return [pack_command(tuple(commands[0]))]
+    return [b"".join([pack_command(tuple(command)) for command in commands])]

@@ -30,7 +30,7 @@ from statecache._sync.redis import AGAIN, DEMOTED, FINAL, code_of, found_at, ref
 from statecache.clock import boottime, monotonic
 from statecache.errors import LimitExceeded, LockTimeout, RedisUnavailable, StateCacheError, UsageError
 from statecache.leases import COMING_S, PLACE_S, TTL_S_MIN, WAITERS_MAX, Holding, Waiting, call_of, shown_holder
-from statecache.lua import script
+from statecache.lua import parts_of, script
 from statecache.model import Token
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ class Leases:
             finally:
                 self._redis.pool.give(link)
             for holding, reply in zip(due, replies, strict=True):
-                self._renewed(holding, reply[0].decode(), started, link)
+                self._renewed(holding, parts_of(reply)[0].decode(), started, link)
         except (StateCacheError, ResponseError) as error:
             _logger.info("leases could not be renewed, and it is tried again: %s", error)
             self._redis.pool.drop_idle()
@@ -350,7 +350,7 @@ class Leases:
         link = self._redis.pool.take(seconds)
         try:
             keys, arguments = self._call(verb, holding, link, attempt_s)
-            reply = link.script(self._script, keys, arguments, seconds=attempt_s)
+            reply = parts_of(link.script(self._script, keys, arguments, seconds=attempt_s))
             if reply[0] == b"LATE":
                 link.close()  # the next one asks for the server's time anew
         except RedisUnavailable:

@@ -48,7 +48,6 @@ class Scope(Generic[D]):
         self.tier = tier
         self._policy = policy
         self._prefix = prefix
-        _check_policy(policy)
         self._near = tier.near
         self._reads = policy.read or tier.settings.read
         self._kind = policy.type if policy.type is not None else Any
@@ -159,7 +158,8 @@ class Scope(Generic[D]):
         return self.committed_state(write, value, self.tier.committer.commit(commit), 0)
 
 
-def _check_policy(policy: Policy) -> None:
+def checked_policy(policy: Policy) -> Policy:
+    """This gives a namespace's policy back unchanged, or raises UsageError."""
     if policy.durability not in (None, *DURABILITIES):
         raise UsageError(f"durability {policy.durability!r} is not one of {', '.join(DURABILITIES)}")
     if policy.read not in (None, *READ_MODES):
@@ -170,6 +170,7 @@ def _check_policy(policy: Policy) -> None:
         raise UsageError(f"redis_ttl={policy.redis_ttl} is not a time above 0")
     if policy.value_bytes_max is not None and not 1 <= policy.value_bytes_max <= VALUE_BYTES_MAX:
         raise UsageError(f"value_bytes_max={policy.value_bytes_max} is not from 1 to {VALUE_BYTES_MAX}")
+    return policy
 
 
 def expected_of(key: str, expected: State[Any] | str | None) -> str:

@@ -40,7 +40,7 @@ class Commit(msgspec.Struct, kw_only=True):
     repeat: bool = False
     pause: float = 0.005
     pinned: dict[int, str] = {}
-    nonce: str = ""
+    nonce: bytes = b""
     latest: float = 0.0
     lingers: float = 0.0
     hindrance: StateCacheError | None = None
@@ -56,7 +56,7 @@ class Commit(msgspec.Struct, kw_only=True):
         """These are the writes that change a state."""
         return [write for write in self.writes if write.op != "check"]
 
-    def arguments(self, settings: Settings, limits: Sequence[int]) -> list[Any]:
+    def arguments(self, settings: Settings, limits: Sequence[str]) -> list[Any]:
         """This spells the script's ARGV, but for the times at its end."""
         arguments: list[Any] = [
             self.nonce, self.change_id, settings.fence, "1" if self.repeat else "0", settings.writer,

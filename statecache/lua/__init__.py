@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Script(NamedTuple):
@@ -14,6 +14,11 @@ class Script(NamedTuple):
     name: str
     text: str
     sha: str
+
+
+def parts_of(reply: Any) -> Any:
+    """This gives the parts of a script's answer: some are spelled as one text, for a list costs the server more."""
+    return reply.split(b" ") if reply.__class__ is bytes else reply
 
 
 @cache

@@ -9,7 +9,7 @@
 --           the first one: past which no other can be executed either
 --       where locks count, both of them, the second '' for none, then: the lock and token of each lease that the
 --           commit is made under, and the keys whose locks nobody else may hold; NULs between and after them
--- Gives { nonce, verdict, … }:
+-- Gives { nonce, verdict, … }; of OK these parts as one text with spaces between them, for a list costs the server more:
 --   OK | DUP    position, updated_at, then per state: version, parent
 --   MUTE        the same as DUP, but there was no memory to write: a WAIT behind it vouches for nothing
 --   LATE        this attempt was held up on its way, and whoever sent it has given it up
@@ -251,7 +251,7 @@ if type(added) == 'table' and added.err then
   return foreign and { nonce, 'FOREIGN', changes, added.err } or added
 end
 
-local answer = { nonce, 'OK', position, updated_at }
+local answer = nonce .. ' OK ' .. position .. ' ' .. updated_at
 for i = 1, count do
   local at, state = first + (i - 1) * width, states[i]
   if ARGV[at + 1] ~= 'check' then
@@ -259,14 +259,14 @@ for i = 1, count do
     recent = recent == '' and mine .. position
       or mine .. position .. ' ' .. (string.match(recent, '^%S+ %S+ %S+ %S+ %S+') or recent)
     local redis_key = KEYS[4 + i]
-    call('HSET', redis_key, 'key', ARGV[at], 'op', ARGV[at + 1], 'value', ARGV[at + 3], 'version', state.version,
-      'epoch', epoch, 'change_id', change_id, 'parent_change_id', state[2], 'position', position,
-      'encoding', ARGV[at + 4], 'schema', ARGV[at + 5], 'updated_at', updated_at, 'writer', ARGV[5], 'recent', recent)
+    if state[3] ~= ARGV[at + 1] then call('HSET', redis_key, 'key', ARGV[at], 'op', ARGV[at + 1]) end
+    call('HSET', redis_key, 'value', ARGV[at + 3], 'version', state.version, 'epoch', epoch, 'change_id', change_id,
+      'parent_change_id', state[2], 'position', position, 'encoding', ARGV[at + 4], 'schema', ARGV[at + 5],
+      'updated_at', updated_at, 'writer', ARGV[5], 'recent', recent)
     call('PERSIST', redis_key)
     call('ZADD', unflushed, n, ARGV[at])
     if hydrations > 1 then call('HDEL', hydrating, ARGV[at]) end
-    answer[#answer + 1] = state.version
-    answer[#answer + 1] = state[2]
+    answer = answer .. ' ' .. state.version .. ' ' .. state[2]
   end
 end
 call('HSET', meta, 'n', n, 'entries', entries, 'bytes', bytes)

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from statecache.keys import KeySpace
-from statecache.lua import script
+from statecache.lua import parts_of, script
 from statecache.model import COMMIT_BYTES_MAX, VALUE_BYTES_MAX
 from tests.benchmarks.values import Value, encoded
 
@@ -43,7 +43,7 @@ class Backlog:
                     key, "set", "*", value, "json", "", "", "1",
                 )  # fmt: skip
             for reply in pipe.execute():
-                if reply[1] != b"OK":
+                if parts_of(reply)[1] != b"OK":
                     raise RuntimeError(f"a commit was answered with {reply}")
 
     def _places(self, key: str) -> tuple[str, ...]:

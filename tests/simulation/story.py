@@ -32,7 +32,7 @@ from statecache import Settings
 from statecache.clock import monotonic
 from statecache.errors import OutcomeUnknown, Unavailable
 from statecache.keys import KeySpace
-from statecache.lua import script
+from statecache.lua import parts_of, script
 from tests.simulation.actor import Actor
 from tests.simulation.boundaries import situation
 from tests.simulation.children import signal_all, state_of, thaw
@@ -273,7 +273,7 @@ class Story:
         state = [POISON, "set", "*", b'{"by":"nobody"}', "json", "", "", "1"]
         text = script("commit").text
         answer = world.raw.eval(text, len(names) + 1, *names, keys.state(POISON), *commit, *state)
-        return bool(answer[1] == b"OK")
+        return bool(parts_of(answer)[1] == b"OK")
 
     async def _restored(self) -> None:
         world, actor = self._world, self._actor

@@ -65,7 +65,8 @@ class Wire:
     async def happen(self, reply: Any = None) -> None:
         """This runs what was to happen meanwhile."""
         if self._then is not None:
-            await self._then(isinstance(reply, list) and b"OK" in (reply[0] if isinstance(reply[0], list) else reply))
+            answer = reply[0] if isinstance(reply, list) and reply else reply
+            await self._then(isinstance(answer, bytes) and b" OK " in answer)
 
     def happen_in_thread(self, reply: Any = None) -> None:
         """This does the same from the thread of a synchronous client."""
