@@ -107,27 +107,32 @@ class async_deadline:  # noqa: N801
         await self._timeout.__aexit__(*exc_info)
 
 
-class deadline:  # noqa: N801
-    """This bounds every read of one exchange on a connection to that many seconds.
-
-    It is generous by up to two hundredths, so that exchanges with about the same bound need not set it anew.
-    """
+class _Exchange:
+    """This is the block of an exchange whose bound is in its socket."""
 
     __slots__ = ()
-
-    def __init__(self, connection: Any, seconds: float) -> None:
-        line = connection._sock
-        if line is None:
-            return
-        present = line.gettimeout()
-        if present is None or not seconds <= present <= seconds * 1.02:
-            line.settimeout(max(seconds * 1.01, 0.001))
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, *exc_info: object) -> None:
         return None
+
+
+_exchange = _Exchange()
+
+
+def deadline(connection: Any, seconds: float) -> _Exchange:
+    """This bounds every read of one exchange on a connection to that many seconds.
+
+    It is generous by up to two hundredths, so that exchanges with about the same bound need not set it anew.
+    """
+    line = connection._sock
+    if line is not None:
+        present = line.gettimeout()
+        if present is None or not seconds <= present <= seconds * 1.02:
+            line.settimeout(max(seconds * 1.01, 0.001))
+    return _exchange
 
 
 class async_dialing(async_deadline):  # noqa: N801

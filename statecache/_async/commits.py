@@ -99,6 +99,7 @@ class Committer(Together):
         change_id: str | None = None, locks: Locks | None = None,
     ) -> Commit:  # fmt: skip
         """This makes a commit of writes to one group; a change_id that was used before marks it as a repeat."""
+        stem = self._keys.state_stem(shard)
         if len(writes) > 1 and (size := sum(write.weight for write in writes)) > COMMIT_BYTES_MAX:
             hint = "Split the commit, or store less in each of its values."
             what, first = "the commit's size in bytes", writes[0].key
@@ -111,7 +112,7 @@ class Committer(Together):
             actor=actor,
             reason=reason,
             end=end,
-            redis_keys=[self._keys.state_stem(shard) + write.key for write in writes],
+            redis_keys=[stem + write.key for write in writes],
             repeat=change_id is not None,
             locks=locks,
         )

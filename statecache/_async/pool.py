@@ -74,11 +74,10 @@ class AsyncPool(Generic[C]):
             if self._place is not None:
                 raise UsageError("it belongs to another event loop", hint="Make one client for each event loop.")
             self._place = here
-        started = monotonic()
         if not self._slots.acquire_now():
-            await self._wait_for_slot(seconds, started)
+            seconds = await self._wait_for_slot(seconds)
         try:
-            connection = self._revived() or await self._open_one(max(started + seconds - monotonic(), 0.001))
+            connection = self._revived() or await self._open_one(seconds)
             if self._closed:  # meanwhile
                 await connection.close()
                 raise UsageError("it is closed", hint="Make a new client.")
@@ -105,12 +104,16 @@ class AsyncPool(Generic[C]):
             if connection.alive:
                 return connection
 
-    async def _wait_for_slot(self, seconds: float, started: float) -> None:
+    async def _wait_for_slot(self, seconds: float) -> float:
+        """This waits for a connection to be free, and gives the seconds that are left."""
+        started = monotonic()
         if not await self._slots.acquire(seconds):
             raise self._busy(
                 "pool", detail=f"all {self._size} {self._what} connections were in use for {seconds:.3g} s"
             )
-        self.longest_wait_s = max(self.longest_wait_s, monotonic() - started)
+        waited = monotonic() - started
+        self.longest_wait_s = max(self.longest_wait_s, waited)
+        return max(seconds - waited, 0.001)
 
     def give(self, connection: C) -> None:
         """This takes a connection back, if it is not a forked parent's; whether it is alive is seen when it is lent."""

@@ -54,7 +54,8 @@ class Accounts:
         place = (shard, position.epoch)
         if position.n > self._heads.get(place, 0):
             with self._mutex:
-                self._heads[place] = max(position.n, self._heads.get(place, 0))
+                if position.n > self._heads.get(place, 0):  # another thread may have been quicker
+                    self._heads[place] = position.n
 
     def tails(self) -> list[Tail]:
         """These are the highest positions that were acknowledged."""

@@ -96,7 +96,8 @@ class Attempts:
         given_up = monotonic() + attempt_s
         commit.latest = given_up + link.greeting_s
         latest_ms = int(given_up * 1000 + link.ahead_ms)
-        arguments = [*commit.arguments(self._settings, self._limits), latest_ms]
+        arguments = commit.arguments(self._settings, self._limits)
+        arguments.append(latest_ms)
         if commit.repeat or commit.lingers:
             last = max(commit.lingers, commit.latest) + self._settings.timeout_s
             arguments.append(int(last * 1000 + link.ahead_ms))
