@@ -64,8 +64,8 @@ for i = 1, count do
       missing = missing or { nonce, 'MISSING' }
       missing[#missing + 1] = i
     end
-  elseif not (state[2] and state[3] and state[4]) or state[5] ~= ARGV[at] then
-    return { nonce, 'FOREIGN', KEYS[4 + i], 'fields are missing or name another key' }
+  elseif not (state[2] and state[3] and state[4]) or state[5] ~= ARGV[at] or find(state[2], ' ', 1, true) then
+    return { nonce, 'FOREIGN', KEYS[4 + i], 'fields are missing, name another key, or hold no change_id' }
   end
   states[i] = state
   seen = seen or find(state[4] or '', mine, 1, true)

@@ -313,6 +313,22 @@ async def test_a_state_that_lacks_a_field_is_named(
     assert (await client.set("runs/whole", 1)).version == 1
 
 
+async def test_a_state_whose_change_id_is_none_of_ours_is_named(
+    client: AsyncStateCache, redis_raw: Any, keys: KeySpace, snapshot: Snapshot
+) -> None:
+    await client.set(KEY, 1)
+    await client.set(f"{KEY}/b", 1)
+    redis_raw.hset(keys.state(KEY), "change_id", "of somebody else")
+    before = snapshot()
+    with pytest.raises(ForeignData, match="hold no change_id"):
+        await client.set(KEY, 2)
+    with pytest.raises(ForeignData, match="hold no change_id"):  # noqa: PT012
+        async with client.transaction(f"{KEY}/b", KEY) as tx:
+            tx.set(f"{KEY}/b", 2)
+            tx.set(KEY, 2)
+    assert snapshot() == before
+
+
 async def test_a_state_in_an_encoding_of_the_future_is_named(
     client: AsyncStateCache, redis_raw: Any, keys: KeySpace
 ) -> None:
