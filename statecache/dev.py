@@ -84,6 +84,7 @@ class _Signals:
     """
 
     _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    _HEARD = (*_STOP, signal.SIGCHLD)
 
     def __init__(self) -> None:
         self.interrupt = True
@@ -95,12 +96,17 @@ class _Signals:
         write.setblocking(False)
         before = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
         self._ending.callback(signal.set_wakeup_fd, before)
-        for number in (*self._STOP, signal.SIGCHLD):
+        for number in self._HEARD:
             self._ending.callback(signal.signal, number, signal.signal(number, self._handle))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ending.close()
+        """This gives the signals back; one that comes meanwhile waits, or Python would say that nobody handles it."""
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, self._HEARD)
+        try:
+            self._ending.close()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
     def wait(self) -> bool:
         """This waits for a child's end or a request to stop, and tells whether it was the latter."""

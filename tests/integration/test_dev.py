@@ -352,3 +352,23 @@ def test_a_link_that_leads_elsewhere_is_not_followed_for_root(closed: tuple[Path
     _, errors = dev.process.communicate(timeout=WAIT_S)
     assert f"leads to {home}, not into {system_data}" in errors
     assert [path.name for path in home.iterdir()] == ["dev"]
+
+
+_STORM = """
+import os, signal, time
+from statecache.dev import _Signals
+parent, end = os.getpid(), time.monotonic() + 3
+for _ in range(2):
+    if os.fork() == 0:
+        while time.monotonic() < end and os.getppid() == parent:
+            os.kill(parent, signal.SIGCHLD)
+        os._exit(0)
+while time.monotonic() < end + 0.2:
+    with _Signals():
+        pass
+"""
+
+
+def test_a_child_that_ends_while_signals_are_given_back_is_passed_over_in_silence() -> None:
+    done = subprocess.run([sys.executable, "-c", _STORM], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
