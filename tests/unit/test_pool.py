@@ -63,8 +63,10 @@ class Dialed:
     def __init__(self) -> None:
         self.lines: list[Line] = []
         self.failing = False
+        self.seconds = 0.0
 
     async def __call__(self, seconds: float) -> Line:
+        self.seconds = seconds
         if self.failing:
             raise RedisUnavailable("connect", detail="told to")
         self.lines.append(Line())
@@ -177,6 +179,20 @@ async def test_a_dead_connection_is_not_lent_again() -> None:
     pool.give(second)
     third = await pool.take(1)
     assert third not in (first, second)
+
+
+async def test_who_waited_for_a_slot_has_that_much_less_time_to_connect() -> None:
+    dialed = Dialed()
+    pool = _pool(1, dialed)
+    line = await pool.take(WAIT_S)
+    assert dialed.seconds == WAIT_S
+
+    async def give_it_back_dead() -> None:
+        line.alive = False
+        pool.give(line)
+
+    await asyncio.gather(pool.take(WAIT_S), give_it_back_dead())
+    assert dialed.seconds == WAIT_S - pool.longest_wait_s < WAIT_S
 
 
 async def test_what_is_idle_can_be_dropped_and_what_is_lent_stays() -> None:

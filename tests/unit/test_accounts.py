@@ -1,0 +1,36 @@
+"""What a client was acknowledged: the highest position of each shard and epoch, whoever comes in between."""
+
+from __future__ import annotations
+
+import pytest
+
+from statecache._async.accounts import Accounts as AsyncAccounts
+from statecache._sync.accounts import Accounts
+from statecache.model import Position
+
+
+class Overtaken:
+    """This is a mutex that is had when another thread has just noted a later position."""
+
+    def __init__(self, accounts: AsyncAccounts | Accounts) -> None:
+        self._accounts = accounts
+        self._met = False
+
+    def __enter__(self) -> None:
+        if not self._met:
+            self._met = True
+            self._accounts.acknowledge(7, Position(2, 9))
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+
+@pytest.mark.parametrize("kind", [AsyncAccounts, Accounts])
+def test_of_two_who_are_acknowledged_at_once_the_later_position_is_kept(kind: type[AsyncAccounts | Accounts]) -> None:
+    accounts = kind()
+    accounts.begin_anew(Overtaken(accounts))
+    accounts.acknowledge(7, Position(2, 5))
+    assert accounts.tails() == [(7, 2, 9)]
+    accounts.acknowledge(7, Position(2, 4))
+    accounts.acknowledge(7, Position(3, 1))
+    assert accounts.tails() == [(7, 2, 9), (7, 3, 1)]
