@@ -2,8 +2,7 @@
 
 The generated mirror drops the prefix, so code in `_async` that uses these reads the same on both sides.
 
-* `async_deadline` bounds an exchange with Redis. The synchronous twin can only bound each read of the socket.
-* `async_timeout` bounds an exchange with Postgres by shutting its socket.
+* `async_timeout` bounds an exchange with Postgres by shutting its socket; for those with Redis see `_sockets`.
 * `AsyncSlots` is a counting semaphore, first come first served, with a timeout.
 * `AsyncSignal` is an event, `AsyncBackground` a task or daemon thread that runs until stopped.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
@@ -23,12 +21,34 @@ from typing import Any, TypeVar
 import psycopg
 
 from statecache._slots import AsyncSlots, Slots
+from statecache._sockets import (
+    AsyncSocketTurn,
+    SocketTurn,
+    async_deadline,
+    async_dialing,
+    async_disown,
+    async_readable,
+    async_receiving,
+    async_sending,
+    async_wake,
+    deadline,
+    dialing,
+    disown,
+    is_buffered,
+    readable,
+    receiving,
+    sending,
+    unread_bytes,
+    wake,
+)
 from statecache._trips import AsyncSeat, AsyncTrips, Seat, Trips
 from statecache._waking import AsyncSignal, Signal
 from statecache.clock import monotonic, sleep
 
 T = TypeVar("T")
 _unfinished: set[asyncio.Task[Any]] = set()
+_reading: set[int] = set()
+"""The threads that read for themselves and others at the moment."""
 
 
 class async_timeout:  # noqa: N801
@@ -92,121 +112,6 @@ def _twin(connection: Any) -> int:
     return os.dup(connection.fileno())
 
 
-class async_deadline:  # noqa: N801
-    """This bounds one exchange on a connection to that many seconds; TimeoutError past it."""
-
-    __slots__ = ("_timeout",)
-
-    def __init__(self, connection: Any, seconds: float) -> None:  # noqa: ARG002
-        self._timeout = asyncio.timeout(seconds)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, *exc_info: Any) -> None:
-        await self._timeout.__aexit__(*exc_info)
-
-
-class _Exchange:
-    """This is the block of an exchange whose bound is in its socket."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exc_info: object) -> None:
-        return None
-
-
-_exchange = _Exchange()
-
-
-def deadline(connection: Any, seconds: float) -> _Exchange:
-    """This bounds every read of one exchange on a connection to that many seconds.
-
-    It is generous by up to two hundredths, so that exchanges with about the same bound need not set it anew.
-    """
-    line = connection._sock
-    if line is not None:
-        present = line.gettimeout()
-        if present is None or not seconds <= present <= seconds * 1.02:
-            line.settimeout(max(seconds * 1.01, 0.001))
-    return _exchange
-
-
-class async_dialing(async_deadline):  # noqa: N801
-    """This bounds the opening of a connection to Redis to that many seconds, and leaves its steps unbounded.
-
-    Beneath Python 3.12 the bound that redis-py sets on a step loses a cancellation that comes as the step ends: the
-    task goes on as if nobody had cancelled it. All later exchanges are bounded by `async_deadline` alone.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, connection: Any, seconds: float) -> None:
-        super().__init__(connection, seconds)
-        connection.socket_timeout = None
-
-
-class dialing:  # noqa: N801
-    """This bounds every step of the opening of a connection to Redis to that many seconds."""
-
-    __slots__ = ()
-
-    def __init__(self, connection: Any, seconds: float) -> None:
-        connection.socket_timeout = seconds
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exc_info: object) -> None:
-        return None
-
-
-def async_disown(connection: Any) -> None:
-    """This does nothing: what an asyncio connection does to close would reach into the parent's event loop."""
-
-
-def disown(connection: Any) -> None:
-    """This closes a forked child's copy of its parent's connection to Redis; the parent's stays as it is."""
-    connection.disconnect()
-
-
-async def async_wake(connection: Any) -> None:
-    """This does nothing: a task that waits on a connection to Redis is cancelled."""
-
-
-def wake(connection: Any) -> None:
-    """This wakes the thread that waits on a connection to Redis, which finds it closed by the other side."""
-    line = connection._sock
-    with contextlib.suppress(OSError):
-        if line is not None:
-            line.shutdown(socket.SHUT_RDWR)
-
-
-async def async_readable(connection: Any, seconds: float) -> bool:  # noqa: ARG001
-    """This says yes: the one task that reads a connection waits for its bytes in reading."""
-    return True
-
-
-def readable(connection: Any, seconds: float) -> bool:
-    """This waits until something has arrived on a connection to Redis, or its end, and says whether it has."""
-    line = connection._sock
-    if line is None or is_buffered(connection) or (hasattr(line, "pending") and line.pending()):
-        return True
-    try:
-        return bool(select.select([line], [], [], seconds)[0])
-    except (OSError, ValueError):  # closed meanwhile, which reading will tell
-        return True
-
-
-def is_buffered(connection: Any) -> bool:
-    """This says whether bytes were taken off the socket that nobody has been given yet."""
-    reader = connection._parser._reader
-    return reader is not None and bool(reader.has_data())
-
-
 async def async_lead(ear: AsyncSlots, take: Callable[[], Awaitable[bool]], signal: AsyncSignal, seconds: float) -> bool:  # noqa: ARG001
     """This waits for a signal that the one task which reads will set."""
     return await signal.wait(seconds)
@@ -216,16 +121,19 @@ def lead(ear: Slots, take: Callable[[], bool], signal: Signal, seconds: float) -
     """This waits for a signal, and reads for itself and all others meanwhile, if nobody else does at the moment.
 
     To be woken by a thread that reads costs two changes of threads, often more than the answer itself. `take` takes one
-    message off the connection and says whether more are there already.
+    message off the connection and says whether more are there already. A signal handler that has interrupted its
+    thread in reading waits for nothing: nobody reads before it returns.
     """
-    end = monotonic() + seconds
-    while not signal.is_set and (left := end - monotonic()) > 0:
+    end, me = monotonic() + seconds, threading.get_ident()
+    while not signal.is_set and me not in _reading and (left := end - monotonic()) > 0:
         if not ear.acquire_now():
             return signal.wait(left)
         try:
+            _reading.add(me)
             while take() or not (signal.is_set or monotonic() >= end):
                 pass
         finally:
+            _reading.discard(me)
             ear.release()
     return signal.is_set
 
@@ -298,6 +206,12 @@ class AsyncBackground:
         """This says whether the function still runs."""
         return not self._task.done()
 
+    def let_go(self) -> None:
+        """Have the task cancelled by its loop, from wherever this is called."""
+        loop = self._task.get_loop()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._task.cancel)
+
     async def stop(self) -> None:
         """This cancels the task and waits for its end; who is cancelled meanwhile is cancelled."""
         self._task.cancel()
@@ -318,6 +232,9 @@ class Background:
         """This says whether the function still runs."""
         return self._thread.is_alive()
 
+    def let_go(self) -> None:
+        """Leave the thread to its end, which the function looks for itself."""
+
     def stop(self) -> None:
         """This waits for the function's end."""
         if threading.current_thread() is not self._thread:
@@ -329,11 +246,13 @@ __all__ = [
     "AsyncSeat",
     "AsyncSignal",
     "AsyncSlots",
+    "AsyncSocketTurn",
     "AsyncTrips",
     "Background",
     "Seat",
     "Signal",
     "Slots",
+    "SocketTurn",
     "Trips",
     "async_called",
     "async_deadline",
@@ -343,7 +262,9 @@ __all__ = [
     "async_lead",
     "async_place",
     "async_readable",
+    "async_receiving",
     "async_runner",
+    "async_sending",
     "async_sleep",
     "async_timeout",
     "async_wake",
@@ -356,8 +277,11 @@ __all__ = [
     "lead",
     "place",
     "readable",
+    "receiving",
     "runner",
+    "sending",
     "sleep",
     "timeout",
+    "unread_bytes",
     "wake",
 ]

@@ -1,16 +1,23 @@
 """What belongs to one process: a forked child begins anew, for its parent's threads are not in it.
 
 A mutex that a thread of the parent held is held for ever in the child, so a new one comes with the new beginning.
+A signal handler runs in the middle of whatever its thread was doing. Where that holds a mutex, the handler is refused
+what needs it: to wait would be for ever, and to go on would meet what is half done.
 `pid` is this process's number: to ask the system for it on every commit costs more than to know it.
 """
 
 from __future__ import annotations
 
 import os
-import threading
+from _thread import RLock
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
+
+from statecache.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class BeginsAnew(Protocol):
@@ -24,9 +31,32 @@ pid = os.getpid()
 _those: WeakSet[BeginsAnew] = WeakSet()
 
 
+class Mutex(RLock):  # type: ignore[misc]  # it is not final: see `Py_TPFLAGS_BASETYPE` in _threadmodule.c
+    """What guards a few operations, of tasks and threads alike; it is never held while waiting.
+
+    UsageError where the thread holds it already: a signal handler, or a finalizer, has interrupted it there.
+    """
+
+    if TYPE_CHECKING:
+        _is_owned: Callable[[], bool]
+
+    def __enter__(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._is_owned():
+            raise UsageError(
+                "a signal handler or a finalizer called it while it had interrupted it in the middle of a step",
+                hint="Have the handler set a flag; `until_told` ends an agent on a signal.",
+            )
+        try:
+            return self.acquire(blocking, timeout)
+        except BaseException:  # a signal handler raised, perhaps when it was held already
+            if self._is_owned():
+                self.release()
+            raise
+
+
 def mutex() -> AbstractContextManager[Any]:
-    """This makes what guards a few operations, of tasks and threads alike; it is never held while waiting."""
-    return threading.Lock()
+    """This makes a mutex."""
+    return Mutex()
 
 
 def begins_anew_after_fork(what: BeginsAnew) -> None:

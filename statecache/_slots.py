@@ -6,6 +6,8 @@ import asyncio
 import threading
 from collections import deque
 
+from statecache._process import mutex
+
 
 class AsyncSlots:
     """This hands out a number of slots to tasks, first come first served."""
@@ -55,7 +57,7 @@ class Slots:
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._mutex = threading.Lock()
+        self._mutex = mutex()
         self._waiting: deque[threading.Lock] = deque()
 
     def acquire_now(self) -> bool:

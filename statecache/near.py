@@ -15,17 +15,19 @@ next one behind it; an entry is as true as the last answer of that connection is
     drop       with the connection, the server's role or identity, or a fork goes everything, announcements too
 
 Bounded in bytes and entries, the least recently used goes first. Values are kept as bytes and decoded for every reader,
-but for those that nobody can change, which are shared. Thread-safe: the mutex is held for a few dictionary operations
-and never while anything is waited for; a hit does without.
+but for those that nobody can change, which are shared, and then weigh what they take when decoded. Thread-safe: the
+mutex is held for a few dictionary operations and never while anything is waited for; a hit does without.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from itertools import islice
 from math import inf
+from sys import getsizeof
 from typing import Any, Protocol
 
 from msgspec import inspect
@@ -39,6 +41,8 @@ ENTRY_OVERHEAD_BYTES = 1200
 """What an entry weighs here beside its key and value, in bytes."""
 FLOORS_MIN = 1000
 """Of how many keys at least it is remembered what was seen of them, the last ones."""
+_SAMPLED = 8
+"""How many items of a container at least are looked at to tell what it weighs, where there are as many."""
 _NEVER = -inf
 _FROZEN = (
     inspect.NoneType, inspect.BoolType, inspect.IntType, inspect.FloatType, inspect.StrType, inspect.BytesType,
@@ -66,11 +70,16 @@ class Entry:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.place = (record.epoch, record.version)
-        self.size = len(record.value) + 2 * len(record.key) + ENTRY_OVERHEAD_BYTES
+        self.size = bytes_of(record)
         self.used = False
         self.shape: State[Any] | None = None
         self.private: Any = Entry
         self.shared: tuple[Any, State[Any] | None] = (Entry, None)  # nobody reads it as that type
+
+
+def bytes_of(record: Record) -> int:
+    """Return what a record weighs here, in bytes, its value not decoded."""
+    return len(record.value) + 2 * len(record.key) + ENTRY_OVERHEAD_BYTES
 
 
 class Reading:
@@ -161,11 +170,30 @@ class Near:
         self._floors.pop(record.key, None)
         self._entries[record.key] = entry
         self._bytes += entry.size
+        self._make_room()
+
+    def _make_room(self) -> None:
         while self._bytes > self._bytes_max or len(self._entries) > self._entries_max:
             key, old = self._entries.popitem(last=False)
             self._bytes -= old.size
             self._evictions += 1
             self._raise_floor(key, old.place)
+
+    def share(self, entry: Entry, kind: Any, state: State[Any]) -> None:
+        """Keep the decoded value of a type that nobody can change for all readers, and let the entry weigh that much.
+
+        What would not fit with its value is kept as bytes alone.
+        """
+        size = bytes_of(entry.record) + decoded_bytes(state.value)
+        if size > self._bytes_max:
+            entry.private = kind
+            return
+        with self._mutex:
+            if self._entries.get(entry.record.key) is entry:
+                self._bytes += size - entry.size
+                entry.size = size
+                self._make_room()
+        entry.shared = kind, state
 
     def _take(self, key: str) -> Entry | None:
         entry = self._entries.pop(key, None)
@@ -238,14 +266,18 @@ class Near:
                     signal.set()
 
     def drop(self) -> None:
-        """This forgets everything but the floors: the connection, the server or its role is another."""
+        """Forget everything but the floors: the connection, the server or its role is another.
+
+        Trust goes first, so nothing is believed whatever happens to the rest; what a hit may reorder meanwhile is put
+        aside before it is gone through.
+        """
+        self._sent = _NEVER
         with self._mutex:
-            for key, entry in self._entries.items():
-                self._raise_floor(key, entry.place)
-            self._entries.clear()
-            self._bytes = 0
-            self._sent = _NEVER
+            self._sent = _NEVER  # a heartbeat of before may have been answered meanwhile
+            entries, self._entries, self._bytes = self._entries, OrderedDict(), 0
             self._readings.clear()
+            for key, entry in list(entries.items()):
+                self._raise_floor(key, entry.place)
             for signals in self._watchers.values():
                 for signal in signals:
                     signal.set()
@@ -285,6 +317,24 @@ class Near:
                 bytes=self._bytes,
                 trusted=self.trusted(now),
             )
+
+
+def decoded_bytes(value: Any) -> int:
+    """Return about how many bytes a decoded value of a shareable type takes.
+
+    Of a container with many items some are looked at, evenly spread, and stand for the others.
+    """
+    size = getsizeof(value)
+    if isinstance(value, (tuple, frozenset)):
+        return size + _items_bytes(value)
+    names = getattr(value, "__struct_fields__", ())
+    return size + sum(decoded_bytes(getattr(value, name)) for name in names)
+
+
+def _items_bytes(items: Collection[Any]) -> int:
+    step = max(1, len(items) // _SAMPLED)
+    sampled = [decoded_bytes(item) for item in islice(items, 0, None, step)]
+    return sum(sampled) * len(items) // len(sampled) if sampled else 0
 
 
 def shareable(kind: Any) -> bool:

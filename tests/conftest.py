@@ -13,6 +13,7 @@ fix_stalls        stories that count seconds, told again where the machine stood
 fix_steps         what steps do: charges that are counted
 fix_surroundings  nothing of the caller's terminal, nothing drawn by chance
 fix_time          a clock that moves when the test says so
+fix_tls           a Redis that speaks TLS
 """
 
 from __future__ import annotations
@@ -30,5 +31,6 @@ pytest_plugins = [
     "tests.fix_steps",
     "tests.fix_surroundings",
     "tests.fix_time",
+    "tests.fix_tls",
     "tests.fix_deployment",
 ]

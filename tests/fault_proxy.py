@@ -14,11 +14,11 @@ A fault strikes once, at the first request (from now on) that holds its bytes:
     hold_reply     the answer waits for `fault.release()`
     reset          like drop_reply, with a reset instead of an orderly end
 
-`trickle` hands on every byte by itself, `refusing` ends new connections at once, `silent` accepts and never answers,
-`delay_s` lets all that is handed on wait so long. Of all connections, or of those that the server knows by these
-ports: `slow` lets what is handed on wait, `freeze` leaves them open and reads from neither end until `thaw`, `cut` ends
-them. `requests` holds what clients have sent, so that a test can count (`keep=False` keeps nothing); `holding` counts
-held requests that the server has not answered yet.
+`trickle` hands on every byte by itself, `bytes_per_s` no more than so many a second on each connection, `refusing`
+ends new connections at once, `silent` accepts and never answers, `delay_s` lets all that is handed on wait so long. Of
+all connections, or of those that the server knows by these ports: `slow` lets what is handed on wait, `freeze` leaves
+them open and reads from neither end until `thaw`, `cut` ends them. `requests` holds what clients have sent, so that a
+test can count (`keep=False` keeps nothing); `holding` counts held requests that the server has not answered yet.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ class FaultProxy:
         self.holding = 0
         self.delay_s = 0.0
         self.trickle = False
+        self.bytes_per_s = 0.0
         self.refusing = False
         self.silent = False
 
@@ -173,12 +174,16 @@ class FaultProxy:
             if port in self._lines:
                 self._lines[port].task.cancel()
 
+    async def passes(self, seconds: float) -> None:
+        """This lets so much time pass."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._never.wait()
+
     async def flow(self, line: _Line) -> None:
         """This returns when something may be handed on over that connection."""
         if delay_s := max(self.delay_s, line.delay_s):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await self._never.wait()
+            await self.passes(delay_s)
         await self._flowing.wait()
         await line.flowing.wait()
 
@@ -326,6 +331,8 @@ class _Line:
         if not self._proxy.trickle:
             writer.write(data)
             await writer.drain()
+            if self._proxy.bytes_per_s:
+                await self._proxy.passes(len(data) / self._proxy.bytes_per_s)
             return
         for at in range(len(data)):
             writer.write(data[at : at + 1])

@@ -29,6 +29,7 @@ LAYERS = (
         "statecache._process",
         "statecache._signals",
         "statecache._slots",
+        "statecache._sockets",
         "statecache._trips",
         "statecache._waking",
     ),

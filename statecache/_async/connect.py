@@ -29,11 +29,23 @@ from redis.exceptions import (
 )
 
 from statecache import _process
-from statecache._bridge import async_deadline, async_dialing, async_disown, async_readable, async_wake, is_buffered
+from statecache._bridge import (
+    AsyncSocketTurn,
+    async_deadline,
+    async_dialing,
+    async_disown,
+    async_readable,
+    async_receiving,
+    async_sending,
+    async_wake,
+    is_buffered,
+    unread_bytes,
+)
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.settings import masked
 
 if TYPE_CHECKING:
+    from statecache._bridge import AsyncBackground
     from statecache.lua import Script
     from statecache.settings import Settings
 
@@ -97,19 +109,25 @@ class AsyncLink:
     """This carries exchanges with one Redis server, one at a time, and is closed by the first that fails.
 
     `watching` is for whoever sends WATCH: whether the server may still watch keys for this connection; `expected` for
-    whoever sends and hears apart: what the replies to come are for. `ahead_ms` is
-    how far the server's clock is at most ahead of `monotonic` here, in milliseconds, as of the greeting; it may be less
-    by `greeting_s`, the seconds that the greeting took.
+    whoever sends and hears apart: what the replies to come are for, and `in_message` whether one is being taken off:
+    where that stays so, whoever took it was interrupted, and nobody knows what is lost. `ahead_ms` is how far the
+    server's clock is at most ahead of `monotonic` here, in milliseconds, as of the greeting; it may be less by
+    `greeting_s`, the seconds that the greeting took.
     """
 
-    __slots__ = ("_connection", "_known", "_pid", "_where", "ahead_ms", "expected", "greeting_s", "watching")
+    __slots__ = (
+        "_connection", "_known", "_pid", "_turn", "_where", "ahead_ms", "expected", "greeting_s", "in_message",
+        "watching",
+    )  # fmt: skip
 
     def __init__(self, connection: Any, where: str) -> None:
         self._connection = connection
         self._known: set[str] = set()
         self._where = where
         self._pid = _process.pid
+        self._turn = AsyncSocketTurn()
         self.watching = False
+        self.in_message = False
         self.expected: deque[Any] = deque()
         self.ahead_ms = 0.0
         self.greeting_s = 0.0
@@ -228,7 +246,7 @@ class AsyncLink:
         if not self.alive:
             raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
         try:
-            async with async_deadline(self._connection, seconds):
+            async with async_sending(self._connection, seconds, self._turn):
                 await self._connection.send_packed_command(_packed(commands))
         except (RedisError, OSError, AttributeError) as error:  # the last: closed by another thread
             await self.close()
@@ -238,7 +256,7 @@ class AsyncLink:
         """This gives the pushed messages that have come, at least one; none when none came in that time."""
         messages: list[Any] = []
         try:
-            async with async_deadline(self._connection, seconds):
+            async with async_receiving(self._connection, seconds, self._turn):
                 while not messages or (self.buffered and len(messages) < _MESSAGES_MAX):
                     messages.append(await self._connection.read_response(disconnect_on_error=False))
         except (TimeoutError, RedisError, OSError) as error:
@@ -250,12 +268,17 @@ class AsyncLink:
 
     async def has_news(self, seconds: float) -> bool:
         """This waits until something has arrived, where a thread may wait for that without reading it."""
-        return await async_readable(self._connection, seconds)
+        return await async_readable(self._connection, seconds, self._turn)
 
     @property
     def buffered(self) -> bool:
         """This says whether a message, or a part of one, was taken off the socket and given to nobody yet."""
         return is_buffered(self._connection)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Return how many bytes of messages that are not whole yet have been taken off the socket."""
+        return unread_bytes(self._connection)
 
     def hear_invalidations(self) -> None:
         """This has pushes of invalidated keys given by `heard`, on a connection that speaks RESP3."""
@@ -264,7 +287,7 @@ class AsyncLink:
     async def heard(self, *, seconds: float) -> Any:
         """This gives the next reply, an error reply as a value, or pushed message; None when none came in that time."""
         try:
-            async with async_deadline(self._connection, seconds):
+            async with async_receiving(self._connection, seconds, self._turn):
                 return await self._connection.read_response(disconnect_on_error=False, push_request=True)
         except ResponseError as error:
             return error
@@ -278,9 +301,13 @@ class AsyncLink:
         """This parts with a forked parent's connection; an asyncio one is quiet as long as it is kept."""
         async_disown(self._connection)
 
-    async def hang_up(self) -> None:
+    def let_go(self) -> None:
+        """Close a connection that nobody has any more; one of an event loop is closed with its transport."""
+        async_disown(self._connection)
+
+    def hang_up(self) -> None:
         """This wakes a thread that waits for a pushed message; a task is woken by being cancelled."""
-        await async_wake(self._connection)
+        async_wake(self._connection)
 
     async def close(self) -> None:
         """This closes the connection without waiting for anything that is under way on it."""
@@ -290,6 +317,14 @@ class AsyncLink:
         """This closes a connection that is idle and waits until it is closed: TLS takes leave of the other side."""
         with suppress(RedisError, OSError):
             await self._connection.disconnect()
+
+
+def let_go(background: AsyncBackground | None, link: AsyncLink | None) -> None:
+    """End what goes on in the background on a connection, without waiting."""
+    if background is not None:
+        background.let_go()
+    if link is not None:
+        link.hang_up()
 
 
 async def _stay_closed(**_: object) -> None:

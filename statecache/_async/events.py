@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from statecache import _process
+from statecache._async.connect import let_go
 from statecache._bridge import AsyncBackground, AsyncSignal, AsyncSlots
 from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable, UsageError
@@ -115,13 +116,19 @@ class Events:
         elif message[0] == b"ssubscribe" and channel in self._confirmed:
             self._confirmed[channel].set()
 
+    def let_go(self) -> None:
+        """Stop listening, without waiting; it takes no lock, for a finalizer calls it."""
+        self._closed = True
+        if self._pid == _process.pid:
+            let_go(self._background, self._link)
+
     async def close(self) -> None:
         """This stops listening."""
         self._closed = True
         if self._pid != _process.pid:
             return
         if self._link is not None:
-            await self._link.hang_up()
+            self._link.hang_up()
         if self._background is not None:
             await self._background.stop()
         if self._link is not None:

@@ -8,7 +8,8 @@ the synchronous client that is a thread, or whoever waits for an answer just the
     connect       everything known is dropped first, then the connection is opened, greeted, tracked, and heard
     heartbeat     every quarter of the trust window: role, replication id and replicas of the server. Any other than
                   before, and everything known is dropped; a server that is no primary is left
-    unanswered    a heartbeat of a whole window ago: the connection is given up
+    unanswered    a heartbeat of a whole window ago, and nothing came for as long: the connection is given up. Bytes
+                  that arrive are a sign of life, though no reason to trust: the answer may wait behind them
     gone          every read under way on it fails, and is made on the primary; it is opened again, ever more patiently
     no tracking   said once, loudly, and looked at again after a minute: every read is made on the primary meanwhile
 """
@@ -23,6 +24,7 @@ from hiredis import PushNotification
 from redis.exceptions import NoScriptError
 
 from statecache import _process
+from statecache._async.connect import let_go
 from statecache._async.redis import refusal
 from statecache._bridge import AsyncBackground, AsyncSignal, AsyncSlots, async_lead
 from statecache.clock import boottime, monotonic
@@ -73,6 +75,7 @@ class Line:
         self._turn, self._ear = AsyncSlots(1), AsyncSlots(1)
         self._link: AsyncLink | None = None
         self._beating: float | None = None  # when the heartbeat under way was sent
+        self._came, self._unread = 0.0, 0  # when bytes came last, and how many of them are no whole message yet
         self._background: AsyncBackground | None = None
         self._stopped, self._up = AsyncSignal(), AsyncSignal()
         self._server = b""
@@ -188,6 +191,7 @@ class Line:
         """This takes replies and pushes off the connection until it breaks."""
         self._near.drop()
         self._server, self._beating, self._link = b"", None, link
+        self._came, self._unread = boottime(), 0
         due = monotonic()
         while not self._closed:
             if monotonic() >= due:
@@ -201,12 +205,22 @@ class Line:
                     self._ear.release()
 
     async def _take(self, link: AsyncLink) -> bool:
-        """This takes one reply or push off the connection, and says whether another one is there already."""
+        """This takes one reply or push off the connection, and says whether another one is there already.
+
+        Nothing more is taken off one whose last reader was interrupted (by a signal handler that raised): what it had
+        in its hands may have been a push.
+        """
+        if link.in_message:
+            raise RedisUnavailable("connection", detail="whoever read the tracked connection was interrupted")
+        link.in_message = True
         message = await link.heard(seconds=self._beat_s)
+        if message is not None or link.unread_bytes != self._unread:
+            self._came, self._unread = boottime(), link.unread_bytes
         if isinstance(message, PushNotification):
             self._pushed(message)
         elif message is not None:
             self._answered(link, message)
+        link.in_message = False
         return link.buffered
 
     async def answered(self, reading: Reading, seconds: float) -> bool:
@@ -224,7 +238,7 @@ class Line:
         """This sends a heartbeat where none is under way; one that is overdue says that the connection is dead."""
         now = boottime()
         if self._beating is not None:
-            if now - self._beating > self._settings.near_window_s:
+            if now - max(self._beating, self._came) > self._settings.near_window_s:
                 raise RedisUnavailable("timeout", detail="the tracked connection has gone silent")
             return
         if not await self._turn.acquire(self._settings.near_window_s):
@@ -287,13 +301,22 @@ class Line:
     async def _part(self, link: AsyncLink) -> None:
         """This drops everything known with the connection, and fails what was under way on it."""
         self._link, self._up = None, AsyncSignal()
-        self._near.drop()
-        await link.close()  # whoever is sending on it is rid of it
+        try:
+            self._near.drop()
+        finally:
+            await link.close()  # whoever is sending on it is rid of it
         if await self._turn.acquire(self._settings.near_window_s):
             self._turn.release()
         for reading in link.expected:
             if reading is not None and not isinstance(reading, float):
                 self._near.settle(reading, None, _LOST)
+
+    def let_go(self) -> None:
+        """End what goes on in the background; it takes no lock, for a finalizer calls it."""
+        self._closed = True
+        if self._pid == _process.pid:
+            let_go(self._background, self._link)
+            self._stopped.set()
 
     async def close(self) -> None:
         """This ends it, and the trust in what is known."""
@@ -303,6 +326,6 @@ class Line:
             return
         self._stopped.set()
         if self._link is not None:
-            await self._link.hang_up()
+            self._link.hang_up()
         if self._background is not None:
             await self._background.stop()

@@ -26,6 +26,9 @@ class AsyncPooled(Protocol):
     def abandon(self) -> None:
         """This lets go of a connection that belongs to the parent of this process, without a word to the server."""
 
+    def let_go(self) -> None:
+        """Close an idle connection whose client nobody has any more; it takes no lock and waits for nothing."""
+
     async def close(self) -> None:
         """This closes the connection at once."""
 
@@ -131,6 +134,12 @@ class AsyncPool(Generic[C]):
             if connection is None:
                 return
             await connection.close()
+
+    def let_go(self) -> None:
+        """Close what is idle; a finalizer calls it, when nobody can lend anything any more."""
+        if self._pid == _process.pid:
+            for connection in self._idle:
+                connection.let_go()
 
     async def close(self) -> None:
         """This closes every connection, lent ones too; taking one afterwards raises UsageError."""

@@ -60,6 +60,10 @@ class AsyncSession:
                 os.close(nowhere)
             self.connection.pgconn.finish()
 
+    def let_go(self) -> None:
+        """Close a connection that nobody has any more."""
+        self.connection.pgconn.finish()
+
     async def close(self) -> None:
         """This closes the connection."""
         await self.connection.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 from statecache._async.accounts import Accounts
 from statecache._async.asking import Inquiry
@@ -31,6 +32,7 @@ from statecache.near import Near
 
 if TYPE_CHECKING:
     from statecache._async.connect import Dial
+    from statecache._async.pool import AsyncPool
     from statecache.model import Observer
     from statecache.settings import Settings
 
@@ -45,8 +47,8 @@ class Tiers:
         self.observer = observer
         self.rng = rng
         self.keys = KeySpace(prefix=settings.prefix, shards=settings.shards)
-        self.redis = RedisTier(settings, self.keys, dial=dial)
-        self.postgres = PostgresTier(settings, self.keys, cluster=lambda: self.redis.cluster)
+        self.redis = redis = RedisTier(settings, self.keys, dial=dial)
+        self.postgres = PostgresTier(settings, self.keys, cluster=lambda: redis.cluster)
         self.opener = Opener(settings, self.keys, self.redis, self.postgres)
         self.hydrator = Hydrator(settings, self.keys, self.redis, self.postgres, self.opener, new_token=new_change_id)
         self.near = Near(
@@ -96,6 +98,7 @@ class Tiers:
             accounts=self.accounts,
             rng=rng,
         )
+        finalize(self, _let_go, self.line, self.events, redis.pool, self.postgres.pool).atexit = False
 
     async def close(self) -> None:
         """This gives the leases back and closes every connection; what is under way fails."""
@@ -106,3 +109,9 @@ class Tiers:
         await self.redis.pool.close()
         await self.postgres.pool.close()
         self.accounts.closing = False  # it is closed
+
+
+def _let_go(*parts: Line | Events | AsyncPool[Any]) -> None:
+    """End what a client that nobody has any more, and nobody closed, left behind."""
+    for part in parts:
+        part.let_go()

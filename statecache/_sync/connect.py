@@ -31,11 +31,23 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from statecache import _process
-from statecache._bridge import deadline, dialing, disown, is_buffered, readable, wake
+from statecache._bridge import (
+    SocketTurn,
+    deadline,
+    dialing,
+    disown,
+    is_buffered,
+    readable,
+    receiving,
+    sending,
+    unread_bytes,
+    wake,
+)
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.settings import masked
 
 if TYPE_CHECKING:
+    from statecache._bridge import Background
     from statecache.lua import Script
     from statecache.settings import Settings
 
@@ -99,19 +111,25 @@ class Link:
     """This carries exchanges with one Redis server, one at a time, and is closed by the first that fails.
 
     `watching` is for whoever sends WATCH: whether the server may still watch keys for this connection; `expected` for
-    whoever sends and hears apart: what the replies to come are for. `ahead_ms` is
-    how far the server's clock is at most ahead of `monotonic` here, in milliseconds, as of the greeting; it may be less
-    by `greeting_s`, the seconds that the greeting took.
+    whoever sends and hears apart: what the replies to come are for, and `in_message` whether one is being taken off:
+    where that stays so, whoever took it was interrupted, and nobody knows what is lost. `ahead_ms` is how far the
+    server's clock is at most ahead of `monotonic` here, in milliseconds, as of the greeting; it may be less by
+    `greeting_s`, the seconds that the greeting took.
     """
 
-    __slots__ = ("_connection", "_known", "_pid", "_where", "ahead_ms", "expected", "greeting_s", "watching")
+    __slots__ = (
+        "_connection", "_known", "_pid", "_turn", "_where", "ahead_ms", "expected", "greeting_s", "in_message",
+        "watching",
+    )  # fmt: skip
 
     def __init__(self, connection: Any, where: str) -> None:
         self._connection = connection
         self._known: set[str] = set()
         self._where = where
         self._pid = _process.pid
+        self._turn = SocketTurn()
         self.watching = False
+        self.in_message = False
         self.expected: deque[Any] = deque()
         self.ahead_ms = 0.0
         self.greeting_s = 0.0
@@ -230,7 +248,7 @@ class Link:
         if not self.alive:
             raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
         try:
-            with deadline(self._connection, seconds):
+            with sending(self._connection, seconds, self._turn):
                 self._connection.send_packed_command(_packed(commands))
         except (RedisError, OSError, AttributeError) as error:  # the last: closed by another thread
             self.close()
@@ -240,7 +258,7 @@ class Link:
         """This gives the pushed messages that have come, at least one; none when none came in that time."""
         messages: list[Any] = []
         try:
-            with deadline(self._connection, seconds):
+            with receiving(self._connection, seconds, self._turn):
                 while not messages or (self.buffered and len(messages) < _MESSAGES_MAX):
                     messages.append(self._connection.read_response(disconnect_on_error=False))
         except (TimeoutError, RedisError, OSError) as error:
@@ -252,12 +270,17 @@ class Link:
 
     def has_news(self, seconds: float) -> bool:
         """This waits until something has arrived, where a thread may wait for that without reading it."""
-        return readable(self._connection, seconds)
+        return readable(self._connection, seconds, self._turn)
 
     @property
     def buffered(self) -> bool:
         """This says whether a message, or a part of one, was taken off the socket and given to nobody yet."""
         return is_buffered(self._connection)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Return how many bytes of messages that are not whole yet have been taken off the socket."""
+        return unread_bytes(self._connection)
 
     def hear_invalidations(self) -> None:
         """This has pushes of invalidated keys given by `heard`, on a connection that speaks RESP3."""
@@ -266,7 +289,7 @@ class Link:
     def heard(self, *, seconds: float) -> Any:
         """This gives the next reply, an error reply as a value, or pushed message; None when none came in that time."""
         try:
-            with deadline(self._connection, seconds):
+            with receiving(self._connection, seconds, self._turn):
                 return self._connection.read_response(disconnect_on_error=False, push_request=True)
         except ResponseError as error:
             return error
@@ -278,6 +301,10 @@ class Link:
 
     def abandon(self) -> None:
         """This parts with a forked parent's connection; an asyncio one is quiet as long as it is kept."""
+        disown(self._connection)
+
+    def let_go(self) -> None:
+        """Close a connection that nobody has any more; one of an event loop is closed with its transport."""
         disown(self._connection)
 
     def hang_up(self) -> None:
@@ -292,6 +319,14 @@ class Link:
         """This closes a connection that is idle and waits until it is closed: TLS takes leave of the other side."""
         with suppress(RedisError, OSError):
             self._connection.disconnect()
+
+
+def let_go(background: Background | None, link: Link | None) -> None:
+    """End what goes on in the background on a connection, without waiting."""
+    if background is not None:
+        background.let_go()
+    if link is not None:
+        link.hang_up()
 
 
 def _stay_closed(**_: object) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache import _process
 from statecache._bridge import Background, Signal, Slots
+from statecache._sync.connect import let_go
 from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable, UsageError
 
@@ -116,6 +117,12 @@ class Events:
             self._wanted[channel](message[2])
         elif message[0] == b"ssubscribe" and channel in self._confirmed:
             self._confirmed[channel].set()
+
+    def let_go(self) -> None:
+        """Stop listening, without waiting; it takes no lock, for a finalizer calls it."""
+        self._closed = True
+        if self._pid == _process.pid:
+            let_go(self._background, self._link)
 
     def close(self) -> None:
         """This stops listening."""

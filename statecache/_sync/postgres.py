@@ -62,6 +62,10 @@ class Session:
                 os.close(nowhere)
             self.connection.pgconn.finish()
 
+    def let_go(self) -> None:
+        """Close a connection that nobody has any more."""
+        self.connection.pgconn.finish()
+
     def close(self) -> None:
         """This closes the connection."""
         self.connection.close()

@@ -96,7 +96,7 @@ class Reads(Scope[D], Generic[D]):
             return None
         if kind is not entry.private:
             if shareable(kind):
-                entry.shared = kind, state
+                self._near.share(entry, kind, state)
             else:
                 entry.private = kind
         return state

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +20,10 @@ from statecache import (
     StateCacheError,
 )
 from statecache.keys import KeySpace
-from statecache.testing.folders import Throwaway, ordinary_user
-from statecache.testing.ports import free_port
-from statecache.testing.valkey import Valkey
 from statecache_workers.worker import Worker
 from tests.fix_flusher import flush
 from tests.fix_servers import MakeClient, MakeSettings, every_redis
+from tests.fix_tls import tls_files
 
 KEY = "runs/42"
 SECRET = "s3cr3t%p@ss"
@@ -254,59 +250,11 @@ async def test_a_unix_socket_of_postgres(
     assert await client.get(KEY) is None
 
 
-def _openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def _certificates(folder: Path) -> None:
-    """This makes a CA, another CA, and certificates of a server on loopback and of a client."""
-    for name in ("ca", "other"):
-        _openssl(
-            folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
-            "-keyout", f"{name}.key", "-out", f"{name}.pem", "-addext", "keyUsage=critical,keyCertSign",
-        )  # fmt: skip
-    (folder / "loopback.ext").write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
-    for name in ("server", "client"):
-        request = ["req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"]
-        _openssl(folder, *request, "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        sign = ["x509", "-req", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"]
-        _openssl(folder, *sign, "-in", f"{name}.csr", "-out", f"{name}.pem", "-extfile", "loopback.ext")
-
-
-@pytest.fixture(scope="module")
-def tls() -> Iterator[tuple[str, Path]]:
-    """The URL of a redis-server that speaks TLS with those whose certificate it knows, and the certificates."""
-    program = shutil.which("redis-server")
-    if program is None or shutil.which("openssl") is None:
-        pytest.skip("TLS is not tested: there is no redis-server, or no openssl, on PATH")
-    folder = Throwaway.create(ordinary_user())
-    _certificates(folder.path)
-    port = free_port()
-    config = {
-        "port": "0", "tls-port": str(port), "tls-cert-file": f"{folder.path}/server.pem", "tls-auth-clients": "yes",
-        "tls-key-file": f"{folder.path}/server.key", "tls-ca-cert-file": f"{folder.path}/ca.pem",
-    }  # fmt: skip
-    server = Valkey(folder.path, binary=Path(program), port=port, port_is_fixed=True, config=config)
-    try:
-        server.start()
-        yield server.url.replace("redis://", "rediss://"), folder.path
-    finally:
-        server.discard()
-        folder.remove()
-
-
-def _files(folder: Path, *, ca: str = "ca", client: str = "client") -> dict[str, str]:
-    files = {"redis_ca_file": f"{folder}/{ca}.pem"} if ca else {}
-    if client:
-        files |= {"redis_certificate_file": f"{folder}/{client}.pem", "redis_key_file": f"{folder}/{client}.key"}
-    return files
-
-
 async def test_tls_with_a_ca_and_a_client_certificate(
     make_client: MakeClient, make_settings: MakeSettings, tls: tuple[str, Path]
 ) -> None:
     url, folder = tls
-    settings = make_settings(redis_url=url, **_files(folder))
+    settings = make_settings(redis_url=url, **tls_files(folder))
     client = make_client(settings)
     assert (await client.set(KEY, "x" * 100_000)).version == 1
     assert (await client.get(KEY)).value == "x" * 100_000  # type: ignore[union-attr]
@@ -322,11 +270,11 @@ async def test_tls_is_refused_where_either_side_is_not_known(
     there = {"redis_url": url}
     plainly, elsewhere = url.replace("rediss://", "redis://"), url.replace("127.0.0.1", "localhost")
     strangers: dict[str, dict[str, str]] = {
-        "an unknown server": there | _files(folder, ca="other"),
-        "the system's authorities alone": there | _files(folder, ca=""),
-        "no certificate of the client": there | _files(folder, client=""),
-        "another name of the server": {"redis_url": elsewhere} | _files(folder),
-        "TLS to a plain port": {"redis_url": settings.redis_url.replace("redis://", "rediss://")} | _files(folder),
+        "an unknown server": there | tls_files(folder, ca="other"),
+        "the system's authorities alone": there | tls_files(folder, ca=""),
+        "no certificate of the client": there | tls_files(folder, client=""),
+        "another name of the server": {"redis_url": elsewhere} | tls_files(folder),
+        "TLS to a plain port": {"redis_url": settings.redis_url.replace("redis://", "rediss://")} | tls_files(folder),
         "a plain connection": {"redis_url": plainly},
     }
     for who, stranger in strangers.items():
@@ -335,4 +283,4 @@ async def test_tls_is_refused_where_either_side_is_not_known(
         assert isinstance(error, RedisUnavailable), who
         assert error.reason == ("connect" if plain else "tls"), who
     with pytest.raises(ConfigurationError, match=r"nowhere\.pem: No such file"):
-        make_client(settings.model_copy(update=there | _files(folder, ca="nowhere")))
+        make_client(settings.model_copy(update=there | tls_files(folder, ca="nowhere")))

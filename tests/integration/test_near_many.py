@@ -14,9 +14,11 @@ from statecache import AsyncStateCache, Settings, StateCache
 from statecache.errors import InvalidKey, NotChanged
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
 from tests.fix_flusher import flush
 from tests.fix_servers import MakeClient, MakeSettings
-from tests.local_reads import KEY, LIMIT_S, kept
+from tests.local_reads import KEY, LIMIT_S, kept, until
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -75,6 +77,21 @@ async def test_what_is_warm_stays_coherent(one: AsyncStateCache, other: AsyncSta
     async with asyncio.timeout(LIMIT_S):
         while (await one.get(KEY)).value != 2:  # type: ignore[union-attr]  # noqa: ASYNC110
             await asyncio.sleep(0)
+
+
+async def test_a_slow_network_brings_them_all_the_same(
+    make_client: MakeClient, other: AsyncStateCache, settings: Settings, proxy: FaultProxy
+) -> None:
+    """While 3 MB arrive, the answer to a heartbeat waits behind them for longer than the trust window."""
+    one = make_client(through(settings, redis=proxy).model_copy(update={"near_window_s": 0.4}))
+    names = [f"runs/{number}" for number in range(12)]
+    for name in names:
+        await other.set(name, "x" * 250_000)
+    assert await one.get(names[0]) is not None
+    proxy.bytes_per_s = 2_000_000.0
+    assert await one.warm(names) == len(names)
+    await until(lambda: one.near.trusted)
+    assert one.near.entries == len(names)
 
 
 async def test_more_than_there_is_room_for_goes_out_again(make_client: MakeClient, settings: Settings) -> None:

@@ -90,8 +90,8 @@ MUTANTS = {
     "drop": Mutant(
         "what was near over a connection that is gone stays near",
         "statecache/near.py",
-        "            self._entries.clear()\n            self._bytes = 0\n            self._sent = _NEVER\n",
-        "            self._sent = _NEVER\n",
+        "            entries, self._entries, self._bytes = self._entries, OrderedDict(), 0\n",
+        "            entries = self._entries\n",
         by="coherence",
     ),
     "own writes": Mutant(

@@ -8,6 +8,7 @@ from collections import deque
 import pytest
 
 from statecache._bridge import Signal, Slots, lead
+from statecache.clock import monotonic
 
 LIMIT_S = 60.0
 
@@ -35,6 +36,21 @@ def test_who_comes_when_somebody_reads_is_woken_by_that_one() -> None:
     waiter.start()
     assert lead(ear, lambda: False, mine, LIMIT_S)
     waiter.join()
+
+
+def test_a_signal_handler_that_interrupts_who_reads_waits_for_nothing() -> None:
+    ear, mine, its = Slots(1), Signal(), Signal()
+    came: list[bool] = []
+
+    def take() -> bool:
+        came.append(lead(ear, lambda: pytest.fail("it reads"), its, LIMIT_S))  # as if its thread were interrupted here
+        mine.set()
+        return False
+
+    begun = monotonic()
+    assert lead(ear, take, mine, LIMIT_S)
+    assert came == [False]
+    assert monotonic() - begun < LIMIT_S / 2
 
 
 def test_nothing_comes_and_that_is_said_in_time() -> None:

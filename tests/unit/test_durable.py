@@ -31,7 +31,7 @@ class QuietLink:
         """This waits until it is cancelled."""
         await asyncio.Event().wait()
 
-    async def hang_up(self) -> None:
+    def hang_up(self) -> None:
         """This has nobody to wake."""
 
     async def close(self) -> None:

@@ -39,9 +39,20 @@ class Link:
     """This is a connection that only remembers whether the server knows the heartbeat."""
 
     known: bool | None = None
+    in_message = False
+    buffered = False
+    unread_bytes = 0
 
     def __init__(self, *expected: Any) -> None:
         self.expected = deque(expected)
+        self.coming: deque[Any] = deque()
+
+    async def heard(self, *, seconds: float) -> Any:
+        """This gives what comes, or raises it."""
+        message = self.coming.popleft()
+        if isinstance(message, BaseException):
+            raise message
+        return message
 
     def knows(self, script: object, known: bool) -> None:
         """This notes it."""
@@ -98,6 +109,16 @@ async def test_a_server_that_is_no_primary_is_left(line: Any, near: Near, reply:
     with pytest.raises(RedisUnavailable, match="no primary"):
         line._answered(Link(7.5), reply)
     assert not near.trusted(7.6)
+
+
+async def test_nothing_more_is_taken_off_a_connection_whose_reader_was_interrupted(line: Any) -> None:
+    link = Link(7.5)
+    link.coming += (PushNotification([b"message", b"x"]), KeyboardInterrupt(), b"master abc ")
+    await line._take(link)
+    with pytest.raises(KeyboardInterrupt):  # raised by a signal handler: perhaps it had a push in its hands
+        await line._take(link)
+    with pytest.raises(RedisUnavailable, match="interrupted"):
+        await line._take(link)
 
 
 async def test_opting_in_that_is_refused_ends_the_connection(line: Any) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections import OrderedDict
 from datetime import datetime
 from typing import Any
 
@@ -55,22 +55,6 @@ def test_what_was_read_is_here() -> None:
     assert version_at(near) == 3
     counted = near.statistics(0.5)
     assert (counted.hits, counted.misses, counted.entries, counted.trusted) == (1, 1, 1, True)
-
-
-def test_what_another_thread_forgets_in_the_middle_of_a_look_was_there_when_it_began() -> None:
-    class Overtaken(OrderedDict[str, Entry]):
-        """Another thread comes between the steps of whoever looks."""
-
-        def get(self, key: str, default: Any = None) -> Any:
-            entry = super().get(key, default)
-            near.invalidate([key])
-            return entry
-
-    near = made()
-    fill(near, record(3))
-    near._entries = Overtaken(near._entries)
-    assert version_at(near) == 3
-    assert version_at(near) is None
 
 
 def test_it_is_believed_for_a_window_from_the_sending_of_the_last_answered_heartbeat() -> None:
@@ -142,6 +126,23 @@ def test_dropping_forgets_all_and_the_trust() -> None:
     near.answered(0.1)
     assert version_at(near) is None
     assert near.statistics(0.5).bytes == 0
+
+
+def test_nothing_is_believed_any_more_even_where_dropping_fails() -> None:
+    class Failing(contextlib.AbstractContextManager[None]):
+        """The mutex cannot be had."""
+
+        def __exit__(self, *exc_info: object) -> None: ...
+
+        def __enter__(self) -> None:
+            raise RuntimeError("no")
+
+    near = made()
+    fill(near, record(3))
+    near._mutex = Failing()
+    with pytest.raises(RuntimeError):
+        near.drop()
+    assert version_at(near) is None
 
 
 def test_what_this_process_wrote_is_never_read_older() -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,10 @@ class Line:
         self.abandoned = False
         self.closed = 0
 
+    def let_go(self) -> None:
+        """This notes that its client is gone."""
+        self.closed += 1
+
     def abandon(self) -> None:
         self.abandoned = True
 
@@ -45,6 +50,10 @@ class SyncLine:
     def __init__(self) -> None:
         self.alive = True
         self.closed = 0
+
+    def let_go(self) -> None:
+        """This notes that its client is gone."""
+        self.closed += 1
 
     def abandon(self) -> None:
         raise AssertionError("there is no child here")
@@ -340,10 +349,11 @@ def test_a_thread_that_gives_up_takes_no_slot_along() -> None:
 
 def test_a_thread_whose_wait_a_signal_handler_ends_takes_no_slot_along() -> None:
     slots = Slots(1)
+    inside: Any = slots._mutex
     assert slots.acquire_now()
 
     def interrupt(*_: object) -> None:
-        if slots._waiting and not slots._mutex.locked():  # else it does not wait yet
+        if slots._waiting and not inside._is_owned():  # else it does not wait yet
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             raise KeyboardInterrupt
 

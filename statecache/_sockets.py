@@ -1,0 +1,226 @@
+"""A connection to Redis as tasks use it, and as threads do, in pairs.
+
+* `async_deadline` bounds an exchange. The synchronous twin can only bound each read of the socket.
+* `async_sending` and `async_receiving` bound the two directions of a connection that is used in both at once.
+* `async_readable` waits until something has arrived, `async_wake` ends such a wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+import threading
+from contextlib import AbstractContextManager
+from ssl import SSLSocket
+from typing import Any
+
+_RECORD_S = 0.05
+"""How long the rest of a TLS record is waited for at once, in seconds, while nobody can send."""
+
+
+class async_deadline:  # noqa: N801
+    """This bounds one exchange on a connection to that many seconds; TimeoutError past it."""
+
+    __slots__ = ("_timeout",)
+
+    def __init__(self, connection: Any, seconds: float) -> None:  # noqa: ARG002
+        self._timeout = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await self._timeout.__aexit__(*exc_info)
+
+
+class _Exchange:
+    """This is the block of an exchange whose bound is in its socket."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+
+_exchange = _Exchange()
+
+
+def deadline(connection: Any, seconds: float) -> _Exchange:
+    """This bounds every read of one exchange on a connection to that many seconds.
+
+    It is generous by up to two hundredths, so that exchanges with about the same bound need not set it anew.
+    """
+    line = connection._sock
+    if line is not None:
+        present = line.gettimeout()
+        if present is None or not seconds <= present <= seconds * 1.02:
+            line.settimeout(max(seconds * 1.01, 0.001))
+    return _exchange
+
+
+class AsyncSocketTurn:
+    """This is nobody's to wait for: one loop runs all the tasks that use a connection."""
+
+    __slots__ = ()
+
+
+class SocketTurn:
+    """Whose turn it is to use a TLS connection's socket.
+
+    A plain socket takes one thread that reads beside one that writes; OpenSSL's state behind a TLS socket takes one
+    thread at all.
+    """
+
+    __slots__ = ("lock",)
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class async_sending(async_deadline):  # noqa: N801
+    """Bound a request on a connection whose answer somebody else reads."""
+
+    __slots__ = ()
+
+    def __init__(self, connection: Any, seconds: float, turn: AsyncSocketTurn) -> None:  # noqa: ARG002
+        super().__init__(connection, seconds)
+
+
+def sending(connection: Any, seconds: float, turn: SocketTurn) -> AbstractContextManager[Any]:
+    """Bound a request on a connection whose answer somebody else reads, over TLS in turn with those who read."""
+    return _InTurn(connection, seconds, turn) if _is_tls(connection) else deadline(connection, seconds)
+
+
+class async_receiving(async_sending):  # noqa: N801
+    """Bound the wait for what comes on a connection on which somebody else sends."""
+
+    __slots__ = ()
+
+
+def receiving(connection: Any, seconds: float, turn: SocketTurn) -> AbstractContextManager[Any]:
+    """Bound the wait for what comes on a connection on which somebody else sends; over TLS nobody is kept from that."""
+    return _Arrived(connection, seconds, turn) if _is_tls(connection) else deadline(connection, seconds)
+
+
+class _InTurn:
+    """One thread's use of a TLS socket; TimeoutError where others do not come to an end with theirs."""
+
+    __slots__ = ("_connection", "_seconds", "_turn")
+
+    def __init__(self, connection: Any, seconds: float, turn: SocketTurn) -> None:
+        self._connection = connection
+        self._seconds = seconds
+        self._turn = turn
+
+    def __enter__(self) -> None:
+        self._begin(self._seconds)
+
+    def _begin(self, seconds: float) -> None:
+        if not self._turn.lock.acquire(timeout=self._seconds):
+            raise TimeoutError("another thread is using the connection")
+        deadline(self._connection, seconds)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._turn.lock.release()
+
+
+class _Arrived(_InTurn):
+    """The same for taking off what has arrived: that is waited for before; TimeoutError where nothing comes."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        if not readable(self._connection, self._seconds, self._turn):
+            raise TimeoutError("nothing came")
+        self._begin(min(self._seconds, _RECORD_S))
+
+
+def _is_tls(connection: Any) -> bool:
+    return isinstance(connection._sock, SSLSocket)
+
+
+class async_dialing(async_deadline):  # noqa: N801
+    """This bounds the opening of a connection to Redis to that many seconds, and leaves its steps unbounded.
+
+    Beneath Python 3.12 the bound that redis-py sets on a step loses a cancellation that comes as the step ends: the
+    task goes on as if nobody had cancelled it. All later exchanges are bounded by `async_deadline` alone.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, connection: Any, seconds: float) -> None:
+        super().__init__(connection, seconds)
+        connection.socket_timeout = None
+
+
+class dialing:  # noqa: N801
+    """This bounds every step of the opening of a connection to Redis to that many seconds."""
+
+    __slots__ = ()
+
+    def __init__(self, connection: Any, seconds: float) -> None:
+        connection.socket_timeout = seconds
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+
+def async_disown(connection: Any) -> None:
+    """This does nothing: what an asyncio connection does to close would reach into the parent's event loop."""
+
+
+def disown(connection: Any) -> None:
+    """This closes a forked child's copy of its parent's connection to Redis; the parent's stays as it is."""
+    connection.disconnect()
+
+
+def async_wake(connection: Any) -> None:
+    """This does nothing: a task that waits on a connection to Redis is cancelled."""
+
+
+def wake(connection: Any) -> None:
+    """This wakes the thread that waits on a connection to Redis, which finds it closed by the other side."""
+    line = connection._sock
+    with contextlib.suppress(OSError):
+        if line is not None:
+            line.shutdown(socket.SHUT_RDWR)
+
+
+async def async_readable(connection: Any, seconds: float, turn: AsyncSocketTurn) -> bool:  # noqa: ARG001
+    """This says yes: the one task that reads a connection waits for its bytes in reading."""
+    return True
+
+
+def readable(connection: Any, seconds: float, turn: SocketTurn) -> bool:
+    """This waits until something has arrived on a connection to Redis, or its end, and says whether it has."""
+    line = connection._sock
+    if line is None or is_buffered(connection):
+        return True
+    try:
+        if isinstance(line, SSLSocket):
+            with turn.lock:
+                if line.pending():
+                    return True
+        return bool(select.select([line], [], [], seconds)[0])
+    except (OSError, ValueError):  # closed meanwhile, which reading will tell
+        return True
+
+
+def is_buffered(connection: Any) -> bool:
+    """This says whether bytes were taken off the socket that nobody has been given yet."""
+    reader = connection._parser._reader
+    return reader is not None and bool(reader.has_data())
+
+
+def unread_bytes(connection: Any) -> int:
+    """Return how many bytes were taken off the socket that nobody has been given yet."""
+    reader = connection._parser._reader
+    return 0 if reader is None else int(reader.len())
