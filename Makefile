@@ -27,8 +27,9 @@ demo: $(STAMP)  ## Watch agents at work while everything is killed, then audit t
 bench: $(RIVALS)  ## Measure against hand-written code (JSON=path, RUNS=path, ONLY="commit lag", ROUNDS=9)
 	@$(PY) -m tests.benchmarks $(ARGS)
 
-chaos: $(STAMP)  ## Break everything for a while, then check every promise (SECONDS=60 SEED=7)
-	@$(PY) -m tests.simulation.chaos --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(ARGS)
+chaos: $(STAMP)  ## Break everything for a while, then check every promise (SECONDS=60 SEED=7 PROFILE=roles)
+	@$(PY) -m tests.simulation.chaos --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) \
+	  --profile $(or $(PROFILE),chaos) $(ARGS)
 
 coherence: $(STAMP)  ## Part readers from the server in every way: none may see what is too old (SEED=7 SECONDS=20)
 	@$(PY) -m tests.simulation.coherence $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -36,8 +37,8 @@ coherence: $(STAMP)  ## Part readers from the server in every way: none may see 
 failpoints: $(STAMP)  ## Let every command boundary of client and worker meet every fault (ARGS="--only commit")
 	@$(PY) -m tests.simulation.failpoints $(ARGS)
 
-mutants: $(STAMP)  ## Take out what holds the promises, one thing at a time: each has to be noticed
-	@$(PY) -m tests.simulation.mutants $(ARGS)
+mutants: $(STAMP)  ## Take out what holds the promises, one thing at a time: each has to be noticed (RUNS=5)
+	@$(PY) -m tests.simulation.mutants $(if $(RUNS),--runs $(RUNS)) $(ARGS)
 
 steps: $(STAMP)  ## Kill agents in the middle of their steps, and count the effects (TIMES=100 SEED=7)
 	@$(PY) -m tests.acceptance.step_kills --times $(or $(TIMES),100) $(if $(SEED),--seed $(SEED)) $(ARGS)

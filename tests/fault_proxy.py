@@ -129,6 +129,10 @@ class FaultProxy:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
+    def retarget(self, host: str, port: int) -> None:
+        """Lead new connections to another server; those that stand stay where they are."""
+        self._target = (host, port)
+
     def arm(self, kind: Kind, *, at: bytes) -> Fault:
         """This makes the next request that holds these bytes meet the fault."""
         fault = Fault(kind, at)

@@ -13,13 +13,18 @@ LONGEST = (
     "tests/simulation/test_failpoints.py",
     "tests/simulation/test_model.py",
     "tests/simulation/test_chaos.py",
+    "tests/simulation/test_profiles.py",
     "tests/simulation/test_coherence.py",
     "tests/acceptance/",
     "tests/simulation/",
     "tests/integration/",
 )
 """These come first, in this order: files, and folders for the rest of their files."""
-ONE_AFTER_THE_OTHER = ("tests/simulation/test_chaos.py", "tests/simulation/test_coherence.py")
+ONE_AFTER_THE_OTHER = (
+    "tests/simulation/test_chaos.py",
+    "tests/simulation/test_profiles.py",
+    "tests/simulation/test_coherence.py",
+)
 
 
 class _ByFile(LoadScopeScheduling):  # type: ignore[misc]

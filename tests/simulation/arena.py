@@ -29,6 +29,7 @@ from statecache.testing.embedded import Servers
 from statecache.testing.process import Process, spawn
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
+from tests.simulation.writer import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITERS = ("w0", "w1", "w2")
@@ -36,6 +37,11 @@ SYNC_WRITER = "w2"
 WORKER_LINE = "worker"
 LINES = (*WRITERS, WORKER_LINE)
 """Who has proxies of their own; the workers share theirs."""
+EXPECTED_ERRORS = (
+    "OutcomeUnknown", "DurabilityNotMet", "VersionConflict", "AlreadyExists", "NotFound", "Forked", "Unavailable",
+    "RedisUnavailable", "PostgresUnavailable", "Backpressure", "CancelledError",
+)  # fmt: skip
+"""What a writer may be told under faults; anything else says something false of them."""
 SESSIONS = 4
 WORKERS = 2
 SHARDS = 8
@@ -59,8 +65,16 @@ class Arena:
     """This holds all parts of one run; `crashes` says what ended by itself."""
 
     names: tuple[str, ...] = WRITERS
+    lines: tuple[str, ...] = LINES
     given: Mapping[str, str] = SETTINGS
     workers_max = WORKERS
+    writer = "tests.simulation.writer"
+    watched: tuple[str, ...] = KEYS
+    expected_errors: tuple[str, ...] = EXPECTED_ERRORS
+    behind: frozenset[str] = frozenset({"local"})
+    """The modes of reads that may be older than what had returned before they began."""
+    redis_server: Path | None = None
+    postgres_config: Mapping[str, str] = {}
 
     def __init__(self, own: Servers, folder: Path, seed: int) -> None:
         self.own = own
@@ -99,7 +113,7 @@ class Arena:
         """This is what a writer's life runs."""
         kind = "sync" if name == SYNC_WRITER else "async"
         return [
-            sys.executable, "-m", "tests.simulation.writer", self.folder, called, str(self.seed), str(SESSIONS), kind,
+            sys.executable, "-m", self.writer, self.folder, called, str(self.seed), str(SESSIONS), kind,
         ]  # fmt: skip
 
     def journal(self, writer: Process) -> Path:
@@ -111,9 +125,12 @@ class Arena:
         number = self.lives["worker"] = self.lives.get("worker", 0) + 1
         name = f"worker-{number}"
         command = [sys.executable, "-m", "statecache", "worker"]
-        self.workers[name] = spawn(
-            command, name=name, folder=self.folder, environment=self.environment(WORKER_LINE), cwd=ROOT
-        )
+        environment = self.environment(self.worker_line(name))
+        self.workers[name] = spawn(command, name=name, folder=self.folder, environment=environment, cwd=ROOT)
+
+    def worker_line(self, name: str) -> str:
+        """Return whose proxies the worker of that name uses."""
+        return WORKER_LINE
 
     def look_after(self) -> None:
         """This starts again what ended by itself, and remembers it: nothing should."""
@@ -151,13 +168,26 @@ class Arena:
 
     def redis(self, *, seconds: float = 2.0) -> redis.Redis:
         """This is a connection to the Valkey that no proxy stands before."""
-        return redis.Redis.from_url(
-            self.own.redis_url, socket_timeout=seconds, socket_connect_timeout=seconds, retry=None
-        )
+        return redis.Redis.from_url(self.redis_url, socket_timeout=seconds, socket_connect_timeout=seconds, retry=None)
+
+    @property
+    def direct(self) -> Settings:
+        """The settings of who asks the primary and Postgres past the proxies."""
+        return self.settings.model_copy(update={"redis_url": self.redis_url, "postgres_url": self.postgres_url})
+
+    @property
+    def redis_url(self) -> str:
+        """The URL of the primary, past the proxies."""
+        return self.own.redis_url
+
+    @property
+    def postgres_url(self) -> str:
+        """The URL of the Postgres, past the proxies."""
+        return self.own.postgres_url
 
     def postgres(self) -> psycopg.Connection[tuple[object, ...]]:
         """This is a connection to the Postgres that no proxy stands before."""
-        return psycopg.connect(self.own.postgres_url, autocommit=True, connect_timeout=2, application_name="nemesis")
+        return psycopg.connect(self.postgres_url, autocommit=True, connect_timeout=2, application_name="nemesis")
 
     async def restart(self, name: str) -> None:
         """This starts a killed server again, beside the loop."""
@@ -173,13 +203,20 @@ class Arena:
             proxy.thaw()
         for process in (*self.writers.values(), *self.workers.values()):
             process.resume()
+        await self.heal_servers()
+        with self.redis(seconds=10) as raw:
+            raw.config_set("maxmemory", 0)
+        self.look_after()
+
+    async def heal_servers(self) -> None:
+        """Let every server run, in its role."""
         for name in ("redis", "postgres"):
             if self.own.pid(name) is None:
                 await self.restart(name)
             self.own.resume(name)
-        with self.redis(seconds=10) as raw:
-            raw.config_set("maxmemory", 0)
-        self.look_after()
+
+    async def prepare(self, ending: AsyncExitStack) -> None:
+        """Start what belongs to it beside the two servers; the proxies stand already."""
 
     async def end_writers(self) -> None:
         """This lets the writers' operations end; one that does not end is killed and is a crash.
@@ -226,18 +263,21 @@ async def arena(folder: Path, seed: int, kind: type[A]) -> AsyncIterator[A]:
         workers=0,
         appendfsync="always",
         settings=dict(kind.given),
+        redis_server=kind.redis_server,
         redis_config={"enable-debug-command": "yes", "maxmemory-policy": "volatile-lru"},
+        postgres_config=dict(kind.postgres_config),
     )
     async with AsyncExitStack() as ending:
         await asyncio.to_thread(own.start)
         ending.callback(own.close)
         here = kind(own, folder, seed)
-        for line in (*here.names, WORKER_LINE):
+        for line in here.lines:
             for name, url in (("redis", own.redis_url), ("postgres", own.postgres_url)):
                 parts = urlsplit(url)
                 proxy = FaultProxy(parts.hostname or "", parts.port or 0, keep=False)
                 here.proxies[line, name] = await ending.enter_async_context(proxy)
         ending.callback(_kill_all, here)
+        await here.prepare(ending)
         for _ in range(here.workers_max):
             here.start_worker()
         await here.ready()

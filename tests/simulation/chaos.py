@@ -1,6 +1,6 @@
 """Real processes under a seeded nemesis: everything is broken for a while, then healed, then every promise is checked.
 
-    make chaos SECONDS=60 SEED=7
+    make chaos SECONDS=60 SEED=7 PROFILE=roles
 
 Three writers (one of them synchronous) with several sessions each fight for a few keys with every verb; two workers
 flush; the nemesis kills, freezes, cuts, squeezes and empties. All faults are drawn from the seed and printed before
@@ -27,7 +27,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,18 +41,19 @@ from statecache.clock import monotonic
 from statecache.errors import StateCacheError
 from tests.simulation.arena import WORKERS, Arena, arena
 from tests.simulation.checker import Verdict
-from tests.simulation.faults import Faults, behind
+from tests.simulation.faults import behind
 from tests.simulation.history import Recorder, seen_of
 from tests.simulation.judge import journals, judge, leaks, unexpected
-from tests.simulation.nemesis import ALONE, KINDS, Strike, schedule
+from tests.simulation.nemesis import Strike, schedule
+from tests.simulation.profiles import CHAOS, PROFILES, Profile
 from tests.simulation.sampler import Sampler
-from tests.simulation.writer import KEYS
 
 LIVE_S = 30.0
 ENDING_S = 85.0
 SAMPLE_S = 0.1
 PROGRESS_S = 5.0
 SHOWN_MAX = 20
+SHOWN_LETTERS_MAX = 500
 
 Say = Callable[[str], object]
 
@@ -62,6 +63,7 @@ class Result(msgspec.Struct, kw_only=True):
 
     seed: int
     seconds: float
+    profile: str = "chaos"
     faults: int = 0
     operations: int = 0
     acknowledged: int = 0
@@ -71,6 +73,7 @@ class Result(msgspec.Struct, kw_only=True):
     dirty_seen: int = 0
     kinds: dict[str, int] = {}
     violations: int = 0
+    sorts: dict[str, int] = {}
     findings: list[str] = []
     journals: str = ""
 
@@ -78,33 +81,36 @@ class Result(msgspec.Struct, kw_only=True):
 class Run:
     """This is one run, from its start to its judgement."""
 
-    def __init__(self, here: Arena, result: Result, say: Say) -> None:
+    def __init__(self, here: Arena, result: Result, say: Say, profile: Profile = CHAOS) -> None:
         self._here = here
         self._result = result
         self._say = say
-        self._sampler = Sampler(here.keys, KEYS)
-        self._faults = Faults(here, self._sampler)
+        self._alone = profile.alone
+        self._sampler = Sampler(here.keys, here.watched)
+        self._faults = profile.faults(here, self._sampler)
         self._struck: Counter[str] = Counter()
         self._missed: Counter[str] = Counter()
         self._active: set[asyncio.Task[None]] = set()
         self._failed: list[BaseException] = []
         self._began = monotonic()
+        self._lives = True
 
     async def chaos(self, strikes: list[Strike], seconds: float) -> None:
         """This lets the nemesis strike until the time is over, and all its faults end."""
         self._began = monotonic()
+        self._faults.ends_at = self._began + seconds
         watching = [asyncio.ensure_future(self._sample()), asyncio.ensure_future(self._tell())]
         try:
             for strike in strikes:
                 await self._until(strike.at_s)
                 if self._elapsed() > seconds:
                     break
-                if strike.kind in ALONE:
+                if strike.kind in self._alone:
                     await self._others_over()
                 task = asyncio.ensure_future(self._strike(strike))
                 self._active.add(task)
                 task.add_done_callback(self._over)
-                if strike.kind in ALONE:
+                if strike.kind in self._alone:
                     await task
             await self._until(seconds)
             await self._others_over()
@@ -156,22 +162,24 @@ class Run:
             lines = sum(path.read_bytes().count(b"\n") for path in self._here.folder.glob("*.jsonl"))
             self._say(f"{self._elapsed():6.2f} s  {lines} journal lines, {self._struck.total()} faults")
 
-    async def settle(self) -> None:
-        """This heals, ends the writers, and sees that the service comes back whole."""
+    async def settle(self, kinds: Collection[str] = ()) -> None:
+        """Heal, end the writers, and see that the service comes back whole, whatever the last faults left behind."""
+        await self._faults.leave(kinds)
         self._say(f"{self._elapsed():6.2f} s  healing")
         await self._here.heal()
         await self._here.end_writers()
-        await self._live()
+        self._lives = await self._live()
+        await self._faults.over()
         await asyncio.to_thread(self._look)
         await self._all_reaped()
         await self._here.end_workers()
 
-    async def _live(self) -> None:
-        """Every shard takes a write at `postgres`, and everything gets flushed."""
+    async def _live(self) -> bool:
+        """Every shard takes a write at `postgres`, and everything gets flushed; say whether that came true."""
         begun = monotonic()
         end = begun + LIVE_S
         with Recorder(self._here.folder / "probe.jsonl", "probe") as recorder:
-            async with AsyncStateCache(settings=self._here.settings) as cache, asyncio.TaskGroup() as tasks:
+            async with AsyncStateCache(settings=self._here.direct) as cache, asyncio.TaskGroup() as tasks:
                 for shard in range(self._here.settings.shards):
                     tasks.create_task(self._probe(cache, recorder, shard, end))
         late = [-1]
@@ -181,7 +189,9 @@ class Run:
             await self._here.while_waiting(0.05)
         if late:
             self._found(f"liveness: {LIVE_S:g} s after the last fault shards {late} were not flushed")
-        self._say(f"{self._elapsed():6.2f} s  live and flushed {monotonic() - begun:.2f} s after the heal")
+        told = "not all flushed" if late else "live and flushed"
+        self._say(f"{self._elapsed():6.2f} s  {told} {monotonic() - begun:.2f} s after the heal")
+        return not late
 
     async def _probe(self, cache: AsyncStateCache, recorder: Recorder, shard: int, end: float) -> None:
         number = next(number for number in range(10_000) if self._here.keys.shard(f"probe/{number}") == shard)
@@ -194,6 +204,7 @@ class Run:
                 if monotonic() > end:
                     self._found(f"liveness: {LIVE_S:g} s after the last fault shard {shard} takes no write: {error}")
                     return
+                await self._here.while_waiting(0.05)
             else:
                 recorder.ok(sent, written=[seen_of(state)])
                 return
@@ -222,10 +233,14 @@ class Run:
         """This checks all that can be checked at rest, and fills in the result."""
         here, result = self._here, self._result
         operations = journals(here.folder)
-        verdict, wrong = judge(here, operations, self._faults.losses)
-        for finding in (*self._sampler.findings, *wrong, *leaks(here), *here.crashes, *unexpected(operations)):
+        verdict, wrong = Verdict(), [] if self._lives else ["at rest: it is not, so what rests was not judged"]
+        if self._lives:
+            verdict, wrong = judge(here, operations, self._faults.told.losses)
+            wrong += leaks(here)
+        strange = unexpected(operations, here.expected_errors)
+        for finding in (*self._sampler.findings, *wrong, *here.crashes, *strange, *self._faults.findings):
             self._found(finding)
-        for violation in verdict.violations:
+        for violation in (*verdict.violations, *self._faults.judged(operations, verdict)):
             self._found(str(violation))
         result.faults = self._struck.total()
         result.kinds = dict(sorted(self._struck.items()))
@@ -239,8 +254,11 @@ class Run:
 
     def _found(self, finding: str) -> None:
         self._result.violations += 1
+        sort = finding.partition(":")[0]
+        sort = sort if sort.replace(" ", "").isalpha() else "at rest"
+        self._result.sorts[sort] = self._result.sorts.get(sort, 0) + 1
         if len(self._result.findings) < SHOWN_MAX:
-            self._result.findings.append(finding)
+            self._result.findings.append(finding[:SHOWN_LETTERS_MAX])
 
     def _table(self, ended: Counter[tuple[str, str]]) -> None:
         self._say("\nfault                  struck  missed")
@@ -252,29 +270,32 @@ class Run:
             self._say(f"{verb:<16} {counts[0]:>6}  {counts[1]:>6}  {counts[2]:>7}")
 
 
-async def run(seed: int, seconds: float, folder: Path, say: Say, kinds: Sequence[str] = tuple(KINDS)) -> Result:
-    """This does one run in this folder, within `seconds` and ENDING_S."""
-    strikes = schedule(seed, seconds, kinds)
-    result = Result(seed=seed, seconds=seconds)
-    say(f"seed {seed}, {seconds:g} s, {len(strikes)} faults planned")
+async def run(
+    seed: int, seconds: float, folder: Path, say: Say, kinds: Sequence[str] = (), profile: Profile = CHAOS
+) -> Result:
+    """Do one run in this folder, within `seconds` and ENDING_S, with these kinds of faults or with all."""
+    kinds = kinds or tuple(profile.table)
+    strikes = schedule(seed, seconds, [kind for kind in kinds if profile.table[kind][0]], profile.table)
+    result = Result(seed=seed, seconds=seconds, profile=profile.name)
+    say(f"profile {profile.name}, seed {seed}, {seconds:g} s, {len(strikes)} faults planned")
     for strike in strikes:
         say(str(strike))
-    async with asyncio.timeout(seconds + ENDING_S), arena(folder, seed, Arena) as here:
-        one = Run(here, result, say)
+    async with asyncio.timeout(seconds + ENDING_S), arena(folder, seed, profile.arena) as here:
+        one = Run(here, result, say, profile)
         try:
             await one.chaos(strikes, seconds)
-            await one.settle()
+            await one.settle(kinds)
             one.judged()
         finally:
             here.keep_logs()
     return result
 
 
-def chaos(seed: int, seconds: float, say: Say, kinds: Sequence[str] = tuple(KINDS)) -> Result:
-    """This does one run in a folder of its own, which stays where there is something to look at."""
+def chaos(seed: int, seconds: float, say: Say, kinds: Sequence[str] = (), profile: Profile = CHAOS) -> Result:
+    """Do one run in a folder of its own, which stays where there is something to look at."""
     folder = Path(tempfile.mkdtemp(prefix="statecache-chaos-"))
     say(f"journals and logs: {folder}")
-    result = asyncio.run(run(seed, seconds, folder, say, kinds))
+    result = asyncio.run(run(seed, seconds, folder, say, kinds, profile))
     if result.violations:
         result.journals = str(folder)
     else:
@@ -287,15 +308,19 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.chaos")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--kinds", nargs="+", choices=[*KINDS], default=[*KINDS], help="only these kinds of faults")
+    parser.add_argument("--profile", choices=[*PROFILES], default=CHAOS.name, help="which servers, writers and faults")
+    parser.add_argument("--kinds", nargs="+", default=[], help="only these kinds of faults of the profile")
     given = parser.parse_args(arguments)
+    profile = PROFILES[given.profile]
+    if unknown := {*given.kinds} - {*profile.table}:
+        parser.error(f"{profile.name} has no {', '.join(sorted(unknown))}; it has {', '.join(profile.table)}")
     seed = Random().randrange(10**6) if given.seed is None else given.seed
 
     def say(line: str) -> None:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
-    result = chaos(seed, given.seconds, say, given.kinds)
+    result = chaos(seed, given.seconds, say, given.kinds, profile)
     for finding in result.findings:
         say(f"VIOLATION {finding}")
     if result.violations:

@@ -83,9 +83,10 @@ class Verdict(msgspec.Struct, kw_only=True):
 class _Book:
     """This knows which operation made which change."""
 
-    def __init__(self, operations: Sequence[Operation], losses: Sequence[Loss]) -> None:
+    def __init__(self, operations: Sequence[Operation], losses: Sequence[Loss], behind: Collection[str]) -> None:
         self.operations = operations
         self.losses = losses
+        self.behind = behind
         self.verdict = Verdict()
         writes = [one for one in operations if one.kind == "write"]
         self._by_tag = {one.tag: one for one in writes}
@@ -99,9 +100,9 @@ class _Book:
         """This gives the write that is known by this change_id."""
         return self._by_change.get(change_id)
 
-    def excused(self, operation: Operation) -> bool:
-        """This says whether a loss may have taken what the operation wrote."""
-        return any(operation.level in loss.levels for loss in self._losses_during(operation))
+    def excused(self, operation: Operation, level: str = "") -> bool:
+        """This says whether a loss may have taken what the operation wrote, at its own or at this level."""
+        return any((level or operation.level) in loss.levels for loss in self._losses_during(operation))
 
     def unjudged(self, operation: Operation) -> bool:
         """This says whether the operation may have read what a loss took, or what was older."""
@@ -116,9 +117,18 @@ class _Book:
         self.verdict.violations.append(Violation(kind=kind, key=key, operations=concerned, sentence=sentence))
 
 
-def check(operations: Sequence[Operation], evidence: Evidence, *, losses: Sequence[Loss] = ()) -> Verdict:
-    """This judges a whole history; an empty list of violations means that every promise was kept."""
-    book = _Book(operations, losses)
+def check(
+    operations: Sequence[Operation],
+    evidence: Evidence,
+    *,
+    losses: Sequence[Loss] = (),
+    behind: Collection[str] = ("local",),
+) -> Verdict:
+    """This judges a whole history; an empty list of violations means that every promise was kept.
+
+    Reads of the modes in `behind` may be older than what had returned before they began.
+    """
+    book = _Book(operations, losses, behind)
     places: dict[str, dict[str, int]] = {}
     for key, chain in evidence.chains.items():
         _judge_chain(book, key, chain)
@@ -192,10 +202,11 @@ def _judge_writes(book: _Book, evidence: Evidence, places: Mapping[str, Mapping[
             if writer is not None:
                 applied.setdefault(writer.tag, {}).setdefault(row.change_id, []).append(key)
     for operation in book.operations:
-        if operation.kind == "read":
+        if operation.kind in ("read", "ask"):
             continue
         if operation.kind == "confirm":
-            if operation.outcome == "ok" and operation.change_id not in places.get(operation.keys[0], {}):
+            there = operation.change_id in places.get(operation.keys[0], {})
+            if operation.outcome == "ok" and not there and not book.excused(operation, "postgres"):
                 sentence = f"{operation.change_id} was said to be durable and is not in the chain"
                 book.note("lost", operation.keys[0], [operation], sentence)
             continue
@@ -346,7 +357,7 @@ class _Sweep:
             return None
         if seen.version:
             _judge_seen(self._book, operation, seen, self._evidence, {self._key: self._places})
-        if place < begun[0] and operation.mode != "local":
+        if place < begun[0] and operation.mode not in self._book.behind:
             self._stale(operation, place, begun, "saw")
         if self._begun_at(place) > operation.returned:
             sentence = f"{operation.tag} saw {seen.change_id} before it was sent"
@@ -359,7 +370,7 @@ class _Sweep:
         return (seen.epoch, seen.version) == (row.epoch, row.version)
 
     def _told_of_presence(self, operation: Operation, seen: Seen, begun: tuple[int, Operation | None]) -> int | None:
-        for place in range(0 if operation.mode == "local" else begun[0], len(self._chain) + 1):
+        for place in range(0 if operation.mode in self._book.behind else begun[0], len(self._chain) + 1):
             exists = place > 0 and self._chain[place - 1].op == "set"
             if exists == (seen.op == "present") and self._begun_at(place) <= operation.returned:
                 return place

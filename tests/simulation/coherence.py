@@ -36,7 +36,7 @@ import redis
 
 from statecache.clock import monotonic
 from tests.simulation.ages import Bounds, judge_ages
-from tests.simulation.arena import SETTINGS, Arena, arena
+from tests.simulation.arena import SETTINGS, WORKER_LINE, Arena, arena
 from tests.simulation.faults import behind
 from tests.simulation.history import Operation, lines_of
 from tests.simulation.judge import evidence, journals, judge, unexpected
@@ -61,6 +61,7 @@ class Readers(Arena):
     """This is where it takes place; `near` holds what the near caches of the processes have counted."""
 
     names = PROCESSES
+    lines = (*PROCESSES, WORKER_LINE)
     given = SETTINGS | {"near_window_s": str(WINDOW_S), "timeout_s": str(COMMAND_S), "connect_timeout_s": "1"}
     workers_max = 1
 

@@ -11,8 +11,9 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
+from math import inf
 from typing import Any
 
 import psycopg
@@ -21,12 +22,12 @@ import redis
 from statecache.clock import monotonic
 from statecache.testing.process import Process, descendants
 from tests.simulation.arena import Arena
-from tests.simulation.checker import Loss
-from tests.simulation.history import Invoke, lines_of
+from tests.simulation.checker import Loss, Verdict, Violation
+from tests.simulation.freshness import Told
+from tests.simulation.history import Invoke, Operation, lines_of
 from tests.simulation.nemesis import Strike
 from tests.simulation.network import NetworkFaults
 from tests.simulation.sampler import Sampler
-from tests.simulation.writer import KEYS
 
 QUIET_S = 15.0
 _LOOK_S = 0.05
@@ -43,12 +44,25 @@ ORDER BY state = 'active' DESC, pid
 
 
 class Faults(NetworkFaults):
-    """This strikes; `losses` are the times for which acknowledgements below `postgres` promise nothing."""
+    """This strikes; it tells the times in which promises have exceptions, and what it has seen to be wrong itself."""
 
     def __init__(self, arena: Arena, sampler: Sampler) -> None:
         super().__init__(arena)
         self._sampler = sampler
-        self.losses: list[Loss] = []
+        self.told = Told()
+        self.findings: list[str] = []
+        self.ends_at = inf
+        """The moment past which a fault that had to wait for its turn does not begin any more."""
+
+    async def leave(self, kinds: Collection[str]) -> None:
+        """Do what is to be healed of by the product alone, if it is among these kinds of faults."""
+
+    async def over(self) -> None:
+        """End what `leave` has left, once the product lives in spite of it."""
+
+    def judged(self, operations: Sequence[Operation], verdict: Verdict) -> list[Violation]:
+        """Judge what only this profile promises."""
+        return []
 
     async def strike(self, strike: Strike) -> bool:
         """This carries one fault out and says whether it struck."""
@@ -56,6 +70,31 @@ class Faults(NetworkFaults):
             return bool(await getattr(self, f"_{strike.kind}")(strike))
         except (redis.RedisError, psycopg.Error, OSError):
             return False
+
+    async def _stalled(self, seconds: float, shards: Collection[int] | None = None) -> dict[int, str]:
+        """Return the shards where what Redis has now is not flushed and acknowledged within that time, and how far."""
+        heads, end = await self._heads(shards), monotonic() + seconds
+        late = dict.fromkeys(heads, "")
+        while late and monotonic() < end:
+            for shard, (_, flushed) in (await self._heads(late)).items():
+                if flushed >= heads[shard][0]:
+                    del late[shard]
+                else:
+                    late[shard] = f"{flushed} of {heads[shard][0]}"
+            await self._wait(_LOOK_S)
+        return late
+
+    async def _heads(self, shards: Collection[int] | None) -> dict[int, tuple[int, int]]:
+        """Return n and the watermark of each shard, as the primary has them; empty while it does not answer."""
+        keys = self._arena.keys
+
+        def look() -> dict[int, tuple[int, int]]:
+            with suppress(redis.RedisError), self._arena.redis() as raw:
+                told = {one: raw.hmget(keys.meta(one), "n", "flushed") for one in shards or range(keys.shards)}
+                return {one: (int(n), int(flushed)) for one, (n, flushed) in told.items() if n and flushed}
+            return {}
+
+        return await asyncio.to_thread(look)
 
     # Processes.
 
@@ -150,7 +189,8 @@ class Faults(NetworkFaults):
         keys = self._arena.keys
 
         def evict(raw: redis.Redis) -> bool:
-            gone = [raw.eval(_EVICT, 2, keys.unflushed(keys.shard(key)), keys.state(key), key) for key in KEYS]
+            watched = self._arena.watched
+            gone = [raw.eval(_EVICT, 2, keys.unflushed(keys.shard(key)), keys.state(key), key) for key in watched]
             return any(gone)
 
         with suppress(redis.RedisError):
@@ -301,7 +341,7 @@ class Faults(NetworkFaults):
             shutil.rmtree(older, ignore_errors=True)
         await arena.restart("redis")
         await self._opened()
-        self.losses.append(Loss(since=since, until=monotonic()))
+        self.told.losses.append(Loss(since=since, until=monotonic()))
         return True
 
     async def _opened(self) -> bool:

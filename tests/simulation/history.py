@@ -27,7 +27,7 @@ from statecache.clock import monotonic
 from statecache.model import State
 
 Outcome = Literal["ok", "fail", "unknown"]
-Kind = Literal["read", "write", "confirm"]
+Kind = Literal["read", "write", "confirm", "ask"]
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,10 +49,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """This is one operation of one session, from its first sending to its end; sessions do one at a time.
 
     `kind` is `write` for whatever may change a key (`keys` are then those that it would change), `confirm` for
-    waiting until a change is durable, else `read`. `expected` maps keys to a change_id, ABSENT or PRESENT. What a write
-    that was done has `read` was still so in the moment of its commit; a refused one read it at some moment. A read
-    asked for a state not older than `stale_s`, in seconds, and at least of `version_min`; `at_once` says that nothing
-    was waited for.
+    waiting until a change is durable, `ask` for asking what became of one (`verdict` is the answer), else `read`.
+    `expected` maps keys to a change_id, ABSENT or PRESENT. What a write that was done has `read` was still so in the
+    moment of its commit; a refused one read it at some moment. A read asked for a state not older than `stale_s`, in
+    seconds, and at least of `version_min`; `at_once` says that nothing was waited for. `held` says whether Postgres,
+    asked past the product, held the change when it was said to be durable: `yes`, `no`, or nothing.
     """
 
     tag: str
@@ -74,6 +75,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     written: tuple[Seen, ...] = ()
     read: tuple[Seen, ...] = ()
     error: str = ""
+    verdict: str = ""
+    held: str = ""
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
@@ -105,6 +108,8 @@ class Ok(_Line, frozen=True, tag="ok"):
     at_once: bool = False
     written: tuple[Seen, ...] = ()
     read: tuple[Seen, ...] = ()
+    verdict: str = ""
+    held: str = ""
 
 
 class Fail(_Line, frozen=True, tag="fail"):
@@ -205,13 +210,15 @@ class Recorder:
         change_id: str = "",
         level: str = "",
         at_once: bool = False,
+        verdict: str = "",
+        held: str = "",
     ) -> None:
         """This notes that the operation was done."""
         written = tuple(written)
         change_id = change_id or next((seen.change_id for seen in written), "")
         ended = Ok(
             tag=invoked.tag, at=self._clock(), change_id=change_id, level=level, at_once=at_once, written=written,
-            read=tuple(read),
+            read=tuple(read), verdict=verdict, held=held,
         )  # fmt: skip
         self._write(ended)
 
@@ -268,7 +275,7 @@ def _operation(lines: list[Line]) -> Operation:
     if isinstance(last, Ok):
         return msgspec.structs.replace(
             operation, returned=last.at, outcome="ok", written=last.written, read=last.read,
-            level=last.level or first.level, at_once=last.at_once,
+            level=last.level or first.level, at_once=last.at_once, verdict=last.verdict, held=last.held,
         )  # fmt: skip
     error = next((line.error for line in reversed(lines) if isinstance(line, Fail | Unknown)), "")
     if isinstance(last, Fail) and (last.final or not _in_doubt(lines)):

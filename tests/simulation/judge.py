@@ -12,15 +12,10 @@ import psycopg
 import redis
 
 from statecache.keys import KeySpace
-from tests.simulation.arena import Arena
+from tests.simulation.arena import EXPECTED_ERRORS, Arena
 from tests.simulation.checker import Evidence, Loss, Row, Verdict, check
 from tests.simulation.history import Operation, digest_of, read_journals
 
-EXPECTED_ERRORS = (
-    "OutcomeUnknown", "DurabilityNotMet", "VersionConflict", "AlreadyExists", "NotFound", "Forked", "Unavailable",
-    "RedisUnavailable", "PostgresUnavailable", "Backpressure", "CancelledError",
-)  # fmt: skip
-"""What a writer may be told under faults; anything else says something false of them."""
 _OF_A_MOMENT = re.compile(rb"[^:]+:\{\d+\}:(?:baton|calls):")
 """Redis keys that stand for a second while processes update one state in turn."""
 _FIELDS = ("key", "op", "version", "epoch", "change_id", "value")
@@ -103,9 +98,9 @@ def journals(folder: Path) -> list[Operation]:
     return read_journals(sorted(folder.glob("*.jsonl")))
 
 
-def unexpected(operations: Sequence[Operation]) -> list[str]:
-    """This gives the errors that no fault explains."""
-    told = (one for one in operations if one.error and one.error.split(":")[0] not in EXPECTED_ERRORS)
+def unexpected(operations: Sequence[Operation], expected: Sequence[str] = EXPECTED_ERRORS) -> list[str]:
+    """Return the errors that no fault explains."""
+    told = (one for one in operations if one.error and one.error.split(":")[0] not in expected)
     return [f"{one.tag} ({one.verb} at {one.level}): {one.error}" for one in told]
 
 
@@ -115,7 +110,7 @@ def judge(arena: Arena, operations: Sequence[Operation], losses: Sequence[Loss])
     with arena.postgres() as connection, arena.redis(seconds=10) as raw:
         found = evidence(connection, schema)
         wrong = tips(connection, raw, arena.keys, schema, found)
-    return check(operations, found, losses=losses), wrong
+    return check(operations, found, losses=losses, behind=arena.behind), wrong
 
 
 def leaks(arena: Arena) -> list[str]:

@@ -1,10 +1,14 @@
 """What holds the promises is taken out of a copy of the tree, one thing at a time, and the programme has to notice.
 
-    python -m tests.simulation.mutants [--only NAME] [--by failpoints,model,chaos,coherence] [--seconds 600]
+    python -m tests.simulation.mutants [--only NAME] [--by failpoints,model,chaos,roles …] [--runs 5] [--seconds 600]
 
 Each mutant is run until the first of its instruments, or of those asked for, notices it; the table says which one,
-after how many seconds, and what it said. The exit status is 1 where one lives on. That the tree without a mutation
-passes is what these instruments' own runs say.
+after how many seconds, and what it said. With `--runs` it is run so many times, each time with another seed; the table
+then says how many runs it takes in the mean until one notices it. The exit status is 1 where a mutant lives on. That
+the tree without a mutation passes is what these instruments' own runs say.
+
+An instrument is named by a word of `INSTRUMENTS`; kinds of faults may follow it, which are then the only ones, as in
+`roles failover_kept left_kept`.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,12 +29,17 @@ from statecache.settings import process_environment
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("statecache", "workers", "tests")
 SECONDS = 600.0
+SEED = "{seed}"
 INSTRUMENTS = {
     "failpoints": ("tests.simulation.failpoints", "--first", "--lanes", "2"),
-    "model": ("tests.simulation.model", "--examples", "2000", "--seed", "1"),
-    "chaos": ("tests.simulation.chaos", "--seconds", "60", "--seed", "1"),
-    "coherence": ("tests.simulation.coherence", "--seconds", "30", "--seed", "1"),
+    "model": ("tests.simulation.model", "--examples", "2000", "--seed", SEED),
+    "coherence": ("tests.simulation.coherence", "--seconds", "30", "--seed", SEED),
+    "chaos": ("tests.simulation.chaos", "--seconds", "60", "--seed", SEED),
+} | {
+    profile: ("tests.simulation.chaos", "--profile", profile, "--seconds", "60", "--seed", SEED)
+    for profile in ("roles",)
 }
+"""What a run of each is; `SEED` stands for another number in each run."""
 
 
 class Mutant(NamedTuple):
@@ -145,12 +155,14 @@ def mutated(folder: Path, mutant: Mutant) -> Path:
     return folder
 
 
-def hunted(copy: Path, instrument: str, seconds: float) -> Caught | None:
-    """This lets one instrument run on the copy, and gives what it noticed."""
+def hunted(copy: Path, instrument: str, seconds: float, seed: int = 1) -> Caught | None:
+    """Let one instrument run on the copy, and return what it noticed."""
     begun = monotonic()
     environment = process_environment() | {"PYTHONPATH": f"{copy}:{copy / 'workers'}"}
-    command = [sys.executable, "-m", *INSTRUMENTS[instrument]]
-    log = copy / f"{instrument}.log"
+    name, *kinds = instrument.split()
+    command = [sys.executable, "-m", *(word.replace(SEED, str(seed)) for word in INSTRUMENTS[name])]
+    command += ["--kinds", *kinds] if kinds else []
+    log = copy / f"{name}.log"
     with log.open("wb") as out:
         try:
             done = subprocess.run(
@@ -179,31 +191,58 @@ def _first_finding(lines: list[str]) -> str:
     return (told or lines or [""])[0]
 
 
+class Hunt(NamedTuple):
+    """What came of hunting one mutant: in how many runs, who noticed it first, and how often it was noticed."""
+
+    runs: int
+    first: Caught | None
+    noticed: int
+
+    @property
+    def mean(self) -> float | None:
+        """How many runs it takes in the mean until it is noticed."""
+        return round(self.runs / self.noticed, 2) if self.noticed else None
+
+
+def hunt(mutant: Mutant, by: Sequence[str], *, runs: int, seconds: float) -> Hunt:
+    """Hunt a mutant with these instruments, in so many runs of another seed each."""
+    first, noticed = None, 0
+    with tempfile.TemporaryDirectory(prefix="mutant-") as temporary:
+        folder = Path(temporary)
+        folder.chmod(0o755)
+        copy = mutated(folder, mutant)
+        for seed in range(1, runs + 1):
+            found = None
+            for instrument in by:
+                found = found or hunted(copy, instrument.strip(), seconds, seed)
+            first, noticed = first or found, noticed + bool(found)
+    return Hunt(runs, first, noticed)
+
+
 def main() -> int:
     """This runs from the command line."""
     parser = argparse.ArgumentParser(description="Take a promise's keeper out and see the programme notice.")
     parser.add_argument("--only", choices=MUTANTS, action="append")
     parser.add_argument("--by", help=f"instruments, in order, instead of the mutant's own: {', '.join(INSTRUMENTS)}")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each instrument and mutant")
+    parser.add_argument("--runs", type=int, default=1, help="for each mutant, each with another seed")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each instrument, mutant and run")
     given = parser.parse_args()
-    caught: dict[str, Caught | None] = {}
+    hunts: dict[str, Hunt] = {}
     for name in given.only or MUTANTS:
-        with tempfile.TemporaryDirectory(prefix="mutant-") as temporary:
-            folder = Path(temporary)
-            folder.chmod(0o755)
-            copy = mutated(folder, MUTANTS[name])
-            found = None
-            for instrument in (given.by or MUTANTS[name].by).split(","):
-                found = found or hunted(copy, instrument, given.seconds)
-        caught[name] = found
-        told = f"by {found.by} after {found.seconds:.0f} s: {found.said}" if found else "LIVES ON"
-        _say(f"{name:16} {told}")
-    _say(
-        msgspec.json.encode(
-            {name: {"by": one.by, "seconds": round(one.seconds)} if one else None for name, one in caught.items()}
-        ).decode()
-    )
-    return 0 if all(caught.values()) else 1
+        by = (given.by or MUTANTS[name].by).split(",")
+        one = hunts[name] = hunt(MUTANTS[name], by, runs=given.runs, seconds=given.seconds)
+        told = "LIVES ON"
+        if one.first is not None:
+            told = f"{one.mean:5.2f} runs  by {one.first.by} after {one.first.seconds:.0f} s: {one.first.said}"
+        _say(f"{name:20} {told}")
+    _say(msgspec.json.encode({name: _summary(one) for name, one in hunts.items()}).decode())
+    return 0 if all(one.noticed for one in hunts.values()) else 1
+
+
+def _summary(one: Hunt) -> dict[str, object] | None:
+    if one.first is None:
+        return None
+    return {"by": one.first.by, "seconds": round(one.first.seconds), "runs": one.mean}
 
 
 def _say(text: str) -> None:

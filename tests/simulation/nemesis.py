@@ -7,7 +7,7 @@ wait for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 import msgspec
@@ -53,6 +53,31 @@ KINDS: dict[str, tuple[float, float, float]] = {
 ALONE = frozenset({"flushall", "lost_tail"})
 """These need quiet."""
 GAP_S = (0.2, 2.2)
+
+_BESIDE = (
+    "writer_kill", "writer_pause", "worker_kill", "worker_pause", "redis_reset", "redis_drop_reply", "redis_hold",
+    "redis_delay", "client_kill", "evict", "hydrate_hold", "backend_terminate", "postgres_kill", "commit_drop_reply",
+)  # fmt: skip
+"""What goes on beside the faults of other profiles."""
+ROLES: dict[str, tuple[float, float, float]] = {
+    "failover_kept": (5, 1.0, 2.0),
+    "failover_back": (3, 0.5, 2.0),
+    "failover_stale": (5, 2.0, 5.0),
+    "failover_late": (3, 0.5, 2.0),
+    "replica_freeze": (4, 0.5, 5.0),
+    "replica_freeze_reset": (5, 1.5, 3.0),
+    "replica_cut": (2, 0.5, 3.0),
+    "primary_restart": (2, 0.05, 1.0),
+    "primary_killed": (4, 0.1, 1.0),
+    "promoted_behind": (4, 0.3, 1.5),
+    "promoted_beside": (4, 1.0, 4.0),
+    "promoted_unseen": (3, 2.0, 4.0),
+    "old_primary_returns": (2, 0.5, 2.0),
+    "left_kept": (0, 0, 0),
+    "left_forgotten": (0, 0, 0),
+} | {kind: KINDS[kind] for kind in _BESIDE}
+"""A kind of weight 0 strikes once, when all others are over, and is not healed before the service has to be whole."""
+ROLES_ALONE = frozenset({"failover_kept", "old_primary_returns"})
 FIRST_S = 0.5
 
 
@@ -68,17 +93,22 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.at_s:6.2f} s  {self.kind:<20} {self.lasts_s:4.2f} s  pick {self.pick:.3f}"
 
 
-def schedule(seed: int, seconds: float, kinds: Sequence[str] = tuple(KINDS)) -> list[Strike]:
-    """This gives the faults in their order, of these kinds."""
+def schedule(
+    seed: int,
+    seconds: float,
+    kinds: Sequence[str] = tuple(KINDS),
+    table: Mapping[str, tuple[float, float, float]] = KINDS,
+) -> list[Strike]:
+    """Return the faults in their order, of these kinds of the table."""
     rng = Random(seed)
     waiting = rng.sample(kinds, len(kinds))
-    weights = [KINDS[kind][0] for kind in kinds]
-    strikes = []
+    weights = [table[kind][0] for kind in kinds]
+    strikes: list[Strike] = []
     at = FIRST_S
-    while at < seconds:
+    while at < seconds and kinds:
         # In two of three places stands one that has not been there yet, as long as there are such.
         kind = waiting.pop() if waiting and rng.random() < 0.67 else rng.choices(kinds, weights=weights)[0]
-        _, least, most = KINDS[kind]
+        _, least, most = table[kind]
         strikes.append(Strike(kind=kind, at_s=at, lasts_s=rng.uniform(least, most), pick=rng.random()))
         at += rng.uniform(*GAP_S)
     return strikes

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.mutants import INSTRUMENTS, MUTANTS, ROOT, mutated
+from tests.simulation import mutants
+from tests.simulation.mutants import INSTRUMENTS, MUTANTS, ROOT, Caught, Hunt, hunt, mutated
+from tests.simulation.profiles import PROFILES
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -17,3 +19,27 @@ def test_a_mutant_differs_from_the_tree_in_one_piece(name: str, tmp_path: Path) 
     assert (copy / mutant.path).read_text() == text.replace(mutant.old, mutant.new) != text
     for module, *_ in INSTRUMENTS.values():
         assert (copy / f"{module.replace('.', '/')}.py").is_file()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_names_instruments_and_kinds_that_there_are(name: str) -> None:
+    for instrument in MUTANTS[name].by.split(","):
+        known, *kinds = instrument.split()
+        assert known in INSTRUMENTS
+        assert {*kinds} <= {*(PROFILES[known].table if kinds else ())}
+
+
+def test_the_mean_number_of_runs_is_over_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def hunted(copy: Path, instrument: str, seconds: float, seed: int) -> Caught | None:
+        asked.append((instrument, seed))
+        return Caught(instrument, 1.0, "said") if (instrument, seed) in (("roles a", 2), ("chaos", 3)) else None
+
+    monkeypatch.setattr(mutants, "hunted", hunted)
+    one = hunt(MUTANTS["dedupe"], ["roles a", "chaos"], runs=4, seconds=1.0)
+    assert one == Hunt(4, Caught("roles a", 1.0, "said"), 2)
+    assert one.mean == 2.0
+    assert asked == [("roles a", 1), ("chaos", 1), ("roles a", 2), ("roles a", 3), ("chaos", 3), ("roles a", 4),
+                     ("chaos", 4)]  # fmt: skip
+    assert hunt(MUTANTS["dedupe"], ["model"], runs=3, seconds=1.0).mean is None

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -64,7 +65,14 @@ _NOT_APPLIED = (Unavailable, Backpressure, DurabilityRefused)
 
 
 class Session:
-    """This does one operation after the other."""
+    """This does one operation after the other; other profiles have other groups, verbs, levels and modes."""
+
+    groups: Mapping[str, Sequence[str]] = GROUPS
+    verbs: Mapping[str, int] = VERBS
+    levels: Sequence[str] = LEVELS
+    modes: Sequence[str] = ("primary", "local")
+    repeats_unmet = False
+    """Whether a write that did not reach its level is sent again under its change_id."""
 
     def __init__(self, cache: AsyncStateCache, recorder: Recorder, name: str, rng: Random, *, plain: bool) -> None:
         self._cache = cache
@@ -72,12 +80,14 @@ class Session:
         self._name = name
         self._rng = rng
         self._plain = plain
+        self._keys = tuple(key for group in self.groups.values() for key in group)
         self._known: dict[str, State[Any]] = {}
+        self._doubts: list[tuple[str, str]] = []
 
     async def step(self) -> None:
         """This does the next operation, whatever comes of it; now and then it is cancelled on its way."""
-        verb = self._rng.choices([*VERBS], weights=[*VERBS.values()])[0]
-        doing = getattr(self, f"_{verb}")(self._rng.choice(KEYS))
+        verb = self._rng.choices([*self.verbs], weights=[*self.verbs.values()])[0]
+        doing = getattr(self, f"_{verb}")(self._rng.choice(self._keys))
         if self._plain or self._rng.random() > CANCELLED:
             await doing
             return
@@ -88,7 +98,7 @@ class Session:
     # What sessions do.
 
     async def _get(self, key: str) -> None:
-        mode: Any = self._rng.choice(("primary", "local"))
+        mode: Any = self._rng.choice(self.modes)
         sent = self._begin("get", [key], "read", mode=mode)
         with self._noting(sent):
             state = await self._cache.get(key, read=mode, timeout=self._timeout())
@@ -100,7 +110,7 @@ class Session:
         with self._noting(sent):
             order: Any = self._rng.choice(("key", "newest"))
             found = {state.key: state async for state in self._cache.list(prefix, order=order)}
-            wanted = [name for name in KEYS if name.startswith(prefix)]
+            wanted = [name for name in self._keys if name.startswith(prefix)]
             self._recorder.ok(sent, read=[self._seen(name, found.get(name)) for name in wanted])
 
     async def _set(self, key: str) -> None:
@@ -159,7 +169,7 @@ class Session:
 
     async def _several(self, key: str, *, again: bool) -> None:
         """This reads some keys of a group and writes some of them, in one commit."""
-        group = next(keys for keys in GROUPS.values() if key in keys)
+        group = next(keys for keys in self.groups.values() if key in keys)
         names = self._rng.sample(group, self._rng.randint(1, len(group)))
         to_write = [name for name in names if self._rng.random() < 0.7]
         deletes = {name for name in to_write if self._rng.random() < 0.15}
@@ -183,7 +193,7 @@ class Session:
     ) -> Invoke:  # fmt: skip
         if own_id:
             change_id = f"{self._rng.getrandbits(96):024x}"
-        level = self._rng.choice(LEVELS) if kind == "write" else "memory"
+        level = self._rng.choice(self.levels) if kind == "write" else "memory"
         return self._recorder.invoke(
             self._name, verb, keys, kind=kind, change_id=change_id, expected=expected, mode=mode, level=level
         )
@@ -234,7 +244,9 @@ class Session:
         return seen_of(state)
 
     def _noting(self, sent: Invoke, read: list[Seen] | None = None) -> Noting:
-        return Noting(self._recorder, sent, [] if read is None else read)
+        noting = Noting(self._recorder, sent, [] if read is None else read, again=self.repeats_unmet)
+        noting.doubts = self._doubts
+        return noting
 
 
 class _Work:
@@ -276,11 +288,13 @@ class _Work:
 class Noting:
     """This notes how an operation ended where it did not end well; `change_id` is then that of a write in doubt."""
 
-    def __init__(self, recorder: Recorder, sent: Invoke, read: list[Seen]) -> None:
+    def __init__(self, recorder: Recorder, sent: Invoke, read: list[Seen], *, again: bool = False) -> None:
         self._recorder = recorder
         self._sent = sent
         self._read = read
+        self._again = again
         self.change_id = ""
+        self.doubts: list[tuple[str, str]] = []
 
     def __enter__(self) -> Noting:
         return self
@@ -290,14 +304,18 @@ class Noting:
         if isinstance(error, OutcomeUnknown):
             recorder.unknown(sent, error, change_id=error.change_id)
             self.change_id = error.change_id
+            self.doubts.append((error.change_id, sent.keys[0]))
         elif isinstance(error, DurabilityNotMet):
             recorder.ok(sent, change_id=error.change_id, level="memory")
+            self.change_id = error.change_id if self._again else ""
         elif isinstance(error, _REFUSED):
             recorder.fail(sent, error, final=True, read=[*self._read, *_told(error)])
         elif isinstance(error, _NOT_APPLIED):
             recorder.fail(sent, error, final=False)
         elif isinstance(error, asyncio.CancelledError):
             recorder.unknown(sent, error)
+            if sent.change_id:
+                self.doubts.append((sent.change_id, sent.keys[0]))
             return False
         elif isinstance(error, StateCacheError):
             recorder.unknown(sent, error)  # the judge asks why there is such an error at all
@@ -348,7 +366,9 @@ async def _play(session: Session, switches: _Switches, rng: Random) -> None:
         await switches.pause(rng.uniform(0, PAUSE_S))
 
 
-async def write(folder: Path, name: str, seed: int, sessions: int, *, plain: bool) -> None:
+async def write(
+    folder: Path, name: str, seed: int, sessions: int, *, plain: bool, kind: type[Session] = Session
+) -> None:
     """This runs the sessions of one process until it is told to end."""
     switches = _Switches()
     with Recorder(folder / f"{name}.jsonl", name) as recorder:
@@ -357,15 +377,15 @@ async def write(folder: Path, name: str, seed: int, sessions: int, *, plain: boo
         async with asyncio.TaskGroup() as tasks:
             for number in range(sessions):
                 rng = Random(f"{seed} {name} {number}")
-                session = Session(cache, recorder, f"s{number}", rng, plain=plain)
+                session = kind(cache, recorder, f"s{number}", rng, plain=plain)
                 tasks.create_task(_play(session, switches, rng))
         await cache.close()
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str], session: type[Session] = Session) -> None:
     """This is what the chaos starts."""
     folder, name, seed, sessions, kind = arguments
-    asyncio.run(write(Path(folder), name, int(seed), int(sessions), plain=kind == "sync"))
+    asyncio.run(write(Path(folder), name, int(seed), int(sessions), plain=kind == "sync", kind=session))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,164 @@
+"""Did what was said of durability, of copies and of outcomes hold across failovers? Decided from journals and chains.
+
+Where servers change their roles, a history has more in it than one order of changes. Beside the checker's verdict:
+
+    durable reads   what Postgres held durable when a read began, the read shows, or something later: a fenced one
+                    always, one of the primary when it was so for longer than the trust window, one from near a command
+                    later; but for a process that was led to an old primary, which cannot know that it is one
+    copies          what was acknowledged at `replica` began and ended while a replica could acknowledge it
+    outcomes        what `outcome()` called applied is in its chain, what it called not applied is in none, what it
+                    called forked or quarantined was set aside
+    moments         what was said to be durable was in Postgres at that moment, not only at some other
+
+What a change was durable since is the end of the first operation that says so: its writer's acknowledgement at
+`postgres`, or a `wait_durable`. So a read is blamed only for what had been promised. Pure.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from tests.simulation.ages import Bounds
+from tests.simulation.checker import Evidence, Loss, Row, Violation
+from tests.simulation.history import Operation, Seen
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """A time, in seconds of the journals' clock, for these processes, or for all where none is named."""
+
+    since: float
+    until: float
+    processes: frozenset[str] = frozenset()
+
+    def meets(self, operation: Operation) -> bool:
+        """Say whether the operation was under way at some moment of it, in one of its processes."""
+        process = operation.session.partition("-")[0]
+        if self.processes and process not in self.processes:
+            return False
+        return self.since <= operation.returned and operation.invoked <= self.until
+
+    def holds(self, operation: Operation) -> bool:
+        """Say whether the operation began and ended in it."""
+        return self.since < operation.invoked and operation.returned < self.until
+
+
+class Told(msgspec.Struct, kw_only=True):
+    """What the faults of a run know of it: what may be lost, and the times in which promises have exceptions.
+
+    In `alone` a process may be led to an old primary, in `uncopied` no replica can acknowledge anything, in `restoring`
+    Postgres is being put back to what it held before.
+    """
+
+    losses: list[Loss] = []
+    alone: list[Window] = []
+    uncopied: list[Window] = []
+    restoring: list[Window] = []
+
+
+def judge_freshness(
+    operations: Sequence[Operation], evidence: Evidence, told: Told, *, bounds: Bounds
+) -> list[Violation]:
+    """Judge durable reads, copies, outcomes and moments."""
+    return [
+        *_stale(operations, evidence, told, bounds),
+        *_uncopied(operations, told),
+        *_false_outcomes(operations, evidence, told),
+        *_not_held(operations, told),
+    ]
+
+
+def _stale(operations: Sequence[Operation], evidence: Evidence, told: Told, bounds: Bounds) -> Iterator[Violation]:
+    durable = {key: _Durable(key, chain, operations) for key, chain in evidence.chains.items()}
+    gone = [loss for loss in told.losses if "postgres" in loss.levels]
+    for read in operations:
+        if read.kind != "read" or read.outcome != "ok":
+            continue
+        if any(loss.since <= read.returned and read.invoked <= loss.until for loss in gone):
+            continue
+        if read.mode != "fenced" and any(window.meets(read) for window in told.alone):
+            continue
+        age_s = 0.0 if read.mode == "fenced" else bounds.window_s
+        age_s += bounds.command_s if read.mode == "local" else 0.0
+        for seen in read.read:
+            if seen.key in durable:
+                yield from durable[seen.key].judged(read, seen, age_s)
+
+
+class _Durable:
+    """Since when each place of one chain was known to be durable."""
+
+    def __init__(self, key: str, chain: Sequence[Row], operations: Sequence[Operation]) -> None:
+        self._key = key
+        self._chain = chain
+        self._places = {row.change_id: at for at, row in enumerate(chain, 1)}
+        said = [
+            (one.returned, self._places[one.change_id], one)
+            for one in operations
+            if one.change_id in self._places and one.outcome == "ok" and _says_durable(one)
+        ]
+        said.sort(key=lambda one: one[0])
+        self._times: list[float] = []
+        self._highest: list[tuple[int, Operation]] = []
+        for at, place, operation in said:
+            if not self._highest or place > self._highest[-1][0]:
+                self._times.append(at)
+                self._highest.append((place, operation))
+
+    def judged(self, read: Operation, seen: Seen, age_s: float) -> Iterator[Violation]:
+        """Compare what a read saw with what was durable that long before it began."""
+        at = bisect_right(self._times, read.invoked - age_s)
+        place = self._places.get(seen.change_id) if seen.change_id else self._last(seen.op)
+        if not at or place is None or place >= self._highest[at - 1][0]:
+            return
+        wanted, by = self._highest[at - 1]
+        sentence = (
+            f"{read.tag}, {read.mode}, saw {'version ' + str(place) if seen.change_id else seen.op},"
+            f" {read.invoked - by.returned:.3f} s after {by.tag} was told that version {wanted} is durable"
+        )
+        yield Violation(kind="durable read", key=self._key, operations=(read, by), sentence=sentence)
+
+    def _last(self, op: str) -> int:
+        """Return the last place at which the key was absent, or present: what is blamed the least."""
+        exists = "set" if op == "present" else "delete"
+        return next((at for at in range(len(self._chain), 0, -1) if self._chain[at - 1].op == exists), 0)
+
+
+def _says_durable(operation: Operation) -> bool:
+    return operation.kind == "confirm" or (operation.kind == "write" and operation.level == "postgres")
+
+
+def _uncopied(operations: Sequence[Operation], told: Told) -> Iterator[Violation]:
+    for one in operations:
+        said = one.kind == "write" and one.outcome == "ok" and one.level == "replica"
+        if said and any(window.holds(one) for window in told.uncopied):
+            sentence = f"{one.tag}, {one.change_id}, was acknowledged at replica while no replica answered"
+            yield Violation(kind="uncopied", key=one.keys[0], operations=(one,), sentence=sentence)
+
+
+def _false_outcomes(operations: Sequence[Operation], evidence: Evidence, told: Told) -> Iterator[Violation]:
+    for one in operations:
+        if one.kind != "ask" or one.outcome != "ok":
+            continue
+        key, change = one.keys[0], one.change_id
+        there = any(row.change_id == change for row in evidence.chains.get(key, ()))
+        lost = any(loss.since <= one.returned and one.invoked <= loss.until for loss in told.losses)
+        true = {
+            "applied": there or lost,
+            "durable": there,
+            "not applied": not there,
+            "forked": (change, key) in evidence.conflicts,
+            "quarantined": (change, key) in evidence.quarantined,
+        }.get(one.verdict, True)
+        if not true:
+            sentence = f"{one.tag} was told {one.verdict!r} of {change}, which is {'' if there else 'not '}in the chain"
+            yield Violation(kind="outcome", key=key, operations=(one,), sentence=sentence)
+
+
+def _not_held(operations: Sequence[Operation], told: Told) -> Iterator[Violation]:
+    for one in operations:
+        if one.held == "no" and not any(window.meets(one) for window in told.restoring):
+            sentence = f"{one.tag} ({one.verb}) was told that {one.change_id} is durable, and Postgres did not hold it"
+            yield Violation(kind="moment", key=one.keys[0], operations=(one,), sentence=sentence)

@@ -1,0 +1,55 @@
+"""The profiles of the chaos: which servers there are, who writes, what strikes, and which kinds break nothing today.
+
+    chaos       one Valkey, one Postgres: what kills, freezes, cuts, squeezes and empties them, and the network
+    roles       a primary and two replicas that change their roles, behind an address that moves
+    debian      the same with the machine's `redis-server` in place of the Valkey
+
+A kind of faults that finds a defect joins `SWITCHED_ON` of its profile when the defect is gone: the short runs of the
+test suite draw from these kinds only, `make chaos PROFILE=…` from all.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.simulation import nemesis
+from tests.simulation.arena import Arena
+from tests.simulation.faults import Faults
+from tests.simulation.roles_arena import RolesArena
+from tests.simulation.roles_faults import RolesFaults
+
+SWITCHED_ON: dict[str, tuple[str, ...]] = {
+    "chaos": tuple(nemesis.KINDS),
+    "roles": ("replica_freeze", "replica_cut", "primary_restart", "primary_killed", "worker_kill", "writer_kill"),
+}
+"""The kinds of each profile that the test suite's short runs draw from: one line a profile."""
+
+
+class Profile(NamedTuple):
+    """What makes a chaos of its own."""
+
+    name: str
+    table: Mapping[str, tuple[float, float, float]]
+    alone: frozenset[str]
+    arena: type[Arena]
+    faults: type[Faults]
+
+
+class DebianArena(RolesArena):
+    """Servers that change their roles, of the Redis that the machine brings along: it has no WAITAOF."""
+
+    redis_server = Path(shutil.which("redis-server") or "redis-server")
+
+
+CHAOS = Profile("chaos", nemesis.KINDS, nemesis.ALONE, Arena, Faults)
+PROFILES = {
+    one.name: one
+    for one in (
+        CHAOS,
+        Profile("roles", nemesis.ROLES, nemesis.ROLES_ALONE, RolesArena, RolesFaults),
+        Profile("debian", nemesis.ROLES, nemesis.ROLES_ALONE, DebianArena, RolesFaults),
+    )
+}

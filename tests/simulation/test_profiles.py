@@ -1,0 +1,30 @@
+"""A short run of each profile of the chaos, with the kinds of faults that are switched on. For a long one: `make chaos
+PROFILE=…`, and for all kinds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.chaos import run
+from tests.simulation.profiles import PROFILES, SWITCHED_ON
+
+SEED, SECONDS = 7, 12.0
+RUNS_MAX = 4  # of the short chaos, on a machine that stands still while it runs
+
+
+@pytest.mark.parametrize("name", [name for name in SWITCHED_ON if name != "chaos"])
+async def test_a_short_chaos_of_a_profile_breaks_no_promise(name: str, tmp_path: Path) -> None:
+    faults = acknowledged = 0
+    for number in range(RUNS_MAX):
+        told: list[str] = []
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        result = await run(SEED + number, SECONDS, folder, told.append, SWITCHED_ON[name], PROFILES[name])
+        assert result.violations == 0, "\n".join([*told, *result.findings, f"journals: {folder}"])
+        faults, acknowledged = faults + result.faults, acknowledged + result.acknowledged
+        if faults >= 4 and acknowledged > 100:
+            return
+    pytest.fail(f"{RUNS_MAX} runs: {faults} faults, {acknowledged} acknowledged: too little to judge")
