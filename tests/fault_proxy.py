@@ -18,7 +18,8 @@ A fault strikes once, at the first request (from now on) that holds its bytes:
 ends new connections at once, `silent` accepts and never answers, `delay_s` lets all that is handed on wait so long. Of
 all connections, or of those that the server knows by these ports: `slow` lets what is handed on wait, `freeze` leaves
 them open and reads from neither end until `thaw`, `cut` ends them. `requests` holds what clients have sent, so that a
-test can count (`keep=False` keeps nothing); `holding` counts held requests that the server has not answered yet.
+test can count (`keep=False` keeps nothing); `holding` counts held requests that the server has not answered yet. With
+`tls` clients come by TLS, and the server gets plain bytes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable, Iterable
+from ssl import SSLContext
 from typing import Literal, Self
 
 WAIT_S = 60.0
@@ -90,9 +92,10 @@ class _Cut(Exception):
 class FaultProxy:
     """This stands between clients and one server."""
 
-    def __init__(self, host: str, port: int, *, keep: bool = True) -> None:
+    def __init__(self, host: str, port: int, *, keep: bool = True, tls: SSLContext | None = None) -> None:
         self._target = (host, port)
         self._keep = keep
+        self._tls = tls
         self._never = asyncio.Event()
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -110,7 +113,7 @@ class FaultProxy:
         self.silent = False
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

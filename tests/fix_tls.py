@@ -18,7 +18,7 @@ def _openssl(folder: Path, *arguments: str) -> None:
     subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
 
-def _certificates(folder: Path) -> None:
+def certificates(folder: Path) -> None:
     """This makes a CA, another CA, and certificates of a server on loopback and of a client."""
     for name in ("ca", "other"):
         _openssl(
@@ -40,7 +40,7 @@ def tls() -> Iterator[tuple[str, Path]]:
     if program is None or shutil.which("openssl") is None:
         pytest.skip("TLS is not tested: there is no redis-server, or no openssl, on PATH")
     folder = Throwaway.create(ordinary_user())
-    _certificates(folder.path)
+    certificates(folder.path)
     port = free_port()
     config = {
         "port": "0", "tls-port": str(port), "tls-cert-file": f"{folder.path}/server.pem", "tls-auth-clients": "yes",

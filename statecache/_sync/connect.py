@@ -243,16 +243,25 @@ class Link:
         """This notes whether the server has seen the script, so that the next call sends its digest or its text."""
         (self._known.add if known else self._known.discard)(script.sha)
 
-    def send(self, *commands: Command, seconds: float) -> None:
-        """This sends commands whose answers arrive among pushed messages."""
+    def send(self, *commands: Command, seconds: float, expected: Sequence[Any] = ()) -> None:
+        """Send commands whose answers arrive among pushed messages; `expected` is noted as what those are for.
+
+        Whoever does not come to the end of it, interrupted by a signal handler perhaps, leaves a closed connection: how
+        much was sent, and so which answer is whose, nobody would know.
+        """
         if not self.alive:
             raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
+        sent = False
         try:
+            self.expected += expected
             with sending(self._connection, seconds, self._turn):
                 self._connection.send_packed_command(_packed(commands))
+            sent = True
         except (RedisError, OSError, AttributeError) as error:  # the last: closed by another thread
-            self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+        finally:
+            if not sent:
+                self.close()
 
     def receive(self, *, seconds: float) -> list[Any]:
         """This gives the pushed messages that have come, at least one; none when none came in that time."""

@@ -146,7 +146,8 @@ class Line:
                     self.ask(reading, seconds=self._settings.near_window_s)
 
     def _send(self, readings: Sequence[Reading], seconds: float) -> None:
-        if not self._turn.acquire(seconds):
+        turn = self._turn
+        if not turn.acquire(seconds):
             raise RedisUnavailable("pool", detail="the tracked connection was busy")
         try:
             link = self._link
@@ -154,11 +155,11 @@ class Line:
                 raise RedisUnavailable("connection", detail="the tracked connection is closed")
             commands: list[tuple[str, ...]] = []
             for reading in readings:
-                link.expected += (None, reading)
                 commands += (("CLIENT", "CACHING", "YES"), ("HMGET", self._keys.state(reading.key), *FIELDS))
-            link.send(*commands, seconds=seconds)
+            expected = [one for reading in readings for one in (None, reading)]
+            link.send(*commands, seconds=seconds, expected=expected)
         finally:
-            self._turn.release()
+            turn.release()
 
     def _live(self) -> None:
         """This connects and serves, again and again, until the client is closed."""
@@ -226,15 +227,21 @@ class Line:
         return link.buffered
 
     def answered(self, reading: Reading, seconds: float) -> bool:
-        """This waits until a read is answered, and says whether it is; a thread reads for itself, if nobody does."""
-        link = self._link
+        """Wait until a read is answered, and say whether it is; a thread reads for itself, if nobody does.
+
+        One that is not answered for half a window is given up for all who share it: whoever was to send it may have
+        been interrupted.
+        """
+        link, answered = self._link, False
         if link is None:
             return bool(reading.signal.wait(0))
         try:
-            return lead(self._ear, lambda: self._take(link), reading.signal, seconds)
+            answered = lead(self._ear, lambda: self._take(link), reading.signal, seconds)
         except (RedisUnavailable, ForeignData):
             link.close()  # whoever listens finds it so
-            return False
+        if not answered and seconds >= self._settings.near_window_s / 2:
+            self._near.settle(reading, None, _LOST)
+        return answered
 
     def _beat(self, link: Link) -> None:
         """This sends a heartbeat where none is under way; one that is overdue says that the connection is dead."""
@@ -243,15 +250,15 @@ class Line:
             if now - max(self._beating, self._came) > self._settings.near_window_s:
                 raise RedisUnavailable("timeout", detail="the tracked connection has gone silent")
             return
-        if not self._turn.acquire(self._settings.near_window_s):
+        turn = self._turn
+        if not turn.acquire(self._settings.near_window_s):
             raise RedisUnavailable("timeout", detail="the tracked connection takes nothing")
         try:
             self._beating = now
-            link.expected.append(now)
             call = link.call(script("beat"), [], [self._settings.fence])
-            link.send(call, seconds=self._settings.near_window_s)
+            link.send(call, seconds=self._settings.near_window_s, expected=[now])
         finally:
-            self._turn.release()
+            turn.release()
 
     def _pushed(self, message: Sequence[Any]) -> None:
         if message[0] != b"invalidate":
@@ -309,6 +316,7 @@ class Line:
             link.close()  # whoever is sending on it is rid of it
         if self._turn.acquire(self._settings.near_window_s):
             self._turn.release()
+        self._turn, self._ear = Slots(1), Slots(1)  # whoever was interrupted with one never gives it back
         for reading in link.expected:
             if reading is not None and not isinstance(reading, float):
                 self._near.settle(reading, None, _LOST)

@@ -39,7 +39,7 @@ import redis
 from statecache import AsyncStateCache
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError
-from tests.simulation.arena import WORKERS, Arena, arena
+from tests.simulation.arena import Arena, arena
 from tests.simulation.checker import Verdict
 from tests.simulation.faults import behind
 from tests.simulation.history import Recorder, seen_of
@@ -222,7 +222,7 @@ class Run:
             with self._here.postgres() as connection:
                 return connection.execute(query.encode()).fetchone()
 
-        wanted = (WORKERS, self._here.settings.shards)
+        wanted = (self._here.workers_max, self._here.settings.shards)
         while (counted := await asyncio.to_thread(look)) != wanted:
             if monotonic() > end:
                 self._found(f"leak: (worker rows, owned shards) are {counted}, not {wanted}")

@@ -37,7 +37,7 @@ INSTRUMENTS = {
     "chaos": ("tests.simulation.chaos", "--seconds", "60", "--seed", SEED),
 } | {
     profile: ("tests.simulation.chaos", "--profile", profile, "--seconds", "60", "--seed", SEED)
-    for profile in ("roles",)
+    for profile in ("roles", "threads")
 }
 """What a run of each is; `SEED` stands for another number in each run."""
 
@@ -103,6 +103,34 @@ MUTANTS = {
         "            entries, self._entries, self._bytes = self._entries, OrderedDict(), 0\n",
         "            entries = self._entries\n",
         by="coherence",
+    ),
+    "drop beside hits": Mutant(
+        "what is near is dropped by going through what other threads reorder meanwhile",
+        "statecache/near.py",
+        "for key, entry in list(entries.items()):\n",
+        "self._entries = entries\n            for key, entry in entries.items():\n",
+        by="threads client_kill redis_reset",
+    ),
+    "one at a TLS socket": Mutant(
+        "a thread sends on a TLS connection while another one reads it",
+        "statecache/_sockets.py",
+        "return _InTurn(connection, seconds, turn) if _is_tls(connection) else deadline(connection, seconds)",
+        "return deadline(connection, seconds)",
+        by="threads evict",
+    ),
+    "interrupted sender": Mutant(
+        "a connection stays open although nobody knows what its interrupted sender has sent",
+        "statecache/_sync/connect.py",
+        "            if not sent:\n                self.close()\n",
+        "            pass\n",
+        by="threads evict",
+    ),
+    "thrown away": Mutant(
+        "a client that nobody closed leaves its threads and connections behind",
+        "statecache/_sync/tiers.py",
+        "finalize(self, _let_go, self.line, self.events, redis.pool, self.postgres.pool).atexit = False",
+        "pass",
+        by="threads evict",
     ),
     "own writes": Mutant(
         "what this process has written raises no floor",

@@ -77,6 +77,16 @@ ROLES: dict[str, tuple[float, float, float]] = {
     "left_forgotten": (0, 0, 0),
 } | {kind: KINDS[kind] for kind in _BESIDE}
 """A kind of weight 0 strikes once, when all others are over, and is not healed before the service has to be whole."""
+THREADS = {
+    kind: KINDS[kind]
+    for kind in (
+        "writer_pause", "worker_kill", "redis_kill", "redis_pause", "client_kill", "script_flush", "evict",
+        "redis_refusing", "redis_freeze", "redis_delay", "redis_trickle", "redis_reset", "redis_drop_request",
+        "redis_drop_reply", "redis_cut", "redis_hold", "exec_drop_reply", "postgres_freeze", "postgres_reset",
+        "backend_terminate", "hydrate_hold", "commit_drop_reply",
+    )
+}  # fmt: skip
+"""What threads that share a client meet from outside: whatever leaves their process alive."""
 ROLES_ALONE = frozenset({"failover_kept", "old_primary_returns"})
 FIRST_S = 0.5
 

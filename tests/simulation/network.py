@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from contextlib import suppress
 
 from tests.fault_proxy import FaultProxy, Kind
-from tests.simulation.arena import LINES, WRITERS, Arena
+from tests.simulation.arena import WORKER_LINE, Arena
 from tests.simulation.nemesis import Strike
 
 HELD = 6
@@ -27,11 +27,14 @@ class NetworkFaults:
 
     def _lines(self, server: str, strike: Strike) -> list[FaultProxy]:
         """These are the proxies that are struck: one writer's, the workers', all writers' or all."""
-        whose = [*((line,) for line in LINES), LINES[-1:], WRITERS, LINES][int(strike.pick * (len(LINES) + 3))]
+        writers = self._arena.names
+        lines = (*writers, WORKER_LINE)
+        whose = [*((line,) for line in lines), lines[-1:], writers, lines][int(strike.pick * (len(lines) + 3))]
         return [self._arena.proxies[line, server] for line in whose]
 
     def _line_of_a_writer(self, server: str, strike: Strike) -> FaultProxy:
-        return self._arena.proxies[WRITERS[int(strike.pick * len(WRITERS))], server]
+        writers = self._arena.names
+        return self._arena.proxies[writers[int(strike.pick * len(writers))], server]
 
     async def _redis_refusing(self, strike: Strike) -> bool:
         for proxy in self._lines("redis", strike):

@@ -3,6 +3,7 @@
     chaos       one Valkey, one Postgres: what kills, freezes, cuts, squeezes and empties them, and the network
     roles       a primary and two replicas that change their roles, behind an address that moves
     debian      the same with the machine's `redis-server` in place of the Valkey
+    threads     processes of many threads that share a synchronous client, one of them over TLS
 
 A kind of faults that finds a defect joins `SWITCHED_ON` of its profile when the defect is gone: the short runs of the
 test suite draw from these kinds only, `make chaos PROFILE=…` from all.
@@ -20,10 +21,12 @@ from tests.simulation.arena import Arena
 from tests.simulation.faults import Faults
 from tests.simulation.roles_arena import RolesArena
 from tests.simulation.roles_faults import RolesFaults
+from tests.simulation.threads_arena import ThreadsArena
 
 SWITCHED_ON: dict[str, tuple[str, ...]] = {
     "chaos": tuple(nemesis.KINDS),
     "roles": ("replica_freeze", "replica_cut", "primary_restart", "primary_killed", "worker_kill", "writer_kill"),
+    "threads": tuple(nemesis.THREADS),
 }
 """The kinds of each profile that the test suite's short runs draw from: one line a profile."""
 
@@ -50,6 +53,7 @@ PROFILES = {
     for one in (
         CHAOS,
         Profile("roles", nemesis.ROLES, nemesis.ROLES_ALONE, RolesArena, RolesFaults),
+        Profile("threads", nemesis.THREADS, frozenset(), ThreadsArena, Faults),
         Profile("debian", nemesis.ROLES, nemesis.ROLES_ALONE, DebianArena, RolesFaults),
     )
 }
