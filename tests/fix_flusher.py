@@ -46,8 +46,11 @@ class Agents:
         self.keys = keys
         self.raw = raw
 
-    def ask(self, *states: Any, change_id: str = "", **more: Any) -> list[Any]:
-        """This runs the commit script and gives its answer; a state is a key or (key, value), or a dict of its ARGV."""
+    def ask(self, *states: Any, change_id: str = "", text: str = "", **more: Any) -> list[Any]:
+        """This runs the commit script and gives its answer; a state is a key or (key, value), or a dict of its ARGV.
+
+        `text` is another script's, in its place.
+        """
         given = [{"key": state} if isinstance(state, str) else state for state in states]
         given = [{"key": one[0], "value": one[1]} if isinstance(one, tuple) else one for one in given]
         keys, shard = self.keys, self.keys.shard(given[0]["key"])
@@ -60,7 +63,7 @@ class Agents:
         for one in given:
             names.append(keys.state(one["key"]))
             arguments += (_STATE | one).values()
-        answer: list[Any] = parts_of(self.raw.eval(script("commit").text, len(names), *names, *arguments))
+        answer: list[Any] = parts_of(self.raw.eval(text or script("commit").text, len(names), *names, *arguments))
         return answer
 
     def commit(self, *states: Any, **more: Any) -> str:

@@ -79,6 +79,8 @@ class Rescue:
             for entry_id, fields in reply:
                 entry = _read(entry_id, fields)
                 if (entry.epoch, entry.n) > (look.own, look.n):
+                    if entry.read is not None:  # a commit that was refused in its middle may have written states
+                        branch.keys.update(_keys_of(entry))
                     aside.append(entry._replace(n=-1 - entry.n, read=None, fault="no commit wrote it"))
                 elif entry.n > common:
                     aside.append(entry)
@@ -138,6 +140,8 @@ def _keys_of(entry: _Entry) -> Sequence[str]:
 
 def _parked(shard: int, entry: _Entry) -> dict[str, Any]:
     change_id, keys = salvaged(entry.fields)
+    if entry.n < 0:  # nobody's change: whoever repeats one that was refused may still apply it
+        change_id = ""
     return {
         "shard": shard,
         "epoch": min(entry.epoch, INTEGER_MAX),

@@ -22,7 +22,7 @@
 --   BACKLOG     entries, bytes
 --   LIMIT       index (0 = the whole commit), bytes, limit
 --   FOREIGN     Redis key, reason
--- Nothing after the first write can fail: types, sizes and limits are checked before it, and XADD comes first.
+-- Nothing after the first write can fail: types, sizes, limits and rights are checked before it, and XADD comes first.
 -- Every commit waits for this script, and what it leaves to the garbage collector too: so globals are locals, there is
 -- no table or closure that most commits do without, and the work of rare cases is done in those only.
 
@@ -183,6 +183,23 @@ if hydrations > 1 and ARGV[4] ~= '1' and call('HEXISTS', hydrating, '!' .. chang
   return { nonce, 'LATE' }
 end
 
+-- Rights: a user may have lost one since the greeting, and what comes behind XADD must not be refused.
+local others_until = ARGV[first + count * width + 1]
+local may, lacking = redis.acl_check_cmd, nil
+if may then
+  if not may('HSET', meta, 'n', 1) then lacking = { 'HSET', meta } end
+  if not may('ZADD', unflushed, 1, '_') then lacking = { 'ZADD', unflushed } end
+  if hydrations > 1 and not may('HDEL', hydrating, '_') then lacking = { 'HDEL', hydrating } end
+  if others_until and not may('HSET', hydrating, '_', '_') then lacking = { 'HSET', hydrating } end
+  for i = 1, count do
+    if not may('HSET', KEYS[4 + i], 'n', 1) then lacking = { 'HSET', KEYS[4 + i] } end
+    if not may('PERSIST', KEYS[4 + i]) then lacking = { 'PERSIST', KEYS[4 + i] } end
+  end
+  if lacking then
+    return { nonce, 'FOREIGN', lacking[2], 'NOPERM ' .. lacking[1] .. ' is no longer allowed on ' .. lacking[2] }
+  end
+end
+
 -- Nothing below can fail but XADD, which comes first.
 local now, latest = call('TIME'), ARGV[first + count * width]
 if latest and now[1] * 1000 + now[2] / 1000 > tonumber(latest) then return { nonce, 'LATE' } end
@@ -270,6 +287,7 @@ for i = 1, count do
   end
 end
 call('HSET', meta, 'n', n, 'entries', entries, 'bytes', bytes)
-local others_until = ARGV[first + count * width + 1] -- it is swept away as a token is
-if others_until and others_until ~= '' then call('HSET', hydrating, '!' .. change_id, '!|' .. epoch .. '|' .. others_until) end
+if others_until and others_until ~= '' then -- it is swept away as a token is
+  call('HSET', hydrating, '!' .. change_id, '!|' .. epoch .. '|' .. others_until)
+end
 return answer

@@ -126,8 +126,18 @@ def test_a_newer_format_cuts_where_it_stands() -> None:
 
 def test_what_looks_newer_where_no_commit_can_be_is_nobodys() -> None:
     assert _cut((b"1763637675000-0", [b"format", b"3"])).cut == "stray"
-    assert _cut(_entry(11), _entry(12), _entry(13), (b"3-14", [b"format", b"3"])).cut == "stray"
+    assert _cut((b"3-14", [b"format", b"3"]), head=HEAD._replace(n=10)).cut == "beyond"
     assert _cut((b"3-5", [b"format", b"3"])).cut == "stray"
+
+
+def test_nothing_is_taken_that_the_head_does_not_know_of() -> None:
+    """A commit moves meta and stream at once, so what stands beyond may be none."""
+    found = _cut(_entry(11), _entry(12), _entry(13), _entry(14))
+    assert (found.cut, found.end.n, len(found.entries)) == ("", 13, 3)
+    found = _cut(_entry(11), head=HEAD._replace(n=10))
+    assert (found.cut, found.end.n, found.entries) == ("beyond", 10, [])
+    found = _cut(_entry(14))
+    assert (found.cut, found.end.n) == ("gap", 13), "what the head tells of is missing, and to be seen to first"
 
 
 def test_a_gate_is_open_only_for_the_rows_epoch_on_the_rows_server() -> None:

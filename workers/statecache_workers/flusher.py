@@ -47,7 +47,7 @@ from statecache_workers.logs import alarm, warn, whisper
 from statecache_workers.quarantine import Outcome, write_carefully
 from statecache_workers.recall import Recall
 from statecache_workers.repair import Repair
-from statecache_workers.strays import find_strays, place_of
+from statecache_workers.strays import find_strays
 from statecache_workers.streams import Entry, Slice, Streams, Wanted
 from statecache_workers.tally import Tally
 from statecache_workers.tips import Tips
@@ -160,15 +160,10 @@ class Flusher:
             await self._repair.fill(link, one)
             progress.waiting = progress.waiting or one.end == one.start
             return
-        elif one.cut == "stray":
+        elif one.cut == "stray" or (
+            one.cut == "beyond" and await find_strays(link, self.streams, self._keys, one.shard, most=1)
+        ):
             progress.strays.append(one.shard)
-        faulty = next((at for at, entry in enumerate(one.entries) if entry.fault), None)
-        if faulty is not None:
-            beyond = await find_strays(link, self.streams, self._keys, one.shard, most=1)
-            if beyond and place_of(beyond[0][0]) <= one.entries[faulty].position:
-                del one.entries[faulty:]
-                one.close()
-                progress.strays.append(one.shard)
 
     async def _flush(
         self,

@@ -4,7 +4,11 @@ A commit moves meta and stream at once, so an entry beyond the newest position t
 Added with the usual `*`, its id is the time in milliseconds, far above any epoch, and no commit can be added behind it:
 the shard takes no writes. Such entries are parked raw and taken out, and the shard goes on.
 
-In quarantine they stand at negative n: -1 - n, apart from the shard's own numbering.
+So is what a commit wrote that was refused in its middle, and was reported as not applied: entry, and whatever of its
+states it came to write, which are loaded from Postgres again.
+
+In quarantine they stand at negative n: -1 - n, apart from the shard's own numbering, and under no change_id, for
+whoever repeats the change may still apply it.
 """
 
 from __future__ import annotations
@@ -12,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from statecache.entries import salvaged
+from statecache.entries import ForeignEntry, NewerFormat, change_set, salvaged
 from statecache.errors import RedisUnavailable
-from statecache.model import Position
+from statecache.model import ChangeSet, Position
 from statecache_workers.database import Database, Poison
-from statecache_workers.holdings import Holding, set_apart
+from statecache_workers.holdings import Holding, misplaced, set_apart
 from statecache_workers.logs import alarm
 from statecache_workers.quarantine import UNREADABLE, Raw, park_raw
 
@@ -29,6 +33,7 @@ STRAYS_PER_PAGE = 1000
 BYTES_PER_PAGE = 8 * 2**20
 PAGES_PER_TURN = 10
 _NOBODYS = Poison(UNREADABLE, "no commit wrote it")
+_REFUSED = Poison(UNREADABLE, "a commit wrote it that was refused before its end")
 
 
 def place_of(entry_id: bytes) -> Position:
@@ -77,13 +82,24 @@ async def _expel_page(
 ) -> tuple[int, int]:
     """This parks some and takes them out, and gives how many went and whether there are more."""
     shard = holding.shard
-    raws = [Raw(_aside(entry_id), fields, *salvaged(fields), _NOBODYS) for entry_id, fields in strays]
+    refused = [_change_set(*stray) for stray in strays]
+    raws = [
+        Raw(_aside(entry_id), fields, "", salvaged(fields)[1], _NOBODYS if one is None else _REFUSED)
+        for (entry_id, fields), one in zip(strays, refused, strict=True)
+    ]
     try:
         async with database.transaction() as transaction:
             await park_raw(transaction, shard, raws)
             await transaction.commit()
-        fixed = [keys.meta(shard), keys.changes(shard)]
-        (reply,) = await streams.pipeline(link, "expel", [(fixed, [strays[-1][0]])])
+        states = [
+            (change.key, change.change_id)
+            for one in refused
+            for change in (one.changes if one is not None else ())
+            if not misplaced(change.key, shard, keys)
+        ]
+        names = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), *(keys.state(key) for key, _ in states)]
+        arguments = [strays[-1][0], *(part for state in states for part in state)]
+        (reply,) = await streams.pipeline(link, "expel", [(names, arguments)])
     except Poison as error:
         set_apart(holding, "not_quarantined", f"{keys.changes(shard)}: {error}")
         return 0, 0
@@ -96,6 +112,14 @@ async def _expel_page(
         set_apart(holding, "foreign_data", f"{keys.changes(shard)}: {reply}")
         return 0, 0
     return int(reply[0]), int(reply[1])
+
+
+def _change_set(entry_id: bytes, fields: Sequence[bytes]) -> ChangeSet | None:
+    """Return what a commit has written, or None for another program's entry."""
+    try:
+        return change_set(entry_id, fields)
+    except (ForeignEntry, NewerFormat):
+        return None
 
 
 def _aside(entry_id: bytes) -> Position:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 WAIT_GRACE_S = 0.25
 """How much longer than asked a server may take to say that nothing came; the flush waits for it."""
 
-Cut = Literal["", "gap", "newer", "stray"]
+Cut = Literal["", "gap", "newer", "stray", "beyond"]
 
 
 class Entry(NamedTuple):
@@ -78,7 +78,8 @@ class Wanted(NamedTuple):
 class Slice(msgspec.Struct, kw_only=True):
     """This is what one shard brings into a batch: entries in order, from one place in its stream to another.
 
-    With the cut `gap` there are no entries, and the gap lies between the two places.
+    With the cut `gap` there are no entries, and the gap lies between the two places. With `beyond` there are none that
+    the head knows of: they were committed since it was read, or no commit wrote them.
     """
 
     holding: Holding
@@ -122,15 +123,23 @@ class Slice(msgspec.Struct, kw_only=True):
 def sliced(
     holding: Holding, start: Place, head: Head, replies: Sequence[tuple[bytes, Sequence[bytes]]], asked: int
 ) -> Slice:
-    """This cuts what a stream gave, `asked` entries at most, where it no longer continues from `start`."""
+    """Cut what a stream gave, `asked` entries at most, where it no longer continues from `start`, or ends for the head.
+
+    A commit moves meta and stream at once. What stands beyond the head, which was read before, is left for later.
+    """
     found = Slice(holding=holding, head=head, start=start, end=start)
     entries, expected, epoch = found.entries, start.n + 1, head.epoch or 0
     beyond: Entry | None = None
+    exhausted = len(replies) < asked
     for entry_id, fields in replies:
         try:
             position = position_of(entry_id)
         except ForeignEntry:
             found.cut = "stray"
+            break
+        if position.n > head.n:
+            exhausted = True
+            found.cut = "" if entries else "beyond"
             break
         if position.n != expected or position.epoch > epoch:
             found.cut = "gap" if position.n > expected and position.epoch <= epoch else "stray"
@@ -141,13 +150,12 @@ def sliced(
         try:
             entry = _entry(fields, position)
         except NewerFormat as error:
-            found.cut, found.reason = "newer" if position.n <= head.n else "stray", str(error)
+            found.cut, found.reason = "newer", str(error)
             break
         entries.append(entry)
         expected += 1
-    else:
-        if len(replies) < asked and expected <= head.n:
-            found.cut = "gap"
+    if exhausted and found.cut in ("", "beyond") and expected <= head.n:
+        found.cut = "gap"
     found.close()
     if found.cut == "gap":
         _measure_gap(found, beyond)
