@@ -6,6 +6,7 @@ fix_faults        networks that fail to order
 fix_flusher       workers turned by hand, and commits by the real script
 fix_locks         a lock as it stands in Redis
 fix_near          two clients of one deployment, one that keeps and one that writes
+fix_pair          a primary with a replica
 fix_processes     how tests are shared out between the processes of a run
 fix_redis         a deployment on fakeredis, for stories that need no server
 fix_servers       real servers, found and named in the run's header; deployments and clients on them
@@ -27,6 +28,7 @@ pytest_plugins = [
     "tests.fix_redis",
     "tests.fix_servers",
     "tests.fix_near",
+    "tests.fix_pair",
     "tests.fix_stalls",
     "tests.fix_steps",
     "tests.fix_surroundings",

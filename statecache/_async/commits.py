@@ -5,7 +5,7 @@ applied": the same change_id is sent again, and the script either finds it in th
 first time, or applies it. Where `recent` no longer reaches back far enough the stream and Postgres are asked. Only
 when none of that can be had in time is the outcome unknown, and said to be so.
 
-    OK, DUP    applied     CONFLICT, STALE, HELD, BACKLOG, LIMIT, FOREIGN, OOM   not applied, and that is certain
+    OK, DUP    applied     CONFLICT, STALE, HELD, BACKLOG, REPLICAS, LIMIT, FOREIGN, OOM   certainly not applied
     FENCED     open the shard, again          MISSING   hydrate, again       UNSURE   look it up, again or done
     no reply   again with the same change_id, marked as a repeat             LATE   again
 
@@ -20,17 +20,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import NoScriptError
-
 from statecache._async.answers import Committed, committed_of, error_of, is_lasting
 from statecache._async.observing import note
-from statecache._async.redis import AGAIN, FINAL, code_of, refusal
-from statecache._async.together import Together
+from statecache._async.repeats import Repeats
 from statecache._async.underway import Commit
-from statecache._bridge import async_sleep
 from statecache.clock import monotonic
 from statecache.errors import (
-    Backpressure,
     ConfigurationError,
     ForeignData,
     Forked,
@@ -39,7 +34,6 @@ from statecache.errors import (
     Quarantined,
     RedisUnavailable,
     StateCacheError,
-    Unavailable,
 )
 from statecache.model import COMMIT_BYTES_MAX
 
@@ -58,7 +52,6 @@ if TYPE_CHECKING:
     from statecache.model import Position, Write
     from statecache.settings import Settings
 
-_NOWHERE_ELSE = "it is applied in Redis, but its entry was removed from the stream before it was flushed"
 _PASSED = "it is applied in Redis, but Postgres has been flushed past it without it"
 
 
@@ -67,7 +60,7 @@ def new_change_id() -> str:
     return os.urandom(12).hex()
 
 
-class Committer(Together):
+class Committer(Repeats):
     """This commits change-sets and gives their outcome."""
 
     def __init__(
@@ -85,14 +78,12 @@ class Committer(Together):
         accounts: Accounts,
         rng: Random,
     ) -> None:
-        super().__init__(settings, keys, redis, levels)
+        super().__init__(
+            settings, keys, redis, durable=durable, levels=levels, line=line, accounts=accounts, rng=rng
+        )  # fmt: skip
         self._opener = opener
         self._hydrator = hydrator
-        self._durable = durable
-        self._line = line
         self._doubts = doubts
-        self._accounts = accounts
-        self._rng = rng
 
     def new(
         self, writes: list[Write], shard: int, *, durability: str, actor: str, reason: str, end: float,
@@ -154,9 +145,8 @@ class Committer(Together):
             self._accounts.under_way.discard(commit.change_id)
 
     async def prepare(self, durability: str, shard: int, *, end: float) -> None:
-        """This refuses a level that cannot be given, and begins to listen where the commit will be waited for."""
-        if durability != "memory":
-            await self._levels.check(durability, end=end)
+        """This refuses a level that is never given here, and begins to listen where the commit will be waited for."""
+        self._levels.check(durability)
         if durability == "postgres":
             await self._durable.watch(shard, end=end)
 
@@ -192,13 +182,9 @@ class Committer(Together):
                 if committed is not None:
                     return committed
                 continue
-            try:
-                link = await self._redis.pool.take(seconds)
-            except RedisUnavailable as error:
-                await self._pause(commit, error)
+            link = await self._link_for(commit, seconds)
+            if link is None:
                 continue
-            except StateCacheError as error:
-                commit.fail(error)
             try:
                 replies = await self._exchange(link, commit, max(commit.end - monotonic(), 0.001))
             except RedisUnavailable as error:
@@ -236,9 +222,7 @@ class Committer(Together):
             committed = committed_of(commit.change_id, reply)
             self._accounts.acknowledge(commit.shard, committed.position)
             await self._line.wrote(commit, committed)
-            if len(replies) > 1:
-                copies = replies[1] if verdict != b"MUTE" else 0
-                self._levels.check_copies(commit.change_id, commit.durability, copies)
+            self._count_copies(commit, replies)
             return committed
         if verdict == b"FENCED":
             await self._opened(commit)
@@ -266,41 +250,6 @@ class Committer(Together):
             note(retries=1)
         return None
 
-    async def _refused(self, commit: Commit, error: Exception) -> None:
-        """This deals with an error reply: the script was not run, or not beyond its first write."""
-        if isinstance(error, NoScriptError):
-            return
-        refused = refusal(error, commit.redis_keys[0])
-        if code_of(error) == "OOM":
-            await self._certain(commit, Backpressure(commit.shard, reason=f"Redis is out of memory: {error}"))
-            return
-        if isinstance(refused, RedisUnavailable) and code_of(error) in AGAIN:
-            await self._pause(commit, refused)
-            return
-        commit.fail(refused, error)
-
-    async def _certain(self, commit: Commit, refused: StateCacheError, *, lasting: bool = False) -> None:
-        """This raises a refusal, or returns to ask again where an earlier attempt might still meet another answer.
-
-        Such an attempt is waited for until the server would refuse it: what is refused is never applied afterwards.
-        """
-        lingers_s = commit.lingers - monotonic()
-        if lasting or lingers_s <= 0:
-            raise refused
-        await async_sleep(lingers_s)
-
-    async def _pause(self, commit: Commit, error: RedisUnavailable) -> None:
-        if error.reason in FINAL or monotonic() + commit.pause > commit.end:
-            commit.fail(error)
-        await self._wait_a_little(commit, error)
-
-    async def _wait_a_little(self, commit: Commit, hindrance: StateCacheError) -> None:
-        """This pauses before the next attempt; what was in the way is told where no time is left for one."""
-        commit.hindrance = hindrance
-        note(retries=1)
-        await async_sleep(commit.pause * self._rng.uniform(0.5, 1.0))
-        commit.pause = min(commit.pause * 2, 0.25)
-
     async def _opened(self, commit: Commit) -> None:
         try:
             await self._opener.open(commit.shard, end=commit.end)
@@ -309,32 +258,3 @@ class Committer(Together):
             await self._pause(commit, error)
         except StateCacheError as error:
             commit.fail(error)
-
-    async def _looked_up(self, commit: Commit, *, applied: bool) -> Committed | None:
-        """This finds out whether a repeat was applied long ago; where not, it goes on, pinned to what was there.
-
-        What was there is read first: an earlier attempt that arrives during the search then meets a changed state.
-        """
-        keys = [write.key for write in commit.written()]
-        try:
-            current = await self._redis.read(
-                [("HMGET", redis_key, "change_id", "op") for redis_key in commit.redis_keys],
-                seconds=max(commit.end - monotonic(), 0.001),
-            )
-            for redis_key, reply in zip(commit.redis_keys, current, strict=True):
-                if isinstance(reply, Exception):
-                    raise refusal(reply, redis_key) from reply
-            found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
-        except (Unavailable, ForeignData, ConfigurationError) as error:
-            commit.doubt = commit.doubt or error
-            commit.fail(error)
-        if found is not None:
-            committed = Committed(commit.change_id, *found)
-            self._accounts.acknowledge(commit.shard, committed.position)
-            await self._line.wrote(commit, committed)
-            return committed
-        if applied:
-            raise OutcomeUnknown(commit.change_id, keys=tuple(keys), reason=_NOWHERE_ELSE)
-        commit.pin(current)
-        note(retries=1)
-        return None

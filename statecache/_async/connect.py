@@ -112,12 +112,13 @@ class AsyncLink:
     whoever sends and hears apart: what the replies to come are for, and `in_message` whether one is being taken off:
     where that stays so, whoever took it was interrupted, and nobody knows what is lost. `ahead_ms` is how far the
     server's clock is at most ahead of `monotonic` here, in milliseconds, as of the greeting; it may be less by
-    `greeting_s`, the seconds that the greeting took.
+    `greeting_s`, the seconds that the greeting took. `levels` are durability levels that the server was found to be
+    able to give, each with the moment.
     """
 
     __slots__ = (
         "_connection", "_known", "_pid", "_turn", "_where", "ahead_ms", "expected", "greeting_s", "in_message",
-        "watching",
+        "levels", "watching",
     )  # fmt: skip
 
     def __init__(self, connection: Any, where: str) -> None:
@@ -131,6 +132,7 @@ class AsyncLink:
         self.expected: deque[Any] = deque()
         self.ahead_ms = 0.0
         self.greeting_s = 0.0
+        self.levels: dict[str, float] = {}
 
     @classmethod
     async def open(cls, dial: Dial, settings: Settings, seconds: float = inf) -> AsyncLink:
@@ -174,11 +176,14 @@ class AsyncLink:
             return ("EVALSHA", script.sha, len(keys), *keys, *args)
         return ("EVAL", script.text, len(keys), *keys, *args)
 
-    async def run(self, commands: Sequence[Command], *, seconds: float) -> list[Any]:
+    async def run(
+        self, commands: Sequence[Command], *, seconds: float, until: Callable[[Any], bool] | None = None
+    ) -> list[Any]:
         """This sends the commands in one go and gives their replies in order.
 
         An error reply stands in its place as an exception value. RedisUnavailable means that the exchange broke and
-        the connection is closed: the commands may or may not have run.
+        the connection is closed: the commands may or may not have run. A reply of which `until` says so is the last
+        that is waited for; the connection is closed then too.
         """
         connection = self._connection
         if self._pid != _process.pid:
@@ -196,6 +201,8 @@ class AsyncLink:
                         replies.append(await connection.read_response())
                     except ResponseError as error:
                         replies.append(error)
+                    if until is not None and until(replies[-1]):
+                        return replies
             whole = True
         except TimeoutError as error:
             raise RedisUnavailable("timeout", detail=f"{self._where}: no answer within {seconds:.3g} s") from error

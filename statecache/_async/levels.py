@@ -1,8 +1,12 @@
-"""Which durability levels this server can really give: asked once a minute, refused at the call with the reason.
+"""Which durability levels a server can really give: refused at the call with the reason, never degraded in silence.
 
 `replica` and `disk` are refused where the primary keeps nothing over a restart: an empty primary that comes back
 before anyone promotes a replica empties the replicas too. `disk` needs WAITAOF, an append-only file, and an fsync
 policy. `postgres` needs the fence.
+
+What a server can do is a fact of the server at the other end of one connection. So each connection is asked, by its
+first commit at such a level, and again after a minute; what it said is gone with it, or once its shard's epoch is found
+to be another server's. How many replicas are connected changes more often: each commit asks for that in its script.
 """
 
 from __future__ import annotations
@@ -15,38 +19,38 @@ from statecache.errors import DurabilityNotMet, DurabilityRefused, UsageError
 from statecache.model import DURABILITIES
 
 if TYPE_CHECKING:
-    from statecache._async.redis import RedisTier
+    from statecache._async.connect import AsyncLink
     from statecache.settings import Settings
 
+COPIED = ("replica", "disk")
+"""The levels that copies acknowledge, on the connection of the commit."""
 _ASK_AGAIN_S = 60.0
 
 
 class Levels:
     """This refuses levels that cannot be given, and spells the command that waits for those that can."""
 
-    def __init__(self, settings: Settings, redis: RedisTier) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._redis = redis
-        self._answers: dict[str, tuple[float, str]] = {}
 
-    async def check(self, level: str, *, end: float) -> None:
-        """This raises DurabilityRefused with the reason when the level cannot be given."""
+    def check(self, level: str) -> None:
+        """Raise DurabilityRefused with the reason where these settings cannot give the level, whatever the server."""
         if level not in DURABILITIES:
             raise UsageError(f"durability {level!r} is not one of {', '.join(DURABILITIES)}")
-        asked, reason = self._answers.get(level, (0.0, ""))
+        if level == "postgres" and self._settings.fence != "on":
+            raise DurabilityRefused(level, reason="the fence is off, so a lost Redis would go unnoticed")
+
+    async def check_server(self, level: str, link: AsyncLink, *, end: float) -> None:
+        """Raise DurabilityRefused with the reason where the connection's server cannot give the level."""
         now = monotonic()
-        if level not in self._answers or now - asked > _ASK_AGAIN_S or reason:
-            reason = await self._reason_against(level, max(end - now, 0.01))
-            self._answers[level] = (now, reason)
+        if level not in COPIED or now - link.levels.get(level, -_ASK_AGAIN_S) < _ASK_AGAIN_S:
+            return
+        reason = await self._reason_against(level, link, max(end - now, 0.01))
         if reason:
             raise DurabilityRefused(level, reason=reason)
+        link.levels[level] = now
 
-    async def _reason_against(self, level: str, seconds: float) -> str:
-        if level == "memory":
-            return ""
-        if level == "postgres":
-            fenced = self._settings.fence == "on"
-            return "" if fenced else "the fence is off, so a lost Redis would go unnoticed"
+    async def _reason_against(self, level: str, link: AsyncLink, seconds: float) -> str:
         commands = [
             ("INFO", "persistence"),
             ("INFO", "replication"),
@@ -54,13 +58,17 @@ class Levels:
             ("CONFIG", "GET", "appendfsync"),
             ("COMMAND", "INFO", "WAITAOF"),
         ]
-        kept, copies, save, fsync, known = await self._redis.read(commands, seconds=seconds)
+        kept, copies, save, fsync, known = await link.run(commands, seconds=seconds)
         if isinstance(kept, Exception) or isinstance(copies, Exception):
             return "INFO is refused, so what the server keeps is not known; grant +info"
         append_only = b"aof_enabled:1" in kept
         if level == "disk":
             return _against_disk(append_only, _setting(fsync), known)
         return _against_replica(append_only, save, copies, self._settings.replicas)
+
+    def replicas_of(self, level: str) -> int:
+        """Return how many replicas must be connected for a commit at the level."""
+        return self._settings.replicas if level == "replica" else 0
 
     def wait_command(self, level: str, wait_ms: int) -> tuple[Any, ...]:
         """This spells the wait for a level, in milliseconds; at least one, for zero waits for ever."""
@@ -78,11 +86,16 @@ class Levels:
             raise DurabilityNotMet(change_id, level=level, reached=reached, wanted=wanted)
 
 
+def too_few_replicas(connected: int, wanted: int) -> str:
+    """Return the reason why `replica` is refused where fewer are connected than must acknowledge."""
+    return f"{connected} replicas are connected and {wanted} must acknowledge"
+
+
 def _against_replica(append_only: bool, save: Any, copies: bytes, wanted: int) -> str:
     connected = re.search(rb"connected_slaves:(\d+)", copies)
     count = int(connected.group(1)) if connected else 0
     if count < wanted:
-        return f"{count} replicas are connected and {wanted} must acknowledge"
+        return too_few_replicas(count, wanted)
     if append_only or _setting(save):
         return ""
     if isinstance(save, Exception):

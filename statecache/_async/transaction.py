@@ -77,6 +77,7 @@ class AsyncTransaction:
         while not self._records:
             try:
                 self._link = await self._tier.redis.pool.take(max(end - monotonic(), 0.001))
+                await self._tier.levels.check_server(self._durability, self._link, end=end)
                 missing = await self._watch(self._link, end)
             except RedisUnavailable as error:
                 await self._leave()

@@ -54,10 +54,11 @@ class Commit(msgspec.Struct, kw_only=True):
         """These are the writes that change a state."""
         return [write for write in self.writes if write.op != "check"]
 
-    def arguments(self, settings: Settings, limits: Sequence[str]) -> list[Any]:
-        """This spells the script's ARGV, but for the times at its end."""
+    def arguments(self, settings: Settings, limits: Sequence[str], *, replicas: int = 0) -> list[Any]:
+        """This spells the script's ARGV, but for the times at its end; so many replicas must be connected."""
+        fence = f"{settings.fence} {replicas}" if replicas else settings.fence
         arguments: list[Any] = [
-            self.nonce, self.change_id, settings.fence, "1" if self.repeat else "0", settings.writer,
+            self.nonce, self.change_id, fence, "1" if self.repeat else "0", settings.writer,
             self.actor, self.reason, *limits,
         ]  # fmt: skip
         for write in self.writes:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from statecache._sync.levels import too_few_replicas
 from statecache._sync.redis import found_at
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
+    DurabilityRefused,
     ForeignData,
     LimitExceeded,
     LockHeld,
@@ -75,6 +77,8 @@ def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
     if verdict == "BACKLOG":
         entries, size = (int(part) for part in rest)
         return Backpressure(commit.shard, reason=f"{entries} changes and {size} bytes are not yet flushed")
+    if verdict == "REPLICAS":
+        return DurabilityRefused(commit.durability, reason=too_few_replicas(*map(int, rest)))
     if verdict == "LIMIT":
         at, actual, limit = int(rest[0]), int(rest[1]), int(rest[2])
         if at == 0:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from redis.exceptions import NoScriptError
 
+from statecache._sync.levels import COPIED
 from statecache._sync.redis import DEMOTED, code_of
 from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable
@@ -21,6 +22,7 @@ from statecache.model import COMMIT_BYTES_MAX
 
 if TYPE_CHECKING:
     from statecache._sync.connect import Link
+    from statecache._sync.durable import Found
     from statecache._sync.levels import Levels
     from statecache._sync.redis import RedisTier
     from statecache._sync.underway import Commit
@@ -37,6 +39,7 @@ class Attempts:
         self._redis = redis
         self._levels = levels
         self._script = script("commit")
+        self._confirming = script("confirm")
         self._leases = [keys.leases(shard) for shard in range(keys.shards)]
         self._fixed = [
             (keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard))
@@ -52,14 +55,19 @@ class Attempts:
         commands, baton = [self._call(link, commit, attempt_s)], commit.baton
         if baton is not None and commit.passes:
             commands.append(baton.passing(link, commit.change_id))
-        if commit.durability in ("replica", "disk"):
-            commands.append(self._levels.wait_command(commit.durability, round(attempt_s * 800)))
-        replies = link.run(commands, seconds=attempt_s)
+        replies = self._run(link, commands, commit, seconds=attempt_s, wait_ms=round(attempt_s * 800))
         replies[0] = self._answered(link, commit, replies[0])
-        if baton is not None and commit.passes:
+        if baton is not None and commit.passes and len(replies) > 1:
             baton.passed(link, replies.pop(1))
         self._noted(link, replies[0])
         return replies
+
+    def _run(self, link: Link, commands: list[Any], commit: Commit, *, seconds: float, wait_ms: int) -> list[Any]:
+        """Run the commands, and WAIT behind them on the same connection where the level asks for copies."""
+        if commit.durability not in COPIED:
+            return link.run(commands, seconds=seconds)
+        wait = self._levels.wait_command(commit.durability, wait_ms)
+        return link.run([*commands, wait], seconds=seconds, until=_lacks_replicas)
 
     def _exec(self, commit: Commit, link: Link) -> list[Any]:
         """This gives the replies that decide, none where it has to be carried on outside of MULTI.
@@ -70,10 +78,8 @@ class Attempts:
         seconds = max(commit.end - monotonic(), 0.001)
         attempt_s = seconds if seconds < 0.2 else seconds / 2
         commands: list[Any] = [("MULTI",), self._call(link, commit, attempt_s), ("EXEC",)]
-        if commit.durability in ("replica", "disk"):
-            commands.append(self._levels.wait_command(commit.durability, round(seconds * 400)))
         try:
-            replies = link.run(commands, seconds=attempt_s)
+            replies = self._run(link, commands, commit, seconds=attempt_s, wait_ms=round(seconds * 400))
             opened, queued, executed, *waited = replies
             refused = isinstance(queued, Exception)
             if opened != b"OK" or not (refused or queued == b"QUEUED"):
@@ -90,13 +96,29 @@ class Attempts:
         self._noted(link, decisive)
         return [decisive, *waited]
 
+    def _confirm(self, link: Link, commit: Commit, found: Found, seconds: float) -> list[Any]:
+        """Have the server confirm that it holds a change that was looked up, and WAIT behind that on one connection.
+
+        Finding a change writes nothing, and a WAIT behind nothing says nothing about copies of it.
+        """
+        attempt_s = seconds if seconds < 0.2 else seconds * 0.4
+        commit.nonce = b"%d" % next(self._nonces)
+        meta, changes, *_ = self._fixed[commit.shard]
+        position = str(found.position) if found.in_stream else ""
+        arguments = (commit.nonce, commit.change_id, self._settings.fence, position)
+        asked = link.call(self._confirming, (meta, changes), arguments)
+        replies = self._run(link, [asked], commit, seconds=attempt_s, wait_ms=round(attempt_s * 800))
+        replies[0] = self._answered(link, commit, replies[0])
+        link.knows(self._confirming, not isinstance(replies[0], Exception))
+        return replies
+
     def _call(self, link: Link, commit: Commit, attempt_s: float) -> Any:
         """This spells the script's command, which the server refuses once this side has given the attempt up."""
         commit.nonce = b"%d" % next(self._nonces)
         given_up = monotonic() + attempt_s
         commit.latest = given_up + link.greeting_s
         latest_ms = int(given_up * 1000 + link.ahead_ms)
-        arguments = commit.arguments(self._settings, self._limits)
+        arguments = commit.arguments(self._settings, self._limits, replicas=self._levels.replicas_of(commit.durability))
         arguments.append(latest_ms)
         if commit.repeat or commit.lingers:
             last = max(commit.lingers, commit.latest) + self._settings.timeout_s
@@ -129,7 +151,16 @@ class Attempts:
             link.knows(self._script, True)
             if reply[1] == b"LATE":
                 link.close()
+            elif reply[1] == b"FENCED":  # it may be another server by now, or another role of the same
+                link.levels.clear()
         elif isinstance(reply, NoScriptError):
             link.knows(self._script, False)
         elif isinstance(reply, Exception) and code_of(reply) in DEMOTED:
             self._redis.leave(link)
+
+
+def _lacks_replicas(reply: Any) -> bool:
+    """Say whether a commit was refused for too few replicas: a WAIT behind that would wait in vain."""
+    if not isinstance(reply, list):
+        return False
+    return reply[1:2] == [b"REPLICAS"] or (len(reply) == 1 and _lacks_replicas(reply[0]))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -45,8 +45,16 @@ if TYPE_CHECKING:
 _LOOK_S = 1.0
 _PAGE = 1000
 
-Found = tuple[Position, str, tuple[int, ...], tuple[str, ...]]
-"""Where an applied commit stands: position, the server's time, versions and parents in the order of the keys asked."""
+
+class Found(NamedTuple):
+    """This is where an applied commit stands, with versions and parents in the order of the keys asked."""
+
+    position: Position
+    at: str
+    versions: tuple[int, ...]
+    parents: tuple[str, ...]
+    in_stream: bool
+    """Whether the stream held it; else Postgres does."""
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -191,7 +199,7 @@ class Durable:
         for key in keys:
             versions.append(by_key[key][2])
             parents.append(by_key[key][3])
-        return Position(one[4], one[5]), text_of(one[7]), tuple(versions), tuple(parents)
+        return Found(Position(one[4], one[5]), text_of(one[7]), tuple(versions), tuple(parents), in_stream=False)
 
     def _in_stream(self, shard: int, change_id: str, keys: Sequence[str], end: float) -> Found | None:
         start, wanted = b"-", change_id.encode()
@@ -223,4 +231,4 @@ def found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Foun
         return None
     versions = tuple(changes[key].version for key in keys)
     parents = tuple(changes[key].parent_change_id for key in keys)
-    return entry.position, text_of(entry.at), versions, parents
+    return Found(entry.position, text_of(entry.at), versions, parents, in_stream=True)

@@ -82,7 +82,7 @@ class Tiers:
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
         self.rolls = Rolls(self.postgres)
         self.claims = Claims(self.leases, claim_s=settings.step_claim_s)
-        self.levels = Levels(settings, self.redis)
+        self.levels = Levels(settings)
         self.doubts = Doubts()
         self.inquiry = Inquiry(
             settings, self.keys, self.redis, postgres=self.postgres, opener=self.opener, doubts=self.doubts

@@ -79,6 +79,7 @@ class Transaction:
         while not self._records:
             try:
                 self._link = self._tier.redis.pool.take(max(end - monotonic(), 0.001))
+                self._tier.levels.check_server(self._durability, self._link, end=end)
                 missing = self._watch(self._link, end)
             except RedisUnavailable as error:
                 self._leave()

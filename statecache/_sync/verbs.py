@@ -83,7 +83,7 @@ class Verbs(Stepping[D], Locks[D], Asks[D], Generic[D]):
         Raises Forked or Quarantined where it never will, and OutcomeUnknown(change_id) when the time is up.
         """
         end, shard = self.end_of(timeout), self.tier.keys.shard(state.key)
-        self.tier.levels.check("postgres", end=end)
+        self.tier.levels.check("postgres")
         self.tier.durable.watch(shard, end=end)
         position = state.position or Position(0, 0)
         if not self.tier.durable.wait(shard, position, state.change_id, [state.key], end=end):

@@ -149,21 +149,23 @@ async def _refusals(settings: Settings) -> dict[str, str]:
     from statecache.keys import KeySpace
 
     tier = RedisTier(settings, KeySpace(settings.prefix, settings.shards))
-    levels = Levels(settings, tier)
+    levels = Levels(settings)
     reasons: dict[str, str] = {}
+    link = None
     try:
         link = await tier.link()
-        await link.close()
         for level in DURABILITIES:
             try:
-                await levels.check(level, end=monotonic() + settings.timeout_s)
+                levels.check(level)
+                await levels.check_server(level, link, end=monotonic() + settings.timeout_s)
                 reasons[level] = ""
             except DurabilityRefused as refused:
                 reasons[level] = refused.reason
     except (ConfigurationError, Unavailable) as failed:
         return dict.fromkeys(DURABILITIES, " ".join(str(failed).split()))
     finally:
-        await tier.pool.close()
+        if link is not None:
+            await link.close()
     return reasons
 
 

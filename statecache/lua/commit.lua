@@ -1,7 +1,7 @@
 -- Commits 1 to 256 states of one group: the only write path of states.
 --
 -- KEYS  1 meta  2 changes  3 unflushed  4 hydrating  5… one state each  last, where locks count: leases
--- ARGV  1 nonce  2 change_id  3 fence (on|off)  4 repeat (0|1)  5 writer  6 actor  7 reason
+-- ARGV  1 nonce  2 change_id  3 fence (on|off), and behind a blank how many replicas must be connected  4 repeat (0|1)  5 writer  6 actor  7 reason
 --       8 backlog entries max  9 backlog bytes max  10 commit bytes max  11 value bytes max
 --       12… per state: key, op (set|delete|check), expected (change_id, * blind, ! absent, ? present),
 --           value, encoding, schema, ttl in ms ('' = default), assume_new (0|1)
@@ -20,6 +20,7 @@
 --   STALE       the lock whose lease is not the commit's any more, its token, and the holder now, or ''
 --   HELD        the lock that somebody else holds, and the holder
 --   BACKLOG     entries, bytes
+--   REPLICAS    how many are connected, how many must be
 --   LIMIT       index (0 = the whole commit), bytes, limit
 --   FOREIGN     Redis key, reason
 -- Nothing after the first write can fail: types, sizes, limits and rights are checked before it, and XADD comes first.
@@ -39,8 +40,13 @@ end
 local head = pcall('HMGET', meta, 'epoch', 'replid', 'n', 'entries', 'bytes', 'flushed_entries', 'flushed_bytes')
 if head.err then return { nonce, 'FOREIGN', meta, head.err } end
 local epoch, replid, server = head[1], head[2], 'off'
-if ARGV[3] == 'on' then
-  local info = call('INFO', 'replication')
+local fence, replicas, info = ARGV[3], nil, nil
+if #fence > 3 then
+  fence, replicas = string.match(fence, '^(%a+) (%d+)$')
+  info = call('INFO', 'replication')
+end
+if fence == 'on' then
+  info = info or call('INFO', 'replication')
   local same = replid and find(info, 'master_replid:' .. replid .. '\r', 1, true)
   server = same and replid or string.match(info, 'master_replid:(%x+)')
 end
@@ -120,6 +126,12 @@ end
 local behind, behind_bytes = head[4] - head[6], head[5] - head[7]
 if behind >= tonumber(ARGV[8]) or behind_bytes >= tonumber(ARGV[9]) then
   return { nonce, 'BACKLOG', format('%d', behind), format('%d', behind_bytes) }
+end
+
+-- Replicas: what too few can acknowledge is not written.
+if replicas then
+  local connected = string.match(info, 'connected_slaves:(%d+)') or '0'
+  if tonumber(connected) < tonumber(replicas) then return { nonce, 'REPLICAS', connected, replicas } end
 end
 
 -- Compare-and-set on the parent change.

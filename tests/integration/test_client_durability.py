@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -218,30 +218,6 @@ async def test_a_commit_that_was_lost_with_its_redis_is_applied_again(make_clien
 
 
 # Replica and disk.
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Servers]:
-    """A Valkey with a replica, and a Postgres."""
-    with servers(workers=0, fsync=False, settings={"shards": "4"}) as started:
-        name = started.start_replica()
-        with plain_client(started.url(name)) as replica:
-            while replica.info("replication")["master_link_status"] != "up":
-                pass
-        yield started
-
-
-@pytest.fixture
-def paired(make_settings: MakeSettings, pair: Servers) -> Settings:
-    """Settings of a deployment on the pair."""
-    return make_settings(redis_url=pair.redis_url, postgres_url=pair.postgres_url)
-
-
-@pytest.fixture
-def pair_raw(pair: Servers) -> Iterator[Any]:
-    """A plain client of the pair's primary."""
-    with plain_client(pair.redis_url) as client:
-        yield client
 
 
 @pytest.mark.parametrize("level", ["replica", "disk"])

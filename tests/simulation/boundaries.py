@@ -142,15 +142,16 @@ def _lost(detail: str) -> NoReturn:
 def _install_redis(boundaries: Boundaries) -> None:
     run, send, dial = AsyncLink.run, AsyncLink.send, AsyncLink.open.__func__  # type: ignore[attr-defined]
 
-    async def run_by(link: AsyncLink, commands: Sequence[Any], *, seconds: float) -> Any:
+    async def run_by(link: AsyncLink, commands: Sequence[Any], *, seconds: float, **more: Any) -> Any:
         async def lose_reply() -> None:
             await link.close()
             _lost("the reply was lost")
 
         exchange = " ".join(dict.fromkeys(boundaries.script_of(command) for command in commands))
         return await boundaries.pass_by(
-            exchange, lambda: run(link, commands, seconds=seconds), lose_request=link.close, lose_reply=lose_reply
-        )
+            exchange, lambda: run(link, commands, seconds=seconds, **more), lose_request=link.close,
+            lose_reply=lose_reply,
+        )  # fmt: skip
 
     async def send_by(link: AsyncLink, *commands: Any, seconds: float) -> None:
         await boundaries.pass_by(

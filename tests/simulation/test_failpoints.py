@@ -30,6 +30,7 @@ NOT_VISITED = {
     "rescue_branch": "asked only when a branch of an earlier epoch comes back: test_failover_old_primary",
     "baton": "asked only where processes have met at one state, and decides nothing: test_batons_lost",
     "beat": "it goes over the tracked connection of who reads locally, which `make coherence` breaks in every way",
+    "confirm": "asked only at `replica` and `disk`, where a repeat finds its change: test_commit_copies",
     "prove": "asked only for fenced reads, and where a state went back: test_near",
     "lease": "asked only for locks, whose requests and replies get lost in test_leases",
     "lock_tokens": "asked only where commits were made under a lease: test_lock_fencing",
