@@ -71,15 +71,20 @@ def _rebuild(kind: type[StateCacheError], facts: dict[str, Any]) -> StateCacheEr
 
 
 class VersionConflict(StateCacheError):
-    """{key!r} was changed by someone else: expected change {expected!r}, found {actual!r}."""
+    """{key!r} was changed by someone else: expected {wanted}, found {actual!r}."""
 
     hint = "Read it again and decide anew, or use update(), which does."
     key: str
-    expected: str
+    expected: str | None
     actual: str | None
 
-    def __init__(self, key: str, expected: str, actual: str | None = None) -> None:
+    def __init__(self, key: str, expected: str | None, actual: str | None = None) -> None:
         super().__init__(key=key, expected=expected, actual=actual)
+
+    @property
+    def problem(self) -> str:
+        """Say what was expected: a change, or that there is nothing."""
+        return self._filled(wanted="no state" if self.expected is None else f"change {self.expected!r}")
 
 
 class AlreadyExists(StateCacheError):

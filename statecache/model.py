@@ -7,6 +7,7 @@ edge where a user hands one in or takes one out.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from types import EllipsisType
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -89,6 +90,10 @@ class State(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     position: Position | None
     updated_at: datetime
     writer: str
+
+
+Expected = State[Any] | str | EllipsisType | None
+"""What a write asks for: a State or its change_id, None for an absence; ... is the default, for whatever is there."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

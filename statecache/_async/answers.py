@@ -10,7 +10,6 @@ import msgspec
 from statecache._async.levels import too_few_replicas
 from statecache._async.redis import found_at
 from statecache.errors import (
-    AlreadyExists,
     Backpressure,
     DurabilityRefused,
     ForeignData,
@@ -61,7 +60,7 @@ def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
     if verdict == "CONFLICT":
         write, actual = commit.writes[rest[0] - 1], rest[1].decode()
         if write.expected == ABSENT:
-            return AlreadyExists(write.key)
+            return VersionConflict(write.key, None, actual)
         if write.expected == PRESENT:
             return Absent(write.key)
         return VersionConflict(write.key, write.expected, actual)

@@ -11,9 +11,9 @@ from statecache._async.reads import AsyncReads
 from statecache._async.scope import expected_of
 from statecache._bridge import async_called, async_sleep
 from statecache.clock import boottime, monotonic
-from statecache.errors import NotFound, UsageError, VersionConflict
+from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
 from statecache.keys import checked_key
-from statecache.model import ABSENT, PRESENT, Durability, State, Write
+from statecache.model import ABSENT, PRESENT, Durability, Expected, State, Write
 from statecache.records import record_of_write
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         name: str,
         value: V,
         *,
-        expected: State[Any] | str | None = None,
+        expected: Expected = ...,
         durability: Durability | None = None,
         actor: str = "",
         reason: str = "",
@@ -42,8 +42,9 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
     ) -> State[V]:
         """This writes the value; with `expected` only where that is still the current state, else VersionConflict.
 
-        `expected` is a State or its change_id. `change_id` repeats an earlier write whose outcome is unknown: it is
-        applied at most once.
+        `expected` is a State or its change_id, or None where there must be none, as `get` gives it; without it whatever
+        is there is overwritten. `change_id` repeats an earlier write whose outcome is unknown: it is applied at most
+        once.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         write = self.write_of(key, value, expected=expected_of(key, expected))
@@ -70,9 +71,12 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         write = self.write_of(key, value, expected=ABSENT, assume_new=assume_new)
-        return await self._commit_one(
-            write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
-        )
+        try:
+            return await self._commit_one(
+                write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
+            )
+        except VersionConflict:
+            raise AlreadyExists(key) from None
 
     async def update(
         self,
@@ -154,16 +158,22 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         self,
         name: str,
         *,
-        expected: State[Any] | str | None = None,
+        expected: Expected = ...,
         durability: Durability | None = None,
         actor: str = "",
         reason: str = "",
         change_id: str | None = None,
         timeout: float | None = None,
     ) -> State[None] | None:
-        """This deletes the state and gives its tombstone, or None where there was nothing to delete."""
+        """This deletes the state and gives its tombstone, or None where there was nothing to delete.
+
+        `expected` is as in `set`: with None there is nothing to delete, or that is a VersionConflict.
+        """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
-        wanted = PRESENT if expected is None else expected_of(key, expected)
+        if expected is None:
+            await self._expect_nothing(key, end)
+            return None
+        wanted = PRESENT if expected is ... else expected_of(key, expected)
         write = Write(key=key, op="delete", expected=wanted, ttl_ms=self.ttl_ms)
         try:
             return await self._commit_one(
@@ -171,3 +181,10 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
             )
         except Absent:
             return None
+
+    async def _expect_nothing(self, key: str, end: float) -> None:
+        """Raise VersionConflict where there is a state, which a delete did not expect."""
+        self.locks_of((key,))
+        record = await self.tier.reader.record(key, end=end)
+        if record.exists:
+            raise VersionConflict(key, None, record.change_id)

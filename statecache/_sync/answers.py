@@ -12,7 +12,6 @@ import msgspec
 from statecache._sync.levels import too_few_replicas
 from statecache._sync.redis import found_at
 from statecache.errors import (
-    AlreadyExists,
     Backpressure,
     DurabilityRefused,
     ForeignData,
@@ -63,7 +62,7 @@ def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
     if verdict == "CONFLICT":
         write, actual = commit.writes[rest[0] - 1], rest[1].decode()
         if write.expected == ABSENT:
-            return AlreadyExists(write.key)
+            return VersionConflict(write.key, None, actual)
         if write.expected == PRESENT:
             return Absent(write.key)
         return VersionConflict(write.key, write.expected, actual)

@@ -18,11 +18,13 @@ from statecache.codec import codec_for
 from statecache.errors import Quarantined, UsageError
 from statecache.leases import Holding, Locks, guards_of
 from statecache.model import (
+    ABSENT,
     BLIND,
     DURABILITIES,
     LOCKINGS,
     READ_MODES,
     VALUE_BYTES_MAX,
+    Expected,
     Policy,
     Position,
     Record,
@@ -173,10 +175,15 @@ def checked_policy(policy: Policy) -> Policy:
     return policy
 
 
-def expected_of(key: str, expected: State[Any] | str | None) -> str:
-    """This spells what a write asks for: the change_id that must be current, or nothing in particular."""
-    if expected is None:
+def expected_of(key: str, expected: Expected) -> str:
+    """Spell what a write asks for: the change_id that must be current, that there is nothing, or nothing in particular.
+
+    What was not given is an ellipsis. None is what a read gives for an absence, and asks for that.
+    """
+    if expected is ...:
         return BLIND
+    if expected is None:
+        return ABSENT
     if isinstance(expected, State):
         if expected.key != key:
             raise UsageError(f"expected= is a state of {expected.key!r}, not of {key!r}")

@@ -58,11 +58,12 @@ class Actor:
     ) -> State[Any] | None:
         """This writes a value that nobody else writes, and gives the state where it is known to be applied."""
         expecting = {key: expected.change_id} if expected is not None else {}
+        compared = expected if expected is not None else ...
         with self._noted("set", key, level=level, expected=expecting, change_id=change_id) as sent:
             return self._wrote(
                 sent,
                 await self.cache.set(
-                    key, self._value(sent), durability=level, expected=expected, reason=sent.tag,
+                    key, self._value(sent), durability=level, expected=compared, reason=sent.tag,
                     change_id=change_id or None,
                 ),
             )  # fmt: skip

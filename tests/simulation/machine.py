@@ -90,22 +90,22 @@ class CacheMachine(RuleBasedStateMachine):
     def set_blindly(self, who: int, key: str) -> None:
         self.run(self._set(self.clients[who], key))
 
-    @rule(who=CLIENTS, key=KEYS, back=st.integers(0, 3))
+    @rule(who=CLIENTS, key=KEYS, back=st.integers(-1, 3))
     def set_what_was_expected(self, who: int, key: str, back: int) -> None:
         chain = self.expected.chain(key)
-        if back >= len(chain):
-            return
-        self.run(self._set_expecting(self.clients[who], key, chain[-1 - back].change_id))
+        if back < len(chain):
+            self.run(self._set_expecting(self.clients[who], key, None if back < 0 else chain[-1 - back].change_id))
 
-    async def _set_expecting(self, client: AsyncStateCache, key: str, change_id: str) -> None:
-        tip = self.expected.chain(key)[-1].change_id
+    async def _set_expecting(self, client: AsyncStateCache, key: str, expected: str | None) -> None:
+        compared = expected is not None or self.expected.exists(key)
+        tip = self.expected.chain(key)[-1].change_id if compared else None
         try:
-            await self._set(client, key, expected=change_id)
+            await self._set(client, key, expected=expected)
         except VersionConflict as conflict:
-            assert change_id != tip
+            assert expected != tip
             told = conflict.actual
         else:
-            told = change_id
+            told = expected
         assert told == tip
 
     @rule(who=CLIENTS, key=KEYS)

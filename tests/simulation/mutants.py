@@ -65,6 +65,13 @@ MUTANTS = {
         "if not epoch or replid ~= server then\n",
         "if not epoch then\n",
     ),
+    "absence": Mutant(
+        "what was expected to be absent is overwritten",
+        "statecache/_async/scope.py",
+        "        return ABSENT\n",
+        "        return BLIND\n",
+        by="model,chaos",
+    ),
     "watermark": Mutant(
         "a flush does not compare the row's watermark with where it read from",
         "workers/statecache_workers/flusher.py",

@@ -122,10 +122,11 @@ class Session:
         if known is None or self._rng.random() < 0.5:
             await self._get(key)
             known = self._known.get(key)
-        if known is not None:
-            own_id = self._rng.random() < 0.5
-            sent = self._begin("set", [key], "write", expected={key: known.change_id}, own_id=own_id)
-            await self._written(sent, self._value(sent, known.value), expected=known.change_id)
+        own_id = self._rng.random() < 0.5
+        expected = ABSENT if known is None else known.change_id
+        sent = self._begin("set", [key], "write", expected={key: expected}, own_id=own_id)
+        before = ... if known is None else known.value
+        await self._written(sent, self._value(sent, before), expected=None if known is None else known.change_id)
 
     async def _create(self, key: str) -> None:
         sent = self._begin("create", [key], "write", expected={key: ABSENT}, own_id=self._rng.random() < 0.5)
