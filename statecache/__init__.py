@@ -13,6 +13,7 @@ from statecache.agent_run import AgentRun
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
+    ChangeIdReused,
     CodecError,
     ConfigurationError,
     DurabilityNotMet,
@@ -69,6 +70,7 @@ __all__ = [
     "AsyncLease",
     "AsyncStateCache",
     "Backpressure",
+    "ChangeIdReused",
     "CodecError",
     "ConfigurationError",
     "Done",

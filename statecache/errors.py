@@ -11,6 +11,7 @@ What a writer may conclude:
   current lineage.
 * `LeaseLost` says that a lease is over; commits under it that were acknowledged before are applied.
 * `StepUnknown` speaks of an effect outside of statecache, not of a commit.
+* `ChangeIdReused` says that the change_id was applied as another change, and that this one was not.
 * every other error says that nothing was applied.
 """
 
@@ -95,6 +96,18 @@ class AlreadyExists(StateCacheError):
 
     def __init__(self, key: str) -> None:
         super().__init__(key=key)
+
+
+class ChangeIdReused(StateCacheError):
+    """Change {change_id} of {key!r} is applied already, at version {version}, and was another one."""
+
+    hint = "Nothing was written. A change_id repeats one write, with the same value; leave it out for a new one."
+    key: str
+    change_id: str
+    version: int
+
+    def __init__(self, key: str, change_id: str, *, version: int) -> None:
+        super().__init__(key=key, change_id=change_id, version=version)
 
 
 class NotFound(StateCacheError):

@@ -18,7 +18,9 @@ LAYERS = (
     ("statecache.model", "statecache.errors", "statecache.agent_run"),
     tuple(
         f"statecache.{name}"
-        for name in ("keys", "codec", "records", "entries", "epochs", "reconcile", "near", "leases", "steps")
+        for name in (
+            "keys", "codec", "records", "outcomes", "entries", "epochs", "reconcile", "near", "leases", "steps",
+        )  # fmt: skip
     ),
     (
         "statecache.lua",

@@ -11,6 +11,7 @@ from statecache._async.levels import too_few_replicas
 from statecache._async.redis import found_at
 from statecache.errors import (
     Backpressure,
+    ChangeIdReused,
     DurabilityRefused,
     ForeignData,
     LimitExceeded,
@@ -64,6 +65,8 @@ def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
         if write.expected == PRESENT:
             return Absent(write.key)
         return VersionConflict(write.key, write.expected, actual)
+    if verdict == "REUSED":
+        return ChangeIdReused(commit.writes[rest[0] - 1].key, commit.change_id, version=int(rest[1]))
     if verdict == "STALE":
         lock, token, holder = (part.decode("utf-8", "replace") for part in rest)
         if commit.locks is not None:
@@ -90,4 +93,4 @@ def is_lasting(commit: Commit, reply: Sequence[Any]) -> bool:
     """This says whether every attempt of the commit meets this refusal, whenever it arrives."""
     if reply[1] == b"CONFLICT":
         return commit.writes[reply[2] - 1].expected not in (ABSENT, PRESENT)
-    return bool(reply[1] == b"LIMIT")
+    return reply[1] in (b"LIMIT", b"REUSED")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -32,6 +32,7 @@ from statecache.errors import (
     Unavailable,
 )
 from statecache.model import Position
+from statecache.outcomes import Content, Recorded, content_of, fate_of
 from statecache.records import text_of
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Found(NamedTuple):
     at: str
     versions: tuple[int, ...]
     parents: tuple[str, ...]
+    contents: tuple[Content, ...]
     in_stream: bool
     """Whether the stream held it; else Postgres does."""
 
@@ -148,14 +150,9 @@ class Durable:
             rows = await self._ask(shard, change_id, max(end - monotonic(), 0.01))
         except PostgresUnavailable:
             return None
-        kinds = {row[0] for row in rows}
-        if "change" in kinds:
+        if _taken_in(rows, change_id, keys):
             return True
-        if "conflict" in kinds:
-            raise Forked(keys[0], change_id)
-        if "quarantine" in kinds:
-            raise Quarantined(keys[0], change_id)
-        flushed = next((row[5] for row in rows if row[0] == "shard"), 0)
+        flushed = next((row.n for row in rows if row.found == "shard"), 0)
         return False if flushed >= position.n else None
 
     async def _look(self, shard: int, seconds: float) -> None:
@@ -175,8 +172,9 @@ class Durable:
             known = self._marks.get(shard, _Mark(-1, 0, 0))
             self._marks[shard] = _Mark(known.epoch + 1, known.flushed, known.excepted)
 
-    async def _ask(self, shard: int, change_id: str, seconds: float) -> list[tuple[Any, ...]]:
-        return await self._postgres.fetch("lookup_change", {"change_id": change_id, "shard": shard}, seconds=seconds)
+    async def _ask(self, shard: int, change_id: str, seconds: float) -> list[Recorded]:
+        asked = {"change_id": change_id, "shard": shard}
+        return [Recorded(*row) for row in await self._postgres.fetch("lookup_change", asked, seconds=seconds)]
 
     async def lookup(self, shard: int, change_id: str, keys: Sequence[str], *, end: float) -> Found | None:
         """This finds an applied commit in the stream or in Postgres; None where neither holds it: it was not applied.
@@ -187,19 +185,15 @@ class Durable:
         if found is not None:
             return found
         rows = await self._ask(shard, change_id, max(end - monotonic(), 0.01))
-        if any(row[0] == "conflict" for row in rows):
-            raise Forked(keys[0], change_id)
-        if any(row[0] == "quarantine" for row in rows):
-            raise Quarantined(keys[0], change_id)
-        by_key = {row[1]: row for row in rows if row[0] == "change"}
-        if not by_key.keys() >= set(keys):
+        if not _taken_in(rows, change_id, keys):
             return None
-        one = next(iter(by_key.values()))
-        versions, parents = [], []
-        for key in keys:
-            versions.append(by_key[key][2])
-            parents.append(by_key[key][3])
-        return Found(Position(one[4], one[5]), text_of(one[7]), tuple(versions), tuple(parents), in_stream=False)
+        by_key = {row.key: row for row in rows if row.found == "change"}
+        mine = [by_key[key] for key in keys]
+        return Found(
+            Position(mine[0].epoch, mine[0].n), text_of(mine[0].at), tuple(row.version for row in mine),
+            tuple(row.parent_change_id for row in mine), tuple(Content(row.op, row.digest or b"") for row in mine),
+            in_stream=False,
+        )  # fmt: skip
 
     async def _in_stream(self, shard: int, change_id: str, keys: Sequence[str], end: float) -> Found | None:
         start, wanted = b"-", change_id.encode()
@@ -220,6 +214,16 @@ class Durable:
             start = b"(" + reply[-1][0]
 
 
+def _taken_in(rows: Sequence[Recorded], change_id: str, keys: Sequence[str]) -> bool:
+    """Say whether Postgres holds the change at all of these keys; Forked or Quarantined where it set it aside."""
+    fate = fate_of(rows, keys)
+    if fate == "conflict":
+        raise Forked(keys[0], change_id)
+    if fate == "quarantine":
+        raise Quarantined(keys[0], change_id)
+    return fate == "change"
+
+
 def found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Found | None:
     """This reads where a stream entry placed the keys; None where it is not of ours, or not of all of them."""
     try:
@@ -231,4 +235,5 @@ def found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Foun
         return None
     versions = tuple(changes[key].version for key in keys)
     parents = tuple(changes[key].parent_change_id for key in keys)
-    return Found(entry.position, text_of(entry.at), versions, parents, in_stream=True)
+    contents = tuple(content_of(changes[key].op, changes[key].value) for key in keys)
+    return Found(entry.position, text_of(entry.at), versions, parents, contents, in_stream=True)

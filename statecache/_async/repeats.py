@@ -22,6 +22,7 @@ from statecache._bridge import async_sleep
 from statecache.clock import monotonic
 from statecache.errors import (
     Backpressure,
+    ChangeIdReused,
     ConfigurationError,
     ForeignData,
     OutcomeUnknown,
@@ -29,6 +30,7 @@ from statecache.errors import (
     StateCacheError,
     Unavailable,
 )
+from statecache.outcomes import another
 
 if TYPE_CHECKING:
     from statecache._async.accounts import Accounts
@@ -110,6 +112,8 @@ class Repeats(Together):
             commit.doubt = commit.doubt or error
             commit.fail(error)
         if found is not None:
+            if (at := another(commit.written(), found.contents)) is not None:
+                raise ChangeIdReused(keys[at], commit.change_id, version=found.versions[at])
             return await self._acknowledged(commit, found)
         if applied:
             raise OutcomeUnknown(commit.change_id, keys=tuple(keys), reason=_NOWHERE_ELSE)

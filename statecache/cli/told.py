@@ -14,6 +14,7 @@ from statecache.cli.status import refuses_user
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
+    ChangeIdReused,
     Forked,
     LimitExceeded,
     OutcomeUnknown,
@@ -29,6 +30,10 @@ from statecache.settings import Settings, process_environment, variable_of
 _REMEDIES: dict[type[StateCacheError], Callable[[Any], str]] = {
     VersionConflict: lambda error: (
         f"`statecache get {_word(error.key)} --meta` shows what is there now; give its change_id as --expected."
+    ),
+    ChangeIdReused: lambda error: (
+        "Nothing was written: leave --change-id out for a new change. "
+        f"`statecache get {_word(error.key)}` shows what is there."
     ),
     AlreadyExists: lambda error: f"`statecache get {_word(error.key)}` shows it; without --create it is overwritten.",
     OutcomeUnknown: lambda error: (

@@ -16,6 +16,7 @@
 --   FENCED      meta.replid, server's replid, meta.epoch
 --   MISSING     index of each state that is not in Redis
 --   UNSURE      this repeat may have been applied long ago: look it up; with a position it was, and that is all it knows
+--   REUSED      index of a state at which the change_id is another change's, applied at that version
 --   CONFLICT    index, its change_id, its op
 --   STALE       the lock whose lease is not the commit's any more, its token, and the holder now, or ''
 --   HELD        the lock that somebody else holds, and the holder
@@ -82,7 +83,7 @@ if missing then return missing end
 -- A repeat that `recent` no longer reaches is unsure, unless a parent that it names is still the tip.
 -- A first attempt whose change_id is in no `recent` is neither.
 if seen then
-  local writes, found_in, unsure, unapplied, dup = 0, 0, false, false, { nonce, 'DUP', '', '' }
+  local writes, found_in, unsure, unapplied, dup, reused = 0, 0, false, false, { nonce, 'DUP', '', '' }, nil
   for i = 1, count do
     local at, state = first + (i - 1) * width, states[i]
     if ARGV[at + 1] ~= 'check' then
@@ -100,11 +101,20 @@ if seen then
       if parent then
         found_in = found_in + 1
         dup[3] = found[1]
+        local op, value
         if found[2] == 0 then
-          dup[4] = call('HGET', KEYS[4 + i], 'updated_at')
+          local held = call('HMGET', KEYS[4 + i], 'updated_at', 'op', 'value')
+          dup[4], op, value = held[1], held[2], held[3]
         else
           local entry = call('XRANGE', changes, found[1], found[1])[1]
-          dup[4] = entry and entry[2][6] or ''
+          local fields = entry and entry[2] or {}
+          dup[4] = fields[6] or ''
+          for j = 13, #fields, 2 do
+            if fields[j + 1] == ARGV[at] and find(fields[j], '^key%d+$') then op, value = fields[j + 3], fields[j + 13] end
+          end
+        end
+        if op and (op ~= ARGV[at + 1] or value ~= ARGV[at + 3]) then
+          reused = reused or { nonce, 'REUSED', i, format('%d', version - found[2]) }
         end
         dup[#dup + 1] = format('%d', version - found[2])
         dup[#dup + 1] = parent
@@ -114,6 +124,7 @@ if seen then
       unapplied = unapplied or (not found and ARGV[at + 2] ~= '' and ARGV[at + 2] == state[2])
     end
   end
+  if reused then return reused end
   if writes > 0 and found_in == writes and dup[4] ~= '' then
     if type(pcall('HINCRBY', meta, 'repeats', 1)) == 'table' then dup[2] = 'MUTE' end
     return dup

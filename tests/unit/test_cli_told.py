@@ -17,6 +17,7 @@ from statecache.clock import monotonic
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
+    ChangeIdReused,
     Forked,
     LimitExceeded,
     OutcomeUnknown,
@@ -43,6 +44,7 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     ("error", "remedy"),
     [
         (VersionConflict("runs/1", "a" * 24, "b" * 24), "`statecache get runs/1 --meta`"),
+        (ChangeIdReused("runs/1", "a" * 24, version=3), "leave --change-id out"),
         (AlreadyExists("runs/it's"), "`statecache get 'runs/it'\"'\"'s'`"),
         (OutcomeUnknown("c" * 24, keys=("runs/1",)), f"The same command with --change-id {'c' * 24} "),
         (Quarantined("runs/1", "c" * 24), "`statecache quarantine list`"),

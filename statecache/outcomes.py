@@ -1,0 +1,62 @@
+"""What Postgres has recorded under a change_id, and what that says of a commit: one rule for whoever asks.
+
+A change is known by its change_id and its key, for the same change_id may stand at several keys. Of one key, what is in
+the lineage counts before what was set aside: an old branch may have brought a change along that its writer, not
+knowing, had applied again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+from hashlib import sha256
+from typing import Literal, NamedTuple
+
+from statecache.model import Write
+
+Fate = Literal["change", "conflict", "quarantine", ""]
+_SET_ASIDE: tuple[Fate, ...] = ("conflict", "quarantine")
+
+
+class Recorded(NamedTuple):
+    """This is a row of the statement `lookup_change`: one change at one key, or the shard, with its watermark as n."""
+
+    found: str
+    key: str
+    version: int
+    parent_change_id: str
+    epoch: int
+    n: int
+    op: str
+    at: datetime
+    digest: bytes | None = None
+
+
+class Content(NamedTuple):
+    """This is what a change wrote, to be compared: its op, and its value's SHA-256."""
+
+    op: str
+    digest: bytes
+
+
+def fate_of(rows: Iterable[Recorded], keys: Collection[str]) -> Fate:
+    """Return where a commit of these keys stands: `change` where all is in the lineage, '' where it is nowhere."""
+    there = {(row.found, row.key) for row in rows}
+    outside = [key for key in keys if ("change", key) not in there]
+    if not outside:
+        return "change"
+    return next((fate for fate in _SET_ASIDE if any((fate, key) in there for key in outside)), "")
+
+
+def content_of(op: str, value: bytes) -> Content:
+    """Return what is compared of a change."""
+    return Content(op, sha256(value).digest())
+
+
+def another(writes: Sequence[Write], contents: Sequence[Content]) -> int | None:
+    """Return the first of these writes that is not what was found in its place; None where all are the same."""
+    return next(
+        (at for at, (write, found) in enumerate(zip(writes, contents, strict=True))
+         if content_of(write.op, write.value) != found),
+        None,
+    )  # fmt: skip
