@@ -163,12 +163,14 @@ async def turn_until(worker: Worker, log: Log, event: str) -> None:
     raise AssertionError(f"no {event} in {log.lines}")
 
 
-async def flush_through(worker: Worker) -> None:
-    """This does the same through outages, as the process does."""
+async def flush_through(worker: Worker, *, until: Callable[[], bool] = lambda: False) -> None:
+    """Do the same through outages, as the process does; stop at an outage at which `until` holds."""
     for _ in range(TURNS_MAX):
         try:
             await flush(worker)
         except Unavailable:
+            if until():
+                return
             continue
         return
     raise AssertionError("the outage does not end")

@@ -321,19 +321,19 @@ class Flusher:
     async def acknowledge(
         self, link: AsyncLink, holdings: Sequence[Holding], forks: dict[int, list[tuple[str, str]]]
     ) -> list[int]:
-        """This tells Redis the rows' watermarks, and gives the shards that would not have it."""
+        """Tell Redis the rows' watermarks, and return the shards that would not have it.
+
+        The watermark moves with a shard's last call: if it gets that far, the states of all its forks are removed.
+        """
         calls: list[tuple[list[str], list[Any]]] = []
         order: list[Holding] = []
         for holding in holdings:
-            shard, row = holding.shard, holding.row
-            keys = [self._keys.meta(shard), self._keys.unflushed(shard), self._keys.events(shard)]
-            numbers = [row.epoch, row.replid, row.flushed, row.entries, row.bytes, row.excepted]
-            forked = forks.get(shard, [])
-            for start in range(0, max(1, len(forked)), FORKS_PER_ACK):
-                some = forked[start : start + FORKS_PER_ACK]
-                states = [self._keys.state(key) for key, _ in some]
-                calls.append(([*keys, *states], [*numbers, *(change_id for _, change_id in some)]))
-                order.append(holding)
+            row, forked = holding.row, forks.get(holding.shard, [])
+            numbers = (row.flushed, row.entries, row.bytes, row.excepted)
+            last = max(0, len(forked) - 1) // FORKS_PER_ACK * FORKS_PER_ACK
+            calls += self._removals(holding, forked[:last])
+            calls.append(self._acknowledgement(holding, forked[last:], numbers))
+            order += [holding] * (1 + last // FORKS_PER_ACK)
         unsure = []
         for holding, reply in zip(order, await self.streams.pipeline(link, "ack", calls), strict=True):
             if isinstance(reply, Exception):
@@ -342,6 +342,22 @@ class Flusher:
                 holding.doubt()
                 unsure.append(holding.shard)
         return unsure
+
+    async def remove(self, link: AsyncLink, holding: Holding, forked: Sequence[tuple[str, str]]) -> None:
+        """Remove the states of forks, and leave the watermark where it is."""
+        await self.streams.pipeline(link, "ack", self._removals(holding, forked))
+
+    def _removals(self, holding: Holding, forked: Sequence[tuple[str, str]]) -> list[tuple[list[str], list[Any]]]:
+        pages = (forked[start : start + FORKS_PER_ACK] for start in range(0, len(forked), FORKS_PER_ACK))
+        return [self._acknowledgement(holding, page, (0, 0, 0, 0)) for page in pages]
+
+    def _acknowledgement(
+        self, holding: Holding, forked: Sequence[tuple[str, str]], numbers: Sequence[int]
+    ) -> tuple[list[str], list[Any]]:
+        keys, shard = self._keys, holding.shard
+        states = [keys.state(key) for key, _ in forked]
+        names = [keys.meta(shard), keys.unflushed(shard), keys.events(shard), *states]
+        return names, [holding.row.epoch, holding.row.replid, *numbers, *(change_id for _, change_id in forked)]
 
     def forget(self, holdings: dict[int, Holding]) -> None:
         """This forgets all that is believed, as after an outage."""

@@ -93,7 +93,7 @@ async def _acknowledge_and_seek(
     settled: Settled,
     keys: KeySpace,
 ) -> None:
-    forks = {holding.shard: await _forks(database, holding, head) for holding, head in fit}
+    forks = {holding.shard: await _forks(link, database, flusher, holding, head) for holding, head in fit}
     settled.unsure += await flusher.acknowledge(link, [holding for holding, _ in fit], forks)
     agreed = [holding for holding, _ in fit if holding.standing == "new" and holding.sure]
     calls = [([keys.changes(one.shard)], [one.row.flushed, one.row.epoch]) for one in agreed]
@@ -106,11 +106,21 @@ async def _acknowledge_and_seek(
         settled.opened.append(holding.shard)
 
 
-async def _forks(database: Database, holding: Holding, head: Head) -> list[tuple[str, str]]:
-    """This gives the forks between what Redis knows and what Postgres has committed."""
-    if holding.row.excepted <= head.excepted:
-        return []
-    between = {"shard": holding.shard, "after": head.excepted, "last": holding.row.flushed, "most": FORKS_MAX}
-    async with database.transaction() as transaction:
-        (rows,) = await transaction.run(Call("forks_between", between))
-    return [(key, change_id) for key, change_id in rows]
+async def _forks(
+    link: AsyncLink, database: Database, flusher: Flusher, holding: Holding, head: Head
+) -> list[tuple[str, str]]:
+    """Return the forks between what Redis knows and what Postgres has committed; of very many, the last ones.
+
+    Those before them are removed on the way: what Redis knows of moves only with the last ones.
+    """
+    after, last = head.excepted, holding.row.flushed
+    while holding.row.excepted > after:
+        between = {"shard": holding.shard, "after": after, "last": last, "most": FORKS_MAX}
+        async with database.transaction() as transaction:
+            (rows,) = await transaction.run(Call("forks_between", between))
+        forks = [(key, change_id) for key, change_id, _ in rows]
+        if len(rows) < FORKS_MAX:
+            return forks
+        await flusher.remove(link, holding, forks)
+        after = rows[-1][2] - 1  # a change-set may have been cut
+    return []
