@@ -13,6 +13,12 @@ A data set **continues** the row when it names the row's replid: a restart, or a
 of the lineage's one ordered log, so only keys that Postgres holds beyond its end can be stale in it. Anything else is
 another **branch**, an old primary that went on by itself, and opens on an operator's word alone.
 
+A Redis that holds **no data set** of ours (a new disk, a FLUSHALL, the wrong URL) is adopted in a shard's first epoch
+by whoever sets the deployment up, and later only where it is known to stand in the place of the server that the row
+names: a worker that flushed from that server in this process' life finds it at the same URL, or an operator says so and
+names that server. Nobody else, for who points at the wrong Redis must not take production's epoch; that the server
+itself is the same proves nothing, it has other databases. What one of these began, anybody may finish.
+
 Either way data set and lineage hold the same log up to the **common point**: the end of the data set, or the lowest
 start of any epoch after its own, whichever is lower. An epoch that starts at n says: the lineage's log before me is
 what it was up to n, and nothing else. So what a data set holds beyond the common point belongs to no lineage, and what
@@ -21,7 +27,7 @@ Postgres holds beyond it the data set has not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -113,8 +119,14 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     redis_key: str = ""
 
 
-def decide(row: Row, look: Look, authority: Authority, *, pin: Pin) -> Opening | Refusal | None:
-    """This decides whether the shard may be opened; None means that it is open already."""
+def decide(
+    row: Row, look: Look, authority: Authority, *, pin: Pin, vouched: Collection[str] = ()
+) -> Opening | Refusal | None:
+    """Decide whether the shard may be opened; None means that it is open already.
+
+    `vouched` are the replids of servers in whose place this Redis stands: a worker flushed from them in this process'
+    life, an operator names them.
+    """
     if look.role != "master":
         return Refusal(why="this server is a replica", wait=True)
     foreign = _another_pin(look.pin, pin, authority)
@@ -128,26 +140,52 @@ def decide(row: Row, look: Look, authority: Authority, *, pin: Pin) -> Opening |
     if seen > EPOCH_MAX:
         return Refusal(why=f"its stream has come to the id {look.last[0]}-{look.last[1]}; an operator must replace it")
     if authority == "operator":
-        return Opening(seen=seen)
+        return _on_a_word(row, vouched, seen)
     if row.replid and (row.replid == UNFENCED) != (look.server == UNFENCED):
         return Refusal(
             why=f"the fence is {'off' if look.server == UNFENCED else 'on'} in these settings and was "
-            f"{'off' if row.replid == UNFENCED else 'on'} when its epoch began: whether to change it is an operator's "
-            "word (`statecache epoch claim`)"
+            f"{'off' if row.replid == UNFENCED else 'on'} when its epoch began: whether to change it is {_word(row)}"
         )
-    if look.epoch is None and not look.lineage:
-        if authority == "worker":
-            return Opening(seen=seen)
-        return Refusal(
-            why="this Redis holds no data set of ours; a worker or `statecache migrate` adopts it", wait=True
-        )
+    if look.epoch is None:
+        return _adoption(row, look, authority, vouched, seen)
     if row.replid in look.lineage:
         return Opening(seen=seen)
     return Refusal(
         why=f"this Redis ({look.server}) holds epoch {look.own} of {' or '.join(sorted(look.lineage)) or 'nobody'}, "
-        f"Postgres says epoch {row.epoch} of {row.replid or 'nobody'}: whether this server is the primary is an "
-        "operator's word (`statecache epoch claim`)"
+        f"Postgres says epoch {row.epoch} of {row.replid or 'nobody'}: whether this server is the primary is "
+        + _word(row)
     )
+
+
+def _on_a_word(row: Row, vouched: Collection[str], seen: int) -> Opening | Refusal:
+    """Decide for an operator, who has to name the server that is given up."""
+    if not row.epoch or row.replid in vouched:
+        return Opening(seen=seen)
+    return Refusal(
+        why=f"Postgres says epoch {row.epoch} of {row.replid or 'nobody'}: if that server is given up for this one, "
+        f"say `--from {row.replid}`"
+    )
+
+
+def _adoption(row: Row, look: Look, authority: Authority, vouched: Collection[str], seen: int) -> Opening | Refusal:
+    """Decide about a Redis that holds no data set of ours, but may hold the claim of whoever began to adopt it."""
+    begun = row.epoch > 0 and row.replid in look.lineage
+    if begun or (authority == "worker" and (not row.epoch or row.replid in vouched)):
+        return Opening(seen=seen)
+    if not row.epoch:
+        return Refusal(
+            why="this Redis holds no data set of ours; a worker or `statecache migrate` adopts it", wait=True
+        )
+    return Refusal(
+        why=f"this Redis ({look.server}) holds no data set of ours, Postgres says epoch {row.epoch} of {row.replid}: a "
+        "worker that has flushed from that server and still runs adopts it; if none does, whether this server takes "
+        f"its place is {_word(row)}",
+        wait=authority == "client",
+    )
+
+
+def _word(row: Row) -> str:
+    return f"an operator's word (`statecache epoch claim all --from {row.replid}`)"
 
 
 def _another_pin(found: Pin, ours: Pin, authority: Authority) -> str:

@@ -143,14 +143,21 @@ class World:
         return self.client(server).set(key, value, **more)
 
     def open(
-        self, server: Valkey, authority: Authority = "worker", *, tap: Tap | None = None, **more: Any
-    ) -> list[Opened]:
-        """This opens the gate on somebody's word; `tap` is told of every exchange, before and after it."""
+        self, server: Valkey, authority: Authority = "worker", *, tap: Tap | None = None,
+        vouched: Sequence[str] | None = None, **more: Any,
+    ) -> list[Opened]:  # fmt: skip
+        """Open the gate on somebody's word; `tap` is told of every exchange, before and after it.
+
+        Unless it is said for which servers they vouch, an operator names the one that the row names, and a worker has
+        run ever since the first epoch.
+        """
         settings = self.on(server, **{"claim_s": CLAIM_S} | more)
         tier = RedisTier(settings, self.keys)
         link, session = tier.link(), PostgresTier(settings, self.keys).session()
         try:
-            gate = Gate(settings, self.keys, by=f"the {authority}", authority=authority)
+            if vouched is None:
+                vouched = {"operator": [self.row().replid], "worker": self._servers(), "client": []}[authority]
+            gate = Gate(settings, self.keys, by=f"the {authority}", authority=authority, vouched=vouched)
             if tap is None:
                 return gate.open(link, session.connection, [SHARD])
             tapped: Any = TappedConnection(session.connection, tap)
@@ -158,6 +165,9 @@ class World:
         finally:
             link.close()
             session.close()
+
+    def _servers(self) -> list[str]:
+        return [replid for (replid,) in self.sql("SELECT DISTINCT replid FROM epoch")]
 
     def flush(self, server: Valkey, *, most: int | None = None, ack: bool = True) -> int:
         """This moves changes into Postgres as the flusher does; Fenced where the row is another's."""

@@ -7,7 +7,7 @@ authority may not open is refused with the reason, and the other shards are open
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class Gate:
     """This opens shards on the word of `authority`: a client, a worker, or an operator.
 
+    `vouched` are the replids of servers in whose place this Redis stands (see `epochs.decide`).
+
     It counts the epochs that it opened and the changes that it set aside, those of attempts that ended in an error too.
     """
 
@@ -41,12 +43,14 @@ class Gate:
         *,
         by: str,
         authority: Authority,
+        vouched: Collection[str] = (),
         new_token: Callable[[], str] = lambda: secrets.token_hex(12),
     ) -> None:
         self.settings = settings
         self.keys = keys
         self.by = by
         self.authority: Authority = authority
+        self.vouched = vouched
         self.new_token = new_token
         self.epochs_opened = self.conflicts = 0
         self._standing: dict[int, tuple[str, float]] = {}

@@ -29,6 +29,7 @@ from statecache._async.rescue import Branch, Rescue
 from statecache._bridge import async_timeout
 from statecache.epochs import (
     Look,
+    Opening,
     Pin,
     Refusal,
     Row,
@@ -155,12 +156,15 @@ class Attempt:
         for row, reply in zip(rows, replies, strict=True):
             look = self._looked(row.shard, reply)
             pin = Pin(str(self._keys.shards), HASH, row.cluster)
-            verdict = look if isinstance(look, Refusal) else decide(row, look, self._gate.authority, pin=pin)
+            verdict = look if isinstance(look, Refusal) else self._decide(row, look, pin)
             if isinstance(verdict, Refusal):
                 refused[row.shard] = verdict
             elif isinstance(look, Look) and verdict is not None:
                 seen.append(_Seen(row=row, look=look, seen=verdict.seen))
         return seen, refused
+
+    def _decide(self, row: Row, look: Look, pin: Pin) -> Opening | Refusal | None:
+        return decide(row, look, self._gate.authority, pin=pin, vouched=self._gate.vouched)
 
     def _looked(self, shard: int, reply: Sequence[bytes]) -> Look | Refusal:
         look = self._parsed(shard, reply)

@@ -32,8 +32,8 @@ def numbers(words: Sequence[str], shards: int) -> list[int]:
     return sorted(set(found))
 
 
-async def claim(settings: Settings, shards: Sequence[int], *, by: str) -> list[Opened]:
-    """This opens the shards whose gates are closed, and gives what it opened.
+async def claim(settings: Settings, shards: Sequence[int], *, by: str, given_up: Sequence[str]) -> list[Opened]:
+    """Open the shards whose gates are closed, in the place of the servers `given_up`, and return what was opened.
 
     The connection is not greeted first: the pin in a Redis that has to be claimed may be another lineage's.
     """
@@ -46,7 +46,7 @@ async def claim(settings: Settings, shards: Sequence[int], *, by: str) -> list[O
     try:
         link = await AsyncLink.open(dialer(settings), settings)
         try:
-            gate = Gate(settings, keys, by=by, authority="operator")
+            gate = Gate(settings, keys, by=by, authority="operator", vouched=given_up)
             return await gate.open(link, session.connection, shards)
         finally:
             await link.close()
@@ -56,29 +56,34 @@ async def claim(settings: Settings, shards: Sequence[int], *, by: str) -> list[O
 
 def claim_command(
     shards: Annotated[list[str], typer.Argument(metavar="SHARD…|all", help="Shard numbers, or all.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Say that this Redis is the primary.")] = False,
+    given_up: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="REPLID", help="The server that this Redis replaces; may be given again."),
+    ] = None,
     redis_url: RedisUrl = None,
     postgres_url: PostgresUrl = None,
     as_json: AsJson = False,
 ) -> int:
     """Declare this Redis the primary of shards that nobody else may open, and open them.
 
-    What it holds that is not the current lineage's goes to `conflict`; what it lacks is loaded from Postgres.
+    The server that is given up is named by its replication id, which stands in the refusal of workers and agents, and
+    in Postgres (`select distinct replid from statecache.shard`). What this Redis holds that is not the current
+    lineage's goes to `conflict`; what it lacks is loaded from Postgres.
 
     \b
     Examples:
-      statecache epoch claim all --yes
-      statecache epoch claim 7 12 --yes
+      statecache epoch claim all --from 0f9e1b0c…
+      statecache epoch claim 7 12 --from 0f9e1b0c…
     """
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     asked = numbers(shards, settings.shards)
-    if not yes:
+    if not given_up:
         raise UsageError(
             f"this declares {masked(settings.redis_url)} the primary of {counted(len(asked), 'shard')}, whatever "
             f"other Redis still serves agents of {masked(settings.postgres_url)}",
-            hint="Say --yes if it is.",
+            hint="Name the server that is given up: --from REPLID, as the refusal of workers and agents does.",
         )
-    opened = asyncio.run(claim(settings, asked, by=f"operator {operator()}"))
+    opened = asyncio.run(claim(settings, asked, by=f"operator {operator()}", given_up=given_up))
     if as_json:
         print_json({"opened": opened})
         return OK

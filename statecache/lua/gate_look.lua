@@ -24,17 +24,14 @@ end
 local now = redis.call('TIME')
 local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 
--- The replids that this data set may continue are kept, the server's own last. A data set without an epoch has none:
--- a claim must not make it look like one that continues something.
+-- The replids that this data set may continue are kept, the server's own last.
 if ARGV[2] and meta.epoch == ARGV[4] and meta.replid == ARGV[5] and meta.claim == ARGV[6] and server == ARGV[7] then
-  if meta.epoch ~= '' then
-    local claimed = {}
-    for replid in string.gmatch(meta.claimed .. ' ' .. meta.replid, '%S+') do
-      if replid ~= server then claimed[#claimed + 1] = replid end
-    end
-    claimed[#claimed + 1] = server
-    meta.claimed = table.concat(claimed, ' ')
+  local claimed = {}
+  for replid in string.gmatch(meta.claimed .. ' ' .. meta.replid, '%S+') do
+    if replid ~= server then claimed[#claimed + 1] = replid end
   end
+  claimed[#claimed + 1] = server
+  meta.claimed = table.concat(claimed, ' ')
   meta.replid, meta.claim, meta.claim_until = '', ARGV[2], string.format('%.0f', ms + tonumber(ARGV[3]))
   redis.call('HDEL', KEYS[1], 'claim_until') -- first: a script that has removed something may go on when memory is full
   redis.call('HSET', KEYS[1], 'replid', '', 'claimed', meta.claimed, 'claim', meta.claim, 'claim_until', meta.claim_until)

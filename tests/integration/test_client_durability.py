@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -39,9 +39,11 @@ Psql = psycopg.Connection[Any]
 
 
 @asynccontextmanager
-async def at_work(settings: Settings) -> AsyncIterator[None]:
-    """This has a worker at work in the background."""
+async def at_work(settings: Settings, *, flushed_from: Sequence[str] = ()) -> AsyncIterator[None]:
+    """Have a worker at work in the background, one that has flushed from these servers before."""
     runner = Runner(settings)
+    for replid in flushed_from:
+        runner.worker.gatekeeper.agreed(replid)
     task = asyncio.create_task(runner.run())
     try:
         yield
@@ -206,7 +208,7 @@ async def test_a_commit_that_was_lost_with_its_redis_is_applied_again(make_clien
                 while not raw.exists(KeySpace(shards=1).state(KEY)):  # noqa: ASYNC110
                     await asyncio.sleep(0)
             raw.flushall()
-            async with at_work(settings):
+            async with at_work(settings, flushed_from=[raw.info("replication")["master_replid"]]):
                 for number in range(3):
                     await client.set(f"runs/{number}", number, durability="postgres")
                 state = await writing

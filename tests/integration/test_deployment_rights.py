@@ -155,7 +155,9 @@ async def _opens_after_a_loss(deployment: Deployment, client: AsyncStateCache, r
     raw.delete(deployment_meta := worker.keys.meta(worker.keys.shard("runs/lost")))
     with ran.noting(raw), pytest.raises(Unavailable, match="no data set of ours"):
         await client.set("runs/lost", 4, timeout=1.5)
+    (server,) = deployment.sql("SELECT DISTINCT replid FROM shard")[0]
     async with at_work(deployment) as worker:
+        worker.gatekeeper.agreed(server)  # as one that has flushed from it before
         await flush_through(worker)
     assert raw.exists(deployment_meta)
     assert (await client.get("runs/lost")).value == 3  # type: ignore[union-attr]
@@ -302,7 +304,6 @@ def client_key(key: str) -> str:
 def test_a_branch_that_comes_back_is_set_aside_by_an_operator_with_a_workers_rights(
     deployment: Deployment, raw: Any
 ) -> None:
-    claim = ("epoch", "claim", "all", "--yes")
     with StateCache(settings=deployment.settings_of("agent", shards=SHARDS, claim_s=0.2)) as client:
         client.set("runs/branch", "common")
         before = set_aside(deployment, raw, "before")
@@ -313,6 +314,8 @@ def test_a_branch_that_comes_back_is_set_aside_by_an_operator_with_a_workers_rig
         rewound(deployment, branch)
         with pytest.raises((Unavailable, OutcomeUnknown), match="operator's word"):
             client.set("runs/branch", "on the branch", timeout=30)
+        servers = [word for row in deployment.sql("SELECT DISTINCT replid FROM shard") for word in ("--from", *row)]
+        claim = ("epoch", "claim", "all", *servers)
         done = deployment.try_to_run("workers", *claim, STATECACHE_SHARDS=str(SHARDS))
         assert done.returncode == 0, done.stderr
         kept = deployment.sql("SELECT value FROM conflict WHERE key = 'runs/branch'")

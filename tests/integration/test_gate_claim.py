@@ -100,19 +100,20 @@ def test_a_row_is_raised_only_where_epoch_and_server_are_as_they_were_read(shard
     assert shard.row()[:2] == (row.epoch + 1, "mine")
 
 
-def test_a_worker_that_dies_adopting_a_redis_leaves_nothing_that_a_client_could_take_for_a_data_set(
-    shard: World,
-) -> None:
-    """The row names the empty server by then: only what the claim left behind tells whether it continues anything."""
+def test_what_a_worker_began_that_died_adopting_a_redis_anybody_may_finish(shard: World) -> None:
+    """The row names this very server by then; before that a client may not."""
     a = shard.start("a")
+    with pytest.raises(ZeroDivisionError):
+        shard.open(a, "worker", tap=once("before begin_epoch", lambda: 1 // 0))
+    assert shard.row()[:2] == (0, "")
+    with pytest.raises(Unavailable, match="holds no data set of ours"):
+        shard.open(a, "client")
     with pytest.raises(ZeroDivisionError):
         shard.open(a, "worker", tap=once("after begin_epoch", lambda: 1 // 0))
     assert shard.row()[:2] == (1, shard.replid(a))
-    with pytest.raises(Unavailable, match="holds no data set of ours"):
-        shard.open(a, "client")
-    assert shard.epochs() == [(1, 0)]
-    (opened,) = shard.open(a, "worker")
+    (opened,) = shard.open(a, "client")
     assert opened.epoch == 2
+    assert shard.epochs() == [(1, 0), (2, 0)]
     shard.check(a)
 
 

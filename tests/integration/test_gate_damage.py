@@ -63,7 +63,9 @@ def test_an_old_primary_without_meta_is_still_the_branch_that_it_is(shard: World
     shard.flush(b)
     shard.raw(a).delete(shard.keys.meta(SHARD))
 
-    shard.open(a, "worker")
+    with pytest.raises(Unavailable, match="holds no data set of ours"):
+        shard.open(a, "worker", vouched=[])
+    shard.open(a, "operator")
     assert shard.conflicts() == {alone.change_id}
     shard.check(a)
 

@@ -145,17 +145,50 @@ def test_an_agent_between_two_installations_is_refused_whoever_it_is(shard: Worl
     shard.check(a)
 
 
-def test_only_a_worker_or_a_migration_adopts_an_empty_redis(shard: World) -> None:
+def test_only_a_worker_or_a_migration_adopts_the_first_redis(shard: World) -> None:
     a = shard.start("a")
     with pytest.raises(Unavailable, match="holds no data set of ours"):
         shard.put(a, KEY, 1, timeout=2)
     report = migrate(shard.on(a))
     assert report.shards_opened == 1
     shard.check(a)
-    shard.put(a, KEY, 1)
+
+
+def test_a_flushed_server_is_adopted_by_a_worker_that_has_flushed_from_it(shard: World) -> None:
+    """Its replid alone says nothing: another database of the same server has it too."""
+    a = shard.start("a")
+    shard.open(a)
+    durable = shard.put(a, KEY, 1)
+    shard.flush(a)
     shard.raw(a).flushall()
-    (opened,) = shard.open(a, "worker")
-    assert opened.epoch == 2
+    for authority in ("client", "worker"):
+        with pytest.raises(Unavailable, match="holds no data set of ours"):
+            shard.open(a, authority, vouched=[])
+    shard.open(a, "worker")
+    assert shard.put(a, KEY, 2).parent_change_id == durable.change_id
+    shard.check(a)
+
+
+def test_a_wrong_url_takes_no_epoch(shard: World) -> None:
+    """Production's Postgres and any other Redis, by a migration, a worker that has just started, a careless claim."""
+    a, wrong = shard.start("a"), shard.start("wrong")
+    shard.open(a)
+    shard.put(a, KEY, 1)
+    row, epochs = shard.row(), shard.epochs()
+
+    with pytest.raises(Unavailable, match="holds no data set of ours") as refused:
+        migrate(shard.on(wrong))
+    for part in (f"({shard.replid(wrong)})", f":{wrong.port}/", f"epoch claim all --from {row.replid}"):
+        assert part in refused.value.detail
+    with pytest.raises(Unavailable, match="holds no data set of ours"):
+        shard.open(wrong, "worker", vouched=[])
+    with pytest.raises(Unavailable, match=f"say `--from {row.replid}`"):
+        shard.open(wrong, "operator", vouched=[shard.replid(wrong)])
+
+    assert shard.raw(wrong).dbsize() == 0
+    assert (shard.row(), shard.epochs()) == (row, epochs)
+    shard.put(a, KEY, 2)
+    assert shard.flush(a) == 2
     shard.check(a)
 
 
@@ -197,6 +230,8 @@ def test_a_primary_that_restarts_empty_and_empties_its_replica_is_adopted_with_w
     shard.promote(b)
     with pytest.raises(Unavailable, match="holds no data set of ours"):
         shard.put(b, KEY, "by an agent", timeout=2)
+    with pytest.raises(Unavailable, match="holds no data set of ours"):
+        shard.open(b, "worker", vouched=[])
     shard.open(b, "worker")
     written = shard.put(b, KEY, 2)
     assert (written.version, written.parent_change_id) == (2, durable.change_id)

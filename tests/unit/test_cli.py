@@ -137,10 +137,10 @@ def test_the_main_help_names_every_command_and_exit_status(capsys: pytest.Captur
         (["dev", "--redis-port", "0"], "--redis-port"),
         (["dev", "--postgres-port", "65536"], "--postgres-port"),
         (["dev", "--redis-port", "7000", "--postgres-port", "7000"], "cannot share port 7000"),
-        (["epoch", "claim", "99", "--yes"], "'99' is not a shard"),
+        (["epoch", "claim", "99", "--from", "r"], "'99' is not a shard"),
         (["epoch", "claim", "all"], "the primary of 64 shards, whatever other Redis still serves agents of "),
         (["epoch", "claim", "7"], "the primary of 1 shard, whatever other Redis still serves agents of "),
-        (["epoch", "claim", "7"], "Say --yes if it is."),
+        (["epoch", "claim", "7"], "Name the server that is given up: --from REPLID"),
     ],
 )
 def test_wrong_use_is_one_line_and_status_2(

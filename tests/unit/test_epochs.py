@@ -28,12 +28,17 @@ from statecache.epochs import (
 
 PIN = Pin("64", "crc32", "a-cluster")
 ROW = Row(shard=7, epoch=5, replid="a")
+REFUSED, WAIT = ("refused",) * 3, ("wait", "refused")
+FRESH = Row(shard=7, epoch=0, replid="")
 EMPTY = Look(
     epoch=None, replid="", claimed=(), claim="", claim_until="", claim_left_ms=0, last=(0, 0), n=0, totals=None,
     flushed=0, pin=Pin("", "", ""), server="s", role="master",
 )  # fmt: skip
 OURS = msgspec.structs.replace(EMPTY, epoch=5, replid="a", last=(5, 100), n=100, totals=Totals(100, 9000), pin=PIN)
-AUTHORITIES: tuple[Authority, ...] = ("client", "worker", "operator")
+ASKERS: tuple[tuple[Authority, bool], ...] = (
+    ("client", False), ("worker", False), ("worker", True), ("operator", True)
+)  # fmt: skip
+"""Who asks, and whether with a word for the server that the row names: a worker has flushed from it, or not."""
 
 
 def look(like: Look = OURS, **more: Any) -> Look:
@@ -41,10 +46,10 @@ def look(like: Look = OURS, **more: Any) -> Look:
 
 
 def verdicts(row: Row, seen: Look, pin: Pin = PIN) -> list[str]:
-    """This gives each authority's verdict in a word."""
+    """Return the verdict on each asker in a word."""
     words = []
-    for authority in AUTHORITIES:
-        verdict = decide(row, seen, authority, pin=pin)
+    for authority, vouches in ASKERS:
+        verdict = decide(row, seen, authority, pin=pin, vouched=[row.replid] if vouches else [])
         if verdict is None:
             words.append("open")
         elif isinstance(verdict, Opening):
@@ -57,36 +62,44 @@ def verdicts(row: Row, seen: Look, pin: Pin = PIN) -> list[str]:
 @pytest.mark.parametrize(
     ("story", "seen", "row", "expected"),
     [
-        ("it is open", look(server="a"), ROW, ["open"] * 3),
-        ("a restart", look(), ROW, ["above 5"] * 3),
-        ("a restart that lost its tail", look(last=(5, 90), n=90), ROW, ["above 5"] * 3),
-        ("a replica", look(server="a", role="slave"), ROW, ["wait"] * 3),
-        ("somebody is opening it", look(replid="", claimed=("a",), claim="x", claim_left_ms=9), ROW, ["wait"] * 3),
-        ("whoever was opening it died", look(replid="", claimed=("a", "s"), claim="x"), ROW, ["above 5"] * 3),
+        ("it is open", look(server="a"), ROW, ["open"] * 4),
+        ("a restart", look(), ROW, ["above 5"] * 4),
+        ("a restart that lost its tail", look(last=(5, 90), n=90), ROW, ["above 5"] * 4),
+        ("a replica", look(server="a", role="slave"), ROW, ["wait"] * 4),
+        ("somebody is opening it", look(replid="", claimed=("a",), claim="x", claim_left_ms=9), ROW, ["wait"] * 4),
+        ("whoever was opening it died", look(replid="", claimed=("a", "s"), claim="x"), ROW, ["above 5"] * 4),
         ("died after the row was raised", look(replid="", claimed=("a", "s"), claim="x"),
-         Row(shard=7, epoch=6, replid="s"), ["above 6"] * 3),
+         Row(shard=7, epoch=6, replid="s"), ["above 6"] * 4),
         ("died, and another server was opened", look(replid="", claimed=("a", "s"), claim="x"),
-         Row(shard=7, epoch=6, replid="b"), ["refused", "refused", "above 6"]),
-        ("an old primary", look(server="a"), Row(shard=7, epoch=6, replid="b"), ["refused", "refused", "above 6"]),
-        ("an old primary, restarted", look(), Row(shard=7, epoch=6, replid="b"), ["refused", "refused", "above 6"]),
-        ("nothing at all", EMPTY, ROW, ["wait", "above 5", "above 5"]),
-        ("nothing, and somebody died adopting it", look(EMPTY, claim="x"), ROW, ["wait", "above 5", "above 5"]),
-        ("meta was deleted", look(EMPTY, last=(5, 100), n=100), ROW, ["wait", "above 5", "above 5"]),
-        ("Postgres went back behind it", look(epoch=9, last=(9, 100)), ROW, ["above 9"] * 3),
+         Row(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
+        ("an old primary", look(server="a"), Row(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
+        ("an old primary, restarted", look(), Row(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
+        ("nothing at all", EMPTY, ROW, [*WAIT, "above 5", "above 5"]),
+        ("nothing, and somebody died adopting it", look(EMPTY, claim="x", claimed=("s",)), ROW,
+         [*WAIT, "above 5", "above 5"]),
+        ("meta was deleted", look(EMPTY, last=(5, 100), n=100), ROW, [*WAIT, "above 5", "above 5"]),
+        ("nothing, and nobody was ever here", EMPTY, FRESH, ["wait", "above 0", "above 0", "above 0"]),
+        ("another database of the server that the row names", look(EMPTY, server="a"), ROW,
+         [*WAIT, "above 5", "above 5"]),
+        ("died adopting it, after the row was raised", look(EMPTY, claim="x", claimed=("s",)),
+         Row(shard=7, epoch=6, replid="s"), ["above 6"] * 4),
+        ("nothing, and no fence by which it could be told", look(EMPTY, server="off"),
+         Row(shard=7, epoch=5, replid="off"), [*WAIT, "above 5", "above 5"]),
+        ("Postgres went back behind it", look(epoch=9, last=(9, 100)), ROW, ["above 9"] * 4),
         ("Postgres went back to another server", look(epoch=9, server="a"), Row(shard=7, epoch=5, replid="z"),
-         ["refused", "refused", "above 9"]),
+         [*REFUSED, "above 9"]),
         ("Postgres went back, others were opened since", look(server="a"), Row(shard=7, epoch=5, replid="b"),
-         ["refused", "refused", "above 5"]),
-        ("another program's entry", look(last=(1763640000000, 0)), ROW, ["above 1763640000000"] * 3),
-        ("an id that nobody can count beyond", look(last=(2**64 - 1, 0)), ROW, ["refused"] * 3),
-        ("an agent that does without the fence", look(server="off"), ROW, ["refused", "refused", "above 5"]),
+         [*REFUSED, "above 5"]),
+        ("another program's entry", look(last=(1763640000000, 0)), ROW, ["above 1763640000000"] * 4),
+        ("an id that nobody can count beyond", look(last=(2**64 - 1, 0)), ROW, ["refused"] * 4),
+        ("an agent that does without the fence", look(server="off"), ROW, [*REFUSED, "above 5"]),
         ("an agent that has a fence, where there is none", look(replid="off"), Row(shard=7, epoch=5, replid="off"),
-         ["refused", "refused", "above 5"]),
-        ("no fence, as ever", look(replid="off", server="off"), Row(shard=7, epoch=5, replid="off"), ["open"] * 3),
-        ("no fence, for the first time", look(EMPTY, server="off"), Row(shard=7, epoch=0, replid=""),
-         ["wait", "above 0", "above 0"]),
-        ("another cluster's", look(pin=Pin("64", "crc32", "other")), ROW, ["refused", "refused", "above 5"]),
-        ("another number of shards", look(pin=Pin("32", "crc32", "a-cluster")), ROW, ["refused"] * 3),
+         [*REFUSED, "above 5"]),
+        ("no fence, as ever", look(replid="off", server="off"), Row(shard=7, epoch=5, replid="off"), ["open"] * 4),
+        ("no fence, for the first time", look(EMPTY, server="off"), FRESH,
+         ["wait", "above 0", "above 0", "above 0"]),
+        ("another cluster's", look(pin=Pin("64", "crc32", "other")), ROW, [*REFUSED, "above 5"]),
+        ("another number of shards", look(pin=Pin("32", "crc32", "a-cluster")), ROW, ["refused"] * 4),
     ],
 )  # fmt: skip
 def test_who_may_open(story: str, seen: Look, row: Row, expected: list[str]) -> None:
@@ -98,12 +111,21 @@ def test_a_refusal_names_both_servers_and_the_way_out() -> None:
     assert isinstance(refusal, Refusal)
     assert "(s) holds epoch 5 of a" in refusal.why
     assert "epoch 6 of b" in refusal.why
-    assert "statecache epoch claim" in refusal.why
+    assert "statecache epoch claim all --from b" in refusal.why
+
+
+def test_an_operator_names_the_server_that_is_given_up() -> None:
+    behind = Row(shard=7, epoch=6, replid="b")
+    for named in ([], ["s"], ["a"]):
+        refusal = decide(behind, look(), "operator", pin=PIN, vouched=named)
+        assert isinstance(refusal, Refusal)
+        assert "say `--from b`" in refusal.why
+    assert isinstance(decide(behind, look(), "operator", pin=PIN, vouched=["a", "b"]), Opening)
 
 
 def test_the_last_epoch_that_can_be_counted_is_refused_before_postgres_refuses_it() -> None:
-    assert isinstance(decide(ROW, look(last=(EPOCH_MAX, 0)), "operator", pin=PIN), Opening)
-    assert isinstance(decide(ROW, look(last=(EPOCH_MAX + 1, 0)), "operator", pin=PIN), Refusal)
+    assert isinstance(decide(ROW, look(last=(EPOCH_MAX, 0)), "operator", pin=PIN, vouched=["a"]), Opening)
+    assert isinstance(decide(ROW, look(last=(EPOCH_MAX + 1, 0)), "operator", pin=PIN, vouched=["a"]), Refusal)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +217,7 @@ class History:
 
     def open(self, server: Server, authority: Authority, *, dies: bool) -> None:
         seen = server.look()
-        verdict = decide(self.row, seen, authority, pin=PIN)
+        verdict = decide(self.row, seen, authority, pin=PIN, vouched=[self.row.replid])
         if not isinstance(verdict, Opening):
             return
         later = [start for epoch, start in self.starts.items() if epoch > seen.own]

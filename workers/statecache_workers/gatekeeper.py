@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 PAUSE_S = 0.25
 PAUSE_MAX_S = 15.0
+SERVERS_MAX = 100
+"""Of how many servers it is remembered that they were flushed from."""
 
 
 class Gatekeeper:
@@ -40,7 +42,8 @@ class Gatekeeper:
         done: Callable[[], None],
         monotonic: Callable[[], float] = real_monotonic,
     ) -> None:
-        self._gate = Gate(settings, keys, by=by, authority="worker")
+        self._flushed_from: dict[str, None] = {}
+        self._gate = Gate(settings, keys, by=by, authority="worker", vouched=self._flushed_from.keys())
         self._redis = redis
         self._postgres = postgres
         self._done = done
@@ -61,6 +64,13 @@ class Gatekeeper:
     def conflicts(self) -> int:
         """This is how many changes of an old branch it has set aside."""
         return self._gate.conflicts
+
+    def agreed(self, server: str) -> None:
+        """Note a server that a row of this Postgres names: what takes its place at this URL may be adopted."""
+        self._flushed_from.pop(server, None)
+        self._flushed_from[server] = None
+        if len(self._flushed_from) > SERVERS_MAX:
+            del self._flushed_from[next(iter(self._flushed_from))]
 
     def ask(self, shards: Collection[int]) -> None:
         """This starts to open those of the shards whose turn it is, unless others are being opened."""

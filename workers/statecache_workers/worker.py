@@ -195,6 +195,8 @@ class Worker:
         settled = await settle(link, database, self.flusher, new, heads=heads, keys=self.keys)
         for shard in settled.opened:
             self.gatekeeper.opened(shard)
+        if settled.opened:
+            self.gatekeeper.agreed(heads.server)
         if settled.unsure:
             self.refresh()
         if settled.closed:
