@@ -3,7 +3,7 @@
 An epoch is raised whenever a shard's Redis data set may have lost something. Until the new epoch is open the shard's
 gate is closed: the commit script refuses, because `meta.replid` is not the server's. The states of a gate:
 
-    open      meta.replid is the server's and the row's, and meta.epoch the row's
+    open      meta.replid is the server's and the row's, meta.epoch the row's, and meta.flushed not above the row's
     closed    anything else; somebody who may, claims it
     claimed   meta.replid is empty, meta.claim holds the claimer's token, meta.claimed the replids that this data set
               may continue, the server's own last: a claimer that dies leaves enough for the next one
@@ -18,6 +18,10 @@ by whoever sets the deployment up, and later only where it is known to stand in 
 names: a worker that flushed from that server in this process' life finds it at the same URL, or an operator says so and
 names that server. Nobody else, for who points at the wrong Redis must not take production's epoch; that the server
 itself is the same proves nothing, it has other databases. What one of these began, anybody may finish.
+
+A Postgres that **went back** (restored, or an asynchronous standby took over) shows as a watermark lower than its copy
+in the data set. That begins a new epoch too: whoever waits for what was flushed before then asks Postgres, and all that
+it holds no more is dirty again.
 
 Either way data set and lineage hold the same log up to the **common point**: the end of the data set, or the lowest
 start of any epoch after its own, whichever is lower. An epoch that starts at n says: the lineage's log before me is
@@ -61,6 +65,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     shard: int
     epoch: int
     replid: str
+    flushed: int = 0
     cluster: str = ""
 
 
@@ -103,9 +108,14 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """This says that the shard may be opened; the new epoch is above `seen`."""
+    """This says that the shard may be opened; the new epoch is above `seen`.
+
+    `acknowledged` is the data set's copy of the watermark, where that being higher is the reason: a row that is read
+    later may have come up to it, and the shard is open.
+    """
 
     seen: int
+    acknowledged: int | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,13 +142,16 @@ def decide(
     foreign = _another_pin(look.pin, pin, authority)
     if foreign:
         return Refusal(why=foreign)
-    if look.epoch == row.epoch and look.replid == look.server == row.replid:
+    named = look.epoch == row.epoch and look.replid == look.server == row.replid
+    if named and look.flushed <= row.flushed:
         return None
     if look.claim and look.claim_left_ms > 0:
         return Refusal(why="another process is opening it", wait=True)
     seen = max(look.epoch or 0, look.last[0], row.epoch)
     if seen > EPOCH_MAX:
         return Refusal(why=f"its stream has come to the id {look.last[0]}-{look.last[1]}; an operator must replace it")
+    if named:
+        return Opening(seen=seen, acknowledged=look.flushed)
     if authority == "operator":
         return _on_a_word(row, vouched, seen)
     if row.replid and (row.replid == UNFENCED) != (look.server == UNFENCED):

@@ -3,7 +3,8 @@
 The shards' events tell of their watermarks (`<epoch> <flushed n> <excepted n>`); waiters subscribe before they
 commit, are woken when the watermark passes their position, and look for themselves every second, for an event may be
 lost. Same epoch, n at or below the watermark and no exception at or above n: durable. Anything else (a change of
-epoch, an exception) is settled by asking Postgres for the change_id:
+epoch, an exception) is settled by asking Postgres for the change_id. So is whatever was not committed just now, for
+Postgres may have gone back since it was flushed, and Redis does not know of that yet:
 
     in change       durable
     in conflict     Forked
@@ -96,9 +97,12 @@ class Durable:
             if mark.flushed >= n:
                 signal.set()
 
-    async def wait(self, shard: int, position: Position, change_id: str, keys: Sequence[str], *, end: float) -> bool:
-        """This returns True when Postgres holds the change, False when it was lost and may be applied again.
+    async def wait(
+        self, shard: int, position: Position, change_id: str, keys: Sequence[str], *, end: float, ask: bool = False
+    ) -> bool:
+        """Return True when Postgres holds the change, False when it was lost and may be applied again.
 
+        The watermark is believed of a change that was committed just now; with `ask` it is Postgres that says yes.
         Raises Forked or Quarantined, and OutcomeUnknown(change_id) past `end`: that never reads as failure.
         """
         signal = AsyncSignal()
@@ -108,7 +112,7 @@ class Durable:
             if not self._hears(shard) and self._passed(shard, position) is False:
                 await self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
             while True:
-                settled = await self._settle(shard, position, change_id, keys, end)
+                settled = await self._settle(shard, position, change_id, keys, end, ask)
                 if settled is not None:
                     return settled
                 left = end - monotonic()
@@ -120,7 +124,7 @@ class Durable:
                     )
                 if not await signal.wait(min(left, _LOOK_S)):
                     await self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
-                elif (passed := self._passed(shard, position)) is not True:
+                elif (passed := self._passed(shard, position)) is not True or ask:
                     await async_sleep(min(left, 0.05))
                     if passed is False:  # woken by another epoch's mark than the one that stands now
                         await self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
@@ -141,11 +145,13 @@ class Durable:
         return None
 
     async def _settle(
-        self, shard: int, position: Position, change_id: str, keys: Sequence[str], end: float
+        self, shard: int, position: Position, change_id: str, keys: Sequence[str], end: float, ask: bool
     ) -> bool | None:
         passed = self._passed(shard, position)
-        if passed is not None:
-            return True if passed else None
+        if passed is False:
+            return None
+        if passed and not ask:
+            return True
         try:
             rows = await self._ask(shard, change_id, max(end - monotonic(), 0.01))
         except PostgresUnavailable:

@@ -59,13 +59,18 @@ _MEANWHILE = Refusal(why="others are opening it, or hold its row in Postgres", w
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """This reports an opening: the new epoch, its start, stale states dropped, changes set aside as conflicts."""
+    """This reports an opening: the new epoch, its start, stale states dropped, changes set aside as conflicts.
+
+    `flushed` is the watermark in Postgres, `acknowledged` the data set's copy: where it is higher, Postgres went back.
+    """
 
     shard: int
     epoch: int
     start_n: int
     dropped: int
     conflicts: int
+    flushed: int
+    acknowledged: int
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,17 +84,23 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
     """This is what was read of a shard that may be opened.
 
     The new epoch is above `seen`; `later` is the lowest start of the lineage's epochs after the data set's own.
+    `acknowledged` is the watermark that Postgres seems to have gone back behind.
     """
 
     row: Row
     look: Look
     seen: int
+    acknowledged: int | None = None
     later: int | None = None
 
     @property
     def common(self) -> int | None:
         """This is the n up to which the data set and the lineage are the same; None where there is no data set."""
         return common_point(self.look, self.later)
+
+    def is_closed(self, flushed: int) -> bool:
+        """Say whether the shard is still to be opened, given a watermark that was read after the look."""
+        return self.acknowledged is None or self.acknowledged > flushed
 
 
 class _Raised(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,8 +157,8 @@ class Attempt:
         rows = await self._fetch("shards", {"shards": list(shards)})
         if len(rows) != len(set(shards)):
             raise ConfigurationError("Postgres has no row for some shards", hint="Run `statecache migrate`.")
-        self._may_begin = all(row[4] for row in rows)
-        return [Row(shard=row[0], epoch=row[1], replid=row[2], cluster=row[3]) for row in rows]
+        self._may_begin = all(row[5] for row in rows)
+        return [Row(shard=row[0], epoch=row[1], replid=row[2], flushed=row[3], cluster=row[4]) for row in rows]
 
     async def _look(self, rows: Sequence[Row]) -> tuple[list[_Seen], dict[int, Refusal]]:
         replies = await self._scripts("gate_look", [(self._fixed(row.shard), [self._settings.fence]) for row in rows])
@@ -160,7 +171,7 @@ class Attempt:
             if isinstance(verdict, Refusal):
                 refused[row.shard] = verdict
             elif isinstance(look, Look) and verdict is not None:
-                seen.append(_Seen(row=row, look=look, seen=verdict.seen))
+                seen.append(_Seen(row=row, look=look, seen=verdict.seen, acknowledged=verdict.acknowledged))
         return seen, refused
 
     def _decide(self, row: Row, look: Look, pin: Pin) -> Opening | Refusal | None:
@@ -184,17 +195,18 @@ class Attempt:
             return Refusal(why=str(error), redis_key=self._keys.meta(shard))
 
     async def _confirm(self, rows: Sequence[Row], seen: Sequence[_Seen], refused: dict[int, Refusal]) -> list[_Seen]:
-        """This goes on only with rows that did not change under the look: others may just have opened.
+        """Go on only with rows that did not change under the look: others may just have opened, or flushed.
 
         What they opened after we read their row is no refusal, and to claim it would close it again.
         """
         before = {row.shard: row for row in rows}
         doubtful = [shard for shard, refusal in refused.items() if not refusal.wait]
         doubtful += [one.row.shard for one in seen]
-        for row in await self._rows(doubtful) if doubtful else ():
-            if row != before[row.shard]:
-                refused[row.shard] = _MEANWHILE
-        return [one for one in seen if one.row.shard not in refused]
+        now = {row.shard: row for row in await self._rows(doubtful)} if doubtful else {}
+        for shard, row in now.items():
+            if (row.epoch, row.replid) != (before[shard].epoch, before[shard].replid):
+                refused[shard] = _MEANWHILE
+        return [one for one in seen if one.row.shard not in refused and one.is_closed(now[one.row.shard].flushed)]
 
     async def _compare(self, seen: Sequence[_Seen], refused: dict[int, Refusal]) -> list[_Seen]:
         """This finds the common points. What has to be set aside needs rights in Postgres that a client has not.
@@ -285,7 +297,7 @@ class Attempt:
         return [
             Opened(
                 shard=one.shard, epoch=one.epoch, start_n=one.start_n, dropped=dropped[one.shard],
-                conflicts=branches[one.shard].conflicts,
+                conflicts=branches[one.shard].conflicts, flushed=one.flushed, acknowledged=one.seen.look.flushed,
             )
             for one, reply in zip(ready, replies, strict=True)
             if reply == 1

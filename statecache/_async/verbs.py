@@ -84,7 +84,7 @@ class AsyncVerbs(AsyncStepping[D], AsyncLocks[D], AsyncAsks[D], Generic[D]):
         self.tier.levels.check("postgres")
         await self.tier.durable.watch(shard, end=end)
         position = state.position or Position(0, 0)
-        if not await self.tier.durable.wait(shard, position, state.change_id, [state.key], end=end):
+        if not await self.tier.durable.wait(shard, position, state.change_id, [state.key], end=end, ask=True):
             reason = "it was lost with the Redis that acknowledged it: neither tier holds it"
             raise OutcomeUnknown(state.change_id, keys=(state.key,), reason=reason)
         return state

@@ -5,7 +5,8 @@
 The shards' events tell of their watermarks (`<epoch> <flushed n> <excepted n>`); waiters subscribe before they
 commit, are woken when the watermark passes their position, and look for themselves every second, for an event may be
 lost. Same epoch, n at or below the watermark and no exception at or above n: durable. Anything else (a change of
-epoch, an exception) is settled by asking Postgres for the change_id:
+epoch, an exception) is settled by asking Postgres for the change_id. So is whatever was not committed just now, for
+Postgres may have gone back since it was flushed, and Redis does not know of that yet:
 
     in change       durable
     in conflict     Forked
@@ -98,9 +99,12 @@ class Durable:
             if mark.flushed >= n:
                 signal.set()
 
-    def wait(self, shard: int, position: Position, change_id: str, keys: Sequence[str], *, end: float) -> bool:
-        """This returns True when Postgres holds the change, False when it was lost and may be applied again.
+    def wait(
+        self, shard: int, position: Position, change_id: str, keys: Sequence[str], *, end: float, ask: bool = False
+    ) -> bool:
+        """Return True when Postgres holds the change, False when it was lost and may be applied again.
 
+        The watermark is believed of a change that was committed just now; with `ask` it is Postgres that says yes.
         Raises Forked or Quarantined, and OutcomeUnknown(change_id) past `end`: that never reads as failure.
         """
         signal = Signal()
@@ -110,7 +114,7 @@ class Durable:
             if not self._hears(shard) and self._passed(shard, position) is False:
                 self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
             while True:
-                settled = self._settle(shard, position, change_id, keys, end)
+                settled = self._settle(shard, position, change_id, keys, end, ask)
                 if settled is not None:
                     return settled
                 left = end - monotonic()
@@ -122,7 +126,7 @@ class Durable:
                     )
                 if not signal.wait(min(left, _LOOK_S)):
                     self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
-                elif (passed := self._passed(shard, position)) is not True:
+                elif (passed := self._passed(shard, position)) is not True or ask:
                     sleep(min(left, 0.05))
                     if passed is False:  # woken by another epoch's mark than the one that stands now
                         self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
@@ -142,10 +146,14 @@ class Durable:
             return True
         return None
 
-    def _settle(self, shard: int, position: Position, change_id: str, keys: Sequence[str], end: float) -> bool | None:
+    def _settle(
+        self, shard: int, position: Position, change_id: str, keys: Sequence[str], end: float, ask: bool
+    ) -> bool | None:
         passed = self._passed(shard, position)
-        if passed is not None:
-            return True if passed else None
+        if passed is False:
+            return None
+        if passed and not ask:
+            return True
         try:
             rows = self._ask(shard, change_id, max(end - monotonic(), 0.01))
         except PostgresUnavailable:

@@ -7,11 +7,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from statecache import AsyncStateCache, OutcomeUnknown
 from statecache.errors import RedisUnavailable
 from statecache.keys import KeySpace
 from statecache_workers import flusher, settling
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, Log, flush, flush_through, rows, turn_until
+from tests.fix_flusher import Agents, Log, flush, flush_through, flushing, rows, turn_until
 
 Psql = psycopg.Connection[Any]
 
@@ -60,6 +61,42 @@ async def test_forks_whose_acknowledgement_was_lost_are_removed_after_redis_has_
     assert agents.meta(0)["epoch"] == "2"
     assert [redis_raw.hget(keys.state(key), "value") for key in names] == [None] * 7
     assert agents.meta(0)["excepted"] == "14"
+
+
+async def test_what_postgres_forgot_is_not_called_durable_until_it_holds_it_again(
+    agents: Agents, cache: AsyncStateCache, worker: Worker, psql: Psql, log: Log, keys: KeySpace
+) -> None:
+    """Redis' copy of the watermark is what lies then: a new epoch begins with what Postgres says."""
+    await flush(worker)
+    group = agents.key_on(0)
+    before = await cache.set(f"{group}/before", "before")
+    await flush(worker)
+    states = [await cache.set(f"{group}/{number}", number) for number in range(3)]
+    await flush(worker)
+    for state in states:
+        assert await cache.wait_durable(state) == state
+    _went_back(psql, 1)
+    assert await cache.wait_durable(before) == before
+    for state in states:
+        with pytest.raises(OutcomeUnknown):
+            await cache.wait_durable(state, timeout=0.2)
+    worker.refresh()
+    await turn_until(worker, log, "epoch_opened")
+    assert agents.meta(0)["epoch"] == "2"
+    (line,) = log.of("postgres_went_back")
+    assert (line["shard"], line["acknowledged"], line["flushed"]) == (0, 4, 1)
+    async with flushing(worker):
+        for state in states:
+            assert await cache.wait_durable(state, timeout=20) == state
+    assert rows(psql, "SELECT n, epoch, version, gap FROM change ORDER BY n") == [(n, 1, 1, False) for n in range(1, 5)]
+    assert rows(psql, "SELECT epoch, start_n FROM epoch WHERE shard = 0 ORDER BY epoch") == [(1, 0), (2, 4)]
+
+
+def _went_back(psql: Psql, flushed: int) -> None:
+    """Make Postgres what it was when shard 0 was flushed up to there, at one byte a change."""
+    psql.execute("DELETE FROM change WHERE shard = 0 AND n > %s", (flushed,))
+    psql.execute("DELETE FROM state WHERE shard = 0 AND n > %s", (flushed,))
+    psql.execute("UPDATE shard SET flushed = %s, entries = %s, bytes = %s WHERE shard = 0", (flushed,) * 3)
 
 
 def _lose_the_next_acknowledgement(worker: Worker) -> None:

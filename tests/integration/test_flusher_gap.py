@@ -279,11 +279,14 @@ async def test_what_stands_in_the_stream_is_dirty_too_when_postgres_has_forgotte
 
 
 async def test_a_worker_that_may_not_look_for_forgotten_states_says_so_and_goes_on(
-    agents: Agents, worker: Worker, psql: Psql, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    agents: Agents, worker: Worker, psql: Psql, log: Log, monkeypatch: pytest.MonkeyPatch, redis_raw: Any,
+    keys: KeySpace,
+) -> None:  # fmt: skip
     await flush(worker)
-    agents.commit(agents.key_on(0))
+    for _ in range(2):
+        agents.commit(agents.key_on(0))
     await flush(worker)
+    redis_raw.xdel(keys.changes(0), "1-1")
     _went_back(psql, 0)
     worker.refresh()
     run = worker.flusher.streams.run
@@ -296,7 +299,8 @@ async def test_a_worker_that_may_not_look_for_forgotten_states_says_so_and_goes_
     monkeypatch.setattr(worker.flusher.streams, "run", refused)
     await flush(worker)
     assert log.of("not_recalled")[0]["alarm"]
-    assert rows(psql, "SELECT count(*) FROM change") == [(1,)]
+    assert [line["lost"] for line in log.of("gap")] == [1]
+    assert rows(psql, "SELECT n FROM change") == [(2,)]
 
 
 async def test_a_row_that_is_older_than_what_redis_says_is_read_again_before_anything_is_believed(

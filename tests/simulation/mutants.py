@@ -78,6 +78,13 @@ MUTANTS = {
         "if row is not None and row.flushed == one.start.n and agree(row, one.head, server):",
         "if row is not None and agree(row, one.head, server):",
     ),
+    "went back": Mutant(
+        "a Postgres that went back begins no epoch",
+        "statecache/epochs.py",
+        "    if named and look.flushed <= row.flushed:\n",
+        "    if named:\n",
+        by="failpoints",
+    ),
     "persist": Mutant(
         "a commit leaves a state its time to live",
         "statecache/lua/commit.lua",

@@ -9,7 +9,7 @@ happens to the servers:
     vouched    `assume_new` for a key that is not new: the flusher sets the change aside
     leaving    entries leave the stream, and their states get a time to live; then they are written again
     poison     a change-set that Postgres refuses, and an entry of another program in the stream
-    restored   Postgres goes back to what it held two acknowledged changes ago, behind its clients' backs
+    restored   Postgres goes back behind two acknowledged changes; the entry of one of them has left the stream
     failover   Redis is replaced by one that lacks the last changes, and the agent writes before anybody has looked
     emptied    Redis comes back with nothing; a worker that has flushed from it before adopts it, else an operator
 
@@ -40,7 +40,7 @@ from tests.simulation.children import signal_all, state_of, thaw
 from tests.simulation.sampler import Sampler
 
 A, B, C, D, E, T, R = "runs/a", "runs/b", "runs/c", "runs/d", "vouched/c", "tail/t", "restored/e"
-PLAN = "runs/a/plan"
+PLAN, G = "runs/a/plan", "restored/e/gone"
 POISON = "poison/p"
 """Most of them are on the shard that the first of two workers keeps."""
 SITUATIONS = (
@@ -52,9 +52,7 @@ KEYS = (A, B, C, D, T, R, PLAN)
 WATCHED = (*KEYS, E)
 ENTRIES_KEPT = 9
 """More entries than this a shard's stream does not keep behind the watermark."""
-PATIENCE_S = 12.0
-ADOPTION_S = 4.0
-LOOK_S = 0.004
+PATIENCE_S, ADOPTION_S, LOOK_S = 12.0, 4.0, 0.004
 _BACKENDS = "SELECT pid, state FROM pg_stat_activity WHERE backend_type LIKE 'client%' AND pid <> pg_backend_pid()"
 _CLEAR = "for _, name in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', name) end"
 
@@ -282,11 +280,13 @@ class Story:
         while True:
             await world.until(world.at_rest, "everything to be flushed")
             backup = Backup(world.psql)
-            await actor.set(R, level="postgres")
+            await actor.set(G, level="postgres")
             await actor.set(R, level="postgres")
             await world.until(world.at_rest, "everything to be flushed")
             if backup.age() <= 2:  # else somebody wrote meanwhile, perhaps more than the streams retain
                 break
+        keys, newest = world.keys, world.raw.hget(world.keys.state(R), "position")
+        world.raw.xtrim(keys.changes(keys.shard(R)), minid=newest, approximate=False)
         backup.put_back()
         await actor.set(R)
         await world.until(world.at_rest, "what Postgres has lost to be flushed again")
@@ -319,8 +319,8 @@ class Story:
         DataSet(world, None).take_over()
         try:
             await world.until(world.is_open, "a worker to adopt the empty server", within_s=ADOPTION_S)
-        except AssertionError:  # the one that might was killed, and whoever came after it knows nothing of that server
-            given_up = [replid for (replid,) in world.psql.execute("SELECT DISTINCT replid FROM shard")]
+        except AssertionError:  # the one that may was killed, and who came after it knows nothing of that server
+            given_up = [row[0] for row in world.psql.execute("SELECT DISTINCT replid FROM shard")]
             await claim(world.settings, range(world.keys.shards), by="a person", given_up=given_up)
         await actor.get(B)
         await actor.set(A)

@@ -63,6 +63,8 @@ def verdicts(row: Row, seen: Look, pin: Pin = PIN) -> list[str]:
     ("story", "seen", "row", "expected"),
     [
         ("it is open", look(server="a"), ROW, ["open"] * 4),
+        ("Postgres went back, in this epoch", look(server="a", flushed=90), Row(shard=7, epoch=5, replid="a", flushed=80),
+         ["above 5"] * 4),
         ("a restart", look(), ROW, ["above 5"] * 4),
         ("a restart that lost its tail", look(last=(5, 90), n=90), ROW, ["above 5"] * 4),
         ("a replica", look(server="a", role="slave"), ROW, ["wait"] * 4),

@@ -87,7 +87,7 @@ class Flusher:
         self.tips = Tips(settings.tips_max)
         self.tally = Tally()
         self.recall = Recall(keys, self.streams)
-        self._repair = Repair(settings, keys, self.streams, self.recall)
+        self._repair = Repair(settings, keys, self.streams)
         self._first = 0
         self._lookout = Lookout(settings, self.streams)
 
@@ -113,6 +113,8 @@ class Flusher:
             slices = await self.streams.read(link, wanted) if wanted else []
         for one in slices:
             await self._prepare(link, one, progress)
+        if progress.waiting:
+            await self.recall.go_on(link, [one for one in holdings.values() if one.standing == "open"])
         slices = [one for one in slices if one.end.n > one.start.n]
         if slices:
             await self._flush(link, database, holdings, slices, heads, progress)
@@ -157,8 +159,10 @@ class Flusher:
             progress.newer.append(one.shard)
             alarm("newer_format", shard=one.shard, reason=one.reason)
         elif one.cut == "gap":
-            await self._repair.fill(link, one)
-            progress.waiting = progress.waiting or one.end == one.start
+            if self.recall.done(one.holding):
+                await self._repair.fill(link, one)
+            else:
+                one.end, progress.waiting = one.start, True
             return
         elif one.cut == "stray" or (
             one.cut == "beyond" and await find_strays(link, self.streams, self._keys, one.shard, most=1)

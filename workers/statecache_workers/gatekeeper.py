@@ -99,6 +99,9 @@ class Gatekeeper:
                     dropped=sum(one.dropped for one in opened),
                     conflicts=sum(one.conflicts for one in opened),
                 )
+            for one in opened:
+                if one.acknowledged > one.flushed:
+                    alarm("postgres_went_back", shard=one.shard, acknowledged=one.acknowledged, flushed=one.flushed)
             self._reason = ""
         except Unavailable as error:
             tell = alarm if error.reason == "epoch" and self._reason != error.detail else warn

@@ -76,10 +76,10 @@ class Holding:
 
     `after` is the stream id after which to read. `sure` says that the row was read since it last did not fit; `doubts`
     counts how often it has not fitted since something was flushed, or its epoch began. `reason` is why the shard stands
-    apart. `acknowledged` is what Redis was seen to hold for flushed before the row was last read, where that was more.
+    apart.
     """
 
-    __slots__ = ("acknowledged", "after", "doubts", "reason", "row", "shard", "standing", "sure")
+    __slots__ = ("after", "doubts", "reason", "row", "shard", "standing", "sure")
 
     def __init__(self, shard: int, row: Row) -> None:
         self.shard = shard
@@ -88,7 +88,6 @@ class Holding:
         self.after = b""
         self.sure = True
         self.doubts = 0
-        self.acknowledged: int | None = None
         self.reason = ""
 
     @property

@@ -1,8 +1,9 @@
 """Repair of a gap: the entries are gone, the states' hashes are not.
 
-A key that is dirty at a position inside the gap still holds, in its hash, the very change whose entry is lost; it is
-rebuilt from there and flushed in its place. A version that was already overwritten when its entry got lost is gone for
-good: it is counted, and the change that comes behind it is taken in with the gap recorded.
+First the states are gone through (`recall`), for some of those in the gap may be clean. Then a key that is dirty at a
+position inside the gap still holds, in its hash, the very change whose entry is lost; it is rebuilt from there and
+flushed in its place. A version that was already overwritten when its entry got lost is gone for good: it is counted,
+and the change that comes behind it is taken in with the gap recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
     from statecache.keys import KeySpace
     from statecache.settings import Settings
-    from statecache_workers.recall import Recall
 
 _Dirty = tuple[int, str]
 _KEYS_PER_READ = 64
@@ -30,18 +30,13 @@ _KEYS_PER_READ = 64
 class Repair:
     """This fills gaps."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, streams: Streams, recall: Recall) -> None:
+    def __init__(self, settings: Settings, keys: KeySpace, streams: Streams) -> None:
         self._settings = settings
         self._keys = keys
         self._streams = streams
-        self._recall = recall
 
     async def fill(self, link: AsyncLink, one: Slice) -> None:
-        """This fills a gap's slice with what can be rebuilt, as much as fits into a batch, and raises the alarm.
-
-        Where nothing of it is dirty, that may be because it was flushed once: then the slice stays empty until the
-        states have been gone through.
-        """
+        """Fill a gap's slice with what can be rebuilt, as much as fits into a batch, and raise the alarm."""
         start, last = one.start, one.end.n
         first, end = start.n + 1, min(last, start.n + self._settings.flush_batch_max)
         unflushed = self._keys.unflushed(one.shard)
@@ -52,10 +47,6 @@ class Repair:
             return
         named = zip(reply[::2], reply[1::2], strict=True)
         dirty = [(int(float(n)), key.decode("utf-8", "replace")) for key, n in named if b"/" in key]
-        if self._recall.seeks(one.holding) or not (dirty or self._recall.done(one.holding)):
-            await self._recall.through(link, [one.holding])
-            one.end = start
-            return
         end = await self._rebuild(link, one, dirty, end)
         if end < last:
             one.end = start._replace(n=end)

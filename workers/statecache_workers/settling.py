@@ -2,9 +2,9 @@
 
 Its row was read in a transaction that committed. If Redis agrees with it, the row's watermark is acknowledged first:
 whoever owned the shard before may have died between COMMIT and acknowledgement, and on a shard that then goes idle
-nobody else would ever tell the waiters. Forks that were committed meanwhile are acknowledged with it. Where Redis knows
-a higher watermark than the row has, Postgres went back: what it forgot is made dirty again first, which may take many
-turns. Then the place in the stream is found behind which to read.
+nobody else would ever tell the waiters. Forks that were committed meanwhile are acknowledged with it. Then the place in
+the stream is found behind which to read. Where Redis knows a higher watermark than the row has, Postgres went back, or
+the row is an old one: the shard needs a new epoch, or turns out to be open.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import msgspec
 
 from statecache_workers.database import Call, Database
 from statecache_workers.holdings import Head, Heads, Holding, agree, set_apart
-from statecache_workers.logs import alarm
 
 if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
@@ -27,12 +26,11 @@ FORKS_MAX = 10_000
 
 
 class Settled(msgspec.Struct, kw_only=True):
-    """This says which shards were opened, whose row must be read again first, whose gate is closed, and which wait."""
+    """This says which shards were opened, whose row must be read again first, and whose gate is closed."""
 
     opened: list[int] = []
     unsure: list[int] = []
     closed: list[int] = []
-    waiting: list[int] = []
 
 
 async def settle(
@@ -47,42 +45,15 @@ async def settle(
             settled.unsure.append(holding.shard)
         elif isinstance(head, str):
             set_apart(holding, "foreign_data", f"{keys.meta(holding.shard)}: {head}")
-        elif not agree(holding.row, head, heads.server):
+        elif not agree(holding.row, head, heads.server) or head.flushed > holding.row.flushed:
             settled.closed.append(holding.shard)
         elif holding.row.flushed > head.n:
             set_apart(holding, "data_set_behind", f"Postgres has flushed {holding.row.flushed}, Redis ends at {head.n}")
         else:
             fit.append((holding, head))
-    fit = await _recalled(link, flusher, fit, settled)
     if fit:
         await _acknowledge_and_seek(link, database, flusher, fit, settled, keys)
     return settled
-
-
-async def _recalled(
-    link: AsyncLink, flusher: Flusher, fit: Sequence[tuple[Holding, Head]], settled: Settled
-) -> list[tuple[Holding, Head]]:
-    """This leaves out the shards whose states are still to be gone through, for Postgres has forgotten some.
-
-    That is told from a row that was read after Redis: another worker may have flushed since an older one.
-    """
-    behind = [holding for holding, head in fit if head.flushed > holding.row.flushed]
-    if not behind:
-        return list(fit)
-    heads = {holding.shard: head.flushed for holding, head in fit}
-    forgotten = [one for one in behind if one.acknowledged is not None and one.acknowledged > one.row.flushed]
-    ready = {holding.shard for holding in await flusher.recall.through(link, forgotten)} if forgotten else set()
-    for holding in behind:
-        if holding not in forgotten:
-            holding.acknowledged = heads[holding.shard]
-            holding.look_again()
-            settled.unsure.append(holding.shard)
-        elif holding.shard in ready:
-            alarm("postgres_went_back", shard=holding.shard, acknowledged=heads[holding.shard],
-                  flushed=holding.row.flushed)  # fmt: skip
-    settled.waiting = [one.shard for one in forgotten if one.shard not in ready]
-    left = {one.shard for one in behind} - ready
-    return [(holding, head) for holding, head in fit if holding.shard not in left]
 
 
 async def _acknowledge_and_seek(
@@ -101,8 +72,7 @@ async def _acknowledge_and_seek(
         if isinstance(reply, Exception):
             set_apart(holding, "foreign_data", f"{keys.changes(holding.shard)}: {reply}")
             continue
-        holding.after, holding.standing, holding.reason, holding.acknowledged = reply, "open", "", None
-        flusher.recall.opened(holding.shard)
+        holding.after, holding.standing, holding.reason = reply, "open", ""
         settled.opened.append(holding.shard)
 
 

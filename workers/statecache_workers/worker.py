@@ -137,7 +137,8 @@ class Worker:
         heads = await self.flusher.look(link, self.holdings, woken)
         whole = heads.of.keys() >= self.holdings.keys()
         self.heads = heads if whole else heads.over(self.heads)
-        waiting = whole and await self._settle(link, database, heads)
+        if whole:
+            await self._settle(link, database, heads)
         progress = await self.flusher.cycle(link, database, self.holdings, heads=heads, woken=woken)
         await self._see_to(link, database, progress)
         if not whole:
@@ -147,8 +148,7 @@ class Worker:
         await self._measure(link, heads)
         await self._look_for_room(link)
         self._announce()
-        waiting = waiting or progress.waiting or progress.entries > 0
-        return waiting or self.janitor.due or self._monotonic() >= self._next_tend
+        return progress.waiting or progress.entries > 0 or self.janitor.due or self._monotonic() >= self._next_tend
 
     async def _tend(self, link: AsyncLink, database: Database) -> None:
         now = self._monotonic()
@@ -187,11 +187,11 @@ class Worker:
         short = self.taking and len(self.share.rows) < self.settings.shards // self.share.live
         return min(UNEVEN_S, usual) if short and now < self._uneven_until else usual
 
-    async def _settle(self, link: AsyncLink, database: Database, heads: Heads) -> bool:
-        """This opens new shards, and says whether some wait for something that goes on with the next turn."""
+    async def _settle(self, link: AsyncLink, database: Database, heads: Heads) -> None:
+        """Open new shards, as far as they fit."""
         new = [holding for holding in self.holdings.values() if holding.standing == "new"]
         if not new:
-            return False
+            return
         settled = await settle(link, database, self.flusher, new, heads=heads, keys=self.keys)
         for shard in settled.opened:
             self.gatekeeper.opened(shard)
@@ -201,7 +201,6 @@ class Worker:
             self.refresh()
         if settled.closed:
             self.gatekeeper.ask(settled.closed)
-        return bool(settled.waiting)
 
     async def _see_to(self, link: AsyncLink, database: Database, progress: Progress) -> None:
         for shard in progress.strays:
