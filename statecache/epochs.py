@@ -3,7 +3,8 @@
 An epoch is raised whenever a shard's Redis data set may have lost something. Until the new epoch is open the shard's
 gate is closed: the commit script refuses, because `meta.replid` is not the server's. The states of a gate:
 
-    open      meta.replid is the server's and the row's, meta.epoch the row's, and meta.flushed not above the row's
+    open      meta.replid is the server's and the row's, meta.epoch the row's, meta.flushed not above the row's
+              watermark and meta.n not below it
     closed    anything else; somebody who may, claims it
     claimed   meta.replid is empty, meta.claim holds the claimer's token, meta.claimed the replids that this data set
               may continue, the server's own last: a claimer that dies leaves enough for the next one
@@ -22,6 +23,10 @@ itself is the same proves nothing, it has other databases. What one of these beg
 A Postgres that **went back** (restored, or an asynchronous standby took over) shows as a watermark lower than its copy
 in the data set. That begins a new epoch too: whoever waits for what was flushed before then asks Postgres, and all that
 it holds no more is dirty again.
+
+Where the **fence is off** no replid tells that a data set came back without its end. Its copy of the watermark does:
+the shard is open only where that is the row's. What it holds between the two must be what Postgres holds there, entry
+by entry; an entry that Postgres does not know parts it from the lineage, and it is a branch from there on.
 
 Either way data set and lineage hold the same log up to the **common point**: the end of the data set, or the lowest
 start of any epoch after its own, whichever is lower. An epoch that starts at n says: the lineage's log before me is
@@ -142,15 +147,14 @@ def decide(
     foreign = _another_pin(look.pin, pin, authority)
     if foreign:
         return Refusal(why=foreign)
-    named = look.epoch == row.epoch and look.replid == look.server == row.replid
-    if named and look.flushed <= row.flushed:
+    if _is_open(row, look):
         return None
     if look.claim and look.claim_left_ms > 0:
         return Refusal(why="another process is opening it", wait=True)
     seen = max(look.epoch or 0, look.last[0], row.epoch)
     if seen > EPOCH_MAX:
         return Refusal(why=f"its stream has come to the id {look.last[0]}-{look.last[1]}; an operator must replace it")
-    if named:
+    if _is_named(row, look) and look.flushed > row.flushed:
         return Opening(seen=seen, acknowledged=look.flushed)
     if authority == "operator":
         return _on_a_word(row, vouched, seen)
@@ -168,6 +172,15 @@ def decide(
         f"Postgres says epoch {row.epoch} of {row.replid or 'nobody'}: whether this server is the primary is "
         + _word(row)
     )
+
+
+def _is_named(row: Row, look: Look) -> bool:
+    return look.epoch == row.epoch and look.replid == look.server == row.replid
+
+
+def _is_open(row: Row, look: Look) -> bool:
+    told = look.flushed == row.flushed or (look.flushed < row.flushed and look.server != UNFENCED)
+    return _is_named(row, look) and told and look.n >= row.flushed
 
 
 def _on_a_word(row: Row, vouched: Collection[str], seen: int) -> Opening | Refusal:
@@ -212,15 +225,38 @@ def _another_pin(found: Pin, ours: Pin, authority: Authority) -> str:
     return ""
 
 
-def common_point(look: Look, later_start: int | None) -> int | None:
-    """This gives the n up to which this data set and the lineage hold the same log; None: nothing to compare.
+def unproven(row: Row, look: Look) -> tuple[int, int] | None:
+    """Return the positions (after, up to) at which nothing but a comparison shows that both hold the same."""
+    if look.epoch is None or not (look.server == UNFENCED or _is_named(row, look)):
+        return None
+    after, upto = look.flushed, min(look.n, row.flushed)
+    return (after, upto) if after < upto else None
+
+
+def parting(positions: Iterable[int], known: Collection[int]) -> int | None:
+    """Return the n up to which these entries of a data set are Postgres' own; None where all of them are."""
+    unknown = [n for n in positions if n not in known]
+    return min(unknown) - 1 if unknown else None
+
+
+def parted_refusal(row: Row, parted: int) -> Refusal:
+    """Say why a data set that is parted from the lineage may not be opened."""
+    return Refusal(
+        why=f"this Redis holds changes from {parted + 1} on that Postgres does not know, and Postgres has flushed up to "
+        f"{row.flushed} what was here before: it came back without its end, and was written to since. Whether that is "
+        f"to be set aside is {_word(row)}"
+    )
+
+
+def common_point(look: Look, later_start: int | None, parted: int | None = None) -> int | None:
+    """Return the n up to which this data set and the lineage hold the same log; None: nothing to compare.
 
     `later_start` is the lowest start of the lineage's epochs after the data set's own. Not the next one's: a later
-    epoch that began on a data set with a lost tail starts lower.
+    epoch that began on a data set with a lost tail starts lower. `parted` is where a comparison found them to part.
     """
     if look.epoch is None and look.last == (0, 0):
         return None
-    return look.n if later_start is None else min(look.n, later_start)
+    return min(n for n in (look.n, later_start, parted) if n is not None)
 
 
 def must_set_aside(look: Look, common: int | None) -> str:

@@ -25,6 +25,7 @@ import msgspec
 import psycopg
 from psycopg import errors as pg
 
+from statecache._async.comparing import parted
 from statecache._async.rescue import Branch, Rescue
 from statecache._bridge import async_timeout
 from statecache.epochs import (
@@ -39,6 +40,8 @@ from statecache.epochs import (
     head_totals,
     must_set_aside,
     pages,
+    parted_refusal,
+    unproven,
 )
 from statecache.errors import ConfigurationError
 from statecache.keys import HASH
@@ -84,7 +87,8 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
     """This is what was read of a shard that may be opened.
 
     The new epoch is above `seen`; `later` is the lowest start of the lineage's epochs after the data set's own.
-    `acknowledged` is the watermark that Postgres seems to have gone back behind.
+    `acknowledged` is the watermark that Postgres seems to have gone back behind, `parted` the n after which the data
+    set holds what Postgres does not know.
     """
 
     row: Row
@@ -92,11 +96,12 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
     seen: int
     acknowledged: int | None = None
     later: int | None = None
+    parted: int | None = None
 
     @property
     def common(self) -> int | None:
         """This is the n up to which the data set and the lineage are the same; None where there is no data set."""
-        return common_point(self.look, self.later)
+        return common_point(self.look, self.later, self.parted)
 
     def is_closed(self, flushed: int) -> bool:
         """Say whether the shard is still to be opened, given a watermark that was read after the look."""
@@ -222,13 +227,23 @@ class Attempt:
         starts = dict(await self._fetch("later_starts", parameters))
         compared: list[_Seen] = []
         for each in seen:
-            one = msgspec.structs.replace(each, later=starts.get(each.row.shard))
+            one = msgspec.structs.replace(each, later=starts.get(each.row.shard), parted=await self._parted(each))
             aside = must_set_aside(one.look, one.common)
-            if aside and self._gate.authority == "client":
+            if one.parted is not None and self._gate.authority != "operator":
+                refused[one.row.shard] = parted_refusal(one.row, one.parted)
+            elif aside and self._gate.authority == "client":
                 refused[one.row.shard] = Refusal(why=f"it holds {aside}, which a worker has to set aside", wait=True)
             else:
                 compared.append(one)
         return compared
+
+    async def _parted(self, one: _Seen) -> int | None:
+        span = unproven(one.row, one.look)
+        if span is None:
+            return None
+        shard = one.row.shard
+        changes = self._keys.changes(shard)
+        return await parted(self._link, self._fetch, shard, changes, one.look, span, seconds=self._seconds)
 
     async def _claim(self, seen: Sequence[_Seen]) -> list[_Seen]:
         calls = [(self._fixed(one.row.shard), self._claim_arguments(one.look)) for one in seen]

@@ -24,6 +24,8 @@ from statecache.epochs import (
     head_totals,
     must_set_aside,
     pages,
+    parting,
+    unproven,
 )
 
 PIN = Pin("64", "crc32", "a-cluster")
@@ -63,8 +65,12 @@ def verdicts(row: Row, seen: Look, pin: Pin = PIN) -> list[str]:
     ("story", "seen", "row", "expected"),
     [
         ("it is open", look(server="a"), ROW, ["open"] * 4),
-        ("Postgres went back, in this epoch", look(server="a", flushed=90), Row(shard=7, epoch=5, replid="a", flushed=80),
-         ["above 5"] * 4),
+        ("Postgres went back, in this epoch", look(server="a", flushed=90),
+         Row(shard=7, epoch=5, replid="a", flushed=80), ["above 5"] * 4),
+        ("it ends before what Postgres holds, on the same server", look(server="a"),
+         Row(shard=7, epoch=5, replid="a", flushed=101), ["above 5"] * 4),
+        ("no fence, and it does not know of all that Postgres holds", look(replid="off", server="off"),
+         Row(shard=7, epoch=5, replid="off", flushed=100), ["above 5"] * 4),
         ("a restart", look(), ROW, ["above 5"] * 4),
         ("a restart that lost its tail", look(last=(5, 90), n=90), ROW, ["above 5"] * 4),
         ("a replica", look(server="a", role="slave"), ROW, ["wait"] * 4),
@@ -148,6 +154,30 @@ def test_the_last_epoch_that_can_be_counted_is_refused_before_postgres_refuses_i
 def test_the_common_point(seen: Look, later: int | None, common: int | None, aside: str) -> None:
     assert common_point(seen, later) == common
     assert must_set_aside(seen, common) == aside
+
+
+@pytest.mark.parametrize(
+    ("seen", "flushed", "span"),
+    [
+        (look(server="a", flushed=60), 80, (60, 80)),
+        (look(server="a", flushed=60), 120, (60, 100)),
+        (look(server="a", flushed=100), 120, None),
+        (look(server="s", flushed=60), 80, None),  # it names the row's replid, not its own: a restart, fenced
+        (look(replid="", claimed=("off",), server="off", flushed=60), 80, (60, 80)),
+        (look(EMPTY, server="off"), 80, None),
+    ],
+)
+def test_what_nothing_but_a_comparison_can_tell(seen: Look, flushed: int, span: tuple[int, int] | None) -> None:
+    assert unproven(Row(shard=7, epoch=5, replid="a", flushed=flushed), seen) == span
+
+
+def test_a_data_set_parts_from_the_lineage_before_the_first_entry_that_postgres_does_not_know() -> None:
+    assert parting([61, 62, 63], {61, 62, 63}) is None
+    assert parting([63, 62, 61], {61}) == 61
+    assert parting([], set()) is None
+    assert common_point(OURS, None, 61) == 61
+    assert common_point(OURS, 50, 61) == 50
+    assert must_set_aside(OURS, 61) == "changes of another branch"
 
 
 def test_totals_are_the_heads_only_while_something_is_to_be_flushed_and_never_below_the_rows() -> None:

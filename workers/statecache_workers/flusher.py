@@ -206,8 +206,8 @@ class Flusher:
 
         What goes wrong meanwhile is nothing to the batch: the next turn reads, and meets it.
         """
-        if sum(len(one.entries) for one in slices) < self._settings.flush_batch_max:
-            return None
+        if sum(len(one.entries) for one in slices) < self._settings.flush_batch_max or self._settings.fence == "off":
+            return None  # without a fence heads count that were read behind the last acknowledgement
         behind = {one.shard: one.end for one in slices}
         try:
             heads = await self.streams.heads(link, list(holdings))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from statecache.epochs import UNFENCED
 from statecache.errors import InvalidKey
 from statecache.keys import checked_key
 from statecache_workers.logs import alarm
@@ -129,8 +130,12 @@ def set_apart(holding: Holding, event: str, reason: str) -> None:
 
 
 def agree(row: Row, head: Head, server: str) -> bool:
-    """This says whether the gate is open on that server, and for the row's epoch."""
-    return head.epoch == row.epoch and head.replid == server and row.replid == server
+    """Say whether the gate is open on that server, and for the row's epoch.
+
+    Without a fence only the data set's copy of the watermark tells that it is the one of before, with all its end.
+    """
+    same = head.epoch == row.epoch and head.replid == server and row.replid == server
+    return same and (server != UNFENCED or head.flushed == row.flushed)
 
 
 def misplaced(key: str, shard: int, keys: KeySpace) -> str:

@@ -3,8 +3,8 @@
 Its row was read in a transaction that committed. If Redis agrees with it, the row's watermark is acknowledged first:
 whoever owned the shard before may have died between COMMIT and acknowledgement, and on a shard that then goes idle
 nobody else would ever tell the waiters. Forks that were committed meanwhile are acknowledged with it. Then the place in
-the stream is found behind which to read. Where Redis knows a higher watermark than the row has, Postgres went back, or
-the row is an old one: the shard needs a new epoch, or turns out to be open.
+the stream is found behind which to read. Where Redis knows a higher watermark than the row has, or ends below it, Postgres
+went back, or Redis did, or the row is an old one: the shard needs a new epoch, or turns out to be open.
 """
 
 from __future__ import annotations
@@ -45,10 +45,8 @@ async def settle(
             settled.unsure.append(holding.shard)
         elif isinstance(head, str):
             set_apart(holding, "foreign_data", f"{keys.meta(holding.shard)}: {head}")
-        elif not agree(holding.row, head, heads.server) or head.flushed > holding.row.flushed:
+        elif not (agree(holding.row, head, heads.server) and head.flushed <= holding.row.flushed <= head.n):
             settled.closed.append(holding.shard)
-        elif holding.row.flushed > head.n:
-            set_apart(holding, "data_set_behind", f"Postgres has flushed {holding.row.flushed}, Redis ends at {head.n}")
         else:
             fit.append((holding, head))
     if fit:

@@ -1,0 +1,46 @@
+"""What a data set holds, compared with what Postgres holds at the same positions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from statecache.entries import INTEGER_MAX, salvaged
+from statecache.epochs import Look, parting
+
+if TYPE_CHECKING:
+    from statecache._async.connect import AsyncLink
+
+_PAGE = 100
+
+Fetch = Callable[[str, dict[str, Any]], Awaitable[Sequence[tuple[Any, ...]]]]
+"""Runs a named statement."""
+
+
+async def parted(
+    link: AsyncLink, fetch: Fetch, shard: int, changes: str, look: Look, span: tuple[int, int], *, seconds: float
+) -> int | None:
+    """Return the n after which the stream holds entries that Postgres does not know; None where it knows all.
+
+    The stream is read from its newest commit down to the first position of the span, page by page.
+    """
+    after, upto = span
+    lowest: int | None = None
+    end = b"%d-%d" % (look.own, look.n)
+    while True:
+        (reply,) = await link.run([("XREVRANGE", changes, end, b"-", "COUNT", _PAGE)], seconds=seconds)
+        if isinstance(reply, Exception):
+            raise reply
+        found = [(*map(int, entry_id.split(b"-")), salvaged(fields)[0]) for entry_id, fields in reply]
+        asked = [one for one in found if after < one[1] <= upto]
+        known = {n for (n,) in await fetch("entries_known", _columns(shard, asked))} if asked else set()
+        here = parting([n for _, n, _ in asked], known)
+        lowest = here if here is not None else lowest
+        if len(reply) < _PAGE or found[-1][1] <= after:
+            return lowest
+        end = b"(" + reply[-1][0]
+
+
+def _columns(shard: int, entries: Sequence[tuple[int, int, str]]) -> dict[str, Any]:
+    epochs, ns, change_ids = (list(column) for column in zip(*entries, strict=True))
+    return {"shard": shard, "epochs": [min(epoch, INTEGER_MAX) for epoch in epochs], "ns": ns, "change_ids": change_ids}

@@ -1,0 +1,130 @@
+"""A Redis that does not show its replid comes back shorter than Postgres: told by what it holds, and never flushed over."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, Settings
+from statecache.cli.epochs import claim
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.fix_flusher import Log, flush, rows, turn_until
+from tests.fix_servers import MakeSettings
+
+Psql = psycopg.Connection[Any]
+GROUP = "runs/42"
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings, request: pytest.FixtureRequest) -> Settings:
+    """Settings of one shard, without a fence."""
+    return make_settings(shards=1, fence=getattr(request, "param", "off"))
+
+
+@pytest.fixture
+async def agent(settings: Settings) -> AsyncIterator[AsyncStateCache]:
+    """An agent."""
+    async with AsyncStateCache(settings=settings) as client:
+        yield client
+
+
+class Snapshot:
+    """This is what Redis held at some moment."""
+
+    def __init__(self, raw: Any, keys: KeySpace) -> None:
+        self._raw = raw
+        self._names = f"{keys.prefix}:*"
+        self._held = [(name, raw.dump(name)) for name in raw.keys(self._names)]
+
+    def put_back(self) -> None:
+        """Make Redis hold that, and nothing else, in one moment."""
+        gone = self._raw.keys(self._names)
+        with self._raw.pipeline(transaction=True) as together:
+            together.unlink(*gone)
+            for name, dumped in self._held:
+                together.restore(name, 0, dumped)
+            together.execute()
+
+
+async def shortened(agent: AsyncStateCache, worker: Worker, raw: Any, keys: KeySpace) -> None:
+    """Let Redis come back with five changes where Postgres holds eight: it was told of five."""
+    await flush(worker)
+    for number in range(5):
+        await agent.set(f"{GROUP}/{number}", "both")
+    await flush(worker)
+    snapshot = Snapshot(raw, keys)
+    for number in (4, 5, 6):
+        await agent.set(f"{GROUP}/{number}", "durable")
+    await flush(worker)
+    snapshot.put_back()
+    agent.tier.near.drop()
+
+
+@pytest.mark.parametrize("reconnected", [True, False])
+async def test_a_redis_that_came_back_shorter_and_was_written_to_since_is_an_operators_to_judge(
+    settings: Settings, keys: KeySpace, agent: AsyncStateCache, worker: Worker, redis_raw: Any, psql: Psql, log: Log,
+    reconnected: bool,
+) -> None:  # fmt: skip
+    await shortened(agent, worker, redis_raw, keys)
+    branch = [await agent.set(f"{GROUP}/{number}", "branch") for number in (0, 4, 7, 8)]
+    assert branch[-1].position is not None
+    assert branch[-1].position.n == 9, "beyond what Postgres holds"
+    if reconnected:
+        worker.forget()
+    await turn_until(worker, log, "gate_closed")
+    (line,) = log.of("gate_closed")
+    assert "changes from 6 on that Postgres does not know" in line["detail"]
+    assert "statecache epoch claim all --from off" in line["detail"]
+    assert rows(psql, "SELECT flushed FROM shard") == [(8,)]
+    assert redis_raw.hget(keys.meta(0), "flushed") == b"5"
+
+    (opened,) = await claim(settings, [0], by="a person", given_up=["off"])
+    assert (opened.start_n, opened.conflicts) == (8, 4)
+    assert rows(psql, "SELECT change_id FROM conflict ORDER BY n") == [(state.change_id,) for state in branch]
+    worker.refresh()
+    await flush(worker)
+    found = {number: await agent.get(f"{GROUP}/{number}", read="primary") for number in range(9)}
+    assert [state and state.value for state in found.values()] == ["both"] * 4 + ["durable"] * 3 + [None] * 2
+    after = await agent.set(f"{GROUP}/0", "after")
+    await flush(worker)
+    assert (after.version, after.position and after.position.n) == (2, 9)
+    assert rows(psql, "SELECT change_id FROM change WHERE n = 9") == [(after.change_id,)]
+
+
+@pytest.mark.parametrize("settings", ["off", "on"], indirect=True)
+async def test_a_redis_that_came_back_shorter_and_was_left_alone_is_opened_anew(
+    keys: KeySpace, agent: AsyncStateCache, worker: Worker, redis_raw: Any, psql: Psql, log: Log, settings: Settings
+) -> None:
+    """With a fence too, where its replid did not change with its data."""
+    await shortened(agent, worker, redis_raw, keys)
+    if settings.fence == "on":
+        worker.forget()
+    await turn_until(worker, log, "epoch_opened")
+    await flush(worker)
+    found = {number: await agent.get(f"{GROUP}/{number}", read="primary") for number in range(7)}
+    assert [state and state.value for state in found.values()] == ["both"] * 4 + ["durable"] * 3
+    after = await agent.set(f"{GROUP}/4", "after")
+    await flush(worker)
+    assert rows(psql, "SELECT epoch, n FROM change WHERE change_id = %s", after.change_id) == [(2, 9)]
+    assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
+
+
+async def test_what_postgres_took_in_and_redis_was_not_told_of_is_no_other_branch(
+    keys: KeySpace, agent: AsyncStateCache, worker: Worker, redis_raw: Any, psql: Psql
+) -> None:
+    """As after a worker that died between COMMIT and acknowledgement."""
+    await flush(worker)
+    for number in range(3):
+        await agent.set(GROUP, number)
+    await flush(worker)
+    redis_raw.hset(keys.meta(0), mapping={"flushed": 1, "flushed_entries": 1})
+    await agent.set(GROUP, "unflushed")
+    worker.forget()
+    await flush(worker)
+    assert rows(psql, "SELECT epoch, version FROM change ORDER BY version") == [(1, n) for n in range(1, 5)]
+    assert redis_raw.hget(keys.meta(0), "flushed") == b"4"
+    assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
