@@ -19,8 +19,17 @@ LAYERS = (
     tuple(
         f"statecache.{name}"
         for name in (
-            "keys", "codec", "records", "outcomes", "entries", "epochs", "reconcile", "near", "leases", "steps",
-        )  # fmt: skip
+            "keys",
+            "codec",
+            "records",
+            "outcomes",
+            "entries",
+            "epochs",
+            "reconcile",
+            "near",
+            "leases",
+            "steps",
+        )
     ),
     (
         "statecache.lua",
