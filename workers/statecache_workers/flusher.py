@@ -14,7 +14,8 @@ commits, so that a watermark which an earlier COMMIT left unreplicated is never 
 anywhere repeats at most this cycle, and repeating it changes nothing, for the watermark is in the transaction.
 
 Data that Postgres refuses is parked (`quarantine`); everything else that goes wrong is an outage: nothing is
-acknowledged, what is remembered is forgotten, and the caller tries again later.
+acknowledged, what is remembered is forgotten, and the caller tries again later. A batch that took too long is tried
+again by halves (`sizing`).
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from statecache_workers.logs import alarm, warn, whisper
 from statecache_workers.quarantine import Outcome, write_carefully
 from statecache_workers.recall import Recall
 from statecache_workers.repair import Repair
+from statecache_workers.sizing import BatchSize
 from statecache_workers.strays import find_strays
 from statecache_workers.streams import Entry, Slice, Streams, Wanted
 from statecache_workers.tally import Tally
@@ -59,6 +61,8 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 FORKS_PER_ACK = 500
+TOO_SLOW = ("57014", "timeout")
+"""Why a batch could not be written that may be too large: Postgres ran out of time, or this side did."""
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -89,6 +93,7 @@ class Flusher:
         self.recall = Recall(keys, self.streams)
         self._repair = Repair(settings, keys, self.streams)
         self._first = 0
+        self.size = BatchSize(settings.flush_batch_max, settings.flush_bytes_max, timeout_s=settings.timeout_s)
         self._lookout = Lookout(settings, self.streams)
 
     async def look(self, link: AsyncLink, holdings: dict[int, Holding], woken: Sequence[int] = ()) -> Heads:
@@ -107,7 +112,8 @@ class Flusher:
         """This flushes at most one batch of the open shards; `heads` is what `look` gave just before."""
         progress = Progress()
         ahead = self._lookout.taken()
-        slices = still_next(ahead, holdings) if ahead is not None and ahead.heads is heads else []
+        fits = ahead is not None and ahead.heads is heads and self.size.whole
+        slices = still_next(ahead, holdings) if ahead is not None and fits else []
         if not slices:
             wanted = self._wanted(holdings, heads, set(woken), progress)
             slices = await self.streams.read(link, wanted) if wanted else []
@@ -141,7 +147,7 @@ class Flusher:
             for shard, (_, head, place) in standing.items()
             if head.n > place.n or shard in woken
         }
-        counts = shares(pending, self._settings.flush_batch_max, self._settings.flush_bytes_max, self._first)
+        counts = shares(pending, self.size.entries, self.size.bytes, self._first)
         if counts:
             self._first = turn_after(pending, counts, self._first)
         return [Wanted(*standing[shard], count) for shard, count in counts.items()]
@@ -189,8 +195,12 @@ class Flusher:
                 done = await self._write(database, slices, server, tips, missing)
             except Poison:
                 done = await self._write_carefully(database, slices, server)
+            self.size.written(monotonic() - begun)
             self.tally.committed(done, begun=begun, written=monotonic(), heads=heads)
             self._lookout.ahead = await reading
+        except PostgresUnavailable as error:
+            self._shrink(slices, error)
+            raise
         finally:
             reading.cancel()
             await asyncio.wait([reading])
@@ -200,6 +210,14 @@ class Flusher:
                 self._doubt(one.holding, progress)
         await self._acknowledge(link, done, progress)
         self._lookout.pace.flushed(progress.entries, begun=begun, ended=monotonic())
+
+    def _shrink(self, slices: Sequence[Slice], error: PostgresUnavailable) -> None:
+        """Make the next batch smaller where this one could not be written in time."""
+        if error.reason not in TOO_SLOW:
+            return
+        entries = sum(len(one.entries) for one in slices)
+        self.size.too_slow(entries, sum(max(0, one.end.bytes - one.start.bytes) for one in slices))
+        warn("batch_too_slow", entries=entries, next_entries_max=self.size.entries, reason=error.reason)
 
     async def _read_ahead(self, link: AsyncLink, holdings: dict[int, Holding], slices: Sequence[Slice]) -> Ahead | None:
         """This reads what comes behind the batch that is being written, where that is known to be more.

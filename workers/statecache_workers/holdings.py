@@ -77,10 +77,10 @@ class Holding:
 
     `after` is the stream id after which to read. `sure` says that the row was read since it last did not fit; `doubts`
     counts how often it has not fitted since something was flushed, or its epoch began. `reason` is why the shard stands
-    apart.
+    apart, `held_since` since when another session was seen to hold its row.
     """
 
-    __slots__ = ("after", "doubts", "reason", "row", "shard", "standing", "sure")
+    __slots__ = ("after", "doubts", "held_since", "reason", "row", "shard", "standing", "sure")
 
     def __init__(self, shard: int, row: Row) -> None:
         self.shard = shard
@@ -89,6 +89,7 @@ class Holding:
         self.after = b""
         self.sure = True
         self.doubts = 0
+        self.held_since: float | None = None
         self.reason = ""
 
     @property
@@ -107,7 +108,12 @@ class Holding:
         """This takes the row as Postgres has it now; a new epoch is a new beginning."""
         if row.epoch != self.row.epoch:
             self.doubts = 0
-        self.row, self.standing, self.sure = row, "new", True
+        self.row, self.standing, self.sure, self.held_since = row, "new", True, None
+
+    def hold_off(self, now: float) -> None:
+        """Leave the shard for later: another session holds its row, so it may be somebody else's by now."""
+        self.standing, self.sure = "apart", False
+        self.held_since = now if self.held_since is None else self.held_since
 
     def look_again(self) -> None:
         """This forgets what was believed of the shard."""

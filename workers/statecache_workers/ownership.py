@@ -5,6 +5,8 @@ gives back what is more than its part: ceil(shards / live workers). Who comes, g
 so that the others need not find out by themselves. A lease only settles who should flush; that two
 never do is settled by the row's lock in each flush.
 
+A row that another session holds is not waited for: it is left out of this turn, and the other shards go on.
+
 Rows are read nowhere else but here and in the flush itself, in transactions that commit cleanly. A watermark that an
 earlier COMMIT wrote without its synchronous standby is therefore with the standby before anybody acknowledges it.
 """
@@ -27,9 +29,13 @@ if TYPE_CHECKING:
 
 
 class Share(msgspec.Struct, kw_only=True):
-    """This is what the worker owns now, and how things stand with the others."""
+    """This is what the worker owns now, and how things stand with the others.
+
+    `held` are shards whose row another session holds: they were this worker's when that session locked them.
+    """
 
     rows: dict[int, Row] = {}
+    held: set[int] = set()
     live: int = 1
     unowned: int = 0
     reaped: list[str] = []
@@ -54,14 +60,15 @@ class Ownership:
                 Call("worker_census", {}),
             )
             share = Share(live=max(1, census[0][0]), unowned=census[0][1], reaped=[row[0] for row in reaped])
-            share.rows = _rows(rows)
+            share.rows = _rows([row for row in rows if row[1] is not None])
+            share.held = {row[0] for row in rows if row[1] is None}
             if take:
                 await self._even_out(transaction, share, sorted(avoid), mine)
             await transaction.commit()
         return share
 
     async def _even_out(self, transaction: Transaction, share: Share, avoid: list[int], mine: dict[str, Any]) -> None:
-        room = -(-self._shards // share.live) - len(share.rows)
+        room = -(-self._shards // share.live) - len(share.rows) - len(share.held)
         if room > 0 and share.unowned > 0:
             asked = {**mine, "avoid": integers(avoid), "room": room}
             (rows,) = await transaction.run(Call("shards_take", asked))
@@ -72,6 +79,15 @@ class Ownership:
             await transaction.run(Call("shards_give", {**mine, "shards": integers(surplus)}))
             for shard in surplus:
                 del share.rows[shard]
+
+    async def holders(self, database: Database, shards: Collection[int]) -> dict[int, str]:
+        """Return who holds the rows of these shards in Postgres, in words, as far as this role may see."""
+        async with database.transaction() as transaction:
+            (rows,) = await transaction.run(Call("row_holders", {"shards": integers(sorted(shards))}))
+        return {
+            shard: f"pid {pid}, {user} with {name or 'no application_name'}, {state}/{wait or 'busy'} for {age:.0f} s"
+            for shard, pid, user, name, state, wait, age in rows
+        }
 
     async def give_back(self, database: Database, shards: Collection[int]) -> None:
         """This gives some shards back."""

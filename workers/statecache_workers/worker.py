@@ -26,7 +26,7 @@ from statecache.keys import KeySpace
 from statecache_workers.database import Database
 from statecache_workers.flusher import Flusher, Progress
 from statecache_workers.gatekeeper import Gatekeeper
-from statecache_workers.holdings import Head, Heads, Holding
+from statecache_workers.holdings import Head, Heads, Holding, set_apart
 from statecache_workers.janitor import Janitor
 from statecache_workers.logs import alarm, say, warn, whisper
 from statecache_workers.ownership import Ownership, Share
@@ -155,7 +155,8 @@ class Worker:
         self._avoid = {shard: until for shard, until in self._avoid.items() if until > now}
         before = self.share.live
         share = self.share = await self.ownership.tend(database, avoid=self._avoid, take=self.taking)
-        taken, lost = share.rows.keys() - self.holdings.keys(), self.holdings.keys() - share.rows.keys()
+        taken = share.rows.keys() - self.holdings.keys()
+        lost = self.holdings.keys() - share.rows.keys() - share.held
         self._leased_until = now + self.settings.lease_s
         self._next_tend = now + self._pause(now, moved=bool(taken or lost) or share.live != before)
         for shard in lost:
@@ -167,6 +168,7 @@ class Worker:
                 continue
             self.flusher.tips.drop(shard)
             holding.reread(row)
+        await self._leave_held(database, [self.holdings[shard] for shard in share.held & self.holdings.keys()])
         if taken or lost:
             say("shards", taken=len(taken), lost=len(lost), owned=len(self.holdings), workers=share.live)
         if share.reaped:
@@ -174,6 +176,19 @@ class Worker:
         if (lost or not self._joined) and share.live > 1:
             await self.flusher.streams.ring(link)
         self._joined = True
+
+    async def _leave_held(self, database: Database, held: list[Holding]) -> None:
+        """Leave shards for later whose row another session holds, and tell who does where that goes on."""
+        now = self._monotonic()
+        for holding in held:
+            self.flusher.tips.drop(holding.shard)
+            holding.hold_off(now)
+        long = [one for one in held if now - (one.held_since or now) >= self.settings.lease_s]
+        who = await self.ownership.holders(database, [one.shard for one in long]) if long else {}
+        for holding in long:
+            told = who.get(holding.shard, "a session that this role may not see (pg_read_all_stats)")
+            if not holding.reason:
+                set_apart(holding, "row_held", f"its row in Postgres is held by {told}")
 
     def _pause(self, now: float, *, moved: bool) -> float:
         """This is how long the shards are left alone: not for long while they are being handed over to this worker.

@@ -1,0 +1,132 @@
+"""One row that somebody holds, one batch that Postgres cannot write in time: the rest goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import Settings
+from statecache.errors import PostgresUnavailable
+from statecache_workers.worker import Worker
+from tests.fix_flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
+
+Psql = psycopg.Connection[Any]
+
+
+@contextmanager
+def _held(settings: Settings, shard: int) -> Iterator[Psql]:
+    """Hold a shard's row as a stranger does that forgot its transaction."""
+    with psycopg.connect(settings.postgres_url) as stranger:
+        row = f'SELECT FROM "{settings.postgres_schema}".shard WHERE shard = {shard} FOR UPDATE'
+        stranger.execute(row.encode())
+        yield stranger
+        stranger.rollback()
+
+
+@contextmanager
+def _slow_changes(psql: Psql, *, most: int) -> Iterator[None]:
+    """Let every statement that adds more than so many changes take longer than any timeout."""
+    body = f"IF (SELECT count(*) FROM added) > {most} THEN PERFORM pg_sleep(60); END IF; RETURN NULL;"
+    psql.execute(f"CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$".encode())
+    psql.execute(
+        b"CREATE TRIGGER slow AFTER INSERT ON change REFERENCING NEW TABLE AS added "
+        b"FOR EACH STATEMENT EXECUTE FUNCTION slow()"
+    )
+    try:
+        yield
+    finally:
+        psql.execute(b"DROP FUNCTION slow() CASCADE")
+
+
+async def test_a_row_that_somebody_holds_stops_its_own_shard_alone(
+    agents: Agents, make_worker: MakeWorker, settings: Settings, psql: Psql, log: Log
+) -> None:
+    worker = make_worker(settings.model_copy(update={"timeout_s": 1.0, "hydrate_token_s": 1.0}))
+    await flush(worker)
+    for shard in range(4):
+        agents.commit(agents.key_on(shard))
+    with _held(settings, 2):
+        worker.refresh()
+        for _ in range(6):
+            await worker.turn()
+        assert flushed(psql) == {0: 1, 1: 1, 2: 0, 3: 1}
+        assert set(worker.holdings) == {0, 1, 2, 3}, "its lease may still stand"
+    worker.refresh()
+    await flush(worker)
+    assert flushed(psql) == {0: 1, 1: 1, 2: 1, 3: 1}
+
+
+async def test_a_row_that_is_held_at_the_flush_leaves_the_others_of_the_batch(
+    agents: Agents, worker: Worker, settings: Settings, psql: Psql
+) -> None:
+    await flush(worker)
+    for shard in range(4):
+        agents.commit(agents.key_on(shard))
+    with _held(settings, 1):
+        await worker.turn()
+        assert flushed(psql) == {0: 1, 1: 0, 2: 1, 3: 1}
+    await flush(worker)
+    assert flushed(psql) == {0: 1, 1: 1, 2: 1, 3: 1}
+
+
+async def test_a_row_that_is_held_for_long_is_alarmed_with_who_holds_it(
+    make_worker: MakeWorker, settings: Settings, log: Log
+) -> None:
+    worker = make_worker(settings.model_copy(update={"lease_s": 0.3, "lease_renew_s": 0.05}))
+    await flush(worker)
+    with _held(settings, 2) as stranger:
+        await turn_until(worker, log, "row_held")
+        (told,) = log.of("row_held")
+        assert (told["shard"], told["alarm"]) == (2, True)
+        assert f"pid {stranger.info.backend_pid}" in told["reason"]
+
+
+async def test_a_worker_leaves_although_somebody_holds_one_of_its_rows(
+    make_worker: MakeWorker, settings: Settings, psql: Psql
+) -> None:
+    worker = make_worker(settings.model_copy(update={"timeout_s": 1.0, "hydrate_token_s": 1.0}))
+    await flush(worker)
+    with _held(settings, 2):
+        assert await worker.leave()
+        assert rows(psql, "SELECT shard FROM shard WHERE owner IS NOT NULL") == [(2,)]
+
+
+async def test_a_batch_that_takes_too_long_is_halved_until_it_fits_and_grows_back(
+    agents: Agents, make_worker: MakeWorker, settings: Settings, psql: Psql, log: Log
+) -> None:
+    worker = make_worker(settings.model_copy(update={"timeout_s": 0.5, "hydrate_token_s": 0.5}))
+    await flush_through(worker)
+    for i in range(40):
+        agents.commit((agents.key_on(i % 4), str(i)))
+    with _slow_changes(psql, most=5):
+        await flush_through(worker)
+        assert sum(flushed(psql).values()) == 40
+        assert worker.flusher.size.entries < 40
+        assert log.of("batch_too_slow")
+    for _ in range(12):
+        agents.commit(agents.key_on(0))
+        await flush(worker)
+    assert worker.flusher.size.entries == settings.flush_batch_max
+    assert rows(psql, "SELECT count(*) FROM quarantine") == [(0,)]
+
+
+@pytest.mark.parametrize("reason", ["53100", "08006"])
+async def test_an_outage_that_says_nothing_of_time_halves_nothing(
+    agents: Agents, worker: Worker, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await flush(worker)
+    agents.commit(agents.key_on(0))
+
+    async def refused(*_: Any) -> None:
+        raise PostgresUnavailable(reason, detail="here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.flusher, "_write", refused)
+        for _ in range(3):
+            with pytest.raises(PostgresUnavailable):
+                await flush(worker)
+    assert worker.flusher.size.entries == worker.settings.flush_batch_max
