@@ -325,6 +325,9 @@ class TappedConnection:
         self._tap = tap
         self.transaction = connection.transaction
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
     def execute(self, text: str, parameters: Any = None) -> Any:
         """This does what the connection does."""
         names = ("begin_epoch", "shards", "later_starts", "keys_beyond", "rescue_branch", "quarantine_park")

@@ -21,6 +21,7 @@ from psycopg import errors as pg
 
 from statecache._async.gate import Gate
 from statecache._async.postgres import PostgresTier
+from statecache._async.postgres_connection import brief, connect
 from statecache._async.redis import RedisTier
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH, KeySpace
@@ -132,32 +133,26 @@ class _Schema:
         if isinstance(error, pg.LockNotAvailable):
             return PostgresUnavailable("migration", detail=f"{where}: others held the locks of {what} for a minute")
         if isinstance(error, psycopg.OperationalError):
-            return PostgresUnavailable("connection", detail=f"{where}: {_first_line(error)}")
+            return PostgresUnavailable("connection", detail=f"{where}: {brief(error)}")
         hint = ""
         if isinstance(error, pg.InsufficientPrivilege):
             hint = "Migrate as the schema's owner, or as a role that may create one in this database."
         elif isinstance(error, (pg.DuplicateTable, pg.DuplicateObject, pg.DuplicateFunction)):
             hint = "Something else lives in this schema; choose another with STATECACHE_POSTGRES_SCHEMA."
-        return ConfigurationError(f"{where} refuses {what}: {_first_line(error)}", hint=hint)
+        return ConfigurationError(f"{where} refuses {what}: {brief(error)}", hint=hint)
 
 
 async def _connection(settings: Settings) -> psycopg.AsyncConnection[Any]:
-    where = masked(settings.postgres_url)
-    try:
-        return await psycopg.AsyncConnection.connect(
-            settings.postgres_url,
-            autocommit=True,
-            prepare_threshold=None,
-            connect_timeout=max(2, round(settings.connect_timeout_s)),
-            application_name="statecache migrate",
-        )
-    except psycopg.ProgrammingError as error:
-        raise ConfigurationError(f"postgres_url {where}: {_first_line(error)}") from None
-    except psycopg.OperationalError as error:
-        if "does not exist" in str(error):
-            raise ConfigurationError(f"postgres_url {where}: {_first_line(error)}", hint="Create it first.") from None
-        reason = "authentication" if "authentication" in str(error) else "connect"
-        raise PostgresUnavailable(reason, detail=f"{where}: {_first_line(error)}") from None
+    """Connect to a database that can hold every key and value: its encoding is told at the connection."""
+    connection = await connect(settings, "statecache migrate")
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding == "UTF8":
+        return connection
+    await connection.close()
+    raise ConfigurationError(
+        f"{masked(settings.postgres_url)}: the encoding of this database is {encoding}",
+        hint="Use another: CREATE DATABASE … TEMPLATE template0 ENCODING 'UTF8'.",
+    )
 
 
 async def _compare(postgres: PostgresTier) -> None:
@@ -177,8 +172,3 @@ async def _adopt(settings: Settings, keys: KeySpace, tier: RedisTier, postgres: 
             await session.close()
     finally:
         await link.close()
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -17,6 +17,7 @@ import msgspec
 import psycopg
 from psycopg import errors as pg
 
+from statecache._async.postgres_connection import committed
 from statecache._bridge import async_timeout
 from statecache.entries import INTEGER_MAX, ForeignEntry, NewerFormat, change_set, salvaged, storable
 from statecache.epochs import Look, Totals
@@ -25,6 +26,7 @@ from statecache.sql import statement
 
 if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
+    from statecache.settings import Settings
 
 _PAGE = 100
 _CAUSE = "it stands beyond the point where this Redis and the current lineage part"
@@ -60,11 +62,11 @@ class Rescue:
     """This goes through one shard's stream as it was when it was claimed."""
 
     def __init__(
-        self, link: AsyncLink, connection: psycopg.AsyncConnection[Any], schema: str, *, seconds: float
+        self, link: AsyncLink, connection: psycopg.AsyncConnection[Any], settings: Settings, *, seconds: float
     ) -> None:
         self._link = link
         self._connection = connection
-        self._schema = schema
+        self._settings = settings
         self._seconds = seconds
 
     async def set_aside(self, shard: int, changes: str, look: Look, *, common: int, flushed: int) -> Branch:
@@ -111,7 +113,10 @@ class Rescue:
 
     async def _write(self, shard: int, entries: Sequence[_Entry]) -> None:
         changes = [(entry.read, change) for entry in entries if entry.read is not None for change in entry.read.changes]
-        async with async_timeout(self._seconds, self._connection), self._connection.transaction():
+        async with (
+            async_timeout(self._seconds, self._connection),
+            committed(self._connection, self._settings, seconds=self._seconds),
+        ):
             if changes:
                 await self._run("rescue_branch", _columns(shard, changes))
             for entry in entries:
@@ -119,7 +124,7 @@ class Rescue:
                     await self._run("quarantine_park", _parked(shard, entry))
 
     async def _run(self, name: str, parameters: dict[str, Any]) -> None:
-        await self._connection.execute(statement(name, self._schema), parameters)
+        await self._connection.execute(statement(name, self._settings.postgres_schema), parameters)
 
 
 def _read(entry_id: bytes, fields: Sequence[bytes]) -> _Entry:

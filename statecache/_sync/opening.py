@@ -325,7 +325,7 @@ class Attempt:
         look, common = one.seen.look, one.seen.common
         if common is None or not (must_set_aside(look, common) or look.flushed > one.flushed):
             return Branch()
-        rescue = Rescue(self._link, self._connection, self._settings.postgres_schema, seconds=self._seconds)
+        rescue = Rescue(self._link, self._connection, self._settings, seconds=self._seconds)
         return rescue.set_aside(one.shard, self._keys.changes(one.shard), look, common=common, flushed=one.flushed)
 
     def _drop(self, dropped: dict[int, int], what: Sequence[tuple[int, Sequence[str], Sequence[bytes]]]) -> None:

@@ -12,7 +12,6 @@ has flushed since. Every transaction asks what it met, for behind a pooler a ser
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from psycopg import errors as pg
 
 from statecache._bridge import sleep, timeout
 from statecache._sync.pool import Pool
+from statecache._sync.postgres_connection import brief, connect, limits
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 _GRACE_S = 0.1
 """How much longer than the server's own timeout its answer is waited for."""
-_LIMIT = "SELECT set_config('statement_timeout', %s, true), pg_is_in_recovery()"
-_QUOTED = re.compile(r'"[^"]*"')
-"""What libpq quotes of a conninfo that it cannot read may be a piece of a password."""
 
 
 class Session:
@@ -79,9 +76,16 @@ class PostgresTier:
     """This runs named statements on the Postgres primary; with `standby_too` on a standby too, for who only looks."""
 
     def __init__(
-        self, settings: Settings, keys: KeySpace, *, cluster: Callable[[], str] = str, standby_too: bool = False
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        *,
+        cluster: Callable[[], str] = str,
+        standby_too: bool = False,
+        name: str = "statecache",
     ) -> None:
         self._settings = settings
+        self._name = name
         self._keys = keys
         self._redis_cluster = cluster
         self._standby_too = standby_too
@@ -92,28 +96,8 @@ class PostgresTier:
 
     def session(self, seconds: float | None = None) -> Session:
         """This opens one connection and compares the cluster's pin; two seconds are the least that libpq allows for."""
-        where, timeout_s = masked(self._settings.postgres_url), self._settings.timeout_s
-        connect_s = self._settings.connect_timeout_s
-        if seconds is not None:
-            timeout_s, connect_s = min(timeout_s, seconds), min(connect_s, seconds)
-        try:
-            connection = psycopg.Connection.connect(
-                self._settings.postgres_url,
-                autocommit=True,
-                prepare_threshold=None,
-                connect_timeout=max(2, round(connect_s)),
-                application_name="statecache",
-                tcp_user_timeout=round(self._settings.timeout_s * 1000),
-            )
-        except psycopg.ProgrammingError as error:
-            raise ConfigurationError(f"postgres_url {where}: {_QUOTED.sub('…', _brief(error))}") from None
-        except psycopg.OperationalError as error:
-            if "does not exist" in str(error):
-                raise ConfigurationError(f"postgres_url {where}: {_brief(error)}") from None
-            refused = any(words in str(error) for words in ("authentication", "no password supplied", "pg_hba.conf"))
-            reason = "authentication" if refused else "connect"
-            hint = "Is the server up, the URL right?" if reason == "connect" else "Check user and password."
-            raise PostgresUnavailable(reason, detail=f"{where}: {_brief(error)}", hint=hint) from None
+        timeout_s = self._settings.timeout_s if seconds is None else min(self._settings.timeout_s, seconds)
+        connection = connect(self._settings, self._name, seconds=seconds)
         session = Session(connection)
         try:
             self._compare(session, timeout_s)
@@ -164,27 +148,27 @@ class PostgresTier:
 
     def _run(self, session: Session, name: str, parameters: Mapping[str, Any], seconds: float) -> list[tuple[Any, ...]]:
         connection = session.connection
-        text = statement(name, self._settings.postgres_schema)
-        limit_ms = f"{max(1, round(seconds * 1000))}ms"
+        schema = self._settings.postgres_schema
+        limiting, text = statement("local_limits", schema), statement(name, schema)
         limit = timeout(seconds + _GRACE_S, connection)
         whole = False
         try:
             with limit, connection.transaction():
-                met = connection.execute(_LIMIT, (limit_ms,)).fetchone()
-                if not self._standby_too and (met is None or met[1]):
+                met = connection.execute(limiting, limits(seconds)).fetchone()
+                if not self._standby_too and (met is None or met[-1]):
                     raise self._standby()
                 rows = connection.execute(text, parameters).fetchall()
             whole = True
         except (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction, pg.InvalidSchemaName) as error:
-            raise ConfigurationError(f"Postgres: {_brief(error)}", hint="Run `statecache migrate`.") from error
+            raise ConfigurationError(f"Postgres: {brief(error)}", hint="Run `statecache migrate`.") from error
         except pg.InsufficientPrivilege as error:
-            raise ConfigurationError(f"Postgres: {_brief(error)}", hint="Grant this role what it needs.") from error
+            raise ConfigurationError(f"Postgres: {brief(error)}", hint="Grant this role what it needs.") from error
         except psycopg.Error as error:
             where = masked(self._settings.postgres_url)
             broken = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
             late = limit.expired or isinstance(error, pg.QueryCanceled)
             reason = "timeout" if late else "connection" if broken else "refused"
-            raise PostgresUnavailable(reason, detail=f"{where}: {_brief(error)}") from error
+            raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}") from error
         finally:
             if not whole:
                 session.close()
@@ -196,8 +180,3 @@ class PostgresTier:
             detail=f"{masked(self._settings.postgres_url)}: it is a standby, which may lack what the primary holds",
             hint="Name the primary in postgres_url; where it names several hosts, add target_session_attrs=read-write.",
         )
-
-
-def _brief(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

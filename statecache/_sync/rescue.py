@@ -20,6 +20,7 @@ import psycopg
 from psycopg import errors as pg
 
 from statecache._bridge import timeout
+from statecache._sync.postgres_connection import committed
 from statecache.entries import INTEGER_MAX, ForeignEntry, NewerFormat, change_set, salvaged, storable
 from statecache.epochs import Look, Totals
 from statecache.model import Change, ChangeSet
@@ -27,6 +28,7 @@ from statecache.sql import statement
 
 if TYPE_CHECKING:
     from statecache._sync.connect import Link
+    from statecache.settings import Settings
 
 _PAGE = 100
 _CAUSE = "it stands beyond the point where this Redis and the current lineage part"
@@ -61,10 +63,10 @@ class Branch(msgspec.Struct):
 class Rescue:
     """This goes through one shard's stream as it was when it was claimed."""
 
-    def __init__(self, link: Link, connection: psycopg.Connection[Any], schema: str, *, seconds: float) -> None:
+    def __init__(self, link: Link, connection: psycopg.Connection[Any], settings: Settings, *, seconds: float) -> None:
         self._link = link
         self._connection = connection
-        self._schema = schema
+        self._settings = settings
         self._seconds = seconds
 
     def set_aside(self, shard: int, changes: str, look: Look, *, common: int, flushed: int) -> Branch:
@@ -111,7 +113,10 @@ class Rescue:
 
     def _write(self, shard: int, entries: Sequence[_Entry]) -> None:
         changes = [(entry.read, change) for entry in entries if entry.read is not None for change in entry.read.changes]
-        with timeout(self._seconds, self._connection), self._connection.transaction():
+        with (
+            timeout(self._seconds, self._connection),
+            committed(self._connection, self._settings, seconds=self._seconds),
+        ):
             if changes:
                 self._run("rescue_branch", _columns(shard, changes))
             for entry in entries:
@@ -119,7 +124,7 @@ class Rescue:
                     self._run("quarantine_park", _parked(shard, entry))
 
     def _run(self, name: str, parameters: dict[str, Any]) -> None:
-        self._connection.execute(statement(name, self._schema), parameters)
+        self._connection.execute(statement(name, self._settings.postgres_schema), parameters)
 
 
 def _read(entry_id: bytes, fields: Sequence[bytes]) -> _Entry:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 
+from statecache._async.postgres_connection import brief, connect
 from statecache.cli.findings import Finding, error, note, warning
 from statecache.clock import wall
-from statecache.errors import ConfigurationError, PostgresUnavailable
+from statecache.errors import PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
 from statecache.settings import masked, pin_difference
 from statecache.sql import CODE, migrations, statement
@@ -59,21 +60,13 @@ async def ask(settings: Settings) -> PostgresFacts:
     where = masked(settings.postgres_url)
     try:
         async with asyncio.timeout(settings.connect_timeout_s + settings.timeout_s):
-            connection = await psycopg.AsyncConnection.connect(
-                settings.postgres_url, autocommit=True, prepare_threshold=None,
-                connect_timeout=max(2, round(settings.connect_timeout_s)), application_name="statecache doctor",
-            )  # fmt: skip
+            connection = await connect(settings, "statecache doctor")
             async with connection:
                 return await _facts(settings, connection)
     except TimeoutError as late:
         raise PostgresUnavailable("timeout", detail=f"{where}: no answer") from late
-    except psycopg.ProgrammingError as refused:
-        raise ConfigurationError(f"postgres_url {where}: {_first_line(refused)}") from None
     except psycopg.Error as failed:
-        if "does not exist" in str(failed):
-            raise ConfigurationError(f"postgres_url {where}: {_first_line(failed)}") from None
-        reason = "authentication" if "authentication" in str(failed) else "connect"
-        raise PostgresUnavailable(reason, detail=f"{where}: {_first_line(failed)}") from None
+        raise PostgresUnavailable("connection", detail=f"{where}: {brief(failed)}") from None
 
 
 async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -> PostgresFacts:
@@ -118,10 +111,6 @@ async def _one(settings: Settings, connection: psycopg.AsyncConnection[Any], nam
     return (await _rows(settings, connection, name, parameters))[0][0]
 
 
-def _first_line(failed: BaseException) -> str:
-    return next(iter(str(failed).strip().splitlines()), type(failed).__name__)
-
-
 def findings(facts: PostgresFacts, settings: Settings, *, worker: bool) -> Iterator[Finding]:
     """This judges the answers. Pure."""
     yield from _what_it_is(facts)
@@ -145,7 +134,8 @@ def _what_it_is(facts: PostgresFacts) -> Iterator[Finding]:
                       f"ALTER ROLE {facts.role} SET default_transaction_read_only = off")  # fmt: skip
     if facts.encoding != "UTF8":
         yield error("postgres", f"the database's encoding is {facts.encoding}",
-                    "text that it cannot hold ends in quarantine", "CREATE DATABASE … ENCODING 'UTF8'")  # fmt: skip
+                    "`statecache migrate` refuses it; text that it cannot hold ends in quarantine",
+                    "move to another: CREATE DATABASE … TEMPLATE template0 ENCODING 'UTF8'")  # fmt: skip
 
 
 def _what_it_keeps(facts: PostgresFacts) -> Iterator[Finding]:

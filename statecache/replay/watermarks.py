@@ -14,7 +14,9 @@ from typing import Self
 import psycopg
 
 from statecache._bridge import Signal
+from statecache._sync.postgres_connection import connect
 from statecache.clock import monotonic
+from statecache.errors import PostgresUnavailable
 from statecache.settings import Settings
 from statecache.sql import statement
 
@@ -47,11 +49,9 @@ class Watermarks:
     def _watch(self) -> None:
         while not self._stop.wait(0):
             try:
-                with psycopg.connect(
-                    self._settings.postgres_url, autocommit=True, prepare_threshold=None, connect_timeout=2
-                ) as connection:
+                with connect(self._settings, "statecache replay") as connection:
                     self._look(connection)
-            except psycopg.Error:
+            except (psycopg.Error, PostgresUnavailable):
                 self._stop.wait(_AGAIN_S)
 
     def _look(self, connection: psycopg.Connection[tuple[int, int]]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 import pytest
 
 from statecache import AsyncStateCache
-from statecache.errors import OutcomeUnknown, Unavailable
+from statecache.errors import OutcomeUnknown, PostgresUnavailable, Unavailable
 from statecache.testing.valkey import Valkey
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
@@ -139,6 +141,47 @@ def test_a_returning_branch_goes_to_conflict_and_its_states_to_where_the_lineage
     assert shard.chain(KEY)[1:] == [truth.change_id, written[0].change_id]
     assert unflushed.change_id not in shard.conflicts()  # no server holds it any more
     shard.check(a)
+
+
+def test_what_is_set_aside_leaves_redis_only_when_postgres_holds_it_for_sure(shard: World) -> None:
+    """A wait for a synchronous standby that is cancelled shows as a warning only, which the role's default hides."""
+    a, b = parted(shard)
+    shard.open(b, "client")
+    branch = shard.put(a, "runs/43", "branch")
+    shard.put(b, KEY, "the lineage")
+    shard.flush(b)
+    b.kill()
+    before = len(shard.entries(a))
+    hiding = "?options=" + quote("-c client_min_messages=error -c synchronous_commit=off")
+    with (
+        _warning_at_commit(shard),
+        pytest.raises(PostgresUnavailable, match=r"canceling wait .* synchronous_commit on"),
+    ):
+        shard.open(a, "operator", postgres_url=shard.settings.postgres_url + hiding)
+    assert len(shard.entries(a)) == before
+    assert shard.state(a, "runs/43")["change_id"] == branch.change_id
+
+    (opened,) = shard.open(a, "operator", postgres_url=shard.settings.postgres_url + hiding)
+
+    assert opened.conflicts == 1
+    assert shard.conflicts() == {branch.change_id}
+    shard.check(a)
+
+
+@contextmanager
+def _warning_at_commit(shard: World) -> Iterator[None]:
+    """Let every COMMIT of a conflict warn, and tell for what it waits."""
+    warns = "RAISE WARNING 'canceling wait for synchronous replication, synchronous_commit %', "
+    warns += "current_setting('synchronous_commit');"
+    shard.sql(
+        f"CREATE FUNCTION fault() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {warns} RETURN NEW; END $$; "
+        "CREATE CONSTRAINT TRIGGER fault AFTER INSERT ON conflict DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION fault()"
+    )
+    try:
+        yield
+    finally:
+        shard.sql("DROP FUNCTION fault() CASCADE")
 
 
 def test_what_stands_before_the_parting_and_is_not_flushed_is_an_ancestor_and_no_conflict(shard: World) -> None:

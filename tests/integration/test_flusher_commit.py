@@ -83,6 +83,28 @@ async def test_a_watermark_that_a_standby_may_lack_is_not_acknowledged_by_the_ne
     assert _acknowledged(agents) == 1
 
 
+async def test_a_warning_that_a_default_would_hide_is_seen_all_the_same(
+    make_settings: MakeSettings, make_worker: MakeWorker, site: Any
+) -> None:
+    hiding = quote("-c client_min_messages=error")
+    settings = make_settings(postgres_url=f"{site.postgres_url}?options={hiding}")
+    worker = make_worker(settings)
+    path = f"-c search_path={settings.postgres_schema}"
+    with (
+        psycopg.connect(site.postgres_url, autocommit=True, options=path) as psql,
+        plain_client(settings.redis_url) as raw,
+    ):
+        agents = Agents(settings, worker.keys, raw)
+        await flush(worker)
+        agents.commit("runs/1")
+        body = "RAISE WARNING 'canceling wait for synchronous replication due to user request';"
+        with _trigger(psql, "change", body, deferred=True), pytest.raises(PostgresUnavailable, match="synchronous"):
+            await flush(worker)
+        assert _acknowledged(agents) == 0
+        await flush_through(worker)
+        assert _acknowledged(agents) == 1
+
+
 def _until_commits_wait(url: str, admin: Psql) -> None:
     """This commits until that waits for a standby: the servers' processes learn of a setting one after the other."""
     waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'SyncRep'"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -192,6 +193,7 @@ class Pooled:
     """This is a connection through a transaction-mode pooler: every transaction on a server connection of its own."""
 
     closed = broken = False
+    info = SimpleNamespace(parameter_status={"server_encoding": "UTF8"}.get)
 
     def __init__(self, open_one: Any) -> None:
         self._open_one = open_one

@@ -1,11 +1,7 @@
 """A worker's one connection to Postgres, and what counts as committed on it.
 
 A transaction is opened with its first statements and bounded by local settings only, so it works behind a
-transaction-mode pooler. It is committed when Postgres answers COMMIT to COMMIT **and** warns of nothing meanwhile:
-
-* after an error that somebody swallowed, Postgres answers ROLLBACK to COMMIT, and psycopg raises nothing;
-* a COMMIT whose wait for a synchronous standby is cancelled succeeds, with a warning: the rows are visible here and may
-  be lost with this server.
+transaction-mode pooler. What counts as committed is said in `postgres_connection`.
 
 Errors come out in two kinds. `Poison` (classes 22, 23 and 54) blames the data. Everything else, PostgresUnavailable,
 blames the circumstances: disk full, read only, shut down, deadlock, rights, a lost connection. It is waited out.
@@ -23,17 +19,16 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 
+from statecache._async.postgres_connection import BEGIN, Warnings, doubt_of, limits
 from statecache.errors import PostgresUnavailable
 from statecache.settings import masked
 from statecache.sql import statement
 from statecache_workers.arrays import register
-from statecache_workers.logs import whisper
 
 if TYPE_CHECKING:
     from statecache._async.postgres import AsyncSession
     from statecache.settings import Settings
 
-LOCK_TIMEOUT_S = 2.0
 _POISON = ("22", "23", "54")
 _GRACE_S = 2.0
 """How much longer than Postgres itself this side waits before it gives a connection up."""
@@ -92,8 +87,7 @@ class Database:
         self.session = session
         self._connection = session.connection
         self._settings = settings
-        self._warnings: list[str] = []
-        self._connection.add_notice_handler(self._noticed)
+        self._warnings = Warnings(session.connection)
         register(self._connection)
 
     @property
@@ -121,12 +115,7 @@ class Database:
 
     def opening(self) -> list[tuple[str, Any]]:
         """These statements begin a transaction and bound it."""
-        limits = {
-            "statement": _milliseconds(self._settings.timeout_s),
-            "lock": _milliseconds(min(LOCK_TIMEOUT_S, self._settings.timeout_s)),
-            "idle": _milliseconds(self._settings.timeout_s),
-        }
-        return [("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", None), (self.text("local_limits"), limits)]
+        return [(BEGIN, None), (self.text("local_limits"), limits(self._settings.timeout_s))]
 
     async def exchange(self, statements: list[tuple[str, Any]]) -> list[list[tuple[Any, ...]]]:
         """This runs statements in one round trip; Poison or PostgresUnavailable when one of them fails."""
@@ -141,7 +130,7 @@ class Database:
         Poison blames one of the statements: they were not committed. An error of the COMMIT itself blames nobody, for a
         deferred constraint does not tell which change it means. A warning of any of them is one too many.
         """
-        self._warnings.clear()
+        self._warnings.texts.clear()
         try:
             async with self._translated():
                 tag = (await self._pipelined([*statements, ("COMMIT", None)]))[-1].statusmessage
@@ -149,11 +138,9 @@ class Database:
             if self._connection.info.transaction_status == TransactionStatus.INERROR:
                 raise
             raise PostgresUnavailable(error.sqlstate, detail=f"{self._where()}: {error.reason}") from error
-        if tag != "COMMIT":
-            raise PostgresUnavailable("commit", detail=f"{self._where()}: Postgres answered {tag} to COMMIT")
-        if self._warnings:
+        if doubt := doubt_of(tag, self._warnings):
             await self.close()
-            raise PostgresUnavailable("commit", detail=f"{self._where()}: {self._warnings[0]}")
+            raise PostgresUnavailable("commit", detail=f"{self._where()}: {doubt}")
 
     async def _pipelined(self, statements: Sequence[tuple[str, Any]]) -> list[psycopg.AsyncCursor[Any]]:
         if len(statements) == 1:
@@ -191,11 +178,6 @@ class Database:
     def _where(self) -> str:
         return masked(self._settings.postgres_url)
 
-    def _noticed(self, diagnostic: psycopg.errors.Diagnostic) -> None:
-        if diagnostic.severity_nonlocalized == "WARNING":
-            self._warnings.append(diagnostic.message_primary or "a warning")
-            whisper("postgres_warning", text=diagnostic.message_primary)
-
     async def close(self) -> None:
         """This closes the connection; Postgres rolls back what was open on it."""
         with contextlib.suppress(psycopg.Error, OSError):
@@ -209,7 +191,3 @@ def translated(error: psycopg.Error, where: str) -> Poison | PostgresUnavailable
     if state.startswith(_POISON) or (not state and isinstance(error, pg.DataError)):
         return Poison(state or "22000", reason)
     return PostgresUnavailable(state or "connection", detail=f"{where}: {reason}")
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{max(1, round(seconds * 1000))}ms"

@@ -1,0 +1,136 @@
+"""Whatever a role's or a database's defaults are, a deployment works: everything relied on is set by us."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, ConfigurationError, Settings
+from statecache._async.migrate import migrate
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.command_line import CommandLine
+from tests.fix_flusher import Agents, flush, flushing, rows
+from tests.fix_servers import MakeSettings, Site, plain_client
+
+KEY = "runs/réunion/Ωmega"
+DEFAULTS = {
+    "bytea_output": "escape",
+    "client_encoding": "LATIN1",
+    "client_min_messages": "error",
+    "DateStyle": "German, DMY",
+    "default_transaction_deferrable": "on",
+    "default_transaction_isolation": "serializable",
+    "extra_float_digits": "-15",
+    "idle_in_transaction_session_timeout": "1s",
+    "IntervalStyle": "sql_standard",
+    "quote_all_identifiers": "on",
+    "row_security": "off",
+    "search_path": "nowhere",
+    "standard_conforming_strings": "off",
+    "synchronous_commit": "off",
+    "TimeZone": "Asia/Kathmandu",
+    "transform_null_equals": "on",
+    "xmlbinary": "hex",
+}
+_numbers = count(1)
+
+Psql = psycopg.Connection[Any]
+
+
+@contextmanager
+def _database(site: Site, encoding: str = "UTF8") -> Iterator[tuple[str, str]]:
+    """Make a database and a superuser of its own, and give the name of both and the URL."""
+    name = f"odd{next(_numbers)}"
+    locale = "LOCALE_PROVIDER libc LC_COLLATE 'C' LC_CTYPE 'C'"
+    site.postgres.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' {locale}".encode())
+    site.postgres.execute(f"CREATE ROLE {name} LOGIN SUPERUSER PASSWORD 'odd'".encode())
+    facts: dict[str, Any] = {**psycopg.conninfo.conninfo_to_dict(site.postgres_url)}
+    facts |= {"dbname": name, "user": name, "password": "odd"}
+    address = f"{facts['host']}:{facts['port']}"
+    yield name, f"postgresql://{name}:odd@{address}/{name}"
+    site.postgres.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    site.postgres.execute(f"DROP ROLE {name}".encode())
+
+
+@asynccontextmanager
+async def _world(settings: Settings) -> AsyncIterator[tuple[Worker, AsyncStateCache, Agents, Psql]]:
+    path = f"-c search_path={settings.postgres_schema}"
+    worker = Worker(settings)
+    try:
+        with (
+            plain_client(settings.redis_url) as raw,
+            psycopg.connect(settings.postgres_url, autocommit=True, options=path, client_encoding="UTF8") as psql,
+        ):
+            async with AsyncStateCache(settings=settings) as cache:
+                yield worker, cache, Agents(settings, KeySpace(settings.prefix, settings.shards), raw), psql
+    finally:
+        await worker.close()
+
+
+async def _round(settings: Settings) -> None:
+    """Commit, flush, evict, read, list, and set a fork aside."""
+    await migrate(settings)
+    async with _world(settings) as (worker, cache, agents, psql):
+        await flush(worker)
+        async with flushing(worker):
+            first = await cache.set(KEY, {"name": "Zoë"}, durability="postgres")
+        shard = agents.keys.shard(KEY)
+        agents.raw.delete(agents.keys.state(KEY))
+        again = await cache.get(KEY)
+        assert again is not None
+        assert (again.value, again.change_id, again.updated_at) == ({"name": "Zoë"}, first.change_id, first.updated_at)
+        assert [state.key async for state in cache.list("runs/réunion/")] == [KEY]
+        agents.raw.delete(agents.keys.state(KEY))
+        agents.commit({"key": KEY, "new": "1"}, writer="jürgen")
+        await flush(worker)
+        assert rows(psql, "SELECT key, change_id FROM state") == [(KEY, first.change_id)]
+        assert rows(psql, "SELECT key, writer FROM conflict") == [(KEY, "jürgen")]
+        assert rows(psql, "SELECT count(*) FROM quarantine") == [(0,)]
+        restored = await cache.get(KEY)
+        assert restored is not None
+        assert restored.change_id == first.change_id
+        assert int(agents.meta(shard)["flushed"]) == 2
+
+
+@pytest.mark.parametrize("of", ["ROLE", "DATABASE"])
+@pytest.mark.parametrize("name", DEFAULTS)
+async def test_defaults_of_a_role_or_a_database_change_nothing(
+    make_settings: MakeSettings, site: Site, name: str, of: str
+) -> None:
+    with _database(site) as (odd, url):
+        value = DEFAULTS[name]
+        site.postgres.execute(f"ALTER {of} {odd} SET {name} = '{value}'".encode())
+        await _round(make_settings(migrated=False, postgres_url=url))
+
+
+async def test_the_encoding_of_the_environment_changes_nothing(
+    make_settings: MakeSettings, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    with _database(site) as (_, url):
+        await _round(make_settings(migrated=False, postgres_url=url))
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_a_database_of_another_encoding_is_refused_and_named(
+    make_settings: MakeSettings,
+    site: Site,
+    encoding: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with _database(site, encoding) as (_, url):
+        settings = make_settings(migrated=False, postgres_url=url)
+        with pytest.raises(ConfigurationError, match=f"{encoding}.*ENCODING 'UTF8'"):
+            await migrate(settings)
+        ended = await asyncio.to_thread(CommandLine(settings, monkeypatch, capsys), "doctor", "--json")
+        (found,) = [one for one in ended.json["findings"] if "encoding" in one["what"]]
+        assert (found["severity"], encoding in found["what"]) == ("error", True)
+        assert "ENCODING 'UTF8'" in found["remedy"]
