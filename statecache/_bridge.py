@@ -67,14 +67,15 @@ class async_timeout:  # noqa: N801
         self.expired = False
 
     async def __aenter__(self) -> async_timeout:
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self.expire)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """This ends the exchange now."""
         self.expired = True
         _shut(self._connection)
 
@@ -86,7 +87,7 @@ class timeout:  # noqa: N801
 
     def __init__(self, seconds: float, connection: Any) -> None:
         self._connection = connection
-        self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._expire)
+        self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self.expire)
         self._timer.daemon = True
         self.expired = False
 
@@ -97,7 +98,8 @@ class timeout:  # noqa: N801
     def __exit__(self, *exc_info: object) -> None:
         self._timer.cancel()
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """This ends the exchange now."""
         self.expired = True
         _shut(self._connection)
 

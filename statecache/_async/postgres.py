@@ -18,7 +18,7 @@ import psycopg
 from psycopg import errors as pg
 
 from statecache._async.pool import AsyncPool
-from statecache._async.postgres_connection import brief, connect, limits
+from statecache._async.postgres_connection import brief, connect, milliseconds
 from statecache._bridge import async_sleep, async_timeout
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable
@@ -149,12 +149,12 @@ class PostgresTier:
     ) -> list[tuple[Any, ...]]:
         connection = session.connection
         schema = self._settings.postgres_schema
-        limiting, text = statement("local_limits", schema), statement(name, schema)
+        limiting, text = statement("read_limits", schema), statement(name, schema)
         limit = async_timeout(seconds + _GRACE_S, connection)
         whole = False
         try:
             async with limit, connection.transaction():
-                met = await (await connection.execute(limiting, limits(seconds))).fetchone()
+                met = await (await connection.execute(limiting, {"statement": milliseconds(seconds)})).fetchone()
                 if not self._standby_too and (met is None or met[-1]):
                     raise self._standby()
                 rows = await (await connection.execute(text, parameters)).fetchall()

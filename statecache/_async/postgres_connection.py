@@ -39,6 +39,8 @@ KEEPALIVES_INTERVAL_S = 1
 KEEPALIVES_COUNT = 3
 SILENCE_S = KEEPALIVES_IDLE_S + KEEPALIVES_INTERVAL_S * KEEPALIVES_COUNT
 """How long the other machine may say nothing at all, not even that it has got what was sent, in seconds."""
+STATEMENTS_MAX = 6
+"""How many times the time of one statement a transaction may take."""
 _QUOTED = '"'
 """What libpq quotes of a conninfo that it cannot read may be a piece of a password."""
 
@@ -86,7 +88,16 @@ def _keepalives(url: str) -> dict[str, Any]:
 def limits(seconds: float) -> dict[str, str]:
     """Return the parameters of `local_limits` for a transaction whose statements may take so many seconds each."""
     whole = milliseconds(seconds)
-    return {"statement": whole, "lock": milliseconds(min(LOCK_TIMEOUT_S, seconds)), "idle": whole}
+    return {
+        "statement": whole,
+        "lock": milliseconds(min(LOCK_TIMEOUT_S, seconds)),
+        "idle": whole,
+        "transaction": milliseconds(seconds * STATEMENTS_MAX),
+        "keepalives_idle": str(KEEPALIVES_IDLE_S),
+        "keepalives_interval": str(KEEPALIVES_INTERVAL_S),
+        "keepalives_count": str(KEEPALIVES_COUNT),
+        "silence": milliseconds(SILENCE_S),
+    }
 
 
 def milliseconds(seconds: float) -> str:

@@ -21,7 +21,7 @@ from psycopg import errors as pg
 
 from statecache._bridge import sleep, timeout
 from statecache._sync.pool import Pool
-from statecache._sync.postgres_connection import brief, connect, limits
+from statecache._sync.postgres_connection import brief, connect, milliseconds
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
@@ -149,12 +149,12 @@ class PostgresTier:
     def _run(self, session: Session, name: str, parameters: Mapping[str, Any], seconds: float) -> list[tuple[Any, ...]]:
         connection = session.connection
         schema = self._settings.postgres_schema
-        limiting, text = statement("local_limits", schema), statement(name, schema)
+        limiting, text = statement("read_limits", schema), statement(name, schema)
         limit = timeout(seconds + _GRACE_S, connection)
         whole = False
         try:
             with limit, connection.transaction():
-                met = connection.execute(limiting, limits(seconds)).fetchone()
+                met = connection.execute(limiting, {"statement": milliseconds(seconds)}).fetchone()
                 if not self._standby_too and (met is None or met[-1]):
                     raise self._standby()
                 rows = connection.execute(text, parameters).fetchall()

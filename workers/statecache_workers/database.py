@@ -3,6 +3,9 @@
 A transaction is opened with its first statements and bounded by local settings only, so it works behind a
 transaction-mode pooler. What counts as committed is said in `postgres_connection`.
 
+An answer that does not come soon is asked after over another connection: a session that waits for us while we wait for
+it, or that is gone, will never answer. It is given up at once, and ended there, for it may hold rows.
+
 Errors come out in two kinds. `Poison` (classes 22, 23 and 54) blames the data. Everything else, PostgresUnavailable,
 blames the circumstances: disk full, read only, shut down, deadlock, rights, a lost connection. It is waited out.
 """
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,17 +22,21 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 
-from statecache._async.postgres_connection import BEGIN, Warnings, doubt_of, limits
-from statecache.errors import PostgresUnavailable
+from statecache._async.postgres_connection import BEGIN, Warnings, connect, doubt_of, limits
+from statecache._bridge import async_timeout
+from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.settings import masked
 from statecache.sql import statement
 from statecache_workers.arrays import register
+from statecache_workers.logs import whisper
 
 if TYPE_CHECKING:
     from statecache._async.postgres import AsyncSession
     from statecache.settings import Settings
 
 _POISON = ("22", "23", "54")
+PROBE_S = 2.0
+"""After how many seconds without an answer another connection is asked whether one can come."""
 _GRACE_S = 2.0
 """How much longer than Postgres itself this side waits before it gives a connection up."""
 
@@ -60,9 +67,10 @@ class Transaction:
     async def run(self, *calls: Call) -> list[list[tuple[Any, ...]]]:
         """This runs statements in one round trip and gives the rows of each."""
         texts = self._texts(calls)
-        opening = [] if self._begun else self._database.opening()
+        if self._begun:
+            return await self._database.exchange(texts)
         self._begun = True
-        return (await self._database.exchange([*opening, *texts]))[len(opening) :]
+        return await self._database.begin(texts)
 
     async def mark(self, verb: str) -> None:
         """This sets, goes back to, or forgets the one savepoint: `SAVEPOINT`, `ROLLBACK TO`, `RELEASE`."""
@@ -88,6 +96,9 @@ class Database:
         self._connection = session.connection
         self._settings = settings
         self._warnings = Warnings(session.connection)
+        self._pid = session.connection.info.backend_pid
+        self._probing: asyncio.Task[None] | None = None
+        self._silent = False
         register(self._connection)
 
     @property
@@ -113,9 +124,11 @@ class Database:
         finally:  # cancelled or failed, nothing of it may stay open
             await self._roll_back()
 
-    def opening(self) -> list[tuple[str, Any]]:
-        """These statements begin a transaction and bound it."""
-        return [(BEGIN, None), (self.text("local_limits"), limits(self._settings.timeout_s))]
+    async def begin(self, statements: list[tuple[str, Any]]) -> list[list[tuple[Any, ...]]]:
+        """Begin a transaction, bounded, and run its first statements in the same round trip."""
+        opening = [(BEGIN, None), (self.text("local_limits"), limits(self._settings.timeout_s))]
+        _, ((*_, self._pid, _),), *found = await self.exchange([*opening, *statements])
+        return found
 
     async def exchange(self, statements: list[tuple[str, Any]]) -> list[list[tuple[Any, ...]]]:
         """This runs statements in one round trip; Poison or PostgresUnavailable when one of them fails."""
@@ -159,21 +172,53 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def _translated(self) -> AsyncIterator[None]:
+        """Bound an exchange, and translate its errors: one whose socket had to be shut was not answered in time."""
+        limit = async_timeout(self._settings.timeout_s + _GRACE_S, self._connection)
         try:
-            async with asyncio.timeout(self._settings.timeout_s + _GRACE_S):
-                yield
-        except TimeoutError as error:
-            await self.close()
-            raise PostgresUnavailable("timeout", detail=f"{self._where()}: no answer") from error
+            async with limit:
+                with self._probed(limit):
+                    yield
         except psycopg.Error as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # leaving a pipeline can put its own error over the cancellation
                 await self.close()
                 raise asyncio.CancelledError from error
+            if limit.expired:
+                await self.close()
+                why = "its session waits for us, or is gone" if self._silent else "no answer"
+                raise PostgresUnavailable("timeout", detail=f"{self._where()}: {why}") from error
             raise translated(error, self._where()) from error
         except asyncio.CancelledError:
             await self.close()
             raise
+
+    @contextlib.contextmanager
+    def _probed(self, limit: async_timeout) -> Iterator[None]:
+        """Ask over another connection, where the answer does not come soon, whether it ever will."""
+        timer = asyncio.get_running_loop().call_later(PROBE_S, self._start_probe, limit)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if self._probing is not None:
+                self._probing.cancel()
+                self._probing = None
+
+    def _start_probe(self, limit: async_timeout) -> None:
+        self._probing = asyncio.create_task(self._probe(limit), name="probe")
+
+    async def _probe(self, limit: async_timeout) -> None:
+        """End the exchange where its session waits for us as we wait for it; a busy one is waited for."""
+        asked = {"pid": self._pid, "name": self._connection.info.get_parameters().get("application_name", "")}
+        try:
+            async with await connect(self._settings, "statecache probe") as other:
+                found = await (await other.execute(self.text("session_probe"), asked)).fetchone()
+        except (psycopg.Error, PostgresUnavailable, ConfigurationError) as error:
+            whisper("not_probed", detail=str(error).partition("\n")[0])
+            return
+        if found is None or found[0]:
+            self._silent = True
+            limit.expire()
 
     def _where(self) -> str:
         return masked(self._settings.postgres_url)

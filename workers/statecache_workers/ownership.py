@@ -39,6 +39,8 @@ class Share(msgspec.Struct, kw_only=True):
     live: int = 1
     unowned: int = 0
     reaped: list[str] = []
+    ended: list[tuple[int, list[int], str]] = []
+    """Sessions of workers that are gone, with the shards whose rows they held: they were ended."""
 
 
 class Ownership:
@@ -64,6 +66,8 @@ class Ownership:
             share.held = {row[0] for row in rows if row[1] is None}
             if take:
                 await self._even_out(transaction, share, sorted(avoid), mine)
+            if share.held or share.unowned:
+                (share.ended,) = await transaction.run(Call("sessions_end", {"owner": self._owner}))
             await transaction.commit()
         return share
 

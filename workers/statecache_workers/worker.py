@@ -57,7 +57,7 @@ class Worker:
         self.id = f"{settings.writer}:{secrets.token_hex(4)}"
         self.keys = KeySpace(settings.prefix, settings.shards)
         self.redis = RedisTier(settings, self.keys)
-        self.postgres = PostgresTier(settings, self.keys)
+        self.postgres = PostgresTier(settings, self.keys, name=f"statecache worker {self.id[-8:]}")
         self.ownership = Ownership(settings, owner=self.id)
         self.flusher = Flusher(settings, self.keys, owner=self.id)
         self.janitor = Janitor(settings, self.keys, self.flusher.streams, monotonic=monotonic)
@@ -171,6 +171,8 @@ class Worker:
         await self._leave_held(database, [self.holdings[shard] for shard in share.held & self.holdings.keys()])
         if taken or lost:
             say("shards", taken=len(taken), lost=len(lost), owned=len(self.holdings), workers=share.live)
+        for pid, shards, name in share.ended:
+            warn("session_ended", pid=pid, session=name, shards=shards)
         if share.reaped:
             warn("reaped", workers=share.reaped)
         if (lost or not self._joined) and share.live > 1:

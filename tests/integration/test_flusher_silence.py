@@ -1,0 +1,161 @@
+"""A connection to Postgres that falls silent in the middle of a flush, with the shards' rows locked behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, Settings
+from statecache._async.postgres_connection import SILENCE_S
+from statecache.errors import PostgresUnavailable
+from statecache.settings import masked
+from statecache_workers.database import Call
+from statecache_workers.worker import Worker
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
+from tests.fix_flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
+
+Psql = psycopg.Connection[Any]
+
+IN_MID_PIPELINE = b"flushed_at = now()"
+"""Stands in the second statement of a flush's last exchange: the first has run by then, and no Sync has come."""
+BOUND_S = 8.0
+"""Far less than `timeout_s` here, far more than it takes."""
+
+STUCK = "SELECT state, wait_event FROM pg_stat_activity WHERE application_name = %s AND state <> 'idle'"
+
+
+def _name(worker: Worker) -> str:
+    return f"statecache worker {worker.id[-8:]}"
+
+
+async def test_a_flush_that_falls_silent_is_given_up_soon_and_holds_no_rows(
+    agents: Agents, make_worker: MakeWorker, settings: Settings, postgres_proxy: FaultProxy, psql: Psql
+) -> None:
+    worker = make_worker(through(settings, postgres=postgres_proxy))
+    await flush(worker)
+    agents.commit("runs/1")
+    fault = postgres_proxy.arm("stall", at=IN_MID_PIPELINE)
+    async with asyncio.timeout(BOUND_S):
+        with pytest.raises(PostgresUnavailable, match="waits for us"):
+            await flush(worker)
+        assert fault.struck
+        await flush_through(worker)
+    assert sum(flushed(psql).values()) == 1
+    assert rows(psql, STUCK, _name(worker)) == []
+
+
+async def test_a_write_waits_a_few_seconds_for_a_half_open_postgres(
+    agents: Agents, make_worker: MakeWorker, settings: Settings, postgres_proxy: FaultProxy
+) -> None:
+    worker = make_worker(through(settings, postgres=postgres_proxy))
+    await flush(worker)
+
+    async def work() -> None:
+        while True:
+            with contextlib.suppress(PostgresUnavailable):
+                if not await worker.turn():
+                    await worker.rest()
+
+    async with AsyncStateCache(settings=settings) as cache:
+        await cache.set("runs/1", 1)
+        await flush(worker)
+        postgres_proxy.freeze(postgres_proxy.ports)
+        working = asyncio.create_task(work())
+        try:
+            async with asyncio.timeout(BOUND_S):
+                await cache.set("runs/1", 2, durability="postgres")
+        finally:
+            working.cancel()
+            await asyncio.wait([working])
+
+
+async def test_the_next_owner_ends_the_session_of_a_lapsed_lease(
+    agents: Agents,
+    make_worker: MakeWorker,
+    settings: Settings,
+    postgres_proxy: FaultProxy,
+    psql: Psql,
+    log: Log,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker is gone, and asks nobody how its session stands."""
+    monkeypatch.setattr("statecache_workers.database.PROBE_S", 3600.0)
+    quick = settings.model_copy(update={"lease_s": 0.3, "lease_renew_s": 0.1})
+    gone, heir = make_worker(through(quick, postgres=postgres_proxy)), make_worker(quick)
+    await flush(gone)
+    agents.commit("runs/1")
+    fault = postgres_proxy.arm("stall", at=IN_MID_PIPELINE)
+    turning = asyncio.create_task(gone.turn())
+    await fault.wait()
+    async with asyncio.timeout(BOUND_S):
+        while rows(psql, STUCK, _name(gone)) != [("active", "ClientRead")]:
+            await asyncio.wait([turning], timeout=0.01)
+    async with asyncio.timeout(BOUND_S):
+        await turn_until(heir, log, "session_ended")
+        while not sum(flushed(psql).values()):
+            await flush_through(heir)
+    postgres_proxy.cut_all()
+    with pytest.raises(PostgresUnavailable):
+        await turning
+    assert sum(flushed(psql).values()) == 1
+    (ended,) = log.of("session_ended")
+    assert ended["shards"] == [heir.keys.shard("runs/1")]
+    assert rows(psql, STUCK, _name(gone)) == []
+
+
+async def test_a_transaction_of_a_live_worker_is_left_alone(
+    make_worker: MakeWorker, settings: Settings, psql: Psql
+) -> None:
+    """Its lease stands, or it is a stranger's: nobody ends that."""
+    first, second = make_worker(), make_worker()
+    await flush(first)
+    _, database = await first.connect()
+    with psycopg.connect(settings.postgres_url) as stranger:
+        row = f'SELECT FROM "{settings.postgres_schema}".shard WHERE shard = 0 FOR UPDATE'
+        async with database.transaction() as transaction:
+            await transaction.run(Call("flush_lock", {"shards": [1, 2, 3], "owner": first.id}))
+            stranger.execute(row.encode())
+            psql.execute("UPDATE worker SET beat_until = now() - interval '1 hour'")
+            await second.turn()
+            await transaction.run(Call("cluster", {}))
+        stranger.execute("SELECT 1")
+        stranger.rollback()
+
+
+async def test_every_transaction_lets_the_server_notice_a_silent_worker(worker: Worker, settings: Settings) -> None:
+    _, database = await worker.connect()
+    shown = """SELECT current_setting('tcp_keepalives_idle'), current_setting('tcp_user_timeout'),
+                      current_setting('transaction_timeout', true)"""
+    async with database.transaction() as transaction:
+        await transaction.run(Call("cluster", {}))
+        found = await (await database.session.connection.execute(shown)).fetchone()
+    assert found is not None
+    assert found[:2] == ("2", f"{SILENCE_S * 1000}") or "host=/" in masked(settings.postgres_url)
+    assert found[2] in ("3min", None), "Postgres has known it since 17"
+
+
+async def test_every_connection_notices_a_silent_server(worker: Worker) -> None:
+    _, database = await worker.connect()
+    with socket.socket(fileno=socket.dup(database.session.connection.fileno())) as line:
+        assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
+        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == SILENCE_S * 1000
+
+
+async def test_a_flush_that_postgres_works_at_is_not_given_up(
+    agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("statecache_workers.database.PROBE_S", 0.05)
+    await flush(worker)
+    agents.commit("runs/1")
+    body = "PERFORM pg_sleep(0.5); RETURN NEW;"
+    psql.execute(f"CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$".encode())
+    psql.execute(b"CREATE TRIGGER slow BEFORE INSERT ON change FOR EACH ROW EXECUTE FUNCTION slow()")
+    await flush(worker)
+    assert sum(flushed(psql).values()) == 1
