@@ -31,7 +31,7 @@ async def parted(
         (reply,) = await link.run([("XREVRANGE", changes, end, b"-", "COUNT", _PAGE)], seconds=seconds)
         if isinstance(reply, Exception):
             raise reply
-        found = [(*map(int, entry_id.split(b"-")), salvaged(fields)[0]) for entry_id, fields in reply]
+        found = [_identity(entry_id, fields) for entry_id, fields in reply]
         asked = [one for one in found if after < one[1] <= upto]
         known = {n for (n,) in await fetch("entries_known", _columns(shard, asked))} if asked else set()
         here = parting([n for _, n, _ in asked], known)
@@ -39,6 +39,12 @@ async def parted(
         if len(reply) < _PAGE or found[-1][1] <= after:
             return lowest
         end = b"(" + reply[-1][0]
+
+
+def _identity(entry_id: bytes, fields: Sequence[bytes]) -> tuple[int, int, str]:
+    """Return an entry's epoch, n and change_id."""
+    epoch, _, n = entry_id.partition(b"-")
+    return int(epoch), int(n), salvaged(fields)[0]
 
 
 def _columns(shard: int, entries: Sequence[tuple[int, int, str]]) -> dict[str, Any]:
