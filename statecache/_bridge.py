@@ -4,7 +4,8 @@ The generated mirror drops the prefix, so code in `_async` that uses these reads
 
 * `async_timeout` bounds an exchange with Postgres by shutting its socket; for those with Redis see `_sockets`.
 * `AsyncSlots` is a counting semaphore, first come first served, with a timeout.
-* `AsyncSignal` is an event, `AsyncBackground` a task or daemon thread that runs until stopped.
+* `AsyncSignal` is an event, `AsyncBackground` a task or daemon thread that runs until stopped, `AsyncThread` a daemon
+  thread on both sides.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ T = TypeVar("T")
 _unfinished: set[asyncio.Task[Any]] = set()
 _reading: set[int] = set()
 """The threads that read for themselves and others at the moment."""
+_JOIN_S = 5.0
+"""How long the end of a thread is waited for."""
 
 
 class async_timeout:  # noqa: N801
@@ -240,7 +243,31 @@ class Background:
     def stop(self) -> None:
         """This waits for the function's end."""
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5.0)
+            self._thread.join(timeout=_JOIN_S)
+
+
+class AsyncThread:
+    """Run an asynchronous function in a daemon thread, in an event loop of its own, until it ends.
+
+    Whoever blocks the caller's loop does not keep it from going on; the function itself looks for its stop.
+    """
+
+    def __init__(self, function: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
+        self._thread = threading.Thread(target=lambda: asyncio.run(function()), name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the function still runs."""
+        return self._thread.is_alive()
+
+    async def stop(self) -> None:
+        """Wait for the function's end."""
+        await asyncio.to_thread(self._thread.join, _JOIN_S)
+
+
+class Thread(Background):
+    """Run a function in a daemon thread until it ends."""
 
 
 __all__ = [
@@ -249,12 +276,14 @@ __all__ = [
     "AsyncSignal",
     "AsyncSlots",
     "AsyncSocketTurn",
+    "AsyncThread",
     "AsyncTrips",
     "Background",
     "Seat",
     "Signal",
     "Slots",
     "SocketTurn",
+    "Thread",
     "Trips",
     "async_called",
     "async_deadline",

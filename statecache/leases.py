@@ -257,8 +257,3 @@ def _facts(text: str, count: int) -> tuple[dict[str, str], str]:
 def shown_holder(writer: str) -> str:
     """This gives a writer's name as one line."""
     return " ".join(writer.split()) or "?"
-
-
-def with_lease(locks: Locks | None, lease: Holding | None) -> Locks | None:
-    """This shows one more lease to the server where locks are asked about at all: it must not stand in its own way."""
-    return locks if locks is None or lease is None else Locks((*locks.held, lease), locks.guarded)

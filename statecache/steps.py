@@ -10,10 +10,10 @@ own at `<key>/steps/<name>`, written before the function runs and again after it
                     │                  of `key` is still to be committed
                     └──────▶ intent    once more, with the same idempotency key: only where that is allowed
 
-An intent belongs to whoever wrote it, as long as it is young by the server's clock or its writer holds a lease on the
-record's key. After that its writer is dead, and nobody knows how far it came: `unknown`. From there the way on is one
-of three: the step is idempotent, so it runs again with the same idempotency key; `check=` finds out; a person says
-what happened. Nothing runs again by itself.
+A step is begun, and gone on with, by whoever holds its claim: a lease that is taken before the intent and held until
+the step is over. Once nobody has held it for long enough, an intent's writer is dead, and nobody knows how far it came:
+`unknown`. From there the way on is one of three: the step is idempotent, so it runs again with the same idempotency
+key; `check=` finds out; a person says what happened. Nothing runs again by itself.
 
 Every record is written by compare-and-set on the one before it. So of two who claim a step one gets it, and whoever was
 taken for dead and wakes cannot overwrite what happened since.
@@ -34,7 +34,7 @@ from statecache.errors import CodecError, InvalidKey, StepMismatch, UsageError
 R = TypeVar("R")
 
 Status = Literal["intent", "done", "failed", "unknown", "ran"]
-Verdict = Literal["run", "give", "apply", "wait", "ask"]
+Verdict = Literal["run", "give", "apply", "claim", "ask"]
 
 RECORD_BYTES = 8 * 1024
 """What a record may need beside its result, in bytes."""
@@ -116,6 +116,48 @@ def record_key(key: str, name: object) -> str:
     return f"{key}/steps/{name}"
 
 
+def claim_of(record_key: str) -> str:
+    """Return the name of the lock that whoever runs a step holds; no key is called that, so no user's lock is."""
+    return f"{record_key}/"
+
+
+class Watch:
+    """What a waiter has seen of an intent whose claim is free: for how long nobody took it, while somebody could have.
+
+    Time between two looks counts only in part where they are far apart: the server may have been away meanwhile.
+    """
+
+    def __init__(self, silent_s: float) -> None:
+        self._silent_s = silent_s
+        self._change_id = ""
+        self._seen = self._watched_s = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been free for long enough."""
+        return self._watched_s >= self._silent_s
+
+    def begin(self, change_id: str, now: float) -> None:
+        """Note that the claim of the intent that this change wrote was found free."""
+        self._change_id, self._seen, self._watched_s = change_id, now, 0.0
+
+    def goes_on(self, change_id: str, now: float) -> bool:
+        """Note that the record was seen, and return whether it is the intent that is watched."""
+        if not self._change_id or change_id != self._change_id:
+            return False
+        self._watched_s += min(now - self._seen, self._silent_s / 4)
+        self._seen = now
+        return True
+
+    def saw(self, took_s: float) -> bool:
+        """Return whether an answer that took so long says how it was when it was asked for."""
+        return took_s <= self._silent_s / 4
+
+    def end(self) -> None:
+        """Note that somebody has the claim."""
+        self._change_id = ""
+
+
 def checked_retry(retry: int | Retry) -> Retry:
     """This reads `retry=`: a number means that many times after any exception."""
     if isinstance(retry, Retry):
@@ -152,21 +194,19 @@ def check_fingerprint(record: StepRecord, fingerprint: str, *, key: str) -> None
         raise StepMismatch(key, record.name, expected=record.fingerprint, actual=fingerprint)
 
 
-def verdict_on(record: StepRecord | None, *, age_s: float, claim_s: float, applies: bool) -> Verdict:
-    """This says what to do about a step whose record was written that many seconds ago by the server's clock.
+def verdict_on(record: StepRecord | None, *, claimed: bool, applies: bool) -> Verdict:
+    """Decide what to do about a step with this record.
 
-    `run` it, `give` the result that is kept, `apply` that result first, `wait` for whoever runs it, or `ask` what
-    became of it. Whoever runs a step for longer than `claim_s` holds a lease, which is to be had before asking.
+    `give` the result that is kept, or `apply` it first; with the claim, `run` the step or `ask` what became of it;
+    without it, `claim` it.
     """
-    if record is None or record.status == "failed":
-        return "run"
-    if record.status == "done":
+    if record is not None and record.status == "done":
         return "give"
-    if record.status == "ran":
+    if record is not None and record.status == "ran":
         return "apply" if applies else "give"
-    if record.status == "intent" and age_s < claim_s:
-        return "wait"
-    return "ask"
+    if not claimed:
+        return "claim"
+    return "run" if record is None or record.status == "failed" else "ask"
 
 
 def may_run(record: StepRecord, *, key: str) -> UsageError:
@@ -175,12 +215,9 @@ def may_run(record: StepRecord, *, key: str) -> UsageError:
     return UsageError(f"the step {record.name!r} of {key!r} may still run", hint=hint)
 
 
-def check_unknown(record: StepRecord, *, age_s: float, claim_s: float, key: str) -> None:
-    """This raises UsageError where a person has nothing to say about a step: it runs, or how it ended is known."""
-    verdict = verdict_on(record, age_s=age_s, claim_s=claim_s, applies=True)
-    if verdict == "wait":
-        raise may_run(record, key=key)
-    if verdict != "ask":
+def check_unknown(record: StepRecord, *, key: str) -> None:
+    """Raise UsageError where a person has nothing to say about a step: how it ended is known."""
+    if record.status not in ("intent", "unknown"):
         raise UsageError(f"the step {record.name!r} of {key!r} is {record.status}: nothing about it is unknown")
 
 

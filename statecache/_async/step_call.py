@@ -1,6 +1,6 @@
 """One call of a step, from its claim to its end; `statecache.steps` says what its record means.
 
-    roll or record ──▶ verdict ──▶ intent, in Postgres before the function ──▶ function ──▶ result and state, one commit
+    record ──▶ claim ──▶ intent, in Postgres before the function ──▶ function ──▶ result and state, one commit
 
 What may go wrong, and what is left behind:
 
@@ -10,6 +10,7 @@ What may go wrong, and what is left behind:
 * the call is cancelled, or the result cannot be stored: `unknown`, with the reason.
 * `apply` raises, or what it gives cannot be stored: `ran`; the next call applies the result without the function.
 * someone else wrote the record meanwhile: nothing is overwritten. What they kept is given, or StepUnknown is raised.
+* the lock under which the step was called is lost: `ran`, for the record is written without it.
 * this process dies: the intent stands, and nobody but a person, `check=` or `idempotent=True` goes on from there.
 """
 
@@ -22,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache import steps
-from statecache._async.claims import Claim
 from statecache._async.commits import new_change_id
 from statecache._async.observing import note
-from statecache._async.step_records import Held, age_of, held_step, record_write
+from statecache._async.step_records import Held, held_step, record_write
 from statecache._bridge import async_called, async_finished, async_sleep
 from statecache.clock import monotonic, wall
 from statecache.codec import codec_for
@@ -43,13 +43,13 @@ from statecache.errors import (
     VersionConflict,
 )
 from statecache.keys import checked_key
-from statecache.leases import with_lease
 from statecache.model import ABSENT, Encoding, Position, Record, Write
 from statecache.steps import Done, NotDone, Retry, Step, StepRecord
 
 if TYPE_CHECKING:
     from statecache._async.scope import AsyncScope
     from statecache._async.underway import Commit
+    from statecache.leases import Locks
 
 _LEAVE_S = 2.0
 """How long it may take to note why a step was left: its caller is gone, or has an error to hear."""
@@ -95,7 +95,7 @@ class AsyncStepCall:
         self._fingerprint = steps.fingerprint_of(args, key=self._record_key)
         self._results = codec_for(terms.type, scope.encoding)
         self._before: Record | None = None
-        self._claim: Claim | None = None
+        self._claim = scope.tier.claims.of(self._record_key)
         self._forks: set[str] = set()
         self._pause = 0.005
 
@@ -105,22 +105,23 @@ class AsyncStepCall:
         with self._tier.accounts.call():
             try:
                 return await self._result()
+            except GeneratorExit:  # who is thrown away cannot wait for an answer
+                self._claim.drop()
+                raise
             finally:
-                if self._claim is not None:
-                    await self._tier.claims.end(self._claim)
+                await self._claim.give_back()
 
     async def _result(self) -> Any:
         end = self._scope.end_of(self._terms.timeout)
         await self._tier.committer.prepare("postgres", self._shard, end=end)
         while True:
             expected, held = await self._found(end)
-            verdict = await self._verdict(held, end)
-            if verdict == "wait":
+            verdict = self._verdict(held)
+            if verdict is None:
                 await self._wait(end)
-            elif held is not None and verdict == "ask" and held.step.status == "intent" and self._claim is None:
-                self._claim = await self._tier.claims.proven_dead(self._record_key, end=end)
-                if self._claim is None:
-                    raise self._busy()
+            elif verdict == "claim":
+                if not await self._claimed(held, end):
+                    await self._wait(end)
             elif held is not None and verdict == "give":
                 if await self._given(held, end):
                     return self._decoded(held)
@@ -131,9 +132,9 @@ class AsyncStepCall:
                 if held is not None and done is not None:
                     again = msgspec.structs.replace(held, encoding=self._scope.encoding)
                     return await self._end(again, self._encoded(done.result))
-                begun_at, begun = monotonic(), await self._begun(held, expected, end)
+                begun = await self._begun(held, expected, end)
                 if begun is not None:
-                    return await self._run(begun, begun_at)
+                    return await self._run(begun)
 
     async def _found(self, end: float) -> tuple[str, Held | None]:
         """This gives the record as it is; a step that is known to be new need not be looked for."""
@@ -141,19 +142,22 @@ class AsyncStepCall:
             return ABSENT, None
         return await held_step(self._tier, self._record_key, end=end)
 
-    async def _verdict(self, held: Held | None, end: float) -> steps.Verdict:
-        """This says what to do about the step as it was found."""
+    def _verdict(self, held: Held | None) -> steps.Verdict | None:
+        """Decide what to do about the step as it was found; None where nothing can be told from that yet."""
+        step = None if held is None else held.step
+        if held is not None and held.change_id in self._forks:  # ours, refused, and about to be removed
+            self._tier.near.lowered(self._record_key, (0, 0))  # an older one stands behind it
+            return None
+        if step is not None:
+            steps.check_fingerprint(step, self._fingerprint, key=self._key)
+        claimed = self._claim.covers(step, "" if held is None else held.change_id)
+        return steps.verdict_on(step, claimed=claimed, applies=self._terms.apply is not None)
+
+    async def _claimed(self, held: Held | None, end: float) -> bool:
+        """Return whether the step is this call's to go on with."""
         if held is None:
-            return "run"
-        if held.change_id in self._forks:  # ours, refused, and about to be removed: an older one stands behind it
-            self._tier.near.lowered(self._record_key, (0, 0))
-            return "wait"
-        steps.check_fingerprint(held.step, self._fingerprint, key=self._key)
-        age_s = 0.0
-        if held.step.status == "intent" and held.record is not None:
-            age_s = await age_of(self._tier, held.record, end=end)
-        claim_s, applies = self._tier.settings.step_claim_s, self._terms.apply is not None
-        return steps.verdict_on(held.step, age_s=age_s, claim_s=claim_s, applies=applies)
+            return await self._claim.take(None, "", end=end)
+        return await self._claim.take(held.step, held.change_id, end=end)
 
     async def _given(self, held: Held, end: float) -> bool:
         """This returns when the result that is given is as durable as it was asked to be; False where it was lost."""
@@ -168,7 +172,7 @@ class AsyncStepCall:
             raise self._busy()
         note(retries=1)
         await async_sleep(self._pause * self._tier.rng.uniform(0.5, 1.0))
-        self._pause = min(self._pause * 2, _PAUSE_S_MAX)
+        self._pause = min(self._pause * 2, _PAUSE_S_MAX, self._claim.pause_s_max)
 
     def _busy(self) -> Unavailable:
         return Unavailable("step", detail=f"another agent runs step {self._name!r} of {self._key!r}")
@@ -193,7 +197,8 @@ class AsyncStepCall:
             self._value_of(self._before)
         before, encoding = None if held is None else held.step, self._scope.encoding
         step = steps.intent(before, self._name, self._fingerprint, new_key=new_change_id(), at=wall())
-        commit = self._new([self._write(step, expected, encoding)], "postgres", end)
+        writes = [self._write(step, expected, encoding)]
+        commit = self._new(writes, "postgres", end, locks=self._locks(writes))
         begun = Held(step, commit.change_id, encoding)
         try:
             await self._tier.committer.commit(commit)
@@ -211,9 +216,8 @@ class AsyncStepCall:
             self._tier.rolls.add(self._key, self._record_key)
         return begun
 
-    async def _run(self, begun: Held, begun_at: float) -> Any:
+    async def _run(self, begun: Held) -> Any:
         """This calls the function and brings its end into the record."""
-        self._claim = self._tier.claims.begin(self._claim or Claim(self._record_key, begun_at))
         try:
             result = await self._effect(self._context(begun.step))
         except Exception as error:  # whatever the user's function raises is kept and goes on
@@ -271,7 +275,8 @@ class AsyncStepCall:
             if self._terms.apply is not None:
                 writes.append(await self._applied(self._terms.apply, value, end))
             try:
-                await self._tier.committer.commit(self._new(writes, self._terms.durability, end))
+                commit = self._new(writes, self._terms.durability, end, locks=self._locks(writes))
+                await self._tier.committer.commit(commit)
             except VersionConflict as conflict:
                 if conflict.key == self._record_key:
                     raise _Overtaken from conflict
@@ -311,14 +316,16 @@ class AsyncStepCall:
         return await async_finished(self._note_left(self._write(left, held.change_id, held.encoding)))
 
     async def _note_left(self, write: Write) -> bool:
+        """Write how the step was left; under no lock, for what happened stays true if the lock is lost."""
         with suppress(StateCacheError):
-            await self._tier.committer.commit(self._new([write], "memory", monotonic() + _LEAVE_S))
+            await self._tier.committer.commit(self._new([write], "memory", monotonic() + _LEAVE_S, locks=None))
             return True
         return False
 
-    def _new(self, writes: list[Write], durability: str, end: float) -> Commit:
-        lease = None if self._claim is None else self._claim.lease
-        locks = with_lease(self._scope.locks_of([write.key for write in writes]), lease)
+    def _locks(self, writes: list[Write]) -> Locks | None:
+        return self._scope.locks_of([write.key for write in writes])
+
+    def _new(self, writes: list[Write], durability: str, end: float, *, locks: Locks | None) -> Commit:
         return self._tier.committer.new(
             writes, self._shard, durability=durability, actor=self._terms.actor, reason=self._terms.reason, end=end,
             locks=locks,

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statecache import steps
 from statecache._async.scope import checked_text
 from statecache._async.step_call import AsyncStepCall, Terms
-from statecache._async.step_records import age_of, held_step, record_write
+from statecache._async.step_records import Held, held_step, record_write
 from statecache._async.writes import AsyncWrites
-from statecache.clock import wall
+from statecache._bridge import async_sleep
+from statecache.clock import monotonic, wall
 from statecache.codec import codec_for
 from statecache.errors import NotFound, UsageError
 from statecache.keys import checked_key
-from statecache.leases import with_lease
 from statecache.model import Durability, State
 from statecache.steps import Retry, Step
+
+if TYPE_CHECKING:
+    from statecache._async.claims import AsyncClaim
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -112,21 +115,16 @@ class AsyncStepping(AsyncWrites[D], Generic[D]):
             raise UsageError("resolve_step takes either result= or not_done=True")
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         record_key = checked_key(steps.record_key(key, step))
-        _, held = await held_step(self.tier, record_key, end=end)
-        if held is None or held.record is None:
-            raise NotFound(record_key)
-        age_s = await age_of(self.tier, held.record, end=end)
-        steps.check_unknown(held.step, age_s=age_s, claim_s=self.tier.settings.step_claim_s, key=key)
-        data = b""
-        if not not_done:
-            bytes_max = self.value_bytes_max - steps.RECORD_BYTES
-            data = codec_for(type, self.encoding).encode(result, key=record_key, bytes_max=bytes_max)
-        said = steps.ended(held.step, "failed" if not_done else "ran", at=wall(), result=data, error="resolved by hand")
-        write = record_write(self, record_key, said, held.change_id, self.encoding)
-        claim = await self.tier.claims.proven_dead(record_key, end=0.0) if held.step.status == "intent" else None
-        if claim is None and held.step.status == "intent":
-            raise steps.may_run(held.step, key=key)
+        claim = self.tier.claims.of(record_key)
         try:
+            held = await self._left(key, record_key, claim, end)
+            data = b""
+            if not not_done:
+                bytes_max = self.value_bytes_max - steps.RECORD_BYTES
+                data = codec_for(type, self.encoding).encode(result, key=record_key, bytes_max=bytes_max)
+            status: steps.Status = "failed" if not_done else "ran"
+            said = steps.ended(held.step, status, at=wall(), result=data, error="resolved by hand")
+            write = record_write(self, record_key, said, held.change_id, self.encoding)
             commit = self.tier.committer.new(
                 [write],
                 self.tier.keys.shard(key),
@@ -134,9 +132,21 @@ class AsyncStepping(AsyncWrites[D], Generic[D]):
                 actor=checked_text(actor, "actor"),
                 reason=checked_text(reason, "reason"),
                 end=end,
-                locks=with_lease(self.locks_of((record_key,)), None if claim is None else claim.lease),
+                locks=self.locks_of((record_key,)),
             )
             return self.committed_state(write, said, await self.tier.committer.commit(commit), 0)
         finally:
-            if claim is not None:
-                await self.tier.claims.end(claim)
+            await claim.give_back()
+
+    async def _left(self, key: str, record_key: str, claim: AsyncClaim, end: float) -> Held:
+        """Return the record of a step of which nobody knows whether it ran, once nobody may still run it."""
+        while True:
+            _, held = await held_step(self.tier, record_key, end=end)
+            if held is None:
+                raise NotFound(record_key)
+            steps.check_unknown(held.step, key=key)
+            if claim.covers(held.step, held.change_id) or await claim.take(held.step, held.change_id, end=end):
+                return held
+            if claim.is_anothers or monotonic() + claim.pause_s_max > end:
+                raise steps.may_run(held.step, key=key)
+            await async_sleep(claim.pause_s_max)

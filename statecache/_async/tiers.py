@@ -79,7 +79,7 @@ class Tiers:
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
         self.rolls = Rolls(self.postgres)
-        self.claims = Claims(self.leases, claim_s=settings.step_claim_s)
+        self.claims = Claims(settings, self.keys, self.redis, self.opener, self.events)
         self.levels = Levels(settings)
         self.doubts = Doubts()
         self.inquiry = Inquiry(

@@ -2,7 +2,7 @@
 
 """One call of a step, from its claim to its end; `statecache.steps` says what its record means.
 
-    roll or record ──▶ verdict ──▶ intent, in Postgres before the function ──▶ function ──▶ result and state, one commit
+    record ──▶ claim ──▶ intent, in Postgres before the function ──▶ function ──▶ result and state, one commit
 
 What may go wrong, and what is left behind:
 
@@ -12,6 +12,7 @@ What may go wrong, and what is left behind:
 * the call is cancelled, or the result cannot be stored: `unknown`, with the reason.
 * `apply` raises, or what it gives cannot be stored: `ran`; the next call applies the result without the function.
 * someone else wrote the record meanwhile: nothing is overwritten. What they kept is given, or StepUnknown is raised.
+* the lock under which the step was called is lost: `ran`, for the record is written without it.
 * this process dies: the intent stands, and nobody but a person, `check=` or `idempotent=True` goes on from there.
 """
 
@@ -25,10 +26,9 @@ import msgspec
 
 from statecache import steps
 from statecache._bridge import called, finished, sleep
-from statecache._sync.claims import Claim
 from statecache._sync.commits import new_change_id
 from statecache._sync.observing import note
-from statecache._sync.step_records import Held, age_of, held_step, record_write
+from statecache._sync.step_records import Held, held_step, record_write
 from statecache.clock import monotonic, wall
 from statecache.codec import codec_for
 from statecache.errors import (
@@ -45,13 +45,13 @@ from statecache.errors import (
     VersionConflict,
 )
 from statecache.keys import checked_key
-from statecache.leases import with_lease
 from statecache.model import ABSENT, Encoding, Position, Record, Write
 from statecache.steps import Done, NotDone, Retry, Step, StepRecord
 
 if TYPE_CHECKING:
     from statecache._sync.scope import Scope
     from statecache._sync.underway import Commit
+    from statecache.leases import Locks
 
 _LEAVE_S = 2.0
 """How long it may take to note why a step was left: its caller is gone, or has an error to hear."""
@@ -97,7 +97,7 @@ class StepCall:
         self._fingerprint = steps.fingerprint_of(args, key=self._record_key)
         self._results = codec_for(terms.type, scope.encoding)
         self._before: Record | None = None
-        self._claim: Claim | None = None
+        self._claim = scope.tier.claims.of(self._record_key)
         self._forks: set[str] = set()
         self._pause = 0.005
 
@@ -107,22 +107,23 @@ class StepCall:
         with self._tier.accounts.call():
             try:
                 return self._result()
+            except GeneratorExit:  # who is thrown away cannot wait for an answer
+                self._claim.drop()
+                raise
             finally:
-                if self._claim is not None:
-                    self._tier.claims.end(self._claim)
+                self._claim.give_back()
 
     def _result(self) -> Any:
         end = self._scope.end_of(self._terms.timeout)
         self._tier.committer.prepare("postgres", self._shard, end=end)
         while True:
             expected, held = self._found(end)
-            verdict = self._verdict(held, end)
-            if verdict == "wait":
+            verdict = self._verdict(held)
+            if verdict is None:
                 self._wait(end)
-            elif held is not None and verdict == "ask" and held.step.status == "intent" and self._claim is None:
-                self._claim = self._tier.claims.proven_dead(self._record_key, end=end)
-                if self._claim is None:
-                    raise self._busy()
+            elif verdict == "claim":
+                if not self._claimed(held, end):
+                    self._wait(end)
             elif held is not None and verdict == "give":
                 if self._given(held, end):
                     return self._decoded(held)
@@ -133,9 +134,9 @@ class StepCall:
                 if held is not None and done is not None:
                     again = msgspec.structs.replace(held, encoding=self._scope.encoding)
                     return self._end(again, self._encoded(done.result))
-                begun_at, begun = monotonic(), self._begun(held, expected, end)
+                begun = self._begun(held, expected, end)
                 if begun is not None:
-                    return self._run(begun, begun_at)
+                    return self._run(begun)
 
     def _found(self, end: float) -> tuple[str, Held | None]:
         """This gives the record as it is; a step that is known to be new need not be looked for."""
@@ -143,19 +144,22 @@ class StepCall:
             return ABSENT, None
         return held_step(self._tier, self._record_key, end=end)
 
-    def _verdict(self, held: Held | None, end: float) -> steps.Verdict:
-        """This says what to do about the step as it was found."""
+    def _verdict(self, held: Held | None) -> steps.Verdict | None:
+        """Decide what to do about the step as it was found; None where nothing can be told from that yet."""
+        step = None if held is None else held.step
+        if held is not None and held.change_id in self._forks:  # ours, refused, and about to be removed
+            self._tier.near.lowered(self._record_key, (0, 0))  # an older one stands behind it
+            return None
+        if step is not None:
+            steps.check_fingerprint(step, self._fingerprint, key=self._key)
+        claimed = self._claim.covers(step, "" if held is None else held.change_id)
+        return steps.verdict_on(step, claimed=claimed, applies=self._terms.apply is not None)
+
+    def _claimed(self, held: Held | None, end: float) -> bool:
+        """Return whether the step is this call's to go on with."""
         if held is None:
-            return "run"
-        if held.change_id in self._forks:  # ours, refused, and about to be removed: an older one stands behind it
-            self._tier.near.lowered(self._record_key, (0, 0))
-            return "wait"
-        steps.check_fingerprint(held.step, self._fingerprint, key=self._key)
-        age_s = 0.0
-        if held.step.status == "intent" and held.record is not None:
-            age_s = age_of(self._tier, held.record, end=end)
-        claim_s, applies = self._tier.settings.step_claim_s, self._terms.apply is not None
-        return steps.verdict_on(held.step, age_s=age_s, claim_s=claim_s, applies=applies)
+            return self._claim.take(None, "", end=end)
+        return self._claim.take(held.step, held.change_id, end=end)
 
     def _given(self, held: Held, end: float) -> bool:
         """This returns when the result that is given is as durable as it was asked to be; False where it was lost."""
@@ -170,7 +174,7 @@ class StepCall:
             raise self._busy()
         note(retries=1)
         sleep(self._pause * self._tier.rng.uniform(0.5, 1.0))
-        self._pause = min(self._pause * 2, _PAUSE_S_MAX)
+        self._pause = min(self._pause * 2, _PAUSE_S_MAX, self._claim.pause_s_max)
 
     def _busy(self) -> Unavailable:
         return Unavailable("step", detail=f"another agent runs step {self._name!r} of {self._key!r}")
@@ -195,7 +199,8 @@ class StepCall:
             self._value_of(self._before)
         before, encoding = None if held is None else held.step, self._scope.encoding
         step = steps.intent(before, self._name, self._fingerprint, new_key=new_change_id(), at=wall())
-        commit = self._new([self._write(step, expected, encoding)], "postgres", end)
+        writes = [self._write(step, expected, encoding)]
+        commit = self._new(writes, "postgres", end, locks=self._locks(writes))
         begun = Held(step, commit.change_id, encoding)
         try:
             self._tier.committer.commit(commit)
@@ -213,9 +218,8 @@ class StepCall:
             self._tier.rolls.add(self._key, self._record_key)
         return begun
 
-    def _run(self, begun: Held, begun_at: float) -> Any:
+    def _run(self, begun: Held) -> Any:
         """This calls the function and brings its end into the record."""
-        self._claim = self._tier.claims.begin(self._claim or Claim(self._record_key, begun_at))
         try:
             result = self._effect(self._context(begun.step))
         except Exception as error:  # whatever the user's function raises is kept and goes on
@@ -273,7 +277,8 @@ class StepCall:
             if self._terms.apply is not None:
                 writes.append(self._applied(self._terms.apply, value, end))
             try:
-                self._tier.committer.commit(self._new(writes, self._terms.durability, end))
+                commit = self._new(writes, self._terms.durability, end, locks=self._locks(writes))
+                self._tier.committer.commit(commit)
             except VersionConflict as conflict:
                 if conflict.key == self._record_key:
                     raise _Overtaken from conflict
@@ -311,14 +316,16 @@ class StepCall:
         return finished(self._note_left(self._write(left, held.change_id, held.encoding)))
 
     def _note_left(self, write: Write) -> bool:
+        """Write how the step was left; under no lock, for what happened stays true if the lock is lost."""
         with suppress(StateCacheError):
-            self._tier.committer.commit(self._new([write], "memory", monotonic() + _LEAVE_S))
+            self._tier.committer.commit(self._new([write], "memory", monotonic() + _LEAVE_S, locks=None))
             return True
         return False
 
-    def _new(self, writes: list[Write], durability: str, end: float) -> Commit:
-        lease = None if self._claim is None else self._claim.lease
-        locks = with_lease(self._scope.locks_of([write.key for write in writes]), lease)
+    def _locks(self, writes: list[Write]) -> Locks | None:
+        return self._scope.locks_of([write.key for write in writes])
+
+    def _new(self, writes: list[Write], durability: str, end: float, *, locks: Locks | None) -> Commit:
         return self._tier.committer.new(
             writes, self._shard, durability=durability, actor=self._terms.actor, reason=self._terms.reason, end=end,
             locks=locks,

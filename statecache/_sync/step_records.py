@@ -1,20 +1,16 @@
 # Generated from statecache/_async/step_records.py by tests/unasync.py. Do not edit.
 
-"""A step's record as it is stored: reading it, its age, and the write that follows it."""
+"""A step's record as it is stored: reading it, and the write that follows it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from redis.exceptions import ResponseError
 
-from statecache._sync.redis import refusal
-from statecache.clock import monotonic
 from statecache.codec import codec_for
 from statecache.errors import Quarantined
 from statecache.model import ABSENT, Encoding, Record, Write
-from statecache.records import time_of
 from statecache.steps import StepRecord
 
 if TYPE_CHECKING:
@@ -44,16 +40,6 @@ def held_step(tier: Tiers, key: str, *, end: float) -> tuple[str, Held | None]:
     encoding: Encoding = "msgpack" if record.encoding == "msgpack" else "json"
     step = _CODECS[encoding].decode(record.value, key=key, encoding=record.encoding)
     return record.change_id, Held(step, record.change_id, encoding, record)
-
-
-def age_of(tier: Tiers, record: Record, *, end: float) -> float:
-    """This gives the seconds since a record was written, by the clock of the server that wrote it."""
-    meta = tier.keys.meta(tier.keys.shard(record.key))
-    try:
-        now_ms = tier.redis.script("now", [meta], [], seconds=max(end - monotonic(), 0.001))
-    except ResponseError as error:
-        raise refusal(error, meta) from error
-    return float(now_ms) / 1000 - time_of(record.updated_at).timestamp()
 
 
 def record_write(scope: Scope[Any], key: str, step: StepRecord, expected: str, encoding: Encoding) -> Write:

@@ -302,7 +302,7 @@ async def test_a_step_that_lasts_is_its_agents_for_as_long_as_it_lives(
         waiting = asyncio.create_task(client.step(KEY, "slow", lambda step: "the second", idempotent=True))
         go_on.set()
         assert [await running, await waiting] == ["the first", "the first"]
-        assert first.tier.leases.held == ()
+        assert first.tier.claims.held == ()
 
 
 async def test_steps_that_begin_at_one_moment_ask_postgres_once_and_each_key_has_its_own_roll(

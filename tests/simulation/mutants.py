@@ -34,6 +34,7 @@ INSTRUMENTS = {
     "failpoints": ("tests.simulation.failpoints", "--first", "--lanes", "2"),
     "model": ("tests.simulation.model", "--examples", "2000", "--seed", SEED),
     "coherence": ("tests.simulation.coherence", "--seconds", "30", "--seed", SEED),
+    "steps": ("tests.acceptance.step_kills", "--times", "4", "--seed", SEED),
     "chaos": ("tests.simulation.chaos", "--seconds", "60", "--seed", SEED),
 } | {
     profile: ("tests.simulation.chaos", "--profile", profile, "--seconds", "60", "--seed", SEED)
@@ -166,6 +167,27 @@ MUTANTS = {
         "if entry is not None and (not min_version or entry.record.version >= min_version):",
         "if entry is not None:",
         by="coherence",
+    ),
+    "claim renewed": Mutant(
+        "the claim of a step that lasts is not renewed",
+        "statecache/_async/claims.py",
+        "            if due:\n",
+        "            if False:\n",
+        by="steps",
+    ),
+    "claim taken again": Mutant(
+        "a claim that was lost in an outage is not taken again",
+        "statecache/_async/claims.py",
+        'self._leases._call("take", one, link, seconds)',
+        'self._leases._call("renew", one, link, seconds)',
+        by="steps",
+    ),
+    "claim watched": Mutant(
+        "whoever finds the claim of a step that was begun free takes its agent for dead at once",
+        "statecache/_async/claims.py",
+        "        elif begun and not (watched and self._watch.saw(monotonic() - now)):\n",
+        "        elif False:\n",
+        by="steps",
     ),
 }
 

@@ -38,7 +38,6 @@ NOT_VISITED = {
     "lease": "asked only for locks, whose requests and replies get lost in test_leases",
     "lock_tokens": "asked only where commits were made under a lease: test_lock_fencing",
     "flush_tokens": "asked only where commits were made under a lease: test_lock_fencing",
-    "now": "asked only by who finds another's step: `make steps` kills agents there",
     "keys_under": "asked only by who begins a step: `make steps` kills agents there",
     "standing": "asked only while a client goes down: test_client_closing",
     "measure": "asked only where entries were deleted by hand before they were flushed: test_flusher_gap",

@@ -12,6 +12,7 @@ import pydantic
 import pytest
 
 from statecache import CodecError, InvalidKey, Retry, StepMismatch, StepUnknown, UsageError
+from statecache.keys import checked_key
 from statecache.steps import (
     ERROR_CHARACTERS_MAX,
     NEVER,
@@ -19,12 +20,15 @@ from statecache.steps import (
     Status,
     StepRecord,
     Verdict,
+    Watch,
     check_fingerprint,
     check_unknown,
     checked_retry,
+    claim_of,
     ended,
     fingerprint_of,
     intent,
+    may_run,
     record_key,
     told,
     verdict_on,
@@ -41,25 +45,61 @@ def _record(status: Status, **more: Any) -> StepRecord:
 
 
 @pytest.mark.parametrize(
-    ("status", "age_s", "applies", "verdict"),
+    ("status", "claimed", "applies", "verdict"),
     [
-        (None, 0, True, "run"),
-        ("failed", 0, True, "run"),
-        ("failed", 99, False, "run"),
-        ("done", 0, True, "give"),
-        ("done", 99, False, "give"),
-        ("ran", 0, True, "apply"),
-        ("ran", 99, False, "give"),
-        ("intent", 0, True, "wait"),
-        ("intent", 9.99, False, "wait"),
-        ("intent", 10, True, "ask"),
-        ("unknown", 0, True, "ask"),
-        ("unknown", 99, False, "ask"),
+        (None, True, True, "run"),
+        (None, False, True, "claim"),
+        ("failed", True, True, "run"),
+        ("failed", False, False, "claim"),
+        ("done", True, True, "give"),
+        ("done", False, False, "give"),
+        ("ran", True, True, "apply"),
+        ("ran", False, True, "apply"),
+        ("ran", False, False, "give"),
+        ("intent", False, True, "claim"),
+        ("intent", True, True, "ask"),
+        ("unknown", False, False, "claim"),
+        ("unknown", True, False, "ask"),
     ],
 )
-def test_the_verdict_on_a_step(status: Status | None, age_s: float, applies: bool, verdict: Verdict) -> None:
+def test_the_verdict_on_a_step(status: Status | None, claimed: bool, applies: bool, verdict: Verdict) -> None:
     record = None if status is None else _record(status)
-    assert verdict_on(record, age_s=age_s, claim_s=10, applies=applies) == verdict
+    assert verdict_on(record, claimed=claimed, applies=applies) == verdict
+
+
+def test_a_claim_is_called_as_no_key_is() -> None:
+    with pytest.raises(InvalidKey):
+        checked_key(claim_of("runs/42/steps/charge"))
+
+
+def test_a_watch_is_over_when_the_claim_was_free_for_long_enough() -> None:
+    watch = Watch(4.0)
+    assert not watch.goes_on("a", 1.0)
+    watch.begin("a", 1.0)
+    assert [watch.goes_on("a", at) and watch.is_over for at in (2.0, 3.0, 4.0, 5.0)] == [False, False, False, True]
+    watch.end()
+    assert not watch.goes_on("a", 6.0)
+
+
+def test_a_watch_counts_what_was_not_seen_in_part_only() -> None:
+    watch = Watch(4.0)
+    watch.begin("a", 0.0)
+    assert [watch.goes_on("a", at) and watch.is_over for at in (60.0, 120.0, 180.0, 240.0)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert [watch.saw(1.0), watch.saw(1.1)] == [True, False]
+
+
+def test_a_watch_is_of_one_intent() -> None:
+    watch = Watch(4.0)
+    watch.begin("a", 0.0)
+    assert not watch.goes_on("b", 1.0)
+    watch.begin("b", 1.0)
+    assert not watch.goes_on("a", 2.0)
+    assert watch.goes_on("b", 2.0)
 
 
 def test_an_intent_keeps_the_idempotency_key_and_counts_attempts() -> None:
@@ -135,14 +175,13 @@ def test_other_arguments_are_a_mismatch() -> None:
 @pytest.mark.parametrize("status", ["done", "failed", "ran"])
 def test_what_is_known_is_not_resolved_again(status: Status) -> None:
     with pytest.raises(UsageError, match="nothing about it is unknown"):
-        check_unknown(_record(status), age_s=99, claim_s=10, key="runs/42")
+        check_unknown(_record(status), key="runs/42")
 
 
-def test_a_step_that_may_run_is_not_resolved() -> None:
-    with pytest.raises(UsageError, match="may still run"):
-        check_unknown(INTENT, age_s=1, claim_s=10, key="runs/42")
-    check_unknown(INTENT, age_s=11, claim_s=10, key="runs/42")
-    check_unknown(_record("unknown"), age_s=0, claim_s=10, key="runs/42")
+def test_what_is_unknown_or_may_be_is_resolved() -> None:
+    check_unknown(INTENT, key="runs/42")
+    check_unknown(_record("unknown"), key="runs/42")
+    assert "may still run" in str(may_run(INTENT, key="runs/42"))
 
 
 def test_why_a_step_is_unknown_is_said() -> None:
