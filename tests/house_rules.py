@@ -20,6 +20,7 @@ LAYERS = (
         f"statecache.{name}"
         for name in (
             "keys",
+            "losses",
             "codec",
             "records",
             "outcomes",

@@ -119,7 +119,7 @@ def _fault_of_paused(ended: Ended) -> str:
     case, effects = ended.case, ended.effects
     if len(set(effects)) != 1 or (len(effects) > 1 and case.way != "idempotent"):
         return f"effects {effects}"
-    others = {*ended.told} - {f"result {effects[0]}"} - ({"unknown"} if case.way == "plain" else set())
+    others = {*ended.told} - {f"result {effects[0]}"} - (set() if case.way == "check" else {"unknown"})
     if others or len(ended.told) != RACERS or not ended.completed:
         return f"the agents told {ended.told}, completed: {ended.completed}"
     return ""

@@ -14,8 +14,9 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from statecache.codec import NESTING_MAX, Codec, codec_for
+from statecache.codec import Codec, codec_for
 from statecache.errors import CodecError, LimitExceeded, UsageError
+from statecache.losses import NESTING_MAX
 from statecache.model import Encoding
 from tests.unit.sample_values import (
     ACCOUNT,

@@ -1,0 +1,392 @@
+"""What storing a value would lose in silence: found by comparing it with what readers would get.
+
+Most of it shows where the two are unequal, and only there is looked for it: NaN and infinities, which JSON makes null;
+bytes that become text; keys of a dict that become text, or the same text; an instance of a subclass, which comes back
+as its base, without what the subclass adds; a number that a float cannot hold.
+
+What equality does not show, a type tells: a namedtuple is equal to a tuple, so where a type has tuples, the classes of
+what stands there are looked at. What only changes its form is let through: a defaultdict comes back as a dict, and
+where no type says what is there, a Struct comes back as a dict, a tuple or a set as a list, a UUID or an aware datetime
+as text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple, get_origin
+
+import msgspec
+from msgspec import inspect
+
+from statecache.errors import CodecError
+
+NESTING_MAX = 200
+"""Levels of containers in a value."""
+_ALIKE_LEVELS = 8
+"""Down to this level what is equal is passed over; below it, comparing again and again would cost more than looking."""
+_PATH_CHARACTERS_MAX = 120
+_CYCLE = "it contains itself; store a key or an id in place of the reference"
+_DEEP = f"it is nested deeper than {NESTING_MAX} levels; flatten it, or split it over several keys of its group"
+NAIVE = "it is a datetime without a time zone; give it one, for instance datetime.now(UTC)"
+_LOST_BYTES = "JSON would bring these bytes back as text; give a type that says bytes, or use the msgpack encoding"
+_SAME_KEYS = "two of its keys become the same text; rename one"
+_TEXT_KEYS = "its keys would come back as text; make text of them, or give a type that says numbers"
+_INEXACT = "a float cannot hold this number; round it, or give a type that says int"
+_BYTES = (bytes, bytearray, memoryview)
+_SCALARS = frozenset({str, int, float, bool, type(None), bytes})
+_LEAVES = _SCALARS | {datetime, bytearray, memoryview}
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+_PLAIN = _LEAVES | {*_CONTAINERS}
+_END = object()
+_UNKNOWN = object()
+"""Stands for what readers would get where that cannot be told."""
+_is_identifier = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}").fullmatch
+_input_in_message = re.compile(r"input_value=.*?, (?=input_type=)", re.DOTALL)
+
+Write = Callable[[Any], bytes]
+Part = tuple[str, Any]
+Pair = tuple[str, Any, Any]
+
+
+def refuse_losses(value: Any, back: Any, key: str, *, typed: bool) -> None:
+    """Raise CodecError for the first part of a value that would come back without what it holds.
+
+    `back` is what readers would get; `typed` says that they share a type with whoever writes.
+    """
+    path: list[str] = []
+    levels: list[Iterator[Pair]] = [iter([("", value, back)])]
+    while levels:
+        pair = next(levels[-1], None)
+        if pair is None:
+            levels.pop()
+            if path:
+                path.pop()
+            continue
+        step, given, got = pair
+        path.append(step)
+        if reason := _loss(given, got, typed=typed):
+            raise CodecError(key=key, path=spelled(path), reason=reason)
+        pairs = _pairs_of(given, got, alike=len(levels) <= _ALIKE_LEVELS)
+        if pairs is None:
+            path.pop()
+            continue
+        if len(levels) > NESTING_MAX:
+            raise CodecError(key=key, path=spelled(path), reason=_DEEP)
+        levels.append(iter(pairs))
+
+
+def _loss(given: Any, got: Any, *, typed: bool) -> str:
+    """Return why a part would lose something, or nothing; what it consists of is looked at by itself."""
+    kind, gets = given.__class__, got.__class__
+    if kind is float and not math.isfinite(given):
+        return f"{given} is not a number that can be stored; use None or text"
+    if kind is int and gets is float and given != got:
+        return _INEXACT
+    if gets is str and isinstance(given, _BYTES):
+        return _LOST_BYTES
+    if isinstance(given, datetime) and given.utcoffset() is None:
+        return NAIVE
+    if gets is dict and isinstance(given, dict) and any(name.__class__ is not str for name in given):
+        if len(got) < len(given):
+            return _SAME_KEYS
+        if typed and any(isinstance(name, (int, float)) and name not in got for name in given):
+            return _TEXT_KEYS
+    if typed and kind is not gets and is_record(kind) and is_record(gets):
+        return f"it is a {name_of(kind)} and readers would get a {name_of(gets)}; use {name_of(kind)} as the type"
+    return ""
+
+
+def _pairs_of(given: Any, got: Any, *, alike: bool) -> list[Pair] | None:
+    """Return the parts that may have lost something, beside what readers would get for them; None for what has none."""
+    kind, same = given.__class__, given.__class__ is got.__class__
+    if kind in _LEAVES:
+        return None
+    if alike and same and (kind in _CONTAINERS or isinstance(given, msgspec.Struct)) and given == got:
+        return []
+    if isinstance(given, dict):
+        return _pairs_of_dict(given, got if isinstance(got, dict) else {})
+    if isinstance(given, (list, tuple)):
+        known = isinstance(got, (list, tuple)) and len(got) == len(given)
+        others = got if known else [_UNKNOWN] * len(given)
+        return [
+            (f"[{at}]", part, other)
+            for at, (part, other) in enumerate(zip(given, others, strict=True))
+            if part.__class__ not in _SCALARS or part != other
+        ]
+    if isinstance(given, (set, frozenset)):
+        like = next(iter(got), _UNKNOWN) if isinstance(got, (set, frozenset)) else _UNKNOWN
+        return [("[...]", part, like) for part in given if like is _UNKNOWN or part not in got]
+    fields = _fields_of(given)
+    if fields is None:
+        return None
+    if isinstance(got, dict):
+        return [(step_of(shown), part, got.get(shown, _UNKNOWN)) for shown, _, part in fields]
+    return [(step_of(shown), part, getattr(got, name, _UNKNOWN)) for shown, name, part in fields]
+
+
+def _pairs_of_dict(given: dict[Any, Any], got: dict[Any, Any]) -> list[Pair]:
+    pairs, odd = [], []
+    for name, part in given.items():
+        other = got.get(name, _UNKNOWN)
+        if name.__class__ is not str:
+            odd.append((step_of(name), name, name if name in got else ""))
+            other = got.get(str(name), _UNKNOWN) if other is _UNKNOWN else other
+        if part.__class__ not in _SCALARS or part != other:
+            pairs.append((step_of(name), part, other))
+    return pairs + odd
+
+
+def _fields_of(node: Any) -> list[tuple[str, str, Any]] | None:
+    """Return a record's fields: the name that is stored, the attribute, its value."""
+    kind = node.__class__
+    if isinstance(node, msgspec.Struct):
+        names = zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
+        return [(shown, name, getattr(node, name, None)) for shown, name in names]
+    if is_model(kind):
+        fields = {**vars(node), **(getattr(node, "__pydantic_extra__", None) or {})}
+        return [(name, name, part) for name, part in fields.items()]
+    if not is_record(kind):
+        return None
+    members = dataclasses.fields(node) if dataclasses.is_dataclass(node) else kind.__attrs_attrs__
+    return [(one.name, one.name, getattr(node, one.name, None)) for one in members]
+
+
+# What cannot be stored at all
+
+
+def refuse_bad_parts(value: Any, key: str, *, write: Write, encoding: str) -> None:
+    """Raise CodecError for the first part of a value that cannot be stored, whatever readers would get."""
+    for path, node in walk(value, key):
+        if not isinstance(node, _BYTES) and (reason := _fault_of(node, write, encoding)):
+            raise CodecError(key=key, path=spelled(path), reason=reason)
+
+
+def walk(value: Any, key: str) -> Iterator[tuple[list[str], Any]]:
+    """Yield every part of a value and the steps that lead to it, a list that changes as the walk goes on."""
+    path: list[str] = []
+    above: dict[int, Any] = {}
+    open_parts = [iter([("", value)])]
+    while open_parts:
+        step, part = next(open_parts[-1], ("", _END))
+        if part is _END:
+            open_parts.pop()
+            if path:
+                path.pop()
+                above.popitem()
+            continue
+        path.append(step)
+        yield path, part
+        parts = _parts_of(part)
+        if parts is None:
+            path.pop()
+            continue
+        if id(part) in above or len(open_parts) > NESTING_MAX:
+            raise CodecError(key=key, path=spelled(path), reason=_CYCLE if id(part) in above else _DEEP)
+        above[id(part)] = part
+        open_parts.append(parts)
+
+
+def _parts_of(node: Any) -> Iterator[Part] | None:
+    if node.__class__ in _LEAVES:
+        return None
+    if isinstance(node, dict):
+        keys = [(step_of(name), name) for name in node if name.__class__ is not str]
+        return iter([(step_of(name), part) for name, part in node.items()] + keys)
+    if isinstance(node, (list, tuple)):
+        return ((f"[{index}]", part) for index, part in enumerate(node))
+    if isinstance(node, (set, frozenset)):
+        return iter([("[...]", part) for part in node])
+    fields = _fields_of(node)
+    return None if fields is None else iter([(step_of(shown), part) for shown, _, part in fields])
+
+
+def step_of(name: object) -> str:
+    """Return the step of a path to what has that name."""
+    return f".{name}" if isinstance(name, str) and _is_identifier(name) else f"[{repr(name)[:40]}]"
+
+
+def spelled(path: list[str]) -> str:
+    """Return a path as it is shown."""
+    text = "$" + "".join(path)
+    return text if len(text) <= _PATH_CHARACTERS_MAX else text[: _PATH_CHARACTERS_MAX - 1] + "…"
+
+
+def _fault_of(node: Any, write: Write, encoding: str) -> str:
+    """Return why a part of a value cannot be stored, or nothing; a dict answers for its keys."""
+    kind = node.__class__
+    if (kind is str and node.isascii()) or kind is bool or (kind is int and -(2**63) <= node < 2**63):
+        return ""
+    if kind is float:
+        return "" if math.isfinite(node) else f"{node} is not a number that can be stored; use None or text"
+    if isinstance(node, datetime) and node.utcoffset() is None:
+        return NAIVE
+    if isinstance(node, dict):
+        return _fault_of_keys(node, write, encoding)
+    if node is None or (_parts_of(node) is not None and not is_model(kind)):
+        return ""
+    try:
+        write(node)
+    except Exception as error:  # users' own classes take part
+        return message_of(error)
+    return ""
+
+
+def _fault_of_keys(node: dict[Any, Any], write: Write, encoding: str) -> str:
+    try:
+        data = write(dict.fromkeys(node))
+    except Exception as error:  # users' own classes take part
+        return f"one of its keys cannot be stored: {message_of(error)}"
+    odd = encoding == "json" and any(name.__class__ is not str for name in node)
+    lost = odd and len(msgspec.json.decode(data)) < len(node)
+    return _SAME_KEYS if lost else ""
+
+
+def message_of(error: Exception) -> str:
+    """Return what an error says, without values."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply for this thread's stack"
+    text = _input_in_message.sub("", " ".join(str(error).split()))
+    text += "; replace them" if isinstance(error, UnicodeEncodeError) else ""
+    return text if isinstance(error, (TypeError, ValueError, OverflowError)) else f"{error.__class__.__name__}: {text}"
+
+
+def is_model(kind: Any) -> bool:
+    """Return whether a class is one of pydantic's, by its methods."""
+    return isinstance(kind, type) and hasattr(kind, "model_validate_json") and hasattr(kind, "model_dump")
+
+
+def is_record(kind: Any) -> bool:
+    """Return whether a class is a Struct, a dataclass, one of attrs' or a model."""
+    marks = ("__struct_fields__", "__dataclass_fields__", "__attrs_attrs__")
+    return isinstance(kind, type) and (any(hasattr(kind, mark) for mark in marks) or is_model(kind))
+
+
+def name_of(kind: Any) -> str:
+    """Return what a type is called."""
+    return kind.__qualname__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
+
+
+# What equality does not show
+
+
+class Slot:
+    """A place of a type where a tuple may stand, or what has one further in.
+
+    `ways` lead from the nodes that stand there to those one level in, all of them at once; `tuples` gives the tuples
+    right in a record of the class `owner` that have nothing further in.
+    """
+
+    def __init__(self) -> None:
+        self.ways: list[tuple[Way, Slot]] = []
+        self.is_tuple = False
+        self.named: set[type] = set()
+        self.owner: type = object
+        self.tuples: Callable[[Any], tuple[Any, ...]] | None = None
+
+    def simplify(self) -> None:
+        """Let the tuples that have nothing further in be had in one go."""
+        flat = [one for one in self.ways if one[0].attribute and one[1].is_tuple and not one[1].ways]
+        if flat and not any(inner.named for _, inner in flat):
+            names = [way.attribute for way, _ in flat]
+            self.tuples, self.owner = attrgetter(*names, names[0]), flat[0][0].owner  # of one name it gives no tuple
+            self.ways = [one for one in self.ways if one not in flat]
+
+
+class Way(NamedTuple):
+    """How to come from some nodes to those one level in; by an attribute of the records of one class, or otherwise."""
+
+    go: Callable[[list[Any]], list[Any]]
+    attribute: str = ""
+    owner: type = object
+
+
+def slot_of(kind: Any) -> Slot | None:
+    """Return where a type may have tuples, or None."""
+    slots: dict[int, Slot] = {}
+    top = _slot(inspect.type_info(kind), slots)
+    matter = {id(slot) for slot in slots.values() if slot.is_tuple}
+    for _ in slots:  # what leads to one of them, at most as many levels up as there are slots
+        matter |= {id(slot) for slot in slots.values() if any(id(inner) in matter for _, inner in slot.ways)}
+    for slot in slots.values():
+        slot.ways = [(way, inner) for way, inner in slot.ways if id(inner) in matter]
+    for slot in slots.values():
+        slot.simplify()
+    return top if id(top) in matter else None
+
+
+def refuse_namedtuples(value: Any, slot: Slot, key: str) -> None:
+    """Raise CodecError for a namedtuple, or another subclass of a tuple, that readers would get as a plain one."""
+    if odd := _odd_classes(value, slot):
+        for path, node in walk(value, key):
+            if node.__class__ in odd:
+                what = f"it is a {name_of(node.__class__)} and readers would get a tuple"
+                raise CodecError(key=key, path=spelled(path), reason=f"{what}; make a tuple of it")
+
+
+def _odd_classes(value: Any, slot: Slot) -> set[type]:
+    todo: list[tuple[list[Any], Slot]] = [([value], slot)]
+    while todo:
+        nodes, slot = todo.pop()
+        kinds = {*map(type, nodes)} - slot.named if slot.is_tuple else set()
+        if slot.tuples is not None:
+            owned = nodes if slot.owner is nodes[0].__class__ else [one for one in nodes if isinstance(one, slot.owner)]
+            kinds |= {*map(type, chain.from_iterable(map(slot.tuples, owned)))}
+        if kinds - _PLAIN and (odd := {kind for kind in kinds - _PLAIN if issubclass(kind, tuple)}):
+            return odd
+        todo += [(found, inner) for way, inner in slot.ways if (found := way.go(nodes))]
+    return set()
+
+
+def _slot(info: inspect.Type, slots: dict[int, Slot]) -> Slot:
+    if id(info) in slots:
+        return slots[id(info)]
+    slot = slots[id(info)] = Slot()
+    for member in info.types if isinstance(info, inspect.UnionType) else (info,):
+        named = isinstance(member, inspect.NamedTupleType)
+        slot.is_tuple |= named or isinstance(member, (inspect.TupleType, inspect.VarTupleType))
+        if isinstance(member, inspect.NamedTupleType):
+            slot.named.add(member.cls)
+        slot.ways += [(way, _slot(inner, slots)) for way, inner in _ways_of(member)]
+    return slot
+
+
+def _ways_of(info: inspect.Type) -> list[tuple[Way, inspect.Type]]:
+    if isinstance(info, inspect.CollectionType):
+        return [(Way(_elements), info.item_type)]
+    if isinstance(info, inspect.DictType):
+        return [(Way(_values), info.value_type)]
+    if isinstance(info, inspect.TupleType):
+        return [(_item(at), inner) for at, inner in enumerate(info.item_types)]
+    if isinstance(info, inspect.NamedTupleType):
+        return [(_item(at), field.type) for at, field in enumerate(info.fields)]
+    if isinstance(info, inspect.TypedDictType):
+        return [(_entry(field.name), field.type) for field in info.fields]
+    if isinstance(info, (inspect.StructType, inspect.DataclassType)):
+        return [(_attribute(field.name, info.cls), field.type) for field in info.fields]
+    return []
+
+
+def _elements(nodes: list[Any]) -> list[Any]:
+    return [*chain.from_iterable(node for node in nodes if isinstance(node, (list, tuple, set, frozenset)))]
+
+
+def _values(nodes: list[Any]) -> list[Any]:
+    return [*chain.from_iterable(node.values() for node in nodes if isinstance(node, dict))]
+
+
+def _item(at: int) -> Way:
+    return Way(lambda nodes: [node[at] for node in nodes if isinstance(node, (list, tuple)) and len(node) > at])
+
+
+def _entry(name: str) -> Way:
+    return Way(lambda nodes: [node[name] for node in nodes if isinstance(node, dict) and name in node])
+
+
+def _attribute(name: str, owner: type) -> Way:
+    return Way(lambda nodes: [getattr(node, name) for node in nodes if isinstance(node, owner)], name, owner)

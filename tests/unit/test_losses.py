@@ -1,0 +1,183 @@
+"""What would come back as something else is refused with its place, and finding it takes no long."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from time import process_time
+from typing import Any, NamedTuple, TypedDict
+
+import msgspec
+import pytest
+
+from statecache import AgentRun
+from statecache.codec import codec_for
+from statecache.losses import NESTING_MAX, slot_of
+from statecache.model import Encoding
+from tests.unit.sample_values import KEY, LongRun, Loose, Message, Run, Step, both, refused, returned, stored
+
+
+class LongStep(Step, frozen=True):
+    more: int = 0
+
+
+class OwnEquality(msgspec.Struct, eq=False):
+    steps: list[Step] = []
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+class OtherPair(NamedTuple):
+    first: int
+    second: int
+
+
+class Places(msgspec.Struct, kw_only=True):
+    step: Step | None = None
+    by_name: dict[str, Step] = {}
+    all: tuple[Step, ...] = ()
+    pair: tuple[int, int] = (0, 0)
+    named: Pair | None = None
+    below: list[Places] = []
+    counts: dict[str, int] = {}
+    numbered: dict[int, str] = {}
+    weight: float = 0.0
+
+
+class Kept(TypedDict, total=False):
+    pair: tuple[int, int]
+
+
+@dataclass
+class Box:
+    steps: list[Step] = field(default_factory=list)
+    pairs: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+
+@both
+@pytest.mark.parametrize(
+    ("value", "kind", "path"),
+    [
+        (Run(1, [Step("a"), LongStep("b", more=7)]), Run, "$.steps[1]"),
+        (Run(1, [LongStep("b")]), Run, "$.steps[0]"),
+        ([Run(1), LongRun(1)], list[Run], "$[1]"),
+        (Places(step=LongStep("a")), Places, "$.step"),
+        (Places(by_name={"a b": LongStep("a")}), Places, "$.by_name['a b']"),
+        (Places(all=(Step("a"), LongStep("b"))), Places, "$.all[1]"),
+        (Places(below=[Places(), Places(below=[Places(step=LongStep("a"))])]), Places, "$.below[1].below[0].step"),
+        (OwnEquality([LongStep("a")]), OwnEquality, "$.steps[0]"),
+        (Box([LongStep("a")]), Box, "$.steps[0]"),
+        ({"a": Run(1, [LongStep("a")])}, dict[str, Run], "$.a.steps[0]"),
+    ],
+)
+def test_an_instance_of_a_subclass_is_refused_wherever_it_stands(
+    encoding: Encoding, value: Any, kind: Any, path: str
+) -> None:
+    error = refused(value, kind, encoding)
+    assert error.path == path
+    assert "and readers would get a" in error.reason
+    assert "as the type" in error.reason
+
+
+def test_in_a_set_too() -> None:
+    error = refused({Step("a"), LongStep("b")}, set[Step])
+    assert error.path == "$[...]"
+    assert "it is a LongStep and readers would get a Step" in error.reason
+
+
+@both
+@pytest.mark.parametrize(
+    ("value", "kind", "path"),
+    [
+        (Pair(1, 2), tuple[int, int], "$"),
+        (Places(pair=Pair(1, 2)), Places, "$.pair"),
+        (Places(named=OtherPair(1, 2)), Places, "$.named"),  # type: ignore[arg-type]
+        (Places(below=[Places(), Places(pair=Pair(1, 2))]), Places, "$.below[1].pair"),
+        (AgentRun(goal="x", plan=Pair("a", "b")), AgentRun, "$.plan"),  # type: ignore[arg-type]
+        ({"pair": Pair(1, 2)}, Kept, "$.pair"),
+        (Box(pairs={"a": [(1, 2), Pair(1, 2)]}), Box, "$.pairs.a[1]"),
+        ((((1, 2), Pair(1, 2)),), tuple[tuple[tuple[int, int], ...], ...], "$[0][1]"),
+    ],
+)
+def test_a_namedtuple_is_refused_where_readers_get_another_tuple(
+    encoding: Encoding, value: Any, kind: Any, path: str
+) -> None:
+    error = refused(value, kind, encoding)
+    assert error.path == path
+    assert "and readers would get a tuple" in error.reason
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "path"),
+    [
+        (Places(counts={1: 2}), Places, "$.counts"),  # type: ignore[dict-item]
+        (Loose({"counts": [{1: 2}]}), Loose, "$.anything.counts[0]"),
+        ({1.5: "a"}, dict, "$"),
+    ],
+)
+def test_keys_that_readers_of_a_type_would_get_as_text_are_refused(value: Any, kind: Any, path: str) -> None:
+    error = refused(value, kind)
+    assert error.path == path
+    assert "its keys would come back as text" in error.reason
+
+
+@both
+def test_a_number_that_a_float_cannot_hold_is_refused(encoding: Encoding) -> None:
+    error = refused(Places(weight=2**53 + 1), Places, encoding)
+    assert error.path == "$.weight"
+    assert "a float cannot hold" in error.reason
+    assert returned(Places(weight=3), Places, encoding).weight == 3.0
+
+
+@both
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (Places(named=Pair(1, 2), pair=(1, 2), numbered={1: "a"}, below=[Places()]), Places),
+        (Places(counts=defaultdict(int, a=1)), Places),
+        (Message(role="user", content="x"), Message),
+        (Box([Step("a")], {"a": [(1, 2)]}), Box),
+        (AgentRun(goal="x", plan=("a", "b")), AgentRun),
+    ],
+)
+def test_what_comes_back_equal_and_whole_is_stored(encoding: Encoding, value: Any, kind: Any) -> None:
+    assert returned(value, kind, encoding) == value
+
+
+@both
+def test_what_has_no_type_changes_its_form_and_keeps_its_content(encoding: Encoding) -> None:
+    back = returned(Loose({"step": LongStep("a", more=7), "pair": Pair(1, 2)}), Loose, encoding)
+    assert back.anything == {"step": {"name": "a", "score": None, "at": None, "more": 7}, "pair": [1, 2]}
+
+
+def test_only_types_with_tuples_are_looked_at_for_namedtuples() -> None:
+    assert [slot_of(kind) for kind in (Run, Message, Loose, list[dict[str, int]])] == [None] * 4
+    assert None not in [slot_of(kind) for kind in (Places, Box, AgentRun, Kept, dict[str, Pair])]
+
+
+def test_one_tuple_in_a_large_value_costs_little_beside_the_rest() -> None:
+    rows = [{"id": at, "name": f"row {at}", "value": at * 0.5, "tags": ["x", "y"]} for at in range(20_000)]
+
+    def seconds(value: Any) -> float:
+        took = []
+        for _ in range(3):
+            begun = process_time()
+            stored(value)
+            took.append(process_time() - begun)
+        return min(took)
+
+    assert seconds({"rows": rows, "pair": (1, 2)}) < 2 * seconds({"rows": rows, "pair": [1, 2]})
+
+
+@both
+def test_a_tuple_at_the_bottom_of_a_deep_value_is_found_in_one_walk(encoding: Encoding) -> None:
+    value: Any = {"rows": [[at] for at in range(2000)], "pair": (1, 2)}
+    for _ in range(NESTING_MAX - 3):
+        value = [value]
+    begun = process_time()
+    stored(value, encoding=encoding)
+    assert process_time() - begun < 0.2
+    assert codec_for(encoding=encoding).encode([1], key=KEY, bytes_max=100)
