@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn, Union, get_origin, is_typeddict
 import msgspec
 from msgspec import inspect
 
-from statecache.errors import CodecError, LimitExceeded, UsageError
+from statecache.errors import CodecError, LimitExceeded, SchemaNewer, UsageError
 from statecache.losses import (
     NAIVE,
     NESTING_MAX,
@@ -36,6 +36,7 @@ from statecache.losses import (
     walk,
 )
 from statecache.model import VALUE_BYTES_MAX, Encoding
+from statecache.schemas import judged, left_out, schema_of
 
 CODECS_MAX = 256
 """Codecs that are kept for reuse."""
@@ -57,8 +58,8 @@ _place_in_message = re.compile(r" - at (?:`key` in )?`(\$[^`]*)`$").search
 class Codec:
     """This turns values of one type into bytes of one encoding and back; threads may share it.
 
-    `type` is what msgspec decodes or a pydantic model; Any, None and object store plain data. `schema` is the name and
-    version (`__schema_version__`, or 1) of a class, as in `Run@1`, and empty for Python's own types.
+    `type` is what msgspec decodes or a pydantic model; Any, None and object store plain data. `schema` is what readers
+    know a type by (see `schemas`), and empty for Python's own.
     """
 
     __slots__ = (
@@ -70,13 +71,13 @@ class Codec:
             raise UsageError(f"the encoding {encoding!r} is not known", hint="Use 'json' or 'msgpack'.")
         self.type = Any if type is None or type is object else type
         self.encoding: Encoding = encoding
-        self.schema = _schema_of(self.type)
         self._class = _class_of(self.type)
         self._write = (msgspec.json if encoding == "json" else msgspec.msgpack).Encoder(enc_hook=dumped).encode
         try:
             self._readers = {name: _reader_of(self.type, name) for name in _may_be_naive}
             self._dated, self._open = _traits_of(self.type)
             self._slot = None if self.type is Any else slot_of(self.type)
+            self.schema = schema_of(self.type)
         except Exception as error:  # type hints of users raise anything
             raise UsageError(f"values of type {name_of(type)} cannot be stored: {error}") from error
         self._read = self._readers[encoding]
@@ -143,6 +144,15 @@ class Codec:
                 if isinstance(node, datetime) and node.utcoffset() is None:
                     raise CodecError(key=key, verb="decoded", path=spelled(path), reason=NAIVE)
         return value
+
+    def refuse_to_drop(self, data: bytes, *, key: str, encoding: str, schema: str) -> None:
+        """Raise SchemaNewer where what this type makes of data of that schema must not be written over it."""
+        verdict, path = judged(schema, self.schema), ""
+        if verdict == "look":
+            plain = codec_for(Any).decode(data, key=key, encoding=encoding)
+            path = left_out(self.decode(data, key=key, encoding=encoding), plain)
+        if verdict == "newer" or path:
+            raise SchemaNewer(key, stored=schema, ours=self.schema, path=path)
 
     def _refuse(self, value: Any, key: str, error: Exception) -> NoReturn:
         self._refuse_bad_parts(value, key)
@@ -283,10 +293,3 @@ def _class_of(kind: Any) -> Any:
     if origin is Any or not isinstance(origin, type) or origin in _UNIONS or is_typeddict(origin):
         return None
     return (float, int) if origin is float else origin
-
-
-def _schema_of(kind: Any) -> str:
-    owner = get_origin(kind) or kind
-    if not isinstance(owner, type) or owner.__module__.partition(".")[0] in sys.stdlib_module_names:
-        return ""
-    return f"{owner.__qualname__}@{getattr(owner, '__schema_version__', 1)}"

@@ -290,6 +290,23 @@ class CodecError(StateCacheError, ValueError):
         super().__init__(reason=reason, path=path, verb=verb, key=key, where=where, hint=hint)
 
 
+class SchemaNewer(StateCacheError):
+    """{key!r} was written as {stored}, {why}."""
+
+    hint = (
+        "Write it where the newer release runs. Where leaving that out is meant, raise __schema_version__ of the type."
+    )
+    key: str
+    stored: str
+    ours: str
+    path: str
+
+    def __init__(self, key: str, *, stored: str, ours: str, path: str = "") -> None:
+        loses = f"and {ours} here does not know {path}, which would be lost"
+        why = loses if path else f"which is newer than {ours} here"
+        super().__init__(key=key, stored=stored or "plain data", ours=ours, path=path, why=why)
+
+
 class LockTimeout(StateCacheError):
     """The lock of {key!r} could not be had within {seconds:g} s: {reason}."""
 

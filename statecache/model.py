@@ -78,7 +78,8 @@ class State(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
     `version` counts the key's commits, over delete and recreate too; `(epoch, version)` never goes down for a reader.
     `position` is None for a state whose place in the stream is no longer known. `updated_at` is the Redis server's
-    clock at the commit: shown, never compared.
+    clock at the commit: shown, never compared. `schema` is what the value's type was when it was written: name, version
+    and a fingerprint of its fields, empty for plain data.
     """
 
     key: str
@@ -90,6 +91,7 @@ class State(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     position: Position | None
     updated_at: datetime
     writer: str
+    schema: str = ""
 
 
 Expected = State[Any] | str | EllipsisType | None

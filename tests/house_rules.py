@@ -21,6 +21,7 @@ LAYERS = (
         for name in (
             "keys",
             "losses",
+            "schemas",
             "codec",
             "records",
             "outcomes",

@@ -124,7 +124,14 @@ class AsyncScope(Generic[D]):
             position=Position.parse(record.position),
             updated_at=time_of(record.updated_at),
             writer=record.writer,
+            schema=record.schema,
         )
+
+    def refuse_to_drop(self, record: Record, type: Any = None) -> None:  # noqa: A002
+        """Raise SchemaNewer where a record that was read with this type holds more than the type knows."""
+        codec = self._codec if type is None else codec_for(type, self._policy.encoding)
+        if codec.schema != record.schema and record.exists:
+            codec.refuse_to_drop(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
 
     def committed_state(self, write: Write, value: Any, committed: Committed, at: int) -> State[Any]:
         """This is the state that a commit's write made, with the value as it was handed in."""
@@ -138,6 +145,7 @@ class AsyncScope(Generic[D]):
             position=committed.position,
             updated_at=time_of(committed.updated_at),
             writer=self.tier.settings.writer,
+            schema=write.schema,
         )
 
     async def _commit_one(

@@ -344,6 +344,7 @@ class AsyncStepCall:
 
     def _value_of(self, record: Record) -> Any:
         """This gives the value that the result is applied to."""
+        self._scope.refuse_to_drop(record, self._terms.state_type)
         state = self._scope.state_of(record, self._terms.state_type)
         if state is not None:
             return state.value

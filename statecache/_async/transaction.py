@@ -57,6 +57,7 @@ class AsyncTransaction:
         self._records: dict[str, Record] = {}
         self._writes: dict[str, Write] = {}
         self._values: dict[str, Any] = {}
+        self._types: dict[str, Any] = {}
         self.states: dict[str, State[Any]] = {}
 
     async def __aenter__(self) -> Self:
@@ -118,11 +119,15 @@ class AsyncTransaction:
 
     async def get(self, name: str, *, type: Any = None) -> State[Any] | None:  # noqa: A002
         """This gives the state as of the transaction's start, or None."""
-        return self._verbs.state_of(self._records[self._key(name)], type)
+        key = self._key(name)
+        self._types[key] = type
+        return self._verbs.state_of(self._records[key], type)
 
     def set(self, name: str, value: Any) -> None:
-        """This will write the value at the end."""
+        """This will write the value at the end; SchemaNewer at once where more was there than was read."""
         key = self._key(name)
+        if key in self._types:
+            self._verbs.refuse_to_drop(self._records[key], self._types[key])
         self._put(self._verbs.write_of(key, value, expected=self._records[key].change_id), value)
 
     def create(self, name: str, value: Any) -> None:

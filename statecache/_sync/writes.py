@@ -45,14 +45,28 @@ class Writes(Reads[D], Generic[D]):
         """This writes the value; with `expected` only where that is still the current state, else VersionConflict.
 
         `expected` is a State or its change_id, or None where there must be none, as `get` gives it; without it whatever
-        is there is overwritten. `change_id` repeats an earlier write whose outcome is unknown: it is applied at most
-        once.
+        is there is overwritten. SchemaNewer where the expected state holds more than its type here knows, as what a
+        newer release wrote. `change_id` repeats an earlier write whose outcome is unknown: it is applied at most once.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         write = self.write_of(key, value, expected=expected_of(key, expected))
+        if expected is not None:
+            self._refuse_to_drop_what_was_read(write, value, expected, end)
         return self._commit_one(
             write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
         )
+
+    def _refuse_to_drop_what_was_read(self, write: Write, value: Any, expected: State[Any] | str, end: float) -> None:
+        """Raise SchemaNewer where the state that a write continues holds more than was read of it."""
+        read = expected.value if isinstance(expected, State) else value
+        codec, known = self._codec.of(read), isinstance(expected, State) and expected.schema
+        if not codec.schema or known == codec.schema:
+            return
+        record = self._kept(write.key)
+        if record is None or record.change_id != write.expected:
+            record = self.tier.reader.record(write.key, end=end)
+        if record.change_id == write.expected:
+            self.refuse_to_drop(record, codec.type)
 
     def create(
         self,
@@ -96,8 +110,9 @@ class Writes(Reads[D], Generic[D]):
 
         The function may be called several times, and may raise to abort: what it raises is passed on once the state
         that it was given is known to be the current one. Callers in this process take turns, and so do processes once
-        they have met. `default` is a value, or a class or function that makes one, for a key that does not exist;
-        without it that is NotFound.
+        they have met. SchemaNewer where the state holds more than `type` knows, as what a newer release wrote.
+        `default` is a value, or a class or function that makes one, for a key that does not exist; without it that is
+        NotFound.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         batons = self.tier.batons
@@ -146,6 +161,7 @@ class Writes(Reads[D], Generic[D]):
         state = self.state_of(record, type)
         if state is None and default is ...:
             raise NotFound(record.key)
+        self.refuse_to_drop(record, type)
         before = state.value if state is not None else default() if callable(default) else default
         value = called(function(before))
         if value is None:

@@ -24,6 +24,7 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
+from statecache.codec import codec_for
 from statecache.entries import change_set
 from tests.fix_redis import FakeDeployment, FakePostgres
 
@@ -304,7 +305,7 @@ async def test_the_policy_of_a_namespace_is_kept(
     await odd.set("1", value)
     assert (await odd.get("1")).value == value  # type: ignore[union-attr]
     shown = fake.state("odd/1")
-    assert (shown["encoding"], shown["schema"]) == (encoding.encode(), b"Odd@1")
+    assert (shown["encoding"], shown["schema"]) == (encoding.encode(), codec_for(Odd).schema.encode())
     assert _entries(fake, "odd/1")[0].changes[0].ttl_ms == 3_600_000
     with pytest.raises(LimitExceeded, match="'odd/2'"):
         await odd.set("2", msgspec.structs.replace(value, raw=b"x" * 1000))

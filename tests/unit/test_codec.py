@@ -203,26 +203,6 @@ def test_either_encoding_is_read_whatever_the_policy_says_now() -> None:
         assert codec_for(Run, encoding).decode(data, key=KEY) == Run(1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "schema"),
-    [
-        (Any, ""),
-        (None, ""),
-        (dict, ""),
-        (list[Run], ""),
-        (datetime, ""),
-        (Run | None, ""),
-        (Run, "Run@1"),
-        (Account, "Account@3"),
-        (Order, "Order@2"),
-        (Message, "Message@1"),
-        (Colour, "Colour@1"),
-    ],
-)
-def test_the_schema_names_a_class_and_its_version(kind: Any, schema: str) -> None:
-    assert codec_for(kind).schema == schema
-
-
 class Unknown:
     pass
 
