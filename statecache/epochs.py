@@ -242,9 +242,9 @@ def parting(positions: Iterable[int], known: Collection[int]) -> int | None:
 def parted_refusal(row: Row, parted: int) -> Refusal:
     """Say why a data set that is parted from the lineage may not be opened."""
     return Refusal(
-        why=f"this Redis holds changes from {parted + 1} on that Postgres does not know, and Postgres has flushed up to "
-        f"{row.flushed} what was here before: it came back without its end, and was written to since. Whether that is "
-        f"to be set aside is {_word(row)}"
+        why=f"this Redis holds changes from {parted + 1} on that Postgres does not know, and Postgres has flushed up "
+        f"to {row.flushed} what was here before: it came back without its end, and was written to since. Whether that "
+        f"is to be set aside is {_word(row)}"
     )
 
 

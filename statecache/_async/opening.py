@@ -2,18 +2,16 @@
 
 What is decided stands in `epochs`; here it is carried out, for many shards at once. Each step is safe to die after:
 the claim expires and keeps what the next claimer needs, a raised row only makes the next epoch higher, what is set
-aside is kept before it is taken out, and nothing of the new epoch is written to the shard until the last script, which
-checks the claim and the server once more.
+aside is kept before it is taken out, and nothing of the new epoch is written to the shard before the last script.
 
     look      what the data set says of itself
     claim     closes the gate where all is still as it was looked at, and tells where the data set ends from then on
     raise     the row in Postgres, by compare-and-set on what was read before the claim, so of several openers one wins
     validate  what Postgres holds beyond the common point is stale here; what this data set holds beyond it is kept
               in `conflict` and taken out, its states before its entries: whoever goes on must still find it
-    open      the claim and the server must be the same
+    open      the claim and the server must be the same, once more; only whoever's own bump succeeded opens
 
-Only whoever's own bump succeeded opens; everybody else looks again. Rows are locked in shard order, for the length of
-one statement, those that nobody holds first: whoever is stuck holds up its own shards alone.
+Rows are locked in shard order, each for one statement, free ones first: who is stuck holds up its own shards alone.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Writes(Reads[D], Generic[D]):
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         write = self.write_of(key, value, expected=expected_of(key, expected))
-        if expected is not None:
+        if isinstance(expected, (State, str)):
             self._refuse_to_drop_what_was_read(write, value, expected, end)
         return self._commit_one(
             write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id

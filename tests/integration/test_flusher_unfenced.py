@@ -1,4 +1,4 @@
-"""A Redis that does not show its replid comes back shorter than Postgres: told by what it holds, and never flushed over."""
+"""A Redis that does not show its replid comes back shorter: told by what it holds, and never flushed over."""
 
 from __future__ import annotations
 

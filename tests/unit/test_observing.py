@@ -30,7 +30,10 @@ from tests.awaited import awaited
 from tests.fix_redis import FakeDeployment
 from tests.probing import samples
 
-NOT_VERBS = {"full", "end_of", "moment_of", "durability_of", "write_of", "state_of", "committed_state", "locks_of"}
+NOT_VERBS = {
+    "full", "end_of", "moment_of", "durability_of", "write_of", "state_of", "committed_state", "locks_of",
+    "refuse_to_drop",
+}  # fmt: skip
 """What the class shows beside its verbs, for transactions."""
 
 

@@ -14,8 +14,7 @@ commits, so that a watermark which an earlier COMMIT left unreplicated is never 
 anywhere repeats at most this cycle, and repeating it changes nothing, for the watermark is in the transaction.
 
 Data that Postgres refuses is parked (`quarantine`); everything else that goes wrong is an outage: nothing is
-acknowledged, what is remembered is forgotten, and the caller tries again later. A batch that took too long is tried
-again by halves (`sizing`).
+acknowledged, what is remembered is forgotten, and it is tried again later, after a timeout by halves (`sizing`).
 """
 
 from __future__ import annotations

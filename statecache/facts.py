@@ -1,0 +1,53 @@
+"""An error is its facts: how its message is made of them, and that it survives pickling with them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class StateCacheError(Exception):
+    """statecache failed."""
+
+    hint: ClassVar[str] = ""
+
+    __module__ = "statecache.errors"
+
+    def __init__(self, **facts: Any) -> None:
+        self.facts = facts
+        for name, value in facts.items():
+            setattr(self, name, value)
+        super().__init__(self._message())
+
+    @property
+    def problem(self) -> str:
+        """This is the message without what to do about it."""
+        return self._filled()
+
+    @property
+    def remedy(self) -> str:
+        """This says what to do, or nothing."""
+        return str(self.facts.get("hint") or self.hint)
+
+    def _filled(self, **shown: Any) -> str:
+        """This fills the docstring with the facts, `shown` in the place of what is not said as it is kept."""
+        template = " ".join((type(self).__doc__ or "").split("\n\n")[0].split())
+        return template.format_map(_Facts(self.facts | shown))
+
+    def _message(self) -> str:
+        return f"{self.problem} {self.remedy}" if self.remedy else self.problem
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.facts)
+
+
+class _Facts(dict[str, Any]):
+    """This shows a missing fact as a question mark instead of hiding the error behind a KeyError."""
+
+    def __missing__(self, key: str) -> str:
+        return "?"
+
+
+def _rebuild(kind: type[StateCacheError], facts: dict[str, Any]) -> StateCacheError:
+    error = kind.__new__(kind)
+    StateCacheError.__init__(error, **facts)
+    return error
