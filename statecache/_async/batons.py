@@ -11,7 +11,7 @@ the last second. Then
 
 A baton is a courtesy and no lock: the compare-and-set of the commit decides. One that is not passed on ends by itself a
 second after somebody was called, and whoever has waited for as long goes on without. So does at once who may not wait,
-for Redis refuses it, or half of this client's connections are waiting already.
+for Redis refuses it, or half of this client's connections are held already.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from statecache import _process
-from statecache._bridge import AsyncSlots, async_finished
+from statecache._bridge import async_finished
 from statecache.clock import monotonic
 from statecache.errors import ForeignData, StateCacheError
 from statecache.lua import script
@@ -53,21 +53,17 @@ _HANDED_BYTES_MAX = 64 * 1024
 class Batons:
     """This knows which states are crowded, and on how many of a client's connections their batons may be waited for."""
 
-    def __init__(
-        self, keys: KeySpace, redis: RedisTier, near: Near, *, waits_max: int, new_token: Callable[[], str]
-    ) -> None:
+    def __init__(self, keys: KeySpace, redis: RedisTier, near: Near, *, new_token: Callable[[], str]) -> None:
         self.keys = keys
         self.redis = redis
         self.near = near
         self.new_token = new_token
-        self._waits_max = waits_max
         self._begin()
 
     def _begin(self) -> None:
         self._mutex = _process.mutex()
         self._crowded: dict[str, float] = {}
         self._not_before = 0.0
-        self.waits = AsyncSlots(self._waits_max)
         self._pid = _process.pid
 
     def of(self, key: str, *, end: float) -> AsyncBaton:
@@ -121,13 +117,13 @@ class AsyncBaton:
     async def comes(self) -> bool:
         """This waits for the baton; False where there is no reason to, where it is had already, or cannot be had."""
         batons = self._batons
-        if self.held or not batons.is_crowded(self._key) or not batons.waits.acquire_now():
+        if self.held or not batons.is_crowded(self._key) or (spare := batons.redis.pool.hold_now()) is None:
             return False
         try:
             with suppress(StateCacheError):  # what hinders more than this is met by whatever comes next
                 self._got(await self._called())
         finally:
-            batons.waits.release()
+            spare.release()
         return self.held
 
     async def _called(self) -> Sequence[Any]:

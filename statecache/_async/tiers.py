@@ -60,8 +60,7 @@ class Tiers:
         begins_anew_after_fork(self.near)
         self.accounts = Accounts()
         self.turns = Turns(self.accounts)
-        waits_max = settings.redis_connections_max // 2
-        self.batons = Batons(self.keys, self.redis, self.near, waits_max=waits_max, new_token=new_change_id)
+        self.batons = Batons(self.keys, self.redis, self.near, new_token=new_change_id)
         self.line = Line(settings, self.keys, self.redis, self.near)
         self.reader = Reader(
             settings,

@@ -8,8 +8,9 @@ a lost reply neither leaks a lease nor doubles it. What could not be given back 
     take, queue   OK: held from now on     WAIT: wait to be called, or for the deadline, and queue again
     FENCED        open the shard, again    LATE, no reply   again, on another connection
 
-One task or thread of the client renews all its leases, each at a third of its ttl; it is started by the first lease and
-ends when it finds none. A renewal that comes to nothing is tried again as long as the lease is believed in.
+One task or thread of the client renews all its leases, each at a third of its ttl, on a connection of its own; it is
+started by the first lease and ends when it finds none. A renewal that comes to nothing is tried again as long as the
+lease is believed in.
 """
 
 from __future__ import annotations
@@ -86,12 +87,18 @@ class Leases:
         self._astray_ms = round((settings.timeout_s + _GRACE_S) * 1000)
         self._holder = shown_holder(settings.writer)
         self._closed = False
+        self._link: Link | None = None
+        self._inherited: list[Link] = []
         events.broken.append(self._unheard)
         self.begin_anew(_process.mutex())
         _process.begins_anew_after_fork(self)
 
     def begin_anew(self, _: AbstractContextManager[Any]) -> None:
         """This forgets the leases, which another process holds, and takes another name for being called."""
+        if self._link is not None:  # kept, for even to collect it could harm the parent
+            self._link.abandon()
+            self._inherited.append(self._link)
+            self._link = None
         self._held: dict[str, Holding] = {}
         self._waiting: dict[str, tuple[Waiting, Signal]] = {}
         self._requests = map(f"{secrets.token_hex(8)}:{{}}".format, count(1))
@@ -249,6 +256,7 @@ class Leases:
         self._unheard()
         if self._renewer is not None:
             self._renewer.stop()
+        self._hang_up()
 
     def _keep(self, holding: Holding) -> None:
         """This makes sure that somebody will renew the lease in time."""
@@ -269,6 +277,7 @@ class Leases:
             if self._closed or not held:
                 self._next = -inf
                 if self._closed or not self.held:
+                    self._hang_up()
                     return
                 continue
             self._next = min(one.renew_at for one in held)
@@ -288,18 +297,29 @@ class Leases:
         for holding in due:
             holding.unanswered(started + seconds)
         try:
-            link = self._redis.pool.take(seconds)
-            try:
-                replies = link.scripts(
-                    self._script, [self._call("renew", one, link, seconds) for one in due], seconds=seconds
-                )
-            finally:
-                self._redis.pool.give(link)
+            link = self._renewing(seconds)
+            seconds = max(seconds - (boottime() - started), 0.001)
+            replies = link.scripts(
+                self._script, [self._call("renew", one, link, seconds) for one in due], seconds=seconds
+            )
             for holding, reply in zip(due, replies, strict=True):
                 self._renewed(holding, parts_of(reply)[0].decode(), started, link)
         except (StateCacheError, ResponseError) as error:
             _logger.info("leases could not be renewed, and it is tried again: %s", error)
             self._redis.pool.drop_idle()
+            self._hang_up()
+
+    def _renewing(self, seconds: float) -> Link:
+        """Return the connection for renewals, a new one where there is none."""
+        if (link := self._link) is None or not link.alive:
+            link = self._link = self._redis.link(seconds)
+        return link
+
+    def _hang_up(self) -> None:
+        """Close the connection for renewals."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.end()
 
     def _lose(self, holding: Holding) -> None:
         holding.gone = True

@@ -3,8 +3,9 @@
 """A bounded pool of connections, fair and fork-safe, for Redis and Postgres alike.
 
 Who waits longest is served first: a pool without that starves some of many tasks for seconds. A connection is idle,
-or lent to exactly one caller; whoever saw it fail does not give it back but drops it. After a fork the child starts
-with an empty pool and leaves the parent's sockets alone. A pool belongs to the event loop that first used it.
+or lent to exactly one caller; whoever saw it fail does not give it back but drops it. Who keeps one while he waits for
+something else, as a transaction does for user code, holds it: half of them may be held at once. After a fork the child
+starts with an empty pool and leaves the parent's sockets alone. A pool belongs to the event loop that first used it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Pool(Generic[C]):
     def __init__(self, open_one: Callable[[float], C], *, size: int, busy: type[Unavailable], what: str) -> None:
         self._open_one = open_one
         self._size = size
+        self._holds_max = max(1, size // 2)
         self._busy = busy
         self._what = what
         self._closed = False
@@ -56,8 +58,10 @@ class Pool(Generic[C]):
     def _reset(self) -> None:
         self._place: object = None
         self._slots = Slots(self._size)
+        self._holds = Slots(self._holds_max)
         self._idle: list[C] = []
         self._lent: set[C] = set()
+        self._held: dict[C, Slots] = {}
         self.longest_wait_s = 0.0
         self._pid = _process.pid  # last: another thread that finds it right finds the rest right too
 
@@ -89,6 +93,27 @@ class Pool(Generic[C]):
             raise
         self._lent.add(connection)
         return connection
+
+    def hold(self, seconds: float) -> C:
+        """Lend a connection that is kept while something else is waited for; half of them may be at once."""
+        if self._pid != _process.pid:
+            self._leave_to_the_parent()
+        begun, holds = monotonic(), self._holds
+        if not holds.acquire(seconds):
+            held = f"all {self._holds_max} {self._what} connections that transactions may hold"
+            raise self._busy("pool", detail=f"{held} were in use for {seconds:.3g} s")
+        connection = None
+        try:
+            connection = self.take(max(seconds - (monotonic() - begun), 0.001))
+            self._held[connection] = holds
+        finally:
+            if connection is None:
+                holds.release()
+        return connection
+
+    def hold_now(self) -> Slots | None:
+        """Return what may be released again, by whoever takes a connection to hold it; None where none is to spare."""
+        return self._holds if self._size > 1 and self._holds.acquire_now() else None
 
     def _leave_to_the_parent(self) -> None:
         """This makes the pool an empty one; what it held is kept, for even to collect it could harm the parent."""
@@ -123,9 +148,12 @@ class Pool(Generic[C]):
         if self._pid != _process.pid or connection not in self._lent:
             return
         self._lent.discard(connection)
+        holds = self._held.pop(connection, None)
         if not self._closed:
             self._idle.append(connection)
         self._slots.release()
+        if holds is not None:
+            holds.release()
 
     def drop_idle(self) -> None:
         """This closes what is idle: one connection's fault is most often every connection's."""

@@ -6,7 +6,10 @@ WATCH aborts early, the script decides: every key of the transaction goes into t
 read, those that were only read as a check. So an EXEC whose reply was lost, or a script that the server had forgotten,
 is carried on outside of MULTI with the same change_id and the same meaning.
 
-The connection goes back to the pool only after a reply that ends the watching was read; else it is closed.
+The connection goes back to the pool only after a reply that ends the watching was read; else it is closed. It is held
+while the user's Python runs, so transactions have at most half of a client's connections.
+
+`timeout` is for all that the transaction waits for, at its begin and at its end; the user's Python is not counted.
 """
 
 from __future__ import annotations
@@ -54,6 +57,8 @@ class Transaction:
         self._actor = actor
         self._reason = reason
         self._timeout = timeout
+        self._end_at = 0.0
+        self._left_s = 0.0
         self._call = self._tier.accounts.call()
         self._link: Link | None = None
         self._records: dict[str, Record] = {}
@@ -76,15 +81,17 @@ class Transaction:
     def _begin(self) -> None:
         """This watches and reads every key, as often as it takes until all of them are there."""
         end, pause = self._verbs.moment_of(self._timeout), 0.005
+        self._end_at = end
         self._tier.committer.prepare(self._durability, self._shard, end=end)
         while not self._records:
             try:
-                self._link = self._tier.redis.pool.take(max(end - monotonic(), 0.001))
+                self._link = self._tier.redis.pool.hold(max(end - monotonic(), 0.001))
                 self._tier.levels.check_server(self._durability, self._link, end=end)
                 missing = self._watch(self._link, end)
             except RedisUnavailable as error:
                 self._leave()
-                self._tier.redis.pool.drop_idle()
+                if error.reason != "pool":
+                    self._tier.redis.pool.drop_idle()
                 if error.reason in ("refused", *FINAL) or monotonic() + pause > end:
                     raise
                 sleep(pause)
@@ -96,6 +103,7 @@ class Transaction:
             if missing:
                 self._leave()
                 self._tier.hydrator.load(missing, end=end, to_write=True)
+        self._left_s = end - monotonic()
 
     def _watch(self, link: Link, end: float) -> list[str]:
         """This watches and reads every key in one round trip and gives the keys that are not in Redis."""
@@ -160,10 +168,13 @@ class Transaction:
         return self._names[name]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._end_at = monotonic() + max(self._left_s, 0.001)
         with self._call.ending():
             try:
                 if kind is None:
                     self._end()
+                elif self._link is not None and not issubclass(kind, Exception):  # who is cancelled waits for nothing
+                    self._link.close()
             finally:
                 self._leave()
 
@@ -174,7 +185,7 @@ class Transaction:
             return
         try:
             if link.watching and link.alive:
-                link.run([("UNWATCH",)], seconds=self._tier.settings.timeout_s)
+                link.run([("UNWATCH",)], seconds=max(self._end_at - monotonic(), 0.001))
                 link.watching = False
         except RedisUnavailable:
             link.close()
@@ -186,7 +197,7 @@ class Transaction:
         link = self._link
         if link is None:
             raise UsageError("the transaction is over")
-        end = self._verbs.moment_of(self._timeout)
+        end = self._end_at
         if not self._writes:
             _, executed = link.run([("MULTI",), ("EXEC",)], seconds=max(end - monotonic(), 0.001))
             link.watching = isinstance(executed, Exception)

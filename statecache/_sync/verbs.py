@@ -41,7 +41,11 @@ class Verbs(Stepping[D], Locks[D], Asks[D], Generic[D]):
         reason: str = "",
         timeout: float | None = None,
     ) -> Transaction:
-        """This opens a transaction over keys of one group: WATCH, your code, and one atomic commit at its end."""
+        """This opens a transaction over keys of one group: WATCH, your code, and one atomic commit at its end.
+
+        `timeout` is for its begin and its end together; the time of your code in the block is not counted. While it
+        is open it holds a connection: half of a client's may be held at once, and further transactions wait.
+        """
         self.tier.accounts.refuse_if_closing()
         return Transaction(
             self, names, durability=durability, actor=checked_text(actor, "actor"),

@@ -20,7 +20,7 @@ def module(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def batons(module: Any) -> Any:
     """What knows the crowded states of a client that is not connected."""
-    return module.Batons(KeySpace(), None, None, waits_max=1, new_token=lambda: "a-token")
+    return module.Batons(KeySpace(), None, None, new_token=lambda: "a-token")
 
 
 def test_a_state_is_crowded_for_a_second(module: Any, batons: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +57,6 @@ def test_of_many_crowded_states_the_last_ones_are_remembered(batons: Any) -> Non
 
 def test_a_forked_child_begins_anew(batons: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batons.crowd("runs/1")
-    assert batons.waits.acquire_now()
     monkeypatch.setattr(_process, "pid", -1)
     batons.of("runs/1", end=0.0)
     assert not batons.is_crowded("runs/1")
-    assert batons.waits.acquire_now()

@@ -1,0 +1,90 @@
+"""Connections that are held while something else is waited for: half of them, and the others are lent all the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from statecache import _process
+from statecache._async.pool import AsyncPool
+from statecache.errors import RedisUnavailable
+
+
+class Line:
+    """This is a connection to nowhere."""
+
+    alive = True
+
+    def abandon(self) -> None:
+        """This has nothing to let go of."""
+
+    async def close(self) -> None:
+        self.alive = False
+
+    async def end(self) -> None:
+        self.alive = False
+
+
+class Dialed:
+    """This makes lines, and fails when told to."""
+
+    failing = False
+
+    async def __call__(self, seconds: float) -> Line:
+        if self.failing:
+            raise RedisUnavailable("connect", detail="told to")
+        return Line()
+
+
+def _pool(size: int, dialed: Dialed | None = None) -> AsyncPool[Line]:
+    return AsyncPool(dialed or Dialed(), size=size, busy=RedisUnavailable, what="Redis")
+
+
+async def test_half_of_the_connections_may_be_held_and_the_others_are_lent_all_the_same() -> None:
+    pool = _pool(4)
+    held = [await pool.hold(1), await pool.hold(1)]
+    with pytest.raises(RedisUnavailable, match="all 2 Redis connections that transactions may hold") as caught:
+        await pool.hold(0.01)
+    assert caught.value.reason == "pool"
+    assert pool.hold_now() is None
+    lent = [await pool.take(0.01), await pool.take(0.01)]
+    pool.give(held[0])
+    assert await pool.hold(0.01) is held[0]
+    for line in (*held, *lent):
+        pool.give(line)
+    spare = pool.hold_now()
+    assert spare is not None
+    spare.release()
+
+
+async def test_whoever_cannot_be_lent_a_connection_holds_none() -> None:
+    dialed = Dialed()
+    pool = _pool(2, dialed)
+    dialed.failing = True
+    with pytest.raises(RedisUnavailable, match="told to"):
+        await pool.hold(0.01)
+    dialed.failing = False
+    held = await pool.hold(0.01)
+    assert held.alive
+    pool.give(held)
+    taken = [await pool.take(0.01), await pool.take(0.01)]
+    with pytest.raises(RedisUnavailable, match="all 2 Redis connections were in use"):
+        await pool.hold(0.01)
+    pool.give(taken[0])
+    assert await pool.hold(0.01) is taken[0]
+
+
+async def test_of_a_single_connection_none_is_to_spare() -> None:
+    pool = _pool(1)
+    assert pool.hold_now() is None
+    pool.give(await pool.hold(0.01))
+
+
+async def test_a_forked_child_may_hold_as_many_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = _pool(2)
+    parents = await pool.hold(1)
+    monkeypatch.setattr(_process, "pid", -1)
+    held = await pool.hold(0.01)
+    assert held is not parents
+    pool.give(parents)
+    with pytest.raises(RedisUnavailable):
+        await pool.hold(0.01)
