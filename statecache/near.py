@@ -8,7 +8,7 @@ next one behind it; an entry is as true as the last answer of that connection is
                heartbeat, on a clock that counts suspend: a half-open connection, a stopped process or a blocked loop
                runs out of trust by itself
     reserve    a read is announced before it is sent, and fills unless everything was dropped meanwhile. Who asks for
-               the same key in the meantime shares it
+               the same key in the meantime shares it, unless it began longer ago than the staleness that is asked for
     floors     what this process has seen of a key, written or read in any mode, it never sees go down: a read that
                brings less is not believed, whoever answered it, until the key's shard is proven to be in a later epoch
                or Postgres says that it is the current state
@@ -83,12 +83,13 @@ def bytes_of(record: Record) -> int:
 
 
 class Reading:
-    """This is a read under way; `floor` is what it must not be below to be kept."""
+    """This is a read under way since the moment `begun`; `floor` is what it must not be below to be kept."""
 
-    __slots__ = ("error", "floor", "key", "record", "signal")
+    __slots__ = ("begun", "error", "floor", "key", "record", "signal")
 
-    def __init__(self, key: str, floor: Place, signal: Signal) -> None:
+    def __init__(self, key: str, floor: Place, signal: Signal, begun: float) -> None:
         self.key = key
+        self.begun = begun
         self.floor = floor
         self.signal: Any = signal
         self.record: Record | None = None
@@ -143,13 +144,13 @@ class Near:
             return entry
         return entry
 
-    def reserve(self, key: str, signal: Signal) -> tuple[Reading, bool]:
+    def reserve(self, key: str, signal: Signal, now: float) -> tuple[Reading, bool]:
         """This announces a read, or gives the one that is under way; True where it is the caller's to send."""
         with self._mutex:
             reading = self._readings.get(key)
             if reading is not None:
                 return reading, False
-            reading = self._readings[key] = Reading(key, self._floor(key), signal)
+            reading = self._readings[key] = Reading(key, self._floor(key), signal, now)
             return reading, True
 
     def settle(self, reading: Reading, record: Record | None, error: Exception | None = None) -> None:
@@ -246,6 +247,12 @@ class Near:
         """This gives the epoch in which the key was seen last, or 0."""
         with self._mutex:
             return self._floor(key)[0]
+
+    def known_under(self, prefix: str) -> list[str]:
+        """Return the keys under a prefix of which a state is remembered to have been seen."""
+        with self._mutex:
+            known = {key: entry.place for key, entry in list(self._entries.items())} | self._floors
+        return [key for key, place in known.items() if place[1] and key.startswith(prefix)]
 
     def wrote(self, key: str, place: Place) -> bool:
         """This notes what this process has written; True where its old state was here and was used."""

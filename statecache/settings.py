@@ -113,6 +113,7 @@ class Settings(BaseSettings):
     durability: Durability = "memory"
     replicas: int = Field(1, ge=1, le=16)
     read: ReadMode = "local"
+    stale_reads: bool = False
 
     timeout_s: float = Field(10.0, gt=0)
     connect_timeout_s: float = Field(5.0, gt=0)

@@ -1,8 +1,9 @@
 """Asking what became of a change whose writer never learnt it.
 
 The stream is asked first and Postgres after it, for what leaves the stream is in Postgres by then. What they say
-counts only where that Redis is the one that opened the shard's epoch, and Postgres knows of no later one: an old
-primary that still answers, or a copy whose gate is not open yet, says nothing about what is or will be the lineage.
+counts only where that Redis is a primary and the one that opened the shard's epoch, and Postgres knows of no later
+one: an old primary that still answers, a replica, or a copy whose gate is not open yet, says nothing about what is or
+will be the lineage.
 
     Postgres   change        applied, durable        stream   there          applied
                conflict      forked                           nowhere        not applied, and never will be:
@@ -126,6 +127,9 @@ class Inquiry:
                 if isinstance(reply, Exception):
                     raise refusal(reply, self._keys.changes(shard)) from reply
             info, meta, state, entries = replies
+            if self._settings.fence == "on" and b"role:master" not in info:
+                await self._redis.pool.drop_idle(all_of_them=True)
+                return Told(epoch=None)
             if not self._is_fenced(info, meta) or (epoch is not None and epoch != int(meta[0])):
                 return Told(epoch=None)
             epoch = int(meta[0])

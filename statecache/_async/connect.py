@@ -29,6 +29,7 @@ from redis.exceptions import (
 )
 
 from statecache import _process
+from statecache._async.pool import silent_since
 from statecache._bridge import (
     AsyncSocketTurn,
     async_deadline,
@@ -41,6 +42,7 @@ from statecache._bridge import (
     is_buffered,
     unread_bytes,
 )
+from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.settings import masked
 
@@ -113,12 +115,12 @@ class AsyncLink:
     where that stays so, whoever took it was interrupted, and nobody knows what is lost. `ahead_ms` is how far the
     server's clock is at most ahead of `monotonic` here, in milliseconds, as of the greeting; it may be less by
     `greeting_s`, the seconds that the greeting took. `levels` are durability levels that the server was found to be
-    able to give, each with the moment.
+    able to give, each with the moment; `heard_at` and `silent_since` are for the pool.
     """
 
     __slots__ = (
-        "_connection", "_known", "_pid", "_turn", "_where", "ahead_ms", "expected", "greeting_s", "in_message",
-        "levels", "watching",
+        "_connection", "_known", "_pid", "_turn", "_where", "ahead_ms", "expected", "greeting_s", "heard_at",
+        "in_message", "levels", "silent_since", "watching",
     )  # fmt: skip
 
     def __init__(self, connection: Any, where: str) -> None:
@@ -133,6 +135,8 @@ class AsyncLink:
         self.ahead_ms = 0.0
         self.greeting_s = 0.0
         self.levels: dict[str, float] = {}
+        self.heard_at = monotonic()
+        self.silent_since = -inf
 
     @classmethod
     async def open(cls, dial: Dial, settings: Settings, seconds: float = inf) -> AsyncLink:
@@ -192,7 +196,7 @@ class AsyncLink:
             raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
         packed = _packed(commands)
         replies: list[Any] = []
-        whole = False
+        whole, sent = False, monotonic()
         try:
             async with async_deadline(connection, seconds):
                 await connection.send_packed_command(packed)
@@ -203,12 +207,14 @@ class AsyncLink:
                         replies.append(error)
                     if until is not None and until(replies[-1]):
                         return replies
-            whole = True
+            whole, self.heard_at = True, monotonic()
         except TimeoutError as error:
+            self.silent_since = silent_since(sent)
             raise RedisUnavailable("timeout", detail=f"{self._where}: no answer within {seconds:.3g} s") from error
         except (RedisError, OSError) as error:
             refused = "authentication" if isinstance(error, AuthenticationError) else "connection"
             reason = "timeout" if "imeout" in type(error).__name__ else "tls" if "SSL" in str(error) else refused
+            self.silent_since = silent_since(sent) if reason == "timeout" else monotonic()
             raise RedisUnavailable(reason, detail=f"{self._where}: {error}") from error
         finally:
             if not whole:

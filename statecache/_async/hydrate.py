@@ -65,10 +65,10 @@ class Hydrator:
     async def load(self, keys: Sequence[str], *, end: float, to_write: bool = False) -> dict[str, Record]:
         """This makes the keys of one shard present in Redis and gives the records that it read on the way.
 
-        A key that another reader brought in the meantime is not among them. A Redis without memory is enough for
-        reading: what Postgres holds is given all the same; `to_write` says that the states are needed in Redis.
-        Raises Unavailable past `end`, and Backpressure where there is no memory for them. A lost exchange is made
-        again.
+        A key that another reader brought in the meantime is not among them, nor are those of a shard whose gate is
+        closed: reading never opens it. A Redis without memory is enough for reading: what Postgres holds is given all
+        the same. `to_write` says that the states are needed in Redis, and opens the gate. Raises Unavailable past
+        `end`, and Backpressure where there is no memory for them. A lost exchange is made again.
         """
         shard, tokens = self._keys.shard(keys[0]), list[str]()
         try:
@@ -87,7 +87,7 @@ class Hydrator:
         waiting: Unavailable | None = None
         while True:
             try:
-                verdicts, epoch = await self._begin(shard, missing, tokens, end)
+                verdicts, epoch = await self._begin(shard, missing, tokens, end, to_write=to_write)
             except RedisUnavailable as error:
                 if error.reason in ("refused", "memory", *FINAL):
                     raise
@@ -97,6 +97,8 @@ class Hydrator:
                 await async_sleep(pause)
                 pause = min(pause * 2, 0.1)
                 continue
+            if "FENCED" in verdicts.values() and not to_write:
+                return loaded
             if to_write and "FULL" in verdicts.values():
                 raise Backpressure(shard, reason="Redis is out of memory")
             taken = [key for key, verdict in verdicts.items() if verdict in ("TAKEN", "FULL")]
@@ -115,7 +117,9 @@ class Hydrator:
                 await async_sleep(pause)
                 pause = min(pause * 2, 0.1)
 
-    async def _begin(self, shard: int, missing: list[str], tokens: list[str], end: float) -> tuple[dict[str, str], str]:
+    async def _begin(
+        self, shard: int, missing: list[str], tokens: list[str], end: float, *, to_write: bool
+    ) -> tuple[dict[str, str], str]:
         """This gives the verdicts on the keys, and the epoch of a fresh token, which is then the last of `tokens`.
 
         It is among them where it was taken, and where nobody knows whether it was.
@@ -147,7 +151,8 @@ class Hydrator:
         if verdict == "FOREIGN":
             raise found_at(rest[0], rest[1])
         if verdict == "FENCED":
-            await self._opener.open(shard, end=end)
+            if to_write:
+                await self._opener.open(shard, end=end)
             return dict.fromkeys(missing, "FENCED"), ""
         return dict(zip(missing, rest[1:], strict=True)), rest[0]
 

@@ -6,8 +6,11 @@ key. Nothing is ever written on it. Replies and pushes come in one order, the se
 the synchronous client that is a thread, or whoever waits for an answer just then.
 
     connect       everything known is dropped first, then the connection is opened, greeted, tracked, and heard
-    heartbeat     every quarter of the trust window: role, replication id and replicas of the server. Any other than
-                  before, and everything known is dropped; a server that is no primary is left
+    heartbeat     every quarter of the trust window: role, replication id and replicas of the server, and which epoch
+                  its data set is in. Any other than before, and everything known is dropped; a server that is no
+                  primary is left, by the other connections too
+    closed gate   before a shard is first read on it, the server is asked, ahead of the read in the same exchange,
+                  whether the shard is open; where it is not, the read is made on the primary
     unanswered    a heartbeat of a whole window ago, and nothing came for as long: the connection is given up. Bytes
                   that arrive are a sign of life, though no reason to trust: the answer may wait behind them
     gone          every read under way on it fails, and is made on the primary; it is opened again, ever more patiently
@@ -25,11 +28,12 @@ from redis.exceptions import NoScriptError
 
 from statecache import _process
 from statecache._async.connect import let_go
-from statecache._async.redis import refusal
+from statecache._async.redis import DEMOTED, code_of, refusal
 from statecache._bridge import AsyncBackground, AsyncSignal, AsyncSlots, async_lead
 from statecache.clock import boottime, monotonic
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
 from statecache.lua import script
+from statecache.near import Reading
 from statecache.records import FIELDS, record_of
 
 if TYPE_CHECKING:
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
     from statecache._async.redis import RedisTier
     from statecache._async.underway import Commit
     from statecache.keys import KeySpace
-    from statecache.near import Near, Reading
+    from statecache.near import Near
     from statecache.settings import Settings
 
 _BEATS_PER_WINDOW = 4
@@ -79,6 +83,7 @@ class Line:
         self._background: AsyncBackground | None = None
         self._stopped, self._up = AsyncSignal(), AsyncSignal()
         self._server = b""
+        self._open: set[int] = set()  # shards whose gate is known to be open on that server
         self._not_before = 0.0
         self.hindrance = ""
         self._pid = _process.pid
@@ -87,7 +92,7 @@ class Line:
     def reading(self) -> bool:
         """This says whether a read is under way."""
         expected = [] if self._link is None else list(self._link.expected)
-        return any(not (one is None or isinstance(one, float)) for one in expected)
+        return any(isinstance(one, Reading) for one in expected)
 
     def is_up(self) -> bool:
         """This says whether reads can be made here; where not, it begins to bring that about, and waits for nothing."""
@@ -138,7 +143,7 @@ class Line:
     async def _refresh(self, key: str) -> None:
         """This has a state read, and does not wait for it."""
         if self.is_up():
-            reading, mine = self._near.reserve(key, AsyncSignal())
+            reading, mine = self._near.reserve(key, AsyncSignal(), boottime())
             if mine:
                 with suppress(RedisUnavailable):
                     await self.ask(reading, seconds=self._settings.near_window_s)
@@ -151,10 +156,14 @@ class Line:
             link = self._link
             if link is None:
                 raise RedisUnavailable("connection", detail="the tracked connection is closed")
-            commands: list[tuple[str, ...]] = []
+            unproven, proof = (
+                sorted({self._keys.shard(one.key) for one in readings} - self._open),
+                script("fenced_read"),
+            )
+            commands = [link.call(proof, [self._keys.meta(shard)], [self._settings.fence]) for shard in unproven]
             for reading in readings:
                 commands += (("CLIENT", "CACHING", "YES"), ("HMGET", self._keys.state(reading.key), *FIELDS))
-            expected = [one for reading in readings for one in (None, reading)]
+            expected = [*unproven, *(one for reading in readings for one in (None, reading))]
             await link.send(*commands, seconds=seconds, expected=expected)
         finally:
             turn.release()
@@ -176,6 +185,8 @@ class Line:
                     await self._serve(link)
                 except (RedisUnavailable, ForeignData) as error:
                     self.hindrance = str(error)
+                    if isinstance(error, RedisUnavailable) and error.reason == "role":
+                        await self._redis.pool.drop_idle(all_of_them=True)
                 finally:
                     await self._part(link)
             if await self._stopped.wait(pause):
@@ -191,7 +202,7 @@ class Line:
     async def _serve(self, link: AsyncLink) -> None:
         """This takes replies and pushes off the connection until it breaks."""
         self._near.drop()
-        self._server, self._beating, self._link = b"", None, link
+        self._server, self._open, self._beating, self._link = b"", set(), None, link
         self._came, self._unread = boottime(), 0
         due = monotonic()
         while not self._closed:
@@ -253,7 +264,7 @@ class Line:
             raise RedisUnavailable("timeout", detail="the tracked connection takes nothing")
         try:
             self._beating = now
-            call = link.call(script("beat"), [], [self._settings.fence])
+            call = link.call(script("beat"), [self._keys.meta(0)], [self._settings.fence])
             await link.send(call, seconds=self._settings.near_window_s, expected=[now])
         finally:
             turn.release()
@@ -276,8 +287,18 @@ class Line:
                 raise RedisUnavailable("refused", detail=f"CLIENT CACHING: {reply}")
         elif isinstance(expected, float):
             self._heartbeat(link, expected, reply)
+        elif isinstance(expected, int):
+            self._told_of_gate(link, expected, reply)
         else:
             self._brought(expected, reply)
+
+    def _told_of_gate(self, link: AsyncLink, shard: int, reply: Any) -> None:
+        known = script("fenced_read")
+        link.knows(known, not isinstance(reply, NoScriptError))
+        if isinstance(reply, Exception) and code_of(reply) in DEMOTED:
+            raise RedisUnavailable("role", detail=f"the server is no primary: {reply}")
+        is_open = isinstance(reply, list) and reply[0] == b"OK"
+        (self._open.add if is_open else self._open.discard)(shard)
 
     def _heartbeat(self, link: AsyncLink, sent: float, reply: Any) -> None:
         known, self._beating = script("beat"), None
@@ -289,6 +310,7 @@ class Line:
         if reply != self._server:
             if self._server:
                 self._near.drop()
+                self._open = set()
             self._server = reply
         self._near.answered(sent)
         self._up.set()
@@ -297,6 +319,9 @@ class Line:
         redis_key = self._keys.state(reading.key)
         if not isinstance(reply, (list, Exception)):
             raise RedisUnavailable("connection", detail="a reply belongs to another request")
+        if self._keys.shard(reading.key) not in self._open:
+            self._near.settle(reading, None)
+            return
         if isinstance(reply, Exception):
             self._near.settle(reading, None, refusal(reply, redis_key))
             return
@@ -316,7 +341,7 @@ class Line:
             self._turn.release()
         self._turn, self._ear = AsyncSlots(1), AsyncSlots(1)  # whoever was interrupted with one never gives it back
         for reading in link.expected:
-            if reading is not None and not isinstance(reading, float):
+            if isinstance(reading, Reading):
                 self._near.settle(reading, None, _LOST)
 
     def let_go(self) -> None:

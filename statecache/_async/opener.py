@@ -1,7 +1,7 @@
 """How a client gets a closed shard opened: by itself where the data set continues the row, else on others' word.
 
 Of a client's tasks one opens a shard and the others wait for it. While it waits for somebody else it holds no
-connection: reads go on. Writes that find the gate closed while Postgres is down raise `Unavailable(reason="epoch")`
+connection: others go on. Writes that find the gate closed while Postgres is down raise `Unavailable(reason="epoch")`
 when their time is up: better no write than one that may have to be taken back.
 """
 

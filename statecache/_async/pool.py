@@ -1,14 +1,20 @@
 """A bounded pool of connections, fair and fork-safe, for Redis and Postgres alike.
 
 Who waits longest is served first: a pool without that starves some of many tasks for seconds. A connection is idle,
-or lent to exactly one caller; whoever saw it fail does not give it back but drops it. Who keeps one while he waits for
-something else, as a transaction does for user code, holds it: half of them may be held at once. After a fork the child
-starts with an empty pool and leaves the parent's sockets alone. A pool belongs to the event loop that first used it.
+or lent to exactly one caller, who closes it where it fails. Who keeps one while he waits for something else, as a
+transaction does for user code, holds it: half of them may be held at once. One connection's fault is most often every
+connection's: one that broke, or was silent for a while, takes those idle ones with it that were not heard since. A
+caller who waits for an answer for a few milliseconds only learns nothing of the others.
+
+After a fork the child starts with an empty pool and leaves the parent's sockets alone. A pool belongs to the event loop
+that first used it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from statecache import _process
@@ -16,9 +22,24 @@ from statecache._bridge import AsyncSlots, async_place
 from statecache.clock import monotonic
 from statecache.errors import Unavailable, UsageError
 
+SILENCE_S = 0.2
+"""A server that leaves a request unanswered for less than this may only be slow."""
+
+
+def silent_since(sent: float) -> float:
+    """Return the moment up to which idle connections are doubted when a request of that moment was not answered."""
+    return sent if monotonic() - sent >= SILENCE_S else -inf
+
 
 class AsyncPooled(Protocol):
-    """This is what a pool can lend: something that knows whether it is alive and can be closed."""
+    """This is what a pool can lend: something that knows whether it is alive and can be closed.
+
+    `heard_at` is when something was last heard on it; `silent_since`, of one that failed, the moment up to which others
+    that were not heard later are doubted with it.
+    """
+
+    heard_at: float
+    silent_since: float
 
     @property
     def alive(self) -> bool:
@@ -62,6 +83,7 @@ class AsyncPool(Generic[C]):
         self._idle: list[C] = []
         self._lent: set[C] = set()
         self._held: dict[C, AsyncSlots] = {}
+        self._silent_since = -inf
         self.longest_wait_s = 0.0
         self._pid = _process.pid  # last: another thread that finds it right finds the rest right too
 
@@ -132,6 +154,11 @@ class AsyncPool(Generic[C]):
             if connection.alive:
                 return connection
 
+    def _note(self, connection: C) -> None:
+        """Note what a connection that failed says of the others."""
+        if not connection.alive:
+            self._silent_since = max(self._silent_since, connection.silent_since)
+
     async def _wait_for_slot(self, seconds: float) -> float:
         """This waits for a connection to be free, and gives the seconds that are left."""
         started = monotonic()
@@ -149,19 +176,22 @@ class AsyncPool(Generic[C]):
             return
         self._lent.discard(connection)
         holds = self._held.pop(connection, None)
+        self._note(connection)
         if not self._closed:
             self._idle.append(connection)
         self._slots.release()
         if holds is not None:
             holds.release()
 
-    async def drop_idle(self) -> None:
-        """This closes what is idle: one connection's fault is most often every connection's."""
-        for _ in range(len(self._idle)):
-            connection = self._revived()
-            if connection is None:
-                return
-            await connection.close()
+    async def drop_idle(self, *, all_of_them: bool = False) -> None:
+        """Close the idle connections that are doubted since another one failed, or all of them."""
+        for connection in list(self._lent):
+            self._note(connection)
+        for connection in list(self._idle):
+            if all_of_them or connection.heard_at <= self._silent_since:
+                with suppress(ValueError):  # another thread has taken it meanwhile
+                    self._idle.remove(connection)
+                    await connection.close()
 
     def let_go(self) -> None:
         """Close what is idle; a finalizer calls it, when nobody can lend anything any more."""

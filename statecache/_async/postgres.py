@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import errors as pg
 
-from statecache._async.pool import AsyncPool
+from statecache._async.pool import AsyncPool, silent_since
 from statecache._async.postgres_connection import brief, connect, milliseconds
 from statecache._bridge import async_sleep, async_timeout
 from statecache.clock import monotonic
@@ -37,10 +38,12 @@ _GRACE_S = 0.1
 class AsyncSession:
     """This is one connection to Postgres, as a pool lends it."""
 
-    __slots__ = ("connection",)
+    __slots__ = ("connection", "heard_at", "silent_since")
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         self.connection = connection
+        self.heard_at = monotonic()
+        self.silent_since = -inf
 
     @property
     def alive(self) -> bool:
@@ -151,14 +154,14 @@ class PostgresTier:
         schema = self._settings.postgres_schema
         limiting, text = statement("read_limits", schema), statement(name, schema)
         limit = async_timeout(seconds + _GRACE_S, connection)
-        whole = False
+        whole, begun = False, monotonic()
         try:
             async with limit, connection.transaction():
                 met = await (await connection.execute(limiting, {"statement": milliseconds(seconds)})).fetchone()
                 if not self._standby_too and (met is None or met[-1]):
                     raise self._standby()
                 rows = await (await connection.execute(text, parameters)).fetchall()
-            whole = True
+            whole, session.heard_at = True, monotonic()
         except (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction, pg.InvalidSchemaName) as error:
             raise ConfigurationError(f"Postgres: {brief(error)}", hint="Run `statecache migrate`.") from error
         except pg.InsufficientPrivilege as error:
@@ -168,6 +171,8 @@ class PostgresTier:
             broken = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
             late = limit.expired or isinstance(error, pg.QueryCanceled)
             reason = "timeout" if late else "connection" if broken else "refused"
+            if late or broken:
+                session.silent_since = silent_since(begun) if late else monotonic()
             raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}") from error
         finally:
             if not whole:

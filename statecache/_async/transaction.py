@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from statecache._async.redis import FINAL, refusal
+from redis.exceptions import NoScriptError
+
+from statecache._async.redis import DEMOTED, FINAL, code_of, found_at, refusal
 from statecache._bridge import async_sleep
 from statecache.clock import monotonic
 from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
 from statecache.keys import checked_key
+from statecache.lua import script
 from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Write
 from statecache.records import FIELDS, record_of
 
@@ -101,19 +104,27 @@ class AsyncTransaction:
             if missing:
                 await self._leave()
                 await self._tier.hydrator.load(missing, end=end, to_write=True)
+            elif (older := self._older_than_seen()) is not None:
+                await self._leave()
+                self._records = {}
+                await self._tier.reader.record(older, end=end)
         self._left_s = end - monotonic()
 
     async def _watch(self, link: AsyncLink, end: float) -> list[str]:
         """This watches and reads every key in one round trip and gives the keys that are not in Redis."""
         redis_keys = [self._tier.keys.state(key) for key in self._keys]
-        commands = [("WATCH", *redis_keys), *(("HMGET", redis_key, *FIELDS) for redis_key in redis_keys)]
+        meta, fence = self._tier.keys.meta(self._shard), self._tier.settings.fence
+        gate = link.call(script("fenced_read"), [meta], [fence])
+        commands = [("WATCH", *redis_keys), gate, *(("HMGET", redis_key, *FIELDS) for redis_key in redis_keys)]
         link.watching = True
-        watched, *replies = await link.run(commands, seconds=max(end - monotonic(), 0.001))
+        watched, proof, *replies = await link.run(commands, seconds=max(end - monotonic(), 0.001))
         if isinstance(watched, Exception):
             raise refusal(watched, redis_keys[0]) from watched
         if watched != b"OK":
             await link.close()
             raise RedisUnavailable("connection", detail="a reply belongs to another request")
+        if not await self._is_open(link, proof, end):
+            return []
         records: dict[str, Record] = {}
         for key, redis_key, reply in zip(self._keys, redis_keys, replies, strict=True):
             if isinstance(reply, Exception):
@@ -124,6 +135,27 @@ class AsyncTransaction:
         if len(records) == len(self._keys):
             self._records = records
         return [key for key in self._keys if key not in records]
+
+    async def _is_open(self, link: AsyncLink, proof: Any, end: float) -> bool:
+        """Return whether the shard is open on that primary; where it is not, open it and have everything read again."""
+        link.knows(script("fenced_read"), not isinstance(proof, Exception))
+        if isinstance(proof, list) and proof[0] == b"OK":
+            return True
+        if isinstance(proof, list) and proof[0] == b"FOREIGN":
+            raise found_at(proof[1].decode("utf-8", "replace"), proof[2].decode("utf-8", "replace"))
+        if isinstance(proof, Exception) and not isinstance(proof, NoScriptError):
+            if code_of(proof) in DEMOTED:
+                await self._tier.redis.leave(link)
+            raise refusal(proof, self._tier.keys.meta(self._shard)) from proof
+        await self._leave()
+        if isinstance(proof, list):
+            await self._tier.opener.open(self._shard, end=end)
+        return False
+
+    def _older_than_seen(self) -> str | None:
+        """Return the first key of which this process has seen a newer state than was read, if there is one."""
+        seen = self._tier.near.seen
+        return next((key for key, one in self._records.items() if not seen(key, (one.epoch, one.version))), None)
 
     async def get(self, name: str, *, type: Any = None) -> State[Any] | None:  # noqa: A002
         """This gives the state as of the transaction's start, or None."""

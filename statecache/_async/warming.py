@@ -1,7 +1,8 @@
 """Loading many states at once: from Postgres into Redis what is not there, and from Redis into this process.
 
 One by one each would cost its round trips. Here many are asked for in one exchange, and what Redis lacks is hydrated a
-shard at a time, in one query. Where nothing can be kept in this process, Redis is warm at least.
+shard at a time, in one query. Where nothing can be kept in this process, Redis is warm at least. What belongs to a
+shard whose gate is closed is left out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from statecache._async.redis import refusal
 from statecache._bridge import AsyncSignal
-from statecache.clock import monotonic
+from statecache.clock import boottime, monotonic
 from statecache.errors import RedisUnavailable
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Warmer:
         readings: list[Reading] = []
         mine: list[Reading] = []
         for key in keys:
-            reading, is_mine = self._near.reserve(key, AsyncSignal())
+            reading, is_mine = self._near.reserve(key, AsyncSignal(), boottime())
             readings.append(reading)
             if is_mine:
                 mine.append(reading)

@@ -43,6 +43,8 @@ from statecache._bridge import (
     unread_bytes,
     wake,
 )
+from statecache._sync.pool import silent_since
+from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.settings import masked
 
@@ -115,12 +117,12 @@ class Link:
     where that stays so, whoever took it was interrupted, and nobody knows what is lost. `ahead_ms` is how far the
     server's clock is at most ahead of `monotonic` here, in milliseconds, as of the greeting; it may be less by
     `greeting_s`, the seconds that the greeting took. `levels` are durability levels that the server was found to be
-    able to give, each with the moment.
+    able to give, each with the moment; `heard_at` and `silent_since` are for the pool.
     """
 
     __slots__ = (
-        "_connection", "_known", "_pid", "_turn", "_where", "ahead_ms", "expected", "greeting_s", "in_message",
-        "levels", "watching",
+        "_connection", "_known", "_pid", "_turn", "_where", "ahead_ms", "expected", "greeting_s", "heard_at",
+        "in_message", "levels", "silent_since", "watching",
     )  # fmt: skip
 
     def __init__(self, connection: Any, where: str) -> None:
@@ -135,6 +137,8 @@ class Link:
         self.ahead_ms = 0.0
         self.greeting_s = 0.0
         self.levels: dict[str, float] = {}
+        self.heard_at = monotonic()
+        self.silent_since = -inf
 
     @classmethod
     def open(cls, dial: Dial, settings: Settings, seconds: float = inf) -> Link:
@@ -194,7 +198,7 @@ class Link:
             raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
         packed = _packed(commands)
         replies: list[Any] = []
-        whole = False
+        whole, sent = False, monotonic()
         try:
             with deadline(connection, seconds):
                 connection.send_packed_command(packed)
@@ -205,12 +209,14 @@ class Link:
                         replies.append(error)
                     if until is not None and until(replies[-1]):
                         return replies
-            whole = True
+            whole, self.heard_at = True, monotonic()
         except TimeoutError as error:
+            self.silent_since = silent_since(sent)
             raise RedisUnavailable("timeout", detail=f"{self._where}: no answer within {seconds:.3g} s") from error
         except (RedisError, OSError) as error:
             refused = "authentication" if isinstance(error, AuthenticationError) else "connection"
             reason = "timeout" if "imeout" in type(error).__name__ else "tls" if "SSL" in str(error) else refused
+            self.silent_since = silent_since(sent) if reason == "timeout" else monotonic()
             raise RedisUnavailable(reason, detail=f"{self._where}: {error}") from error
         finally:
             if not whole:

@@ -8,8 +8,11 @@ key. Nothing is ever written on it. Replies and pushes come in one order, the se
 the synchronous client that is a thread, or whoever waits for an answer just then.
 
     connect       everything known is dropped first, then the connection is opened, greeted, tracked, and heard
-    heartbeat     every quarter of the trust window: role, replication id and replicas of the server. Any other than
-                  before, and everything known is dropped; a server that is no primary is left
+    heartbeat     every quarter of the trust window: role, replication id and replicas of the server, and which epoch
+                  its data set is in. Any other than before, and everything known is dropped; a server that is no
+                  primary is left, by the other connections too
+    closed gate   before a shard is first read on it, the server is asked, ahead of the read in the same exchange,
+                  whether the shard is open; where it is not, the read is made on the primary
     unanswered    a heartbeat of a whole window ago, and nothing came for as long: the connection is given up. Bytes
                   that arrive are a sign of life, though no reason to trust: the answer may wait behind them
     gone          every read under way on it fails, and is made on the primary; it is opened again, ever more patiently
@@ -28,10 +31,11 @@ from redis.exceptions import NoScriptError
 from statecache import _process
 from statecache._bridge import Background, Signal, Slots, lead
 from statecache._sync.connect import let_go
-from statecache._sync.redis import refusal
+from statecache._sync.redis import DEMOTED, code_of, refusal
 from statecache.clock import boottime, monotonic
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
 from statecache.lua import script
+from statecache.near import Reading
 from statecache.records import FIELDS, record_of
 
 if TYPE_CHECKING:
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
     from statecache._sync.redis import RedisTier
     from statecache._sync.underway import Commit
     from statecache.keys import KeySpace
-    from statecache.near import Near, Reading
+    from statecache.near import Near
     from statecache.settings import Settings
 
 _BEATS_PER_WINDOW = 4
@@ -81,6 +85,7 @@ class Line:
         self._background: Background | None = None
         self._stopped, self._up = Signal(), Signal()
         self._server = b""
+        self._open: set[int] = set()  # shards whose gate is known to be open on that server
         self._not_before = 0.0
         self.hindrance = ""
         self._pid = _process.pid
@@ -89,7 +94,7 @@ class Line:
     def reading(self) -> bool:
         """This says whether a read is under way."""
         expected = [] if self._link is None else list(self._link.expected)
-        return any(not (one is None or isinstance(one, float)) for one in expected)
+        return any(isinstance(one, Reading) for one in expected)
 
     def is_up(self) -> bool:
         """This says whether reads can be made here; where not, it begins to bring that about, and waits for nothing."""
@@ -140,7 +145,7 @@ class Line:
     def _refresh(self, key: str) -> None:
         """This has a state read, and does not wait for it."""
         if self.is_up():
-            reading, mine = self._near.reserve(key, Signal())
+            reading, mine = self._near.reserve(key, Signal(), boottime())
             if mine:
                 with suppress(RedisUnavailable):
                     self.ask(reading, seconds=self._settings.near_window_s)
@@ -153,10 +158,14 @@ class Line:
             link = self._link
             if link is None:
                 raise RedisUnavailable("connection", detail="the tracked connection is closed")
-            commands: list[tuple[str, ...]] = []
+            unproven, proof = (
+                sorted({self._keys.shard(one.key) for one in readings} - self._open),
+                script("fenced_read"),
+            )
+            commands = [link.call(proof, [self._keys.meta(shard)], [self._settings.fence]) for shard in unproven]
             for reading in readings:
                 commands += (("CLIENT", "CACHING", "YES"), ("HMGET", self._keys.state(reading.key), *FIELDS))
-            expected = [one for reading in readings for one in (None, reading)]
+            expected = [*unproven, *(one for reading in readings for one in (None, reading))]
             link.send(*commands, seconds=seconds, expected=expected)
         finally:
             turn.release()
@@ -178,6 +187,8 @@ class Line:
                     self._serve(link)
                 except (RedisUnavailable, ForeignData) as error:
                     self.hindrance = str(error)
+                    if isinstance(error, RedisUnavailable) and error.reason == "role":
+                        self._redis.pool.drop_idle(all_of_them=True)
                 finally:
                     self._part(link)
             if self._stopped.wait(pause):
@@ -193,7 +204,7 @@ class Line:
     def _serve(self, link: Link) -> None:
         """This takes replies and pushes off the connection until it breaks."""
         self._near.drop()
-        self._server, self._beating, self._link = b"", None, link
+        self._server, self._open, self._beating, self._link = b"", set(), None, link
         self._came, self._unread = boottime(), 0
         due = monotonic()
         while not self._closed:
@@ -255,7 +266,7 @@ class Line:
             raise RedisUnavailable("timeout", detail="the tracked connection takes nothing")
         try:
             self._beating = now
-            call = link.call(script("beat"), [], [self._settings.fence])
+            call = link.call(script("beat"), [self._keys.meta(0)], [self._settings.fence])
             link.send(call, seconds=self._settings.near_window_s, expected=[now])
         finally:
             turn.release()
@@ -278,8 +289,18 @@ class Line:
                 raise RedisUnavailable("refused", detail=f"CLIENT CACHING: {reply}")
         elif isinstance(expected, float):
             self._heartbeat(link, expected, reply)
+        elif isinstance(expected, int):
+            self._told_of_gate(link, expected, reply)
         else:
             self._brought(expected, reply)
+
+    def _told_of_gate(self, link: Link, shard: int, reply: Any) -> None:
+        known = script("fenced_read")
+        link.knows(known, not isinstance(reply, NoScriptError))
+        if isinstance(reply, Exception) and code_of(reply) in DEMOTED:
+            raise RedisUnavailable("role", detail=f"the server is no primary: {reply}")
+        is_open = isinstance(reply, list) and reply[0] == b"OK"
+        (self._open.add if is_open else self._open.discard)(shard)
 
     def _heartbeat(self, link: Link, sent: float, reply: Any) -> None:
         known, self._beating = script("beat"), None
@@ -291,6 +312,7 @@ class Line:
         if reply != self._server:
             if self._server:
                 self._near.drop()
+                self._open = set()
             self._server = reply
         self._near.answered(sent)
         self._up.set()
@@ -299,6 +321,9 @@ class Line:
         redis_key = self._keys.state(reading.key)
         if not isinstance(reply, (list, Exception)):
             raise RedisUnavailable("connection", detail="a reply belongs to another request")
+        if self._keys.shard(reading.key) not in self._open:
+            self._near.settle(reading, None)
+            return
         if isinstance(reply, Exception):
             self._near.settle(reading, None, refusal(reply, redis_key))
             return
@@ -318,7 +343,7 @@ class Line:
             self._turn.release()
         self._turn, self._ear = Slots(1), Slots(1)  # whoever was interrupted with one never gives it back
         for reading in link.expected:
-            if reading is not None and not isinstance(reading, float):
+            if isinstance(reading, Reading):
                 self._near.settle(reading, None, _LOST)
 
     def let_go(self) -> None:

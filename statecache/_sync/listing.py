@@ -6,6 +6,10 @@ The dirty keys are read first and Postgres after them, so a key that is flushed 
 two sights of one key the higher version counts. A listing is not a snapshot: it shows each key as of some moment
 between the call and the end of the iteration.
 
+Where a shard's gate is closed, Postgres alone is believed, and only where it holds no less than Redis does, unless the
+setting `stale_reads` accepts that. No state is listed that is older than one that this process has seen: such a one is
+read by itself, and so is one that it has seen and a shard with a closed gate does not show.
+
 What Postgres holds of a state whose newest change is in quarantine is only that there is such a change. Redis is asked
 for such a state, and may hold it for a while; once it does not, the record says `quarantined`, as a reader would see.
 """
@@ -16,18 +20,28 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from redis.exceptions import ResponseError
 
+from statecache._bridge import sleep
 from statecache._sync.redis import refusal
+from statecache.clock import monotonic
 from statecache.errors import ForeignData
 from statecache.keys import checked_prefix_of_list
 from statecache.model import Record
-from statecache.records import FIELDS, record_of, record_of_row
+from statecache.records import FIELDS, absence, record_of, record_of_row
 
 if TYPE_CHECKING:
+    from statecache._sync.connect import Command
     from statecache._sync.postgres import PostgresTier
+    from statecache._sync.reading import Reader
     from statecache._sync.redis import RedisTier
     from statecache.keys import KeySpace
+    from statecache.near import Near
+    from statecache.settings import Settings
 
+_PAUSE_S = 0.005
+_GATE_S = 0.5
+"""For how long a gate that was found closed is waited for at most."""
 _PAGE = 500
 _KEYS_PER_READ = 200
 
@@ -49,10 +63,16 @@ class Sight(msgspec.Struct, frozen=True):
 class Listing:
     """This lists the records of live states under a prefix, and of those that only quarantine holds."""
 
-    def __init__(self, keys: KeySpace, redis: RedisTier, postgres: PostgresTier) -> None:
+    def __init__(
+        self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, *, near: Near,
+        reader: Reader,
+    ) -> None:  # fmt: skip
+        self._fence, self._stale_reads = settings.fence, settings.stale_reads
         self._keys = keys
         self._redis = redis
         self._postgres = postgres
+        self._near = near
+        self._reader = reader
 
     def records(self, prefix: str, *, order: Order, limit: int | None, seconds: float) -> Iterator[Record]:
         """This gives the records in the asked order; `seconds` bounds each exchange with a server."""
@@ -65,35 +85,108 @@ class Listing:
         dirty = self._dirty(prefix, range(self._keys.shards) if shard is None else [shard], seconds)
         given = 0
         pages = self._by_key(prefix, dirty, seconds) if order == "key" else self._newest(prefix, dirty, limit, seconds)
-        for sight in pages:
+        for found in pages:
             if limit is not None and given >= limit:
                 return
+            sight = self._seen(found, seconds)
             if sight.is_listed:
                 given += 1
                 yield sight
 
-    def _dirty(self, prefix: str, shards: range | list[int], seconds: float) -> dict[str, Record]:
-        """This reads the states under the prefix that Postgres may not have yet, tombstones too."""
-        commands = [("ZRANGE", self._keys.unflushed(shard), 0, -1) for shard in shards]
-        replies = self._redis.read(commands, seconds=seconds)
-        found: list[str] = []
-        for shard, reply in zip(shards, replies, strict=True):
-            found += _keys_in(reply, self._keys.unflushed(shard), prefix.encode())
+    def _dirty(self, prefix: str, shards: Sequence[int], seconds: float) -> dict[str, Record]:
+        """Return the states under the prefix that Postgres may not have yet, tombstones too, of the open shards.
+
+        A gate that is closed is left a moment to open, and so is one behind which there is more than Postgres holds,
+        for all of the time.
+        """
+        end, pause = monotonic() + seconds, _PAUSE_S
+        patient_until = monotonic() + min(_GATE_S, seconds / 4)
+        while True:
+            commands = [("ZRANGE", self._keys.unflushed(shard), 0, -1) for shard in shards]
+            opened, replies = self._read(shards, commands, max(end - monotonic(), 0.001))
+            found, behind = list[str](), list[str]()
+            for shard, reply in zip(shards, replies, strict=True):
+                keys = _keys_in(reply, self._keys.unflushed(shard), prefix.encode())
+                (found if shard in opened else behind).extend(keys)
+            closed = set(shards) - opened
+            if not closed:
+                break
+            if monotonic() >= patient_until:
+                missed = self._missed(prefix, closed, behind, seconds)
+                if missed is None:
+                    break
+                self._reader.primary(missed, end=end)
+            sleep(pause)
+            pause = min(pause * 2, 0.1)
         return self._held(found, seconds)
 
+    def _missed(self, prefix: str, closed: set[int], behind: Sequence[str], seconds: float) -> str | None:
+        """Return a key of a closed shard of which more was seen by this process, or is behind, than Postgres holds."""
+        known = [key for key in self._near.known_under(prefix) if self._keys.shard(key) in closed]
+        places = self._places(behind, seconds)
+        wanted = [*dict.fromkeys([*known, *places])]
+        for at in range(0, len(wanted), _PAGE):
+            some = wanted[at : at + _PAGE]
+            rows = self._postgres.fetch("states", {"keys": some}, seconds=seconds)
+            held = {record.key: record for record, _ in map(record_of_row, rows)}
+            for key in some:
+                record = held.get(key) or absence(key, self._near.epoch_of(key))
+                place = (record.epoch, record.version)
+                if place < places.get(key, place) or not self._near.seen(key, place):
+                    return key
+        return None
+
+    def _places(self, keys: Sequence[str], seconds: float) -> dict[str, tuple[int, int]]:
+        """Return epoch and version of those of the states that Redis holds, whoever may believe them."""
+        places: dict[str, tuple[int, int]] = {}
+        for at in range(0, len(keys), _KEYS_PER_READ):
+            some = keys[at : at + _KEYS_PER_READ]
+            reads = [("HMGET", self._keys.state(key), "epoch", "version") for key in some]
+            for key, reply in zip(some, self._redis.read(reads, seconds=seconds), strict=True):
+                if isinstance(reply, Exception):
+                    raise refusal(reply, self._keys.state(key)) from reply
+                if None not in reply:
+                    places[key] = (int(reply[0]), int(reply[1]))
+        return places
+
+    def _read(self, shards: Sequence[int], commands: Sequence[Command], seconds: float) -> tuple[set[int], list[Any]]:
+        """Return which of the shards are open on the server, and its replies to the commands behind that."""
+        metas = [self._keys.meta(shard) for shard in shards]
+        try:
+            answer, *replies = self._redis.read_script("heads", metas, [self._fence], behind=commands, seconds=seconds)
+        except ResponseError as error:
+            raise refusal(error, metas[0]) from error
+        if self._stale_reads:
+            return set(shards), replies
+        server, _, *heads = answer
+        opened = {
+            shard
+            for shard, head in zip(shards, heads, strict=True)
+            if isinstance(head, list) and head[0] and head[1] == server
+        }
+        return opened, replies
+
     def _held(self, keys: Sequence[str], seconds: float) -> dict[str, Record]:
-        """This reads what Redis holds of the keys."""
+        """This reads what Redis holds of the keys whose shards are open."""
         held: dict[str, Record] = {}
         for at in range(0, len(keys), _KEYS_PER_READ):
             some = keys[at : at + _KEYS_PER_READ]
             reads = [("HMGET", self._keys.state(key), *FIELDS) for key in some]
-            for key, reply in zip(some, self._redis.read(reads, seconds=seconds), strict=True):
+            opened, replies = self._read(sorted({*map(self._keys.shard, some)}), reads, seconds)
+            for key, reply in zip(some, replies, strict=True):
                 if isinstance(reply, Exception):
                     raise refusal(reply, self._keys.state(key)) from reply
-                record = record_of(self._keys.state(key), key, reply)
+                record = record_of(self._keys.state(key), key, reply) if self._keys.shard(key) in opened else None
                 if record is not None:
                     held[key] = record
         return held
+
+    def _seen(self, sight: Sight, seconds: float) -> Sight:
+        """Return the sight, or a newer one where this process has seen a newer one."""
+        record = sight.record
+        if self._near.seen(record.key, (record.epoch, record.version)):
+            return sight
+        return Sight(self._reader.primary(record.key, end=monotonic() + seconds))
 
     def _overlaid(self, rows: Sequence[Sequence[Any]], dirty: dict[str, Record], seconds: float) -> dict[str, Sight]:
         """This overlays rows with what is dirty, and those of quarantined changes with what Redis holds of them."""

@@ -78,10 +78,10 @@ class Reads(Scope[D], Generic[D]):
         if max_stale is not None and not (mode == "local" and max_stale >= 0):
             raise UsageError(f"max_stale={max_stale} is for local reads, in seconds, not below 0")
         if mode == "local":
-            return self.tier.reader.local(key, end=end, least=least)
+            return self.tier.reader.local(key, end=end, least=least, max_stale=max_stale)
         if mode == "fenced":
             return self.tier.reader.fenced(key, end=end, least=least)
-        return self.tier.reader.record(key, end=end, least=least)
+        return self.tier.reader.primary(key, end=end, least=least)
 
     def _decoded(self, entry: Entry, kind: Any, type: Any) -> State[Any] | None:  # noqa: A002
         """This decodes what is here, and keeps it where nobody can change it."""

@@ -2,17 +2,18 @@
 
 """The Redis tier: a pool of links that were greeted, and exchanges on them.
 
-A new connection is greeted before anyone uses it: the pin (shards, hash, prefix, schema, cluster) must be ours, and
-the user must be allowed every command of the scripts, for a script that is refused in its middle would leave half a
-commit. What may be repeated after a fault is the caller's to know; `read` is for what may.
+A new connection is greeted before anyone uses it: the server must be a primary, the pin (shards, hash, prefix, schema,
+cluster) must be ours, and the user must be allowed every command of the scripts, for a script that is refused in its
+middle would leave half a commit. A server that turns out to be a primary no more is left, on all idle connections: the
+next ones may find its successor. What may be repeated after a fault is the caller's to know; `read` is for what may.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from statecache._bridge import sleep
@@ -22,12 +23,14 @@ from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
 from statecache.keys import HASH
 from statecache.lua import script
-from statecache.settings import pin_difference
+from statecache.settings import masked, pin_difference
 
 if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
+
+T = TypeVar("T")
 
 AGAIN = ("LOADING", "BUSY", "MASTERDOWN", "READONLY", "MISCONF", "NOREPLICAS", "TRYAGAIN", "CLUSTERDOWN")
 """First words of error replies that say: nothing was done, try again later."""
@@ -51,6 +54,12 @@ def found_at(redis_key: str, reason: str) -> StateCacheError:
     return ForeignData(redis_key, reason=reason)
 
 
+def no_primary(settings: Settings, detail: str) -> RedisUnavailable:
+    """Return what is raised of a server that is no primary."""
+    hint = "redis_url must name the primary; after a failover, the new one."
+    return RedisUnavailable("role", detail=f"{masked(settings.redis_url)}: {detail}", hint=hint)
+
+
 def refusal(error: Exception, redis_key: str) -> StateCacheError:
     """This translates an error reply about that Redis key."""
     text, code = str(error), code_of(error)
@@ -58,6 +67,8 @@ def refusal(error: Exception, redis_key: str) -> StateCacheError:
         return found_at(redis_key, f"{code} {text.removeprefix(code).strip()}")
     if code == "OOM":
         return RedisUnavailable("memory", detail=f"Redis is out of memory: {text}")
+    if code in DEMOTED:
+        return RedisUnavailable("role", detail=f"{redis_key}: {code}: {text.removeprefix(code).strip()}")
     return RedisUnavailable("refused", detail=f"{redis_key}: {code}: {text.removeprefix(code).strip()}")
 
 
@@ -89,8 +100,9 @@ class RedisTier:
         if self._dial_tracked is None:
             raise ConfigurationError("connections that are dialled by hand are not tracked")
         link = self._greeted(self._dial_tracked, None)
-        asked = [("CLIENT", "TRACKING", "ON", "OPTIN"), ("CLIENT", "CACHING", "YES")]
-        refused = [reply for reply in link.run(asked, seconds=self._settings.connect_timeout_s) if reply != b"OK"]
+        asked = [("CLIENT", "TRACKING", "ON", "OPTIN"), ("CLIENT", "CACHING", "YES"), ("PING",)]  # tracked: no key
+        replies = link.run(asked, seconds=self._settings.connect_timeout_s)
+        refused = [reply for reply in replies if reply not in (b"OK", b"PONG")]
         if refused:
             link.close()
             raise ConfigurationError(f"the server does not track what is read: {refused[0]}")
@@ -114,13 +126,16 @@ class RedisTier:
             reply = link.script(script("greet"), keys.greeting(), [self._settings.fence], seconds=seconds)
         except ResponseError as error:
             if code_of(error) in AGAIN:
-                raise RedisUnavailable("loading", detail=str(error)) from error
+                reason = "role" if code_of(error) in DEMOTED else "loading"
+                raise RedisUnavailable(reason, detail=str(error)) from error
             if code_of(error) == "NOPERM":
                 raise refusal(error, keys.greeting()[-1]) from error
             raise ConfigurationError(f"Redis refuses the greeting: {error}", hint=_SERVERS) from error
-        shards, hashed, prefix, schema, cluster, now_ms, *hindrances = [
+        shards, hashed, prefix, schema, cluster, now_ms, role, *hindrances = [
             part.decode("utf-8", "replace") for part in reply
         ]
+        if role not in ("master", ""):
+            raise no_primary(self._settings, f"it is a {role}")
         lacking = [what.removeprefix("!") for what in hindrances if what.startswith("!")]
         if lacking:
             raise ConfigurationError(f"this Redis server lacks {', '.join(lacking)}", hint=_SERVERS)
@@ -147,7 +162,11 @@ class RedisTier:
         end = monotonic() + seconds
         link = self.pool.take(seconds)
         try:
-            return link.run(commands, seconds=max((end - monotonic()) * patience, 0.001))
+            replies = link.run(commands, seconds=max((end - monotonic()) * patience, 0.001))
+            if isinstance(replies[0], ResponseError) and code_of(replies[0]) in DEMOTED:
+                self.leave(link)
+                raise no_primary(self._settings, str(replies[0]))
+            return replies
         except RedisUnavailable:
             self.pool.drop_idle()
             raise
@@ -173,26 +192,69 @@ class RedisTier:
     def leave(self, link: Link) -> None:
         """This closes a connection to a server that must not be asked any more, and those that are idle with it."""
         link.close()
-        self.pool.drop_idle()
+        self.pool.drop_idle(all_of_them=True)
 
     def read(self, commands: Sequence[Command], *, seconds: float) -> list[Any]:
         """This runs commands that change nothing, again after a fault, for at most that many seconds in all."""
-        end = monotonic() + seconds
+        return self._again(lambda left: self.exchange(commands, seconds=left, patience=patience_for(left)), seconds)
+
+    def read_script(
+        self, name: str, keys: Sequence[str], args: Sequence[Any], *, behind: Sequence[Command] = (), seconds: float
+    ) -> list[Any]:
+        """Run a script that changes nothing and commands behind it, and return its reply and theirs in one list.
+
+        It is run again after a fault, and on another connection where the server is no primary; another error reply
+        of the script is raised as redis-py's.
+        """
+        return self._again(lambda left: self._script_once(name, keys, args, behind, left), seconds)
+
+    def _script_once(
+        self, name: str, keys: Sequence[str], args: Sequence[Any], behind: Sequence[Command], seconds: float
+    ) -> list[Any]:
+        end, which = monotonic() + seconds * patience_for(seconds), script(name)
+        link = self.pool.take(seconds)
         try:
-            return self.exchange(commands, seconds=seconds, patience=patience_for(seconds))
+            replies = link.run([link.call(which, keys, args), *behind], seconds=max(end - monotonic(), 0.001))
+            if isinstance(replies[0], NoScriptError):
+                link.knows(which, False)
+                replies = link.run([link.call(which, keys, args), *behind], seconds=max(end - monotonic(), 0.001))
+            if isinstance(replies[0], ResponseError):
+                if code_of(replies[0]) not in DEMOTED:
+                    raise replies[0]
+                self.leave(link)
+                raise no_primary(self._settings, str(replies[0]))
+            link.knows(which, True)
+            return replies
+        except RedisUnavailable:
+            self.pool.drop_idle()
+            raise
+        finally:
+            self.pool.give(link)
+
+    def _again(self, attempt: Callable[[float], T], seconds: float) -> T:
+        """Return what the attempt gives in the seconds that it is told, made again after a fault."""
+        end, telling = monotonic() + seconds, None
+        try:
+            return attempt(seconds)
         except RedisUnavailable as error:
             if error.reason in (*FINAL, "pool") or monotonic() >= end:
                 raise
-        for attempt in Retrying(
+            if error.reason in ("role", "loading"):
+                telling = error
+        for again in Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, RedisUnavailable) and error.reason not in FINAL),
             wait=wait_random_exponential(multiplier=0.02, max=0.5),
             stop=stop_after_delay(end - monotonic()),
             sleep=sleep,
             reraise=True,
         ):
-            with attempt:
-                left = max(end - monotonic(), 0.001)
-                return self.exchange(commands, seconds=left, patience=patience_for(left))
+            with again:
+                try:
+                    return attempt(max(end - monotonic(), 0.001))
+                except RedisUnavailable as error:
+                    if telling is None or error.reason not in ("connect", "timeout", "pool"):
+                        raise
+                    raise telling from error  # the time was up: what was met before tells more
         raise AssertionError("tenacity gives a result or raises")
 
 

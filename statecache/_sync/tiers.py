@@ -75,7 +75,7 @@ class Tiers:
             opener=self.opener,
         )
         self.warmer = Warmer(self.keys, self.redis, near=self.near, line=self.line, hydrator=self.hydrator)
-        self.listing = Listing(self.keys, self.redis, self.postgres)
+        self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
         self.events = Events(self.redis)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)

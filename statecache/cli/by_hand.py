@@ -165,7 +165,7 @@ def _parked(shard: int, position: Position) -> Fate:
 async def get(settings: Settings, key: str) -> Seen:
     """This reads a state from the primary."""
     async with AsyncStateCache(settings=await patient(settings)) as cache:
-        record = await cache.tier.reader.record(key, end=cache.end_of(None))
+        record = await cache.tier.reader.primary(key, end=cache.end_of(None))
         return seen_of(record, await fate_of(cache, record))
 
 

@@ -65,7 +65,7 @@ async def ask(settings: Settings) -> RedisFacts:
         worker = await _script(link, "rights", [], _of_workers(keys), seconds)
     finally:
         await link.close()
-    hindrances = greeting[6:]
+    hindrances = greeting[7:]
     middle = before + (after - before) / 2
     at = middle.timestamp() if isinstance(now, Exception) else int(now[0]) + int(now[1]) / 1e6
     return RedisFacts(
@@ -88,7 +88,7 @@ async def _script(
     try:
         reply = await link.script(script(name), keys, arguments, seconds=seconds)
     except ResponseError:
-        return [""] * 6 + ["EVAL"] if name == "greet" else []
+        return [""] * 7 + ["EVAL"] if name == "greet" else []
     return [part.decode("utf-8", "replace") for part in reply]
 
 

@@ -37,7 +37,7 @@ if locks then
   count, locks = count - 1, KEYS[4 + count]
 end
 
--- Fence: this server is the one that opened the shard's epoch.
+-- Fence: this server is the one that opened the shard's epoch, and a primary: what a replica refuses may be long past.
 local head = pcall('HMGET', meta, 'epoch', 'replid', 'n', 'entries', 'bytes', 'flushed_entries', 'flushed_bytes')
 if head.err then return { nonce, 'FOREIGN', meta, head.err } end
 local epoch, replid, server = head[1], head[2], 'off'
@@ -48,6 +48,7 @@ if #fence > 3 then
 end
 if fence == 'on' then
   info = info or call('INFO', 'replication')
+  if not find(info, 'role:master', 1, true) then return redis.error_reply('READONLY this server is no primary') end
   local same = replid and find(info, 'master_replid:' .. replid .. '\r', 1, true)
   server = same and replid or string.match(info, 'master_replid:(%x+)')
 end

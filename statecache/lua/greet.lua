@@ -2,8 +2,9 @@
 --
 -- KEYS  1 meta  2 changes  3 unflushed  4 hydrating  5 a state key that is never written
 -- ARGV  1 fence (on|off)
--- Gives { shards, hash, prefix, schema, cluster, server's time in ms, … }, '' where nothing is pinned; then what is in
--- the way: a command that this user may not run, or, behind an exclamation mark, what this server cannot do.
+-- Gives { shards, hash, prefix, schema, cluster, server's time in ms, role, … }, '' for what is not pinned or not shown;
+-- then what is in the way: a command that this user may not run, or, behind an exclamation mark, what this server cannot
+-- do.
 
 local pin = redis.pcall('HMGET', KEYS[1], 'shards', 'hash', 'prefix', 'schema', 'cluster')
 local answer = {}
@@ -11,6 +12,8 @@ for i = 1, 5 do answer[i] = not pin.err and pin[i] or '' end
 local now = redis.pcall('TIME')
 answer[6] = now.err and '' or string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000))
 local check, fenced = redis.acl_check_cmd, ARGV[1] == 'on'
+local info = fenced and redis.pcall('INFO', 'replication')
+answer[7] = type(info) == 'string' and string.match(info, 'role:(%a+)') or ''
 if fenced and not check then
   answer[#answer + 1] = '!script flags'
   return answer
@@ -35,7 +38,6 @@ end
 if fenced then
   local unknown = redis.pcall('SPUBLISH').err
   if string.find(unknown, '[Uu]nknown') then answer[#answer + 1] = '!sharded pub/sub' end
-  local info = redis.pcall('INFO', 'replication')
   if type(info) == 'string' and not string.find(info, 'master_replid:%x') then
     answer[#answer + 1] = '!a replication id in INFO'
   end

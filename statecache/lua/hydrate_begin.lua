@@ -5,14 +5,18 @@
 --       between them  5… the keys of the states
 -- Gives { 'FENCED' }, { 'FOREIGN', Redis key, reason }, or { 'OK', epoch, then per state: PRESENT (another was quicker),
 -- DIRTY (not in Redis, not yet in Postgres: wait), WAIT (somebody else's token is young), TAKEN, FULL (Redis has no
--- memory for a token) }.
+-- memory for a token) }; the error READONLY where this server is no primary.
 
 local function error_of(reply) return type(reply) == 'table' and reply.err end
 
 local head = redis.pcall('HMGET', KEYS[1], 'epoch', 'replid')
 if head.err then return { 'FOREIGN', KEYS[1], head.err } end
 local replid = 'off'
-if ARGV[1] == 'on' then replid = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') end
+if ARGV[1] == 'on' then
+  local info = redis.call('INFO', 'replication')
+  if not string.find(info, 'role:master', 1, true) then return redis.error_reply('READONLY this server is no primary') end
+  replid = string.match(info, 'master_replid:(%x+)')
+end
 if not head[1] or head[2] ~= replid then return { 'FENCED' } end
 local now = redis.call('TIME')
 local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)

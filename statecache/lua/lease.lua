@@ -49,8 +49,9 @@ if head.err then return { 'FOREIGN', meta, head.err } end
 local epoch, replid = head[1], head[2]
 local same = epoch and replid == 'off'
 if ARGV[1] == 'on' then
-  same = epoch and replid and replid ~= ''
-    and string.find(call('INFO', 'replication'), 'master_replid:' .. replid .. '\r', 1, true)
+  local info = call('INFO', 'replication')
+  if not string.find(info, 'role:master', 1, true) then return redis.error_reply('READONLY this server is no primary') end
+  same = epoch and replid and replid ~= '' and string.find(info, 'master_replid:' .. replid .. '\r', 1, true)
 end
 if not same then return { 'FENCED' } end
 local entering = verb == 'take' or verb == 'queue'

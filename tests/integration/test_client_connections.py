@@ -162,7 +162,7 @@ async def test_what_a_pipeline_could_not_run_because_the_script_was_forgotten_is
 
 async def test_a_read_is_repeated_when_its_reply_is_lost(behind: AsyncStateCache, proxy: FaultProxy) -> None:
     await behind.set("runs/first", 1)
-    fault = proxy.arm("drop_reply", at=b"HMGET")
+    fault = proxy.arm("drop_reply", at=script("fenced_read").text[:40].encode())
     assert (await behind.get("runs/first")).value == 1  # type: ignore[union-attr]
     assert fault.struck
 
@@ -255,3 +255,42 @@ async def test_after_close_nothing_connects_again(client: AsyncStateCache, redis
     for call in (client.wait_durable(state), client.set("runs/first", 2, durability="postgres"), client.get("runs/x")):
         with pytest.raises(UsageError, match="closed"):
             await call
+
+
+async def test_a_caller_with_little_time_closes_its_own_connection_and_nobody_elses(
+    make_client: MakeClient, settings: Settings, proxy: FaultProxy
+) -> None:
+    client = make_client(through(settings, redis=proxy))
+    await _many_at_once(client, proxy)
+    standing = proxy.ports
+    held = proxy.arm("hold_reply", at=b"runs/slow")
+    with pytest.raises(Unavailable):
+        await client.get("runs/slow", timeout=0.05)
+    held.release()
+    await _many_at_once(client, proxy)
+    assert len(standing - proxy.ports) == 1
+
+
+async def test_a_server_that_falls_silent_costs_one_wait_and_not_one_for_each_idle_connection(
+    make_client: MakeClient, settings: Settings, proxy: FaultProxy
+) -> None:
+    client = make_client(through(settings, redis=proxy))
+    await _many_at_once(client, proxy)
+    proxy.freeze(proxy.ports)
+    assert await client.get("runs/0", timeout=2.0) is None
+    proxy.thaw()
+
+
+async def _many_at_once(client: AsyncStateCache, proxy: FaultProxy) -> None:
+    """This reads over as many connections as there are reads."""
+    faults = {f"runs/{number}": proxy.arm("hold_reply", at=f"runs/{number}".encode()) for number in range(6)}
+    reads = [asyncio.create_task(_get(client, key)) for key in faults]
+    for fault in faults.values():
+        await fault.wait()
+    for fault in faults.values():
+        fault.release()
+    await asyncio.gather(*reads)
+
+
+async def _get(client: AsyncStateCache, key: str) -> Any:
+    return await client.get(key)

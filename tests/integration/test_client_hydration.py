@@ -12,6 +12,7 @@ import pytest
 from statecache import AlreadyExists, AsyncStateCache, PostgresUnavailable, Settings, Unavailable
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
+from statecache.lua import script
 from statecache_workers.worker import Worker
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
@@ -98,14 +99,23 @@ async def test_a_slow_reader_installs_nothing_behind_a_gate_that_closed_meanwhil
     assert not redis_raw.exists(keys.state(KEY))
 
 
-async def test_a_miss_behind_a_closed_gate_opens_it_first(
+async def test_a_miss_behind_a_closed_gate_leaves_it_closed_and_installs_nothing(
     client: AsyncStateCache, redis_raw: Any, keys: KeySpace
 ) -> None:
     first = await client.set(f"{KEY}/first", 1)
     _close_the_gate(redis_raw, keys)
     assert await client.get(KEY) is None
+    assert int(redis_raw.hget(keys.meta(keys.shard(KEY)), "epoch")) == first.epoch
+    assert not redis_raw.exists(keys.state(KEY))
+
+
+async def test_a_write_that_misses_behind_a_closed_gate_opens_it_first(
+    client: AsyncStateCache, redis_raw: Any, keys: KeySpace
+) -> None:
+    first = await client.set(f"{KEY}/first", 1)
+    _close_the_gate(redis_raw, keys)
+    assert (await client.update(KEY, lambda value: value + 1, default=0)).value == 1
     assert int(redis_raw.hget(keys.meta(keys.shard(KEY)), "epoch")) == first.epoch + 1
-    assert redis_raw.hget(keys.state(KEY), "op") == b"absent"
 
 
 def _close_the_gate(redis_raw: Any, keys: KeySpace) -> None:
@@ -187,11 +197,16 @@ async def test_a_young_token_is_waited_for_and_postgres_is_asked_once(
     first = asyncio.create_task(_as_coroutine(slow.get(KEY)))
     await fault.wait()
     others = [asyncio.create_task(_as_coroutine(slow.get(KEY))) for _ in range(5)]
-    while bytes(proxy.requests).count(b"$5\r\nHMGET") < 6:  # so that each of them has missed it
+    while _times_read(proxy) < 6:  # so that each of them has missed it
         await asyncio.wait(others, timeout=0.02)
     fault.release()
     assert await asyncio.gather(first, *others) == [None] * 6
     assert bytes(postgres_proxy.requests).count(ASKS) == 1
+
+
+def _times_read(proxy: FaultProxy) -> int:
+    read = script("fenced_read")
+    return sum(bytes(proxy.requests).count(one) for one in (read.sha.encode(), read.text[:40].encode()))
 
 
 async def test_a_dead_readers_token_is_replaced_when_its_time_is_up(

@@ -198,7 +198,7 @@ async def test_a_client_goes_on_when_postgres_is_killed_and_comes_back(
     survivor: AsyncStateCache, mortal: Servers, request: pytest.FixtureRequest
 ) -> None:
     key = _own(request)
-    assert await survivor.get(key) is None
+    await survivor.set(key, 0)
     await asyncio.to_thread(mortal.kill, "postgres")
     assert (await survivor.set(key, 1)).value == 1
     with pytest.raises(PostgresUnavailable):
@@ -212,20 +212,24 @@ async def _get(client: AsyncStateCache, key: str) -> Any:
     return await client.get(key)
 
 
-async def test_a_closed_gate_waits_for_postgres_and_reads_go_on(
-    survivor: AsyncStateCache, mortal: Servers, request: pytest.FixtureRequest
+async def test_a_closed_gate_waits_for_postgres_and_only_who_accepts_stale_states_reads_on(
+    survivor: AsyncStateCache, make_client: MakeClient, mortal: Servers, request: pytest.FixtureRequest
 ) -> None:
     key = _own(request)
     before = await survivor.set(key, 1)
     await asyncio.to_thread(mortal.kill, "postgres")
     await asyncio.to_thread(mortal.restart, "redis")
-    assert await survivor.get(key) == before
-    started = monotonic()
+    for asking in (survivor.get(key, timeout=1.0), survivor.set(key, 2, timeout=1.0)):
+        started = monotonic()
+        with pytest.raises(Unavailable) as caught:
+            await asking
+        assert caught.value.reason == "epoch"
+        assert monotonic() - started < 1.0 + GRACE_S
+    content = make_client(survivor.settings.model_copy(update={"stale_reads": True}))
+    assert await content.get(key) == before
     with pytest.raises(Unavailable) as caught:
-        await survivor.set(key, 2, timeout=1.0)
+        await content.get(f"{key}/unheard", timeout=1.0)
     assert caught.value.reason == "epoch"
-    assert monotonic() - started < 1.0 + GRACE_S
-    assert await survivor.get(key) == before
     writing = asyncio.create_task(_set(survivor, key, 2))
     await asyncio.to_thread(mortal.restart, "postgres")
     after = await writing

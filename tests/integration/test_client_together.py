@@ -75,7 +75,7 @@ async def test_commits_of_one_moment_are_one_exchange_and_each_has_its_own_answe
 async def test_a_connection_that_does_not_know_the_script_is_sent_its_text_once(
     behind: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await behind.tier.redis.pool.drop_idle()
+    await behind.tier.redis.pool.drop_idle(all_of_them=True)
     with monkeypatch.context() as patched:
         seen = _exchanges(patched)
         await _all(behind, 2)

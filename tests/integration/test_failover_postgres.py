@@ -84,7 +84,7 @@ def _copy(source: str, target: str) -> str:
     return shutil.copy2(source, target, follow_symlinks=False)
 
 
-def test_writes_wait_for_their_epoch_and_reads_go_on_while_postgres_is_down(tiers: Servers, shard: World) -> None:
+def test_writes_wait_for_their_epoch_and_reads_too_while_postgres_is_down(tiers: Servers, shard: World) -> None:
     a = shard.start("a")
     shard.open(a)
     before = shard.put(a, KEY, "before")
@@ -97,9 +97,10 @@ def test_writes_wait_for_their_epoch_and_reads_go_on_while_postgres_is_down(tier
         agent.set(KEY, "no better than lost", timeout=2)
     assert refused.value.reason == "epoch"
     assert monotonic() - started < 5
-    found = agent.get(KEY)
-    assert found is not None
-    assert found.change_id == before.change_id
+    with pytest.raises(Unavailable) as refused:
+        agent.get(KEY, timeout=2)
+    assert refused.value.reason == "epoch"
+    assert shard.client(a, stale_reads=True).get(KEY) == before
 
     tiers.restart("postgres")
     after = agent.set(KEY, "after")
@@ -209,7 +210,8 @@ def test_a_postgres_that_is_silent_costs_a_writer_no_more_than_its_time(tiers: S
     agent = shard.client(a, writer="of another agent")
     assert agent.get("runs/unheard-of") is None  # so it has a connection to Postgres
     a.restart()
-    assert agent.get(KEY) is not None
+    with pytest.raises(Unavailable, match="older state"):
+        agent.get(KEY, timeout=1)  # so its connection to Redis is a new one
     tiers.pause("postgres")
     try:
         started = monotonic()
@@ -217,7 +219,11 @@ def test_a_postgres_that_is_silent_costs_a_writer_no_more_than_its_time(tiers: S
             agent.set(KEY, 2, timeout=1)
         assert refused.value.reason == "epoch"
         assert monotonic() - started < 4
-        assert agent.get(KEY) is not None
+        started = monotonic()
+        with pytest.raises(Unavailable) as refused:
+            agent.get(KEY, timeout=1)
+        assert refused.value.reason == "epoch"
+        assert monotonic() - started < 4
     finally:
         tiers.resume("postgres")
     assert agent.set(KEY, 2).version == 2

@@ -221,6 +221,31 @@ async def test_a_call_may_ask_for_less_staleness(one: AsyncStateCache, other: As
     assert one.near.hits == before + 1
 
 
+async def test_less_staleness_is_not_had_from_a_read_that_began_before(
+    settings: Settings, other: AsyncStateCache
+) -> None:
+    await other.set(KEY, 1)
+    async with (
+        FaultProxy(*_address(settings)) as proxy,
+        AsyncStateCache(settings=through(settings, redis=proxy)) as one,
+    ):
+        await kept(one, "runs/2")
+        answered = proxy.arm("hold_reply", at=b"CACHING")
+        early = asyncio.create_task(_get(one, KEY))
+        await answered.wait()
+        await other.set(KEY, 2)
+        misses = one.near.misses
+        late = asyncio.create_task(_get(one, KEY, max_stale=0))
+        await until(lambda: one.near.misses > misses)
+        answered.release()
+        assert (await late).value == 2
+        assert (await early).value in (1, 2)
+
+
+async def _get(client: AsyncStateCache, key: str, **more: Any) -> Any:
+    return await client.get(key, **more)
+
+
 @pytest.mark.parametrize(
     "asked", [{"read": "somewhere"}, {"max_stale": -1}, {"read": "primary", "max_stale": 1}], ids=str
 )
@@ -254,8 +279,8 @@ async def test_a_fenced_read_has_the_word_of_postgres(one: AsyncStateCache, sett
     assert await one.get(KEY, read="primary") == state
 
 
-async def test_a_fenced_read_opens_a_shard_that_another_server_has_opened(
-    one: AsyncStateCache, settings: Settings, redis_raw: Any, psql: Any
+async def test_a_fenced_read_waits_until_a_shard_is_open_that_another_server_has_opened(
+    one: AsyncStateCache, other: AsyncStateCache, settings: Settings, redis_raw: Any, psql: Any
 ) -> None:
     """Postgres and the data agree on who opened it, as after a failover, and this server is not the one."""
     state = await one.set(KEY, 1)
@@ -264,8 +289,18 @@ async def test_a_fenced_read_opens_a_shard_that_another_server_has_opened(
     here = redis_raw.hget(meta, "replid")
     redis_raw.hset(meta, "replid", "a" * 40)
     psql.execute("UPDATE shard SET replid = %s WHERE shard = %s", ["a" * 40, shard])
-    assert await one.get(KEY, read="fenced") == state
+    with pytest.raises(Unavailable) as refused:
+        await one.get(KEY, read="fenced", timeout=0.3)
+    assert refused.value.reason == "epoch"
+    assert redis_raw.hget(meta, "replid") == b"a" * 40, "who reads has opened it"
+    reading = asyncio.create_task(_fenced(one))
+    written = await other.set(KEY, 2)
+    assert await reading in (state, written)
     assert redis_raw.hget(meta, "replid") == here
+
+
+async def _fenced(client: AsyncStateCache) -> Any:
+    return await client.get(KEY, read="fenced")
 
 
 async def test_a_fenced_read_needs_postgres_and_the_fence(make_client: MakeClient, settings: Settings) -> None:

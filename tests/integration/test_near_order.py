@@ -24,7 +24,7 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 
 async def test_a_state_that_went_back_is_not_read_before_a_later_epoch_is_open(
-    one: AsyncStateCache, settings: Settings, redis_raw: Any, psql: Any
+    one: AsyncStateCache, other: AsyncStateCache, settings: Settings, redis_raw: Any, psql: Any
 ) -> None:
     """Redis loses the last commit, as a promoted replica does, and nobody may open its gate yet."""
     space = KeySpace(settings.prefix, settings.shards)
@@ -43,6 +43,8 @@ async def test_a_state_that_went_back_is_not_read_before_a_later_epoch_is_open(
             await one.get(KEY, read=read, timeout=0.3)
         assert refused.value.reason == "epoch"
     psql.execute("UPDATE shard SET replid = %s WHERE shard = %s", ["a" * 40, shard])  # the data set continues the row
+    neighbour = next(f"runs/{number}" for number in range(2, 100) if space.shard(f"runs/{number}") == shard)
+    await other.set(neighbour, "opens the gate")
     state = await one.get(KEY, read="primary")
     assert state is not None
     assert state.value == "old"
@@ -76,3 +78,32 @@ async def test_a_write_that_was_set_aside_does_not_hide_what_stands(
     for read in ("primary", "local"):
         assert await one.get(KEY, read=read) == stands
     await kept(one)
+
+
+async def test_a_state_that_went_back_is_neither_listed_nor_read_in_a_transaction(
+    one: AsyncStateCache, settings: Settings, redis_raw: Any, psql: Any
+) -> None:
+    space = KeySpace(settings.prefix, settings.shards)
+    shard = space.shard(KEY)
+    await one.set(KEY, "old")
+    lost = redis_raw.dump(space.state(KEY))
+    written = await one.set(KEY, "new")
+    found = redis_raw.dump(space.state(KEY))
+    redis_raw.restore(space.state(KEY), 0, lost, replace=True)
+    psql.execute("UPDATE shard SET replid = %s WHERE shard = %s", ["b" * 40, shard])  # no word for this server
+    for ask in (_listed, _in_transaction):
+        with pytest.raises(Unavailable) as refused:
+            await ask(one, timeout=0.5)
+        assert refused.value.reason == "epoch"
+    redis_raw.restore(space.state(KEY), 0, found, replace=True)
+    assert [await _listed(one), await _in_transaction(one)] == [written, written]
+
+
+async def _listed(client: AsyncStateCache, **more: Any) -> Any:
+    (state,) = [state async for state in client.list(KEY, **more)]
+    return state
+
+
+async def _in_transaction(client: AsyncStateCache, **more: Any) -> Any:
+    async with client.transaction(KEY, **more) as tx:
+        return await tx.get(KEY)

@@ -34,7 +34,6 @@ NOT_VISITED = {
     "baton": "asked only where processes have met at one state, and decides nothing: test_batons_lost",
     "beat": "it goes over the tracked connection of who reads locally, which `make coherence` breaks in every way",
     "confirm": "asked only at `replica` and `disk`, where a repeat finds its change: test_commit_copies",
-    "prove": "asked only for fenced reads, and where a state went back: test_near",
     "lease": "asked only for locks, whose requests and replies get lost in test_leases",
     "lock_tokens": "asked only where commits were made under a lease: test_lock_fencing",
     "flush_tokens": "asked only where commits were made under a lease: test_lock_fencing",

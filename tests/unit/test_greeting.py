@@ -72,4 +72,4 @@ def test_a_server_that_shows_no_replication_id_cannot_be_fenced(
         redis.pcall = function(name) return name == 'INFO' and '{shown}' or {{ err = 'wrong number of arguments' }} end
     """
     keys = fake.keys.greeting()
-    assert fake.redis.eval(told + script("greet").text, len(keys), *keys, fence)[6:] == lacks
+    assert fake.redis.eval(told + script("greet").text, len(keys), *keys, fence)[7:] == lacks

@@ -67,9 +67,11 @@ def near() -> Near:
 
 @pytest.fixture
 def line(near: Near) -> Any:
-    """A line that nothing is connected to."""
+    """A line that nothing is connected to, of which all shards are open."""
     tier: Any = None
-    return Line(Settings(), KeySpace(), tier, near)
+    made: Any = Line(Settings(), KeySpace(), tier, near)
+    made._open = {*range(64)}
+    return made
 
 
 def test_a_state_has_as_many_fields_as_are_asked_for() -> None:
@@ -77,8 +79,8 @@ def test_a_state_has_as_many_fields_as_are_asked_for() -> None:
 
 
 async def test_replies_belong_to_questions_in_their_order(line: Any, near: Near) -> None:
-    first, _ = near.reserve(KEY, AsyncSignal())
-    other, _ = near.reserve("runs/2", AsyncSignal())
+    first, _ = near.reserve(KEY, AsyncSignal(), 0.0)
+    other, _ = near.reserve("runs/2", AsyncSignal(), 0.0)
     link = Link(None, first, 7.5, None, other)
     for reply in (b"OK", STATE, b"master abc ", b"OK", [None] * len(FIELDS)):
         line._answered(link, reply)
@@ -128,7 +130,7 @@ async def test_opting_in_that_is_refused_ends_the_connection(line: Any) -> None:
 
 async def test_data_of_others_is_told_to_who_reads_it_alone(line: Any, near: Near) -> None:
     for reply in (ResponseError("WRONGTYPE Operation against a key"), [None, *STATE[1:]]):
-        reading, _ = near.reserve(KEY, AsyncSignal())
+        reading, _ = near.reserve(KEY, AsyncSignal(), 0.0)
         line._answered(Link(reading), reply)
         assert isinstance(reading.error, ForeignData)
         assert near.statistics(0).entries == 0
@@ -139,7 +141,7 @@ async def test_a_push_takes_away_what_it_names_or_everything(line: Any, near: Ne
         return near.statistics(0).entries
 
     for key in (KEY, "runs/2"):
-        reading, _ = near.reserve(key, AsyncSignal())
+        reading, _ = near.reserve(key, AsyncSignal(), 0.0)
         line._answered(Link(reading), [key.encode(), *STATE[1:]])
     assert kept() == 2
     line._pushed(PushNotification([b"message", b"x"]))
@@ -150,6 +152,6 @@ async def test_a_push_takes_away_what_it_names_or_everything(line: Any, near: Ne
 
 
 async def test_a_reply_that_is_nobody_s_state_ends_the_connection(line: Any, near: Near) -> None:
-    reading, _ = near.reserve(KEY, AsyncSignal())
+    reading, _ = near.reserve(KEY, AsyncSignal(), 0.0)
     with pytest.raises(RedisUnavailable, match="another request"):
         line._answered(Link(reading), b"OK")

@@ -37,7 +37,7 @@ def made(*, bytes_max: int = 1_000_000, entries_max: int = 100) -> Near:
 
 def fill(near: Near, one: Record) -> None:
     """This reads a state as the tracked connection does."""
-    reading, mine = near.reserve(one.key, Signal())
+    reading, mine = near.reserve(one.key, Signal(), 0.0)
     assert mine
     near.settle(reading, one)
 
@@ -89,8 +89,8 @@ def test_what_somebody_wrote_is_forgotten_and_nothing_else() -> None:
 
 def test_readers_of_one_key_share_one_read() -> None:
     near = made()
-    first, mine = near.reserve(KEY, Signal())
-    again, mine_too = near.reserve(KEY, Signal())
+    first, mine = near.reserve(KEY, Signal(), 0.0)
+    again, mine_too = near.reserve(KEY, Signal(), 0.0)
     assert mine
     assert not mine_too
     assert again is first
@@ -101,16 +101,16 @@ def test_readers_of_one_key_share_one_read() -> None:
 
 def test_a_read_that_brings_nothing_wakes_and_keeps_nothing() -> None:
     near = made()
-    reading, _ = near.reserve(KEY, Signal())
+    reading, _ = near.reserve(KEY, Signal(), 0.0)
     near.settle(reading, None, OSError("gone"))
     assert reading.signal.wait(0)
     assert version_at(near) is None
-    assert near.reserve(KEY, Signal())[1]  # the next one asks anew
+    assert near.reserve(KEY, Signal(), 0.0)[1]  # the next one asks anew
 
 
 def test_a_read_from_before_everything_was_dropped_is_not_kept() -> None:
     near = made()
-    reading, _ = near.reserve(KEY, Signal())
+    reading, _ = near.reserve(KEY, Signal(), 0.0)
     near.drop()
     near.answered(0.0)
     near.settle(reading, record(3))
@@ -148,7 +148,7 @@ def test_nothing_is_believed_any_more_even_where_dropping_fails() -> None:
 def test_what_this_process_wrote_is_never_read_older() -> None:
     near = made()
     fill(near, record(3))
-    reading, _ = near.reserve(KEY, Signal())
+    reading, _ = near.reserve(KEY, Signal(), 0.0)
     assert not near.wrote(KEY, (1, 4))
     assert version_at(near) is None
     near.settle(reading, record(3))  # it was on its way when the commit was made
@@ -318,7 +318,7 @@ class World:
 
     def send(self, key: int) -> None:
         """A local read that is not answered here is asked for."""
-        reading, mine = self.near.reserve(f"k/{key}", Signal())
+        reading, mine = self.near.reserve(f"k/{key}", Signal(), 0.0)
         if mine:
             self.asked[key] = reading
 

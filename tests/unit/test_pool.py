@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ class Line:
 
     def __init__(self) -> None:
         self.alive = True
+        self.heard_at = 0.0
+        self.silent_since = -inf
         self.abandoned = False
         self.closed = 0
 
@@ -49,6 +52,8 @@ class SyncLine:
 
     def __init__(self) -> None:
         self.alive = True
+        self.heard_at = 0.0
+        self.silent_since = -inf
         self.closed = 0
 
     def let_go(self) -> None:
@@ -208,7 +213,7 @@ async def test_what_is_idle_can_be_dropped_and_what_is_lent_stays() -> None:
     pool = _pool(2)
     idle, lent = await pool.take(1), await pool.take(1)
     pool.give(idle)
-    await pool.drop_idle()
+    await pool.drop_idle(all_of_them=True)
     assert (idle.closed, lent.closed) == (1, 0)
     assert await pool.take(1) not in (idle, lent)
 
@@ -302,7 +307,7 @@ def test_threads_share_it_and_each_line_has_one_borrower() -> None:
             if (number + turn) % 17 == 0:
                 line.close()
             if (number + turn) % 23 == 0:
-                pool.drop_idle()
+                pool.drop_idle(all_of_them=True)
             with lock:
                 borrowers[id(line)] -= 1
             pool.give(line)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from statecache import _process
@@ -13,6 +15,11 @@ class Line:
     """This is a connection to nowhere."""
 
     alive = True
+    heard_at = 0.0
+    silent_since = -inf
+
+    def let_go(self) -> None:
+        """This has nothing to let go of."""
 
     def abandon(self) -> None:
         """This has nothing to let go of."""

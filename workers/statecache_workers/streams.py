@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 from redis.exceptions import NoScriptError
 
+from statecache._async.redis import DEMOTED, code_of, no_primary
 from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set, position_of
 from statecache.errors import RedisUnavailable
@@ -202,10 +203,14 @@ class Streams:
     async def run(self, link: AsyncLink, commands: Sequence[Command]) -> list[Any]:
         """This runs commands in one round trip; a reply that blames a key's type, or a script's absence, is a value.
 
-        Every other error reply blames the server (loading, read only, out of memory, rights): RedisUnavailable.
+        Every other error reply blames the server (loading, read only, out of memory, rights): RedisUnavailable. A
+        server that is a primary no more is left: behind a connection of before stands its predecessor for ever.
         """
         replies = await link.run(commands, seconds=self._settings.timeout_s)
         for reply in replies:
+            if isinstance(reply, Exception) and code_of(reply) in DEMOTED:
+                await link.close()
+                raise no_primary(self._settings, str(reply)) from reply
             if isinstance(reply, Exception) and not isinstance(reply, NoScriptError) and "WRONGTYPE" not in str(reply):
                 raise RedisUnavailable("refused", detail=str(reply)) from reply
         return replies

@@ -100,6 +100,8 @@ class Worker:
             self._database = Database(await self.postgres.session(), self.settings)
         if self._link is None or not self._link.alive:
             self.forget()
+            if self._waker is not None:
+                await self._waker.close()  # the server behind it may be another one than that which answers now
             self._link = await self.redis.link()
         if self.redis.cluster and self.redis.cluster != self.postgres.cluster:
             raise ConfigurationError(

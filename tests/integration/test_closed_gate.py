@@ -1,0 +1,224 @@
+"""Reads of a shard whose gate is closed: Postgres answers, or nobody, for Redis may have gone back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, Settings
+from statecache.cli.by_hand import get as get_by_hand
+from statecache.cli.by_hand import ls
+from statecache.errors import Unavailable
+from statecache.keys import KeySpace
+from statecache.lua import script
+from statecache_workers.worker import Worker
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
+from tests.fix_flusher import flush
+from tests.fix_servers import MakeClient, every_redis
+from tests.local_reads import kept, reads, until
+
+KEY, GONE, WHOLE = "runs/1", "runs/1/gone", "runs/1/whole"
+Read = Literal["local", "primary"]
+
+
+class Shard:
+    """The shard of KEY: closed so that no client may open it, and as it was."""
+
+    def __init__(self, settings: Settings, raw: Any, psql: psycopg.Connection[Any]) -> None:
+        self._psql, self.raw = psql, raw
+        self.keys = KeySpace(settings.prefix, settings.shards)
+        self.number = self.keys.shard(KEY)
+        self.meta = self.keys.meta(self.number)
+        self._replid = raw.hget(self.meta, "replid")
+
+    def close(self) -> None:
+        """Give the data set, and the row, to two other servers."""
+        self.raw.hset(self.meta, "replid", "a" * 40)
+        self._psql.execute("UPDATE shard SET replid = %s WHERE shard = %s", ["b" * 40, self.number])
+
+    def open(self) -> None:
+        """Have all as it was."""
+        self._psql.execute("UPDATE shard SET replid = %s WHERE shard = %s", [self._replid.decode(), self.number])
+        self.raw.hset(self.meta, "replid", self._replid)
+
+    @property
+    def epoch(self) -> int:
+        return int(self.raw.hget(self.meta, "epoch"))
+
+
+@pytest.fixture
+async def shard(settings: Settings, redis_raw: Any, psql: psycopg.Connection[Any], worker: Worker) -> Shard:
+    """A closed shard: Redis has gone back to KEY's first version and lacks GONE. Postgres holds both."""
+    made = Shard(settings, redis_raw, psql)
+    async with AsyncStateCache(settings=settings) as agent:
+        await agent.set(KEY, "old")
+        old = redis_raw.dump(made.keys.state(KEY))
+        await agent.set(KEY, "new")
+        await agent.set(GONE, "here")
+    await flush(worker)
+    redis_raw.restore(made.keys.state(KEY), 0, old, replace=True)
+    redis_raw.unlink(made.keys.state(GONE))
+    made.close()
+    return made
+
+
+def _local(settings: Settings, **more: Any) -> Settings:
+    return settings.model_copy(update={"read": "local"} | more)
+
+
+@every_redis
+@pytest.mark.parametrize("read", ["local", "primary"])
+async def test_postgres_answers_and_who_reads_leaves_the_gate_closed(
+    make_client: MakeClient, settings: Settings, shard: Shard, read: Read
+) -> None:
+    client, epoch = make_client(_local(settings)), shard.epoch
+    await client.get("other/1")
+    await until(lambda: client.near.trusted)
+    for key, value in ((KEY, "new"), (GONE, "here")):
+        found = await client.get(key, read=read)
+        assert found is not None
+        assert found.value == value
+    assert await client.get("runs/1/never", read=read) is None
+    assert shard.epoch == epoch
+    assert not shard.raw.exists(shard.keys.state(GONE))
+
+
+async def test_every_other_way_of_reading_is_answered_so(
+    make_client: MakeClient, settings: Settings, shard: Shard
+) -> None:
+    client, epoch = make_client(_local(settings)), shard.epoch
+    assert {state.key: state.value async for state in client.list("runs/1")} == {KEY: "new", GONE: "here"}
+    assert await client.warm([KEY, GONE]) == 0
+    waited = await client.wait_for(GONE)
+    assert waited is not None
+    assert (await get_by_hand(settings, KEY)).version == 2
+    assert [one["version"] for one in (await ls(settings, "runs/1", newest=False, limit=0))[0]] == [2, 1]
+    assert shard.epoch == epoch
+
+
+async def test_a_gate_that_opens_meanwhile_is_read_behind(
+    make_client: MakeClient, settings: Settings, shard: Shard
+) -> None:
+    client = make_client(settings.model_copy(update={"postgres_url": "postgresql://127.0.0.1:1/none"}))
+    reading = asyncio.create_task(_get(client, KEY))
+    await until(lambda: shard.number in client.tier.reader._closed)
+    shard.open()
+    assert (await reading).value == "old"
+
+
+async def _get(client: AsyncStateCache, key: str, **more: Any) -> Any:
+    return await client.get(key, **more)
+
+
+@pytest.mark.parametrize("read", ["local", "primary"])
+async def test_without_postgres_nothing_is_read_unless_stale_states_are_accepted(
+    make_client: MakeClient, settings: Settings, shard: Shard, read: Read
+) -> None:
+    alone = _local(settings, postgres_url="postgresql://127.0.0.1:1/none")
+    client = make_client(alone)
+    for key in (KEY, GONE):
+        with pytest.raises(Unavailable, match="gate of shard") as refused:
+            await client.get(key, read=read, timeout=0.5)
+        assert refused.value.reason == "epoch"
+    content = make_client(alone.model_copy(update={"stale_reads": True}))
+    found = await content.get(KEY, read=read)
+    assert found is not None
+    assert found.value == "old"
+    with pytest.raises(Unavailable) as refused:
+        await content.get(GONE, read=read, timeout=0.5)
+    assert refused.value.reason == "epoch"
+    shard.open()
+    assert (await client.get(KEY, read=read)) == found
+
+
+async def test_what_only_redis_holds_is_neither_given_nor_hidden(
+    make_client: MakeClient, settings: Settings, shard: Shard
+) -> None:
+    """It was acknowledged and not flushed, and the gate may find that it is current, or that it is lost."""
+    shard.open()
+    shard.raw.unlink(shard.keys.state(KEY))  # it is loaded from Postgres
+    async with AsyncStateCache(settings=settings) as agent:
+        await agent.set(WHOLE, "not flushed")
+        await agent.set(KEY, "not flushed")
+    shard.close()
+    client = make_client(settings)
+    asked: list[Callable[[], Awaitable[Any]]] = [
+        lambda: _get(client, WHOLE, timeout=0.5), lambda: _get(client, KEY, timeout=0.5),
+        lambda: _listed(client, "runs/1", 0.5),
+    ]  # fmt: skip
+    for ask in asked:
+        with pytest.raises(Unavailable, match="older state") as refused:
+            await ask()
+        assert refused.value.reason == "epoch"
+    assert (await _get(client, GONE)).value == "here"
+    content = make_client(settings.model_copy(update={"stale_reads": True}))
+    assert (await _get(content, WHOLE)).value == "not flushed"
+    assert sorted(await _listed(content, "runs/1", 5.0)) == ["here", "not flushed", "not flushed"]
+
+
+async def test_nobody_reads_less_than_it_has_seen(make_client: MakeClient, settings: Settings, shard: Shard) -> None:
+    shard.open()
+    client = make_client(settings)
+    await client.set(WHOLE, "not flushed")
+    shard.close()
+    asked: list[Callable[[], Awaitable[Any]]] = [
+        lambda: client.get(WHOLE, timeout=0.5), lambda: _listed(client, "runs/1", 0.5),
+    ]  # fmt: skip
+    for ask in asked:
+        with pytest.raises(Unavailable) as refused:
+            await ask()
+        assert refused.value.reason == "epoch"
+    shard.open()
+    assert "not flushed" in await _listed(client, "runs/1", 5.0)
+
+
+async def _listed(client: AsyncStateCache, prefix: str, timeout: float) -> list[Any]:
+    return [state.value async for state in client.list(prefix, timeout=timeout)]
+
+
+async def test_who_writes_opens_the_gate_and_reads_what_is_behind_it(
+    make_client: MakeClient, settings: Settings, shard: Shard, psql: psycopg.Connection[Any]
+) -> None:
+    """The data set continues the row, as after a restart."""
+    psql.execute("UPDATE shard SET replid = %s WHERE shard = %s", ["a" * 40, shard.number])
+    client, epoch = make_client(settings), shard.epoch
+    shard.raw.unlink(shard.keys.state(KEY))
+    async with client.transaction(KEY) as tx:
+        seen = await tx.get(KEY)
+    assert seen is not None
+    assert seen.value == "new"
+    assert shard.epoch == epoch + 1
+
+
+async def test_a_shard_is_proven_once_on_the_tracked_connection(
+    make_client: MakeClient, settings: Settings, proxy: FaultProxy
+) -> None:
+    client = make_client(through(_local(settings), redis=proxy))
+    await kept(client)
+    proof = script("fenced_read")
+    before = bytes(proxy.requests)
+    for number in range(2, 6):
+        await client.get(f"{KEY}/{number}")  # a miss is hydrated by the primary
+        await kept(client, f"{KEY}/{number}")
+    asked = bytes(proxy.requests).removeprefix(before)
+    assert asked.count(b"CACHING") >= 4
+    alone = [part for part in asked.split(b"*") if proof.sha.encode() in part and b":state:" not in part]
+    assert alone == []
+
+
+async def test_who_reads_locally_notices_within_the_window_that_the_gate_has_closed(
+    make_client: MakeClient, settings: Settings, shard: Shard
+) -> None:
+    shard.open()
+    client, other = make_client(_local(settings, near_window_s=0.4)), make_client(settings)
+    await other.set("runs/1/mine", 1)
+    await kept(client, "runs/1/mine")
+    shard.raw.hset(shard.keys.meta(0), "replid", "c" * 40)  # of which the heartbeat tells, for all shards
+    shard.close()
+    await until(lambda: client.near.entries == 0)
+    await reads(client, "new", KEY)
