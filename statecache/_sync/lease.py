@@ -31,6 +31,8 @@ class Lease(Verbs[D], Generic[D]):
 
     def __init__(self, view: Scope[D], holding: Holding) -> None:
         super().__init__(view.tier, view._policy, view._prefix)
+        if self._reads == "local":  # what the holder before has written may not have been pushed yet
+            self._reads = "primary"
         self._holding = holding
         self._group = group_of(holding.key)
         self._above = view.holdings

@@ -22,6 +22,7 @@ from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
 from tests.fix_locks import KEY, LONG, NEVER, Place, entered, until_calm
 from tests.fix_servers import MakeClient, every_redis
+from tests.local_reads import kept
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -230,3 +231,28 @@ async def test_who_comes_when_a_holder_has_died_does_not_pass_those_who_wait(
         await entered(client, timeout=0)
     assert place.lease().request == "nobody"
     assert await entered(client, timeout=LONG) == Token(1, 2)
+
+
+async def test_a_holder_reads_what_the_one_before_has_written_although_nobody_has_told_it_yet(
+    settings: Settings, proxy: FaultProxy
+) -> None:
+    """Two increments, each under the lock, by processes that keep the state near; to one of them pushes come late."""
+    local = settings.model_copy(update={"read": "local", "near_window_s": 60.0})
+    async with AsyncStateCache(settings=through(local, redis=proxy)) as one, AsyncStateCache(settings=local) as other:
+        await _increments_under_a_lock(one, other, proxy)
+
+
+async def _increments_under_a_lock(one: AsyncStateCache, other: AsyncStateCache, proxy: FaultProxy) -> None:
+    await other.set(KEY, 0)
+    await kept(one, KEY)
+    await one.tier.redis.pool.drop_idle(all_of_them=True)
+    proxy.freeze(proxy.ports)  # the tracked connection; there is no other
+    for client in (other, one):
+        async with client.lock(KEY) as lease:
+            state = await lease.get(KEY)
+            assert state is not None
+            await lease.set(KEY, state.value + 1)
+    found = await other.get(KEY, read="primary")
+    assert found is not None
+    assert found.value == 2
+    proxy.thaw()
