@@ -2,7 +2,7 @@
 
 The generated mirror drops the prefix, so code in `_async` that uses these reads the same on both sides.
 
-* `async_timeout` bounds an exchange with Postgres by shutting its socket; for those with Redis see `_sockets`.
+* `async_timeout`, `async_opened` and `async_severed` bound what is done with Postgres; for Redis see `_sockets`.
 * `AsyncSlots` is a counting semaphore, first come first served, with a timeout.
 * `AsyncSignal` is an event, `AsyncBackground` a task or daemon thread that runs until stopped, `AsyncThread` a daemon
   thread on both sides.
@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from inspect import isawaitable
 from typing import Any, TypeVar
 
-import psycopg
-
+from statecache._bounding import async_opened, async_severed, async_timeout, opened, severed, timeout
 from statecache._slots import AsyncSlots, Slots
 from statecache._sockets import (
     AsyncSocketTurn,
@@ -54,80 +51,22 @@ _JOIN_S = 5.0
 """How long the end of a thread is waited for."""
 
 
-class async_timeout:  # noqa: N801
-    """This ends a connection to Postgres whose exchange takes longer than that many seconds.
-
-    Its socket is shut, so that whoever waits on it gets an error; `expired` tells that from other errors. Neither a
-    thread nor a task that waits for a silent server could be had back as quickly otherwise.
-    """
-
-    __slots__ = ("_connection", "_seconds", "_timer", "expired")
-
-    def __init__(self, seconds: float, connection: Any) -> None:
-        self._seconds = seconds
-        self._connection = connection
-        self._timer: asyncio.TimerHandle | None = None
-        self.expired = False
-
-    async def __aenter__(self) -> async_timeout:
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self.expire)
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def expire(self) -> None:
-        """This ends the exchange now."""
-        self.expired = True
-        _shut(self._connection)
-
-
-class timeout:  # noqa: N801
-    """This does the same, watched by a thread."""
-
-    __slots__ = ("_connection", "_timer", "expired")
-
-    def __init__(self, seconds: float, connection: Any) -> None:
-        self._connection = connection
-        self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self.expire)
-        self._timer.daemon = True
-        self.expired = False
-
-    def __enter__(self) -> timeout:
-        self._timer.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._timer.cancel()
-
-    def expire(self) -> None:
-        """This ends the exchange now."""
-        self.expired = True
-        _shut(self._connection)
-
-
-def _shut(connection: Any) -> None:
-    """This shuts the socket of a psycopg connection; its number is not closed, for it is psycopg's."""
-    with contextlib.suppress(OSError, ValueError, psycopg.Error), socket.socket(fileno=_twin(connection)) as line:
-        line.shutdown(socket.SHUT_RDWR)
-
-
-def _twin(connection: Any) -> int:
-    return os.dup(connection.fileno())
-
-
-async def async_lead(ear: AsyncSlots, take: Callable[[], Awaitable[bool]], signal: AsyncSignal, seconds: float) -> bool:  # noqa: ARG001
+async def async_lead(
+    ear: AsyncSlots,  # noqa: ARG001
+    take: Callable[[float], Awaitable[bool]],  # noqa: ARG001
+    signal: AsyncSignal,
+    seconds: float,
+) -> bool:
     """This waits for a signal that the one task which reads will set."""
     return await signal.wait(seconds)
 
 
-def lead(ear: Slots, take: Callable[[], bool], signal: Signal, seconds: float) -> bool:
+def lead(ear: Slots, take: Callable[[float], bool], signal: Signal, seconds: float) -> bool:
     """This waits for a signal, and reads for itself and all others meanwhile, if nobody else does at the moment.
 
     To be woken by a thread that reads costs two changes of threads, often more than the answer itself. `take` takes one
-    message off the connection and says whether more are there already. A signal handler that has interrupted its
-    thread in reading waits for nothing: nobody reads before it returns.
+    message off the connection, waits for at most so many seconds for it, and says whether more are there already. A
+    signal handler that has interrupted its thread in reading waits for nothing: nobody reads before it returns.
     """
     end, me = monotonic() + seconds, threading.get_ident()
     while not signal.is_set and me not in _reading and (left := end - monotonic()) > 0:
@@ -135,7 +74,7 @@ def lead(ear: Slots, take: Callable[[], bool], signal: Signal, seconds: float) -
             return signal.wait(left)
         try:
             _reading.add(me)
-            while take() or not (signal.is_set or monotonic() >= end):
+            while take(max(end - monotonic(), 0.001)) or not (signal.is_set or monotonic() >= end):
                 pass
         finally:
             _reading.discard(me)
@@ -159,6 +98,21 @@ async def async_finished(work: Coroutine[Any, Any, T]) -> T:
 def finished(value: T) -> T:
     """This gives what was done: nobody cancels a thread."""
     return value
+
+
+async def async_beside(work: Callable[[], Coroutine[Any, Any, object]], seconds: float) -> None:
+    """Begin something that goes on to its end by itself, and wait for that at most so many seconds."""
+    task = asyncio.ensure_future(work())
+    _unfinished.add(task)
+    task.add_done_callback(_unfinished.discard)
+    await asyncio.wait([task], timeout=seconds)
+
+
+def beside(work: Callable[[], object], seconds: float) -> None:
+    """Do the same, with a thread."""
+    thread = threading.Thread(target=work, name="statecache-beside", daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 async def async_called(value: Awaitable[T] | T) -> T:
@@ -217,7 +171,7 @@ class AsyncBackground:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(self._task.cancel)
 
-    async def stop(self) -> None:
+    async def stop(self, seconds: float = _JOIN_S) -> None:  # noqa: ARG002
         """This cancels the task and waits for its end; who is cancelled meanwhile is cancelled."""
         self._task.cancel()
         await asyncio.wait([self._task])
@@ -240,10 +194,10 @@ class Background:
     def let_go(self) -> None:
         """Leave the thread to its end, which the function looks for itself."""
 
-    def stop(self) -> None:
-        """This waits for the function's end."""
+    def stop(self, seconds: float = _JOIN_S) -> None:
+        """This waits for the function's end, for at most that many seconds."""
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=_JOIN_S)
+            self._thread.join(seconds)
 
 
 class AsyncThread:
@@ -261,9 +215,9 @@ class AsyncThread:
         """Whether the function still runs."""
         return self._thread.is_alive()
 
-    async def stop(self) -> None:
-        """Wait for the function's end."""
-        await asyncio.to_thread(self._thread.join, _JOIN_S)
+    async def stop(self, seconds: float = _JOIN_S) -> None:
+        """Wait for the function's end, for at most that many seconds."""
+        await asyncio.to_thread(self._thread.join, seconds)
 
 
 class Thread(Background):
@@ -285,20 +239,24 @@ __all__ = [
     "SocketTurn",
     "Thread",
     "Trips",
+    "async_beside",
     "async_called",
     "async_deadline",
     "async_dialing",
     "async_disown",
     "async_finished",
     "async_lead",
+    "async_opened",
     "async_place",
     "async_readable",
     "async_receiving",
     "async_runner",
     "async_sending",
+    "async_severed",
     "async_sleep",
     "async_timeout",
     "async_wake",
+    "beside",
     "called",
     "deadline",
     "dialing",
@@ -306,11 +264,13 @@ __all__ = [
     "finished",
     "is_buffered",
     "lead",
+    "opened",
     "place",
     "readable",
     "receiving",
     "runner",
     "sending",
+    "severed",
     "sleep",
     "timeout",
     "unread_bytes",

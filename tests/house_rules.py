@@ -41,6 +41,7 @@ LAYERS = (
         "statecache._bridge",
         "statecache._process",
         "statecache._signals",
+        "statecache._bounding",
         "statecache._slots",
         "statecache._sockets",
         "statecache._trips",

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from statecache import _process
-from statecache._bridge import async_finished
+from statecache._bridge import async_beside
 from statecache.clock import monotonic
 from statecache.errors import ForeignData, StateCacheError
 from statecache.lua import script
@@ -45,6 +45,7 @@ _CROWDED_MAX = 1000
 """Of how many states that is remembered."""
 _REFUSED_S = 60.0
 _PASS_S = 0.2
+_END_S = 0.05
 """How long passing it on may take whoever has not committed; it ends by itself too."""
 _HANDED_BYTES_MAX = 64 * 1024
 """The largest value that goes with a call, in bytes; larger ones are read."""
@@ -189,4 +190,4 @@ class AsyncBaton:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self.held and kind is not GeneratorExit:  # who is thrown away cannot wait for an answer
-            await async_finished(self._pass())
+            await async_beside(self._pass, _END_S)

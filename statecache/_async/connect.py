@@ -226,10 +226,12 @@ class AsyncLink:
 
         A digest that the server has forgotten is known not to have run, so the text is sent.
         """
+        end = monotonic() + seconds
         reply = (await self.run([self.call(script, keys, args)], seconds=seconds))[0]
         if isinstance(reply, NoScriptError):
             self.knows(script, False)
-            reply = (await self.run([self.call(script, keys, args)], seconds=seconds))[0]
+            left = max(end - monotonic(), 0.001)
+            reply = (await self.run([self.call(script, keys, args)], seconds=left))[0]
         if isinstance(reply, Exception):
             raise reply
         self._known.add(script.sha)

@@ -23,7 +23,7 @@ from redis.exceptions import ResponseError
 
 from statecache._async.observing import note
 from statecache._async.redis import FINAL, found_at, patience_for, refusal
-from statecache._bridge import async_finished, async_sleep
+from statecache._bridge import async_beside, async_sleep
 from statecache.clock import monotonic
 from statecache.errors import Backpressure, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _FORGET_S = 0.2
 """How long giving tokens back may take; they end by themselves too."""
+_END_S = 0.05
+"""How long a caller who failed, or was cancelled, waits for that."""
 _TOKENS_MAX = 32
 """How many tokens of lost attempts are remembered; older ones end by themselves."""
 
@@ -75,7 +77,7 @@ class Hydrator:
             return await self._loaded(shard, list(keys), tokens, end=end, to_write=to_write)
         except BaseException as error:  # whatever it is, nobody shall wait for what does not come
             if tokens and not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
-                await async_finished(self._forget(shard, keys, tokens))
+                await async_beside(lambda: self._forget(shard, keys, tokens), _END_S)
             raise
 
     async def _loaded(

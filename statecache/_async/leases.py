@@ -19,17 +19,17 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
 from statecache import _process
-from statecache._async.redis import AGAIN, DEMOTED, FINAL, code_of, found_at, refusal
-from statecache._bridge import AsyncBackground, AsyncSignal, async_finished, async_runner, async_sleep
+from statecache._async.lease_requests import Answer, LeaseRequests
+from statecache._bridge import AsyncBackground, AsyncSignal, async_beside, async_runner
 from statecache.clock import boottime, monotonic
-from statecache.errors import LimitExceeded, LockTimeout, RedisUnavailable, StateCacheError, UsageError
-from statecache.leases import COMING_S, PLACE_S, TTL_S_MIN, WAITERS_MAX, Holding, Waiting, call_of, shown_holder
-from statecache.lua import parts_of, script
+from statecache.errors import LimitExceeded, LockTimeout, StateCacheError, UsageError
+from statecache.leases import COMING_S, TTL_S_MIN, WAITERS_MAX, Holding, Waiting, call_of
+from statecache.lua import parts_of
 from statecache.model import Token
 
 if TYPE_CHECKING:
@@ -44,27 +44,17 @@ _WITHDRAW_S = 1.0
 """How long giving back may take for whoever gave up, or closes; what is left ends by itself."""
 _CONFIRM_S = 1.0
 """How long a waiter waits until it can hear its call; it asks now and then anyway."""
-_GRACE_S = 5.0
-"""How much longer than an attempt may take a withdrawal is remembered."""
+_END_S = 0.05
+"""How long a caller waits for that, where it has no time left, and its client for a renewal under way as it closes."""
+_TRY_S = 0.5
+"""How long asking may take for who does not wait for the lock."""
 _SWEEP_S = 0.02
 """Leases that are due within this time are renewed together."""
 
 _logger = logging.getLogger("statecache")
 
 
-class Answer(NamedTuple):
-    """This is what the script answered, and when that attempt was sent, on the clock that counts suspend.
-
-    `repeated` says that an earlier attempt had no answer: it may have been executed too.
-    """
-
-    verdict: str
-    rest: list[str]
-    started: float
-    repeated: bool
-
-
-class Leases:
+class Leases(LeaseRequests):
     """This takes and keeps the leases of one client."""
 
     def __init__(
@@ -75,15 +65,8 @@ class Leases:
         opener: Opener,
         events: Events,
     ) -> None:
-        self._fence = settings.fence
-        self._timeout_s = settings.timeout_s
-        self._keys = keys
-        self._redis = redis
-        self._opener = opener
+        super().__init__(settings, keys, redis, opener)
         self._events = events
-        self._script = script("lease")
-        self._astray_ms = round((settings.timeout_s + _GRACE_S) * 1000)
-        self._holder = shown_holder(settings.writer)
         self._closed = False
         self._link: AsyncLink | None = None
         self._inherited: list[AsyncLink] = []
@@ -129,12 +112,13 @@ class Leases:
         holding = Holding(key=key, shard=shard, request=request, ttl=ttl, owner=owner)
         begun, wait = monotonic(), patience != 0
         try:
-            answer = await self._attempt("queue" if wait else "take", holding, begun + (patience or self._timeout_s))
+            asking_s = (patience or self._timeout_s) if wait else min(self._timeout_s, _TRY_S)
+            answer = await self._attempt("queue" if wait else "take", holding, begun + asking_s)
             if answer is not None and wait:
                 await self._wait_for_turn(holding, begun, patience)
         except BaseException as error:  # whatever it is, nothing shall be held by nobody, and no place kept
             if not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
-                await async_finished(self._withdraw(holding))
+                await async_beside(lambda: self._withdraw(holding), _END_S)
             raise
         if answer is not None and not wait:
             raise LockTimeout(key, seconds=0, holder=answer.rest[1])
@@ -221,7 +205,7 @@ class Leases:
             return stood
         finally:
             if not answered:  # cancelled
-                await async_finished(self._withdraw(holding))
+                await async_beside(lambda: self._withdraw(holding), _END_S)
 
     async def _withdraw(self, holding: Holding) -> bool:
         """This takes back whatever a request left or may yet leave: a lease that nobody uses, a place in a queue."""
@@ -253,7 +237,7 @@ class Leases:
         self._sooner.set()
         self._unheard()
         if self._renewer is not None:
-            await self._renewer.stop()
+            await self._renewer.stop(_END_S)
         await self._hang_up()
 
     def _keep(self, holding: Holding) -> None:
@@ -332,69 +316,3 @@ class Leases:
             await self._opener.open(holding.shard, end=monotonic() + holding.ttl / 6)
         elif verdict == "LATE":
             await self._redis.leave(link)
-
-    async def _ask(self, verb: str, holding: Holding, *, end: float) -> Answer:
-        """This runs the script until it answers; again after a fault, for the request says what was done already."""
-        pause, repeated = 0.005, False
-        while True:
-            started = boottime()
-            try:
-                reply = await self._once(verb, holding, max(end - monotonic(), 0.001))
-            except ResponseError as error:
-                refused = refusal(error, self._keys.leases(holding.shard))
-                if code_of(error) not in AGAIN or monotonic() + pause > end:
-                    raise refused from error
-            except RedisUnavailable as error:
-                if error.reason in ("pool", *FINAL) or monotonic() + pause > end:
-                    raise
-                repeated = True
-            else:
-                verdict, *rest = reply
-                if verdict == "FOREIGN":
-                    raise found_at(rest[0], rest[1])
-                if verdict == "FENCED":
-                    await self._opener.open(holding.shard, end=end)
-                    continue
-                if verdict != "LATE":
-                    return Answer(verdict, rest, started, repeated)
-                if monotonic() + pause > end:
-                    raise RedisUnavailable("late", detail="the server got the request after its time")
-            await async_sleep(pause)
-            pause = min(pause * 2, 0.25)
-
-    async def _once(self, verb: str, holding: Holding, seconds: float) -> list[str]:
-        most_s = min(seconds, self._timeout_s)
-        attempt_s = most_s if most_s < 0.2 else most_s * 0.4
-        link = await self._redis.pool.take(seconds)
-        try:
-            keys, arguments = self._call(verb, holding, link, attempt_s)
-            reply = parts_of(await link.script(self._script, keys, arguments, seconds=attempt_s))
-            if reply[0] == b"LATE":
-                await link.close()  # the next one asks for the server's time anew
-        except RedisUnavailable:
-            await self._redis.pool.drop_idle()
-            raise
-        except ResponseError as error:
-            if code_of(error) in DEMOTED:
-                await self._redis.leave(link)
-            raise
-        finally:
-            self._redis.pool.give(link)
-        return [part.decode("utf-8", "replace") for part in reply]
-
-    def _call(
-        self, verb: str, holding: Holding, link: AsyncLink, attempt_s: float
-    ) -> tuple[Sequence[str], Sequence[Any]]:
-        """This spells the script's KEYS and ARGV."""
-        keys, shard = self._keys, holding.shard
-        names = keys.meta(shard), keys.leases(shard), keys.waiters(shard), keys.events(shard)
-        late_ms = int((monotonic() + attempt_s) * 1000 + link.ahead_ms) + 1
-        token = str(holding.token) if verb in _OF_A_TOKEN else ""
-        lasts_ms = self._astray_ms if verb == "withdraw" else round(holding.ttl * 1000)
-        return names, (
-            self._fence, verb, holding.key, holding.request, token, self._holder, lasts_ms, late_ms, _LIMITS
-        )  # fmt: skip
-
-
-_OF_A_TOKEN = ("renew", "break")
-_LIMITS = f"{PLACE_S * 1000:.0f} {COMING_S * 1000:.0f} {WAITERS_MAX}"

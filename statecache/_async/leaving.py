@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from statecache._async.tiers import Tiers
 
 KEYS_TOLD_MAX = 100
-_TELL_S = 1.0
-_RELEASE_S = 1.0
+_LATE_S = 0.05
 """What telling what is left, and giving leases back, may take beyond the deadline."""
+_TELL_S = 0.5
+_TELL_SHARE = 0.2
+"""How long before the deadline Postgres is waited for no more, so that what is left can be told: the lesser of both."""
 _PAGE = 1000
 _logger = logging.getLogger("statecache")
 
@@ -71,10 +73,10 @@ async def leave(tier: Tiers, seconds: float) -> Left:
     tier.accounts.closing = True
     await _calls_end(tier, end)
     under_way = len(tier.accounts.under_way)
-    leases = await tier.leases.release(end=max(end, monotonic() + _RELEASE_S))
-    standings = await _flushed(tier, end)
+    leases = await tier.leases.release(end=end + _LATE_S)
+    standings = await _flushed(tier, end - min(_TELL_S, seconds * _TELL_SHARE))
     behind = [one for one in standings if not one.settled]
-    commits, keys = await _told(tier, [one for one in behind if not one.lost])
+    commits, keys = await _told(tier, [one for one in behind if not one.lost], end + _LATE_S)
     shards = tuple(sorted({one.tail[0] for one in behind}))
     left = Left(commits=commits, keys=keys, shards=shards, under_way=under_way, leases=leases)
     _log(left, monotonic() - begun)
@@ -98,7 +100,7 @@ async def _flushed(tier: Tiers, end: float) -> list[Standing]:
     pause = 0.005
     while tails:
         try:
-            standings = await _ask(tier, tails, max(end - monotonic(), _TELL_S / 2))
+            standings = await _ask(tier, tails, max(end - monotonic(), _LATE_S))
         except Unavailable as error:
             _logger.debug("closing waits for Postgres: %s", error)
         left = end - monotonic()
@@ -116,9 +118,9 @@ async def _ask(tier: Tiers, tails: Sequence[Tail], seconds: float) -> list[Stand
     return [known.get(tail, Standing(tail, -1, 0, held=False)) for tail in tails]
 
 
-async def _told(tier: Tiers, behind: Sequence[Standing]) -> tuple[int, tuple[str, ...]]:
+async def _told(tier: Tiers, behind: Sequence[Standing], end: float) -> tuple[int, tuple[str, ...]]:
     """This counts this writer's commits that stand in the streams beyond the watermark, and names their keys."""
-    end, commits = monotonic() + _TELL_S, 0
+    commits = 0
     keys: dict[str, None] = {}
     for one in behind:
         try:

@@ -52,6 +52,9 @@ _BEATS_PER_WINDOW = 4
 _PAUSE_S = 0.05
 _PAUSE_S_MAX = 2.0
 _UNTRACKED_S = 60.0
+_END_S = 0.02
+_AWAKE_S = 0.5
+"""How long the listener's end is waited for: it ends by itself if it is connecting, and soon if it was woken."""
 _LOST = RedisUnavailable("connection", detail="the tracked connection was lost")
 _logger = logging.getLogger("statecache")
 
@@ -212,11 +215,11 @@ class Line:
             if await link.has_news(self._beat_s) and await self._ear.acquire(self._beat_s):
                 try:
                     if await link.has_news(0):  # unless somebody else has taken it meanwhile
-                        await self._take(link)
+                        await self._take(link, self._beat_s)
                 finally:
                     self._ear.release()
 
-    async def _take(self, link: AsyncLink) -> bool:
+    async def _take(self, link: AsyncLink, seconds: float) -> bool:
         """This takes one reply or push off the connection, and says whether another one is there already.
 
         Nothing more is taken off one whose last reader was interrupted (by a signal handler that raised): what it had
@@ -225,7 +228,7 @@ class Line:
         if link.in_message:
             raise RedisUnavailable("connection", detail="whoever read the tracked connection was interrupted")
         link.in_message = True
-        message = await link.heard(seconds=self._beat_s)
+        message = await link.heard(seconds=min(seconds, self._beat_s))
         if message is not None or link.unread_bytes != self._unread:
             self._came, self._unread = boottime(), link.unread_bytes
         if isinstance(message, PushNotification):
@@ -245,7 +248,7 @@ class Line:
         if link is None:
             return bool(await reading.signal.wait(0))
         try:
-            answered = await async_lead(self._ear, lambda: self._take(link), reading.signal, seconds)
+            answered = await async_lead(self._ear, lambda left: self._take(link, left), reading.signal, seconds)
         except (RedisUnavailable, ForeignData):
             await link.close()  # whoever listens finds it so
         if not answered and seconds >= self._settings.near_window_s / 2:
@@ -361,4 +364,4 @@ class Line:
         if self._link is not None:
             self._link.hang_up()
         if self._background is not None:
-            await self._background.stop()
+            await self._background.stop(_END_S if self._link is None else _AWAKE_S)

@@ -7,13 +7,14 @@ when their time is up: better no write than one that may have to be taken back.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psycopg
 
 from statecache import _process
 from statecache._async.gate import Gate, Outcome
-from statecache._bridge import AsyncSlots, async_sleep
+from statecache._bridge import AsyncSlots, async_severed, async_sleep
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
 
@@ -88,7 +89,8 @@ class Opener:
         try:
             link = await self._redis.pool.take(seconds)
             try:
-                outcome = await self._gate.attempt(link, session.connection, [shard], token=token, seconds=seconds)
+                work = partial(self._gate.attempt, link, session.connection, [shard], token=token, seconds=seconds)
+                outcome = await async_severed(work, session.connection)
             finally:
                 self._redis.pool.give(link)
             whole = True

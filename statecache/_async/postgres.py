@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from psycopg import errors as pg
 
 from statecache._async.pool import AsyncPool, silent_since
 from statecache._async.postgres_connection import brief, connect, milliseconds
-from statecache._bridge import async_sleep, async_timeout
+from statecache._bridge import async_severed, async_sleep, async_timeout
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
-_GRACE_S = 0.1
+_GRACE_S = 0.05
 """How much longer than the server's own timeout its answer is waited for."""
 
 
@@ -96,12 +97,12 @@ class PostgresTier:
         )
 
     async def session(self, seconds: float | None = None) -> AsyncSession:
-        """This opens one connection and compares the cluster's pin; two seconds are the least that libpq allows for."""
-        timeout_s = self._settings.timeout_s if seconds is None else min(self._settings.timeout_s, seconds)
+        """This opens one connection and compares the cluster's pin."""
+        end = inf if seconds is None else monotonic() + seconds
         connection = await connect(self._settings, self._name, seconds=seconds)
         session = AsyncSession(connection)
         try:
-            await self._compare(session, timeout_s)
+            await self._compare(session, max(min(end - monotonic(), self._settings.timeout_s), 0.001))
         except BaseException:  # a connection that was not compared is never used
             await session.close()
             raise
@@ -137,7 +138,7 @@ class PostgresTier:
             try:
                 session = await self.pool.take(left)
                 try:
-                    return await self._run(session, name, parameters, left)
+                    return await self._run(session, name, parameters, max(end - monotonic(), 0.001))
                 finally:
                     self.pool.give(session)
             except PostgresUnavailable as error:
@@ -148,6 +149,12 @@ class PostgresTier:
             pause = min(pause * 2, 0.25)
 
     async def _run(
+        self, session: AsyncSession, name: str, parameters: Mapping[str, Any], seconds: float
+    ) -> list[tuple[Any, ...]]:
+        work = partial(self._rows, session, name, parameters, seconds)
+        return await async_severed(work, session.connection)
+
+    async def _rows(
         self, session: AsyncSession, name: str, parameters: Mapping[str, Any], seconds: float
     ) -> list[tuple[Any, ...]]:
         connection = session.connection

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from statecache._bridge import async_opened
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.settings import masked
 from statecache.sql import statement
@@ -41,6 +42,7 @@ SILENCE_S = KEEPALIVES_IDLE_S + KEEPALIVES_INTERVAL_S * KEEPALIVES_COUNT
 """How long the other machine may say nothing at all, not even that it has got what was sent, in seconds."""
 STATEMENTS_MAX = 6
 """How many times the time of one statement a transaction may take."""
+_UP = "Is the server up, the URL right?"
 _QUOTED = '"'
 """What libpq quotes of a conninfo that it cannot read may be a piece of a password."""
 
@@ -51,17 +53,23 @@ async def connect(settings: Settings, name: str, *, seconds: float | None = None
     Keepalives that the URL names stay as they are.
     """
     where = masked(settings.postgres_url)
-    seconds = settings.connect_timeout_s if seconds is None else min(seconds, settings.connect_timeout_s)
-    try:
-        return await psycopg.AsyncConnection.connect(
+    connect_s = settings.connect_timeout_s if seconds is None else min(seconds, settings.connect_timeout_s)
+
+    def open_one() -> Any:
+        return psycopg.AsyncConnection.connect(
             settings.postgres_url,
             autocommit=True,
             prepare_threshold=None,
-            connect_timeout=max(CONNECT_S_MIN, round(seconds)),
+            connect_timeout=max(CONNECT_S_MIN, round(connect_s)),
             application_name=name,
             client_encoding="utf8",
             **_keepalives(settings.postgres_url),
         )
+
+    try:
+        return await async_opened(open_one, seconds) if seconds is not None else await open_one()
+    except TimeoutError:
+        raise PostgresUnavailable("connect", detail=f"{where}: no answer in time", hint=_UP) from None
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(f"postgres_url {where}: {_unquoted(brief(error))}") from None
     except psycopg.OperationalError as error:
@@ -69,7 +77,7 @@ async def connect(settings: Settings, name: str, *, seconds: float | None = None
             raise ConfigurationError(f"postgres_url {where}: {brief(error)}", hint="Create it first.") from None
         refused = any(words in str(error) for words in ("authentication", "no password supplied", "pg_hba.conf"))
         reason = "authentication" if refused else "connect"
-        hint = "Is the server up, the URL right?" if reason == "connect" else "Check user and password."
+        hint = _UP if reason == "connect" else "Check user and password."
         raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}", hint=hint) from None
 
 

@@ -109,9 +109,10 @@ class RedisTier:
 
     async def _greeted(self, dial: Dial, seconds: float | None) -> AsyncLink:
         seconds = self._settings.connect_timeout_s if seconds is None else seconds
+        end = monotonic() + seconds
         link = await AsyncLink.open(dial, self._settings, seconds)
         try:
-            await self._greet(link, min(seconds, self._settings.connect_timeout_s))
+            await self._greet(link, min(max(end - monotonic(), 0.001), self._settings.connect_timeout_s))
         except BaseException:  # a connection that was not greeted is never used
             await link.close()
             raise

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from statecache import _process
-from statecache._bridge import finished
+from statecache._bridge import beside
 from statecache.clock import monotonic
 from statecache.errors import ForeignData, StateCacheError
 from statecache.lua import script
@@ -47,6 +47,7 @@ _CROWDED_MAX = 1000
 """Of how many states that is remembered."""
 _REFUSED_S = 60.0
 _PASS_S = 0.2
+_END_S = 0.05
 """How long passing it on may take whoever has not committed; it ends by itself too."""
 _HANDED_BYTES_MAX = 64 * 1024
 """The largest value that goes with a call, in bytes; larger ones are read."""
@@ -191,4 +192,4 @@ class Baton:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self.held and kind is not GeneratorExit:  # who is thrown away cannot wait for an answer
-            finished(self._pass())
+            beside(self._pass, _END_S)

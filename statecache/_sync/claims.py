@@ -33,7 +33,7 @@ from statecache._bridge import (
     Signal,
     Thread,
     Trips,
-    finished,
+    beside,
     runner,
     sleep,
 )
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
     from statecache.steps import StepRecord
 
+_END_S = 0.05
+"""How long a caller who has no time left waits for a claim to be given back."""
 _RELEASE_S = 1.0
 """How long giving a claim back may take; what is not given back ends by itself."""
 _ATTEMPT_S_MIN = 0.05
@@ -112,7 +114,7 @@ class Claims:
                 return None
         except BaseException as error:  # whatever it is, nothing shall be held by nobody
             if not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
-                finished(self._leases._withdraw(holding))
+                beside(lambda: self._leases._withdraw(holding), _END_S)
             raise
         with self._mutex:
             self._held[request] = holding
@@ -138,7 +140,7 @@ class Claims:
             _logger.info("the claim of %r could not be given back and ends by itself: %s", holding.key, error)
         finally:
             if not answered:  # cancelled
-                finished(self._leases._withdraw(holding))
+                beside(lambda: self._leases._withdraw(holding), _END_S)
 
     def close(self) -> None:
         """End the renewing, unless steps still run: then it ends with them."""

@@ -228,10 +228,12 @@ class Link:
 
         A digest that the server has forgotten is known not to have run, so the text is sent.
         """
+        end = monotonic() + seconds
         reply = self.run([self.call(script, keys, args)], seconds=seconds)[0]
         if isinstance(reply, NoScriptError):
             self.knows(script, False)
-            reply = self.run([self.call(script, keys, args)], seconds=seconds)[0]
+            left = max(end - monotonic(), 0.001)
+            reply = self.run([self.call(script, keys, args)], seconds=left)[0]
         if isinstance(reply, Exception):
             raise reply
         self._known.add(script.sha)

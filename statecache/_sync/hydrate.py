@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from statecache._bridge import finished, sleep
+from statecache._bridge import beside, sleep
 from statecache._sync.observing import note
 from statecache._sync.redis import FINAL, found_at, patience_for, refusal
 from statecache.clock import monotonic
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _FORGET_S = 0.2
 """How long giving tokens back may take; they end by themselves too."""
+_END_S = 0.05
+"""How long a caller who failed, or was cancelled, waits for that."""
 _TOKENS_MAX = 32
 """How many tokens of lost attempts are remembered; older ones end by themselves."""
 
@@ -77,7 +79,7 @@ class Hydrator:
             return self._loaded(shard, list(keys), tokens, end=end, to_write=to_write)
         except BaseException as error:  # whatever it is, nobody shall wait for what does not come
             if tokens and not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
-                finished(self._forget(shard, keys, tokens))
+                beside(lambda: self._forget(shard, keys, tokens), _END_S)
             raise
 
     def _loaded(

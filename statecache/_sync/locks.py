@@ -22,11 +22,12 @@ class Locks(Writes[D], Generic[D]):
     def lock(self, name: str, *, ttl: float = 30.0, timeout: float | None = None) -> Lock[D]:
         """This locks a key for the time of a block: `with cache.lock("runs/42") as lease:`.
 
-        It waits for its turn, in order of arrival, for at most `timeout` seconds (0: not at all, None: for ever), then
-        LockTimeout. The lease renews itself while this process lives; `ttl` is the seconds after which others may have
-        the lock of a holder that died. `lease` has all the verbs of this view, for keys of the lease's group: what
-        they commit is refused (StaleToken) once somebody else may have the lock. It guards nothing else: effects
-        outside of statecache cannot be taken back from a holder that was stopped for longer than its ttl.
+        It waits for its turn, in order of arrival, for at most `timeout` seconds (0: only for an answer, and half a
+        second at most for that; None: for ever), then LockTimeout. The lease renews itself while this process lives;
+        `ttl` is the seconds after which others may have the lock of a holder that died. `lease` has all the verbs of
+        this view, for keys of the lease's group: what they commit is refused (StaleToken) once somebody else may have
+        the lock. It guards nothing else: effects outside of statecache cannot be taken back from a holder that was
+        stopped for longer than its ttl.
 
         A block that ends after its lease was lost raises LeaseLost where it wrote nothing by the lease, for then
         nothing else has told it; where it did write, each of its commits was accepted while the lock was its own.

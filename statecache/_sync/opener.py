@@ -9,12 +9,13 @@ when their time is up: better no write than one that may have to be taken back.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psycopg
 
 from statecache import _process
-from statecache._bridge import Slots, sleep
+from statecache._bridge import Slots, severed, sleep
 from statecache._sync.gate import Gate, Outcome
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
@@ -90,7 +91,8 @@ class Opener:
         try:
             link = self._redis.pool.take(seconds)
             try:
-                outcome = self._gate.attempt(link, session.connection, [shard], token=token, seconds=seconds)
+                work = partial(self._gate.attempt, link, session.connection, [shard], token=token, seconds=seconds)
+                outcome = severed(work, session.connection)
             finally:
                 self._redis.pool.give(link)
             whole = True

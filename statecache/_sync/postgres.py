@@ -14,13 +14,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import errors as pg
 
-from statecache._bridge import sleep, timeout
+from statecache._bridge import severed, sleep, timeout
 from statecache._sync.pool import Pool, silent_since
 from statecache._sync.postgres_connection import brief, connect, milliseconds
 from statecache.clock import monotonic
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
-_GRACE_S = 0.1
+_GRACE_S = 0.05
 """How much longer than the server's own timeout its answer is waited for."""
 
 
@@ -98,12 +99,12 @@ class PostgresTier:
         )
 
     def session(self, seconds: float | None = None) -> Session:
-        """This opens one connection and compares the cluster's pin; two seconds are the least that libpq allows for."""
-        timeout_s = self._settings.timeout_s if seconds is None else min(self._settings.timeout_s, seconds)
+        """This opens one connection and compares the cluster's pin."""
+        end = inf if seconds is None else monotonic() + seconds
         connection = connect(self._settings, self._name, seconds=seconds)
         session = Session(connection)
         try:
-            self._compare(session, timeout_s)
+            self._compare(session, max(min(end - monotonic(), self._settings.timeout_s), 0.001))
         except BaseException:  # a connection that was not compared is never used
             session.close()
             raise
@@ -139,7 +140,7 @@ class PostgresTier:
             try:
                 session = self.pool.take(left)
                 try:
-                    return self._run(session, name, parameters, left)
+                    return self._run(session, name, parameters, max(end - monotonic(), 0.001))
                 finally:
                     self.pool.give(session)
             except PostgresUnavailable as error:
@@ -150,6 +151,12 @@ class PostgresTier:
             pause = min(pause * 2, 0.25)
 
     def _run(self, session: Session, name: str, parameters: Mapping[str, Any], seconds: float) -> list[tuple[Any, ...]]:
+        work = partial(self._rows, session, name, parameters, seconds)
+        return severed(work, session.connection)
+
+    def _rows(
+        self, session: Session, name: str, parameters: Mapping[str, Any], seconds: float
+    ) -> list[tuple[Any, ...]]:
         connection = session.connection
         schema = self._settings.postgres_schema
         limiting, text = statement("read_limits", schema), statement(name, schema)

@@ -111,9 +111,10 @@ class RedisTier:
 
     def _greeted(self, dial: Dial, seconds: float | None) -> Link:
         seconds = self._settings.connect_timeout_s if seconds is None else seconds
+        end = monotonic() + seconds
         link = Link.open(dial, self._settings, seconds)
         try:
-            self._greet(link, min(seconds, self._settings.connect_timeout_s))
+            self._greet(link, min(max(end - monotonic(), 0.001), self._settings.connect_timeout_s))
         except BaseException:  # a connection that was not greeted is never used
             link.close()
             raise

@@ -18,7 +18,7 @@ def test_who_waits_reads_until_its_own_answer_is_there_and_all_that_is_there_alr
     arriving = deque([others, mine, Signal()])
     last = arriving[-1]
 
-    def take() -> bool:
+    def take(_: float) -> bool:
         arriving.popleft().set()
         return bool(arriving)
 
@@ -34,7 +34,7 @@ def test_who_comes_when_somebody_reads_is_woken_by_that_one() -> None:
     assert ear.acquire_now()
     waiter = threading.Timer(0, lambda: mine.set())
     waiter.start()
-    assert lead(ear, lambda: False, mine, LIMIT_S)
+    assert lead(ear, lambda _: False, mine, LIMIT_S)
     waiter.join()
 
 
@@ -42,8 +42,10 @@ def test_a_signal_handler_that_interrupts_who_reads_waits_for_nothing() -> None:
     ear, mine, its = Slots(1), Signal(), Signal()
     came: list[bool] = []
 
-    def take() -> bool:
-        came.append(lead(ear, lambda: pytest.fail("it reads"), its, LIMIT_S))  # as if its thread were interrupted here
+    def take(_: float) -> bool:
+        came.append(
+            lead(ear, lambda _: pytest.fail("it reads"), its, LIMIT_S)
+        )  # as if its thread were interrupted here
         mine.set()
         return False
 
@@ -55,15 +57,15 @@ def test_a_signal_handler_that_interrupts_who_reads_waits_for_nothing() -> None:
 
 def test_nothing_comes_and_that_is_said_in_time() -> None:
     ear, mine = Slots(1), Signal()
-    assert not lead(ear, lambda: False, mine, 0.05)
+    assert not lead(ear, lambda _: False, mine, 0.05)
     assert ear.acquire_now()
-    assert not lead(ear, lambda: False, mine, 0.05)
+    assert not lead(ear, lambda _: False, mine, 0.05)
 
 
 def test_what_goes_wrong_in_reading_leaves_the_ear_to_others() -> None:
     ear, mine = Slots(1), Signal()
 
-    def broken() -> bool:
+    def broken(_: float) -> bool:
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):

@@ -116,11 +116,11 @@ async def test_a_server_that_is_no_primary_is_left(line: Any, near: Near, reply:
 async def test_nothing_more_is_taken_off_a_connection_whose_reader_was_interrupted(line: Any) -> None:
     link = Link(7.5)
     link.coming += (PushNotification([b"message", b"x"]), KeyboardInterrupt(), b"master abc ")
-    await line._take(link)
+    await line._take(link, 1.0)
     with pytest.raises(KeyboardInterrupt):  # raised by a signal handler: perhaps it had a push in its hands
-        await line._take(link)
+        await line._take(link, 1.0)
     with pytest.raises(RedisUnavailable, match="interrupted"):
-        await line._take(link)
+        await line._take(link, 1.0)
 
 
 async def test_opting_in_that_is_refused_ends_the_connection(line: Any) -> None:

@@ -1,0 +1,147 @@
+"""Bounding what is done with Postgres, for tasks and for threads: neither psycopg nor libpq gives up soon by itself.
+
+* `async_timeout` ends an exchange after so many seconds, by shutting its socket.
+* `async_opened` bounds the opening of a connection, for which libpq allows two seconds at least.
+* `async_severed` ends an exchange when who waits for it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import psycopg
+
+T = TypeVar("T")
+_SEVERED_S = 0.05
+"""How long an exchange may take to end whose connection was shut."""
+
+
+class async_timeout:  # noqa: N801
+    """This ends a connection to Postgres whose exchange takes longer than that many seconds.
+
+    Its socket is shut, so that whoever waits on it gets an error; `expired` tells that from other errors. Neither a
+    thread nor a task that waits for a silent server could be had back as quickly otherwise.
+    """
+
+    __slots__ = ("_connection", "_seconds", "_timer", "expired")
+
+    def __init__(self, seconds: float, connection: Any) -> None:
+        self._seconds = seconds
+        self._connection = connection
+        self._timer: asyncio.TimerHandle | None = None
+        self.expired = False
+
+    async def __aenter__(self) -> async_timeout:
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self.expire)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def expire(self) -> None:
+        """This ends the exchange now."""
+        self.expired = True
+        _shut(self._connection)
+
+
+class timeout:  # noqa: N801
+    """This does the same, watched by a thread."""
+
+    __slots__ = ("_connection", "_timer", "expired")
+
+    def __init__(self, seconds: float, connection: Any) -> None:
+        self._connection = connection
+        self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self.expire)
+        self._timer.daemon = True
+        self.expired = False
+
+    def __enter__(self) -> timeout:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._timer.cancel()
+
+    def expire(self) -> None:
+        """This ends the exchange now."""
+        self.expired = True
+        _shut(self._connection)
+
+
+def _shut(connection: Any) -> None:
+    """This shuts the socket of a psycopg connection; its number is not closed, for it is psycopg's."""
+    with contextlib.suppress(OSError, ValueError, psycopg.Error), socket.socket(fileno=_twin(connection)) as line:
+        line.shutdown(socket.SHUT_RDWR)
+
+
+def _twin(connection: Any) -> int:
+    return os.dup(connection.fileno())
+
+
+async def async_opened(open_one: Callable[[], Awaitable[T]], seconds: float) -> T:
+    """Return the connection to Postgres that is opened within that many seconds; TimeoutError past it."""
+    async with asyncio.timeout(seconds):
+        return await open_one()
+
+
+def opened(open_one: Callable[[], T], seconds: float) -> T:
+    """Do the same: libpq allows for two seconds at least, so a thread waits for it, and closes what comes too late."""
+    results: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
+    late, deciding = threading.Event(), threading.Lock()
+
+    def work() -> None:
+        try:
+            result: Any = open_one()
+        except BaseException as error:  # whatever it is, it is raised by who waits
+            result = error
+        with deciding:
+            results.put(result)
+            if late.is_set() and hasattr(result, "close"):
+                result.close()
+
+    threading.Thread(target=work, name="statecache-opening", daemon=True).start()
+    try:
+        found = results.get(timeout=seconds)
+    except BaseException as error:  # out of time, or a signal handler raised
+        with deciding:
+            late.set()
+            if not results.empty() and hasattr(one := results.get(), "close"):
+                one.close()
+        raise TimeoutError if isinstance(error, queue.Empty) else error from None
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+async def async_severed(work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:
+    """Return what is done on a connection to Postgres; where who waits is cancelled, the connection is shut.
+
+    Psycopg would ask the server to give up, and wait up to ten seconds for both answers.
+    """
+    task = asyncio.ensure_future(work())
+    task.add_done_callback(_looked_at)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        _shut(connection)
+        await asyncio.wait([task], timeout=_SEVERED_S)
+        raise
+
+
+def severed(work: Callable[[], T], connection: Any) -> T:  # noqa: ARG001
+    """Return what is done: nobody cancels a thread."""
+    return work()
+
+
+def _looked_at(task: asyncio.Task[Any]) -> None:
+    """Take note of an error that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
