@@ -73,9 +73,15 @@ ALTER ROLE statecache_inspector SET statement_timeout = '60s';
 SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
 \gset
 \if :migrated
-    -- Agents write nothing, but for raising epochs in the one way that is safe.
+    -- Agents write nothing, but for raising epochs in the one way that is safe, and for saying what was lost with one.
     GRANT EXECUTE ON FUNCTION :"schema".begin_epoch TO statecache_agent, statecache_worker;
     REVOKE ALL ON FUNCTION :"schema".begin_epoch FROM statecache_inspector;
+    SELECT format('GRANT EXECUTE ON FUNCTION %I.report_lost TO statecache_agent, statecache_worker', :'schema')
+    WHERE to_regclass(format('%I.lost', :'schema')) IS NOT NULL
+    UNION ALL
+    SELECT format('GRANT INSERT ON %I.lost TO statecache_worker', :'schema')
+    WHERE to_regclass(format('%I.lost', :'schema')) IS NOT NULL
+    \gexec
 
     -- Workers add changes and move tips and the tokens of locks, add what is set aside, move watermarks and leases, and keep the list of
     -- themselves. Nothing that was kept can be changed or deleted by them, and no epoch but through begin_epoch().

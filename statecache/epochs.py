@@ -36,7 +36,7 @@ Postgres holds beyond it the data set has not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -110,6 +110,27 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     def strays(self) -> bool:
         """This says whether the stream went on beyond the newest commit: another program adds to it."""
         return self.last > (self.own, self.n)
+
+
+def look_of(parts: Sequence[str]) -> Look:
+    """Read what the script `gate_look` tells; ValueError where it is not ours."""
+    epoch, replid, claimed, claim, until, left, last, n, entries, size, flushed, *pin, server, role = parts
+    last_epoch, _, last_n = last.partition("-")
+    return Look(
+        epoch=int(epoch) if epoch else None,
+        replid=replid,
+        claimed=tuple(claimed.split()),
+        claim=claim,
+        claim_until=until,
+        claim_left_ms=int(left),
+        last=(int(last_epoch), int(last_n)),
+        n=int(n or 0),
+        totals=Totals(int(entries), int(size)) if entries and size else None,
+        flushed=int(flushed or 0),
+        pin=Pin(*pin),
+        server=server,
+        role=role,
+    )
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ What a writer may conclude:
 * `DurabilityNotMet` says that the commit **is** applied, at less than the asked durability.
 * `Forked` and `Quarantined` say that the commit was applied in Redis and that Postgres did not take it into the
   current lineage.
+* `Lost` says that a commit was applied, and went with the Redis that acknowledged it; no tier holds it.
 * `LeaseLost` says that a lease is over; commits under it that were acknowledged before are applied.
 * `StepUnknown` speaks of an effect outside of statecache, not of a commit.
 * `ChangeIdReused` says that the change_id was applied as another change, and that this one was not.
@@ -17,9 +18,12 @@ What a writer may conclude:
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
 from statecache.facts import StateCacheError as StateCacheError
+
+if TYPE_CHECKING:
+    from statecache.model import Position
 
 
 def _unended(text: str) -> str:
@@ -183,6 +187,19 @@ class Forked(StateCacheError):
 
     def __init__(self, key: str, change_id: str) -> None:
         super().__init__(key=key, change_id=change_id)
+
+
+class Lost(StateCacheError):
+    """Change {change_id} of {key!r} is lost: epoch {epoch} began without its position {position}, no tier holds it."""
+
+    hint = "It went with the Redis that acknowledged it. Read the state again, and write anew what should count."
+    key: str
+    change_id: str
+    position: Position | None
+    epoch: int
+
+    def __init__(self, key: str, change_id: str, *, position: Position | None, epoch: int) -> None:
+        super().__init__(key=key, change_id=change_id, position=position, epoch=epoch)
 
 
 class Quarantined(StateCacheError):

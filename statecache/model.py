@@ -221,7 +221,20 @@ class Unsettled(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime
 
 
-Verdict = Literal["applied", "not applied", "forked", "quarantined", "unknown"]
+class LostCommit(msgspec.Struct, frozen=True, kw_only=True):
+    """This is a commit that this client was acknowledged, and that went with the Redis that acknowledged it.
+
+    `key` is the first that it wrote. The epoch `ended_by` of its shard began without `position`; what has been written
+    there since may have the same versions.
+    """
+
+    change_id: str
+    key: str
+    position: Position
+    ended_by: int
+
+
+Verdict = Literal["applied", "not applied", "forked", "quarantined", "lost", "unknown"]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,6 +244,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         not applied   and it never will be, unless somebody repeats the write
         forked        applied, and set aside as a conflict
         quarantined   applied, and refused by Postgres for its data
+        lost          applied at that position, and gone with the Redis that acknowledged it: no tier holds it
         unknown       for the given reason; it may be asked again
 
     Where it is unknown, the same write with the same change_id is safe: it is applied at most once.
@@ -256,7 +270,8 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     `shards` hold acknowledged commits of this client that are not known to be in Postgres; `commits` of them stand in
     Redis, where workers will find them, and `keys` names their first 100 keys. Where that is less than you know of,
     Redis could not be asked, or has lost them in a failover. `under_way` calls were cut off, their commits unsettled;
-    `leases` could not be given back and end by themselves.
+    `leases` could not be given back and end by themselves. `lost` are commits, of the last thousand that this client
+    was acknowledged, that went with the Redis that acknowledged them.
     """
 
     commits: int = 0
@@ -264,11 +279,12 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[int, ...] = ()
     under_way: int = 0
     leases: tuple[str, ...] = ()
+    lost: tuple[LostCommit, ...] = ()
 
     @property
     def nothing(self) -> bool:
         """This says whether all is in Postgres, ended and given back."""
-        return not (self.shards or self.under_way or self.leases)
+        return not (self.shards or self.under_way or self.leases or self.lost)
 
     def __bool__(self) -> bool:
         return not self.nothing
@@ -285,6 +301,8 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"{self.under_way} calls were cut off")
         if self.leases:
             parts.append(f"{len(self.leases)} leases were not given back")
+        if self.lost:
+            parts.append(f"{len(self.lost)} acknowledged commits were lost in a failover")
         return ", ".join(parts)
 
 

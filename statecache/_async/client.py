@@ -13,9 +13,19 @@ from statecache._async.stopping import AsyncUntilTold
 from statecache._async.tiers import Tiers
 from statecache._async.verbs import AsyncVerbs
 from statecache._signals import SIGNALS
-from statecache.clock import boottime
+from statecache.clock import boottime, monotonic
 from statecache.keys import checked_namespace
-from statecache.model import Durability, Encoding, Left, Locking, NearStatistics, Policy, ReadMode, Unsettled
+from statecache.model import (
+    Durability,
+    Encoding,
+    Left,
+    Locking,
+    LostCommit,
+    NearStatistics,
+    Policy,
+    ReadMode,
+    Unsettled,
+)
 from statecache.settings import Settings
 
 if TYPE_CHECKING:
@@ -116,6 +126,13 @@ class AsyncStateCache(AsyncVerbs[Any]):
         A call that was cancelled, or ran out of time, and left nothing here was never sent: it was not applied.
         """
         return self.tier.doubts.all()
+
+    async def lost(self, *, timeout: float | None = None) -> tuple[LostCommit, ...]:
+        """Return the commits that went with the Redis that acknowledged them, of the last thousand of this client.
+
+        It asks Postgres, which keeps how far each lost tail came: `statecache lost` lists them for all clients.
+        """
+        return await self.tier.losses.look(seconds=max(self.end_of(timeout) - monotonic(), 0.001))
 
     @overload
     async def close(self) -> None: ...

@@ -21,6 +21,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from statecache._async.answers import Committed, committed_of, error_of, is_lasting
+from statecache._async.durable import HELD
 from statecache._async.observing import note
 from statecache._async.repeats import Repeats
 from statecache._async.underway import Commit
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from statecache._async.hydrate import Hydrator
     from statecache._async.levels import Levels
     from statecache._async.line import Line
+    from statecache._async.losses import Losses
     from statecache._async.opener import Opener
     from statecache._async.redis import RedisTier
     from statecache.keys import KeySpace
@@ -76,6 +78,7 @@ class Committer(Repeats):
         line: Line,
         doubts: Doubts,
         accounts: Accounts,
+        losses: Losses,
         rng: Random,
     ) -> None:
         super().__init__(
@@ -84,6 +87,7 @@ class Committer(Repeats):
         self._opener = opener
         self._hydrator = hydrator
         self._doubts = doubts
+        self._losses = losses
 
     def new(
         self, writes: list[Write], shard: int, *, durability: str, actor: str, reason: str, end: float,
@@ -117,12 +121,16 @@ class Committer(Repeats):
             if commit.repeat:
                 self._doubts.take_over(commit)
             committed = await self._apply(commit)
-            return committed if commit.durability == "memory" else await self._endured(commit, committed)
+            if commit.durability != "memory":
+                committed = await self._endured(commit, committed)
         except BaseException as error:  # its caller may never learn what became of it
             self._doubts.note(commit, error)
             raise
         finally:
             self._accounts.under_way.discard(commit.change_id)
+        if self._accounts.moved:
+            await self._losses.noticed(end=commit.end)
+        return committed
 
     async def commit_watched(self, commit: Commit, link: AsyncLink, leave: Callable[[], Awaitable[None]]) -> Committed:
         """This does the same, once prepared, in MULTI / EXEC on a connection that watches the commit's states.
@@ -165,11 +173,12 @@ class Committer(Repeats):
     async def _is_durable(self, commit: Commit, position: Position, keys: tuple[str, ...]) -> bool:
         """This waits; the commit was applied, so what hinders the waiting leaves only its end unknown."""
         try:
-            return await self._durable.wait(commit.shard, position, commit.change_id, keys, end=commit.end)
+            ended = await self._durable.wait(commit.shard, position, commit.change_id, keys, end=commit.end)
         except (Forked, Quarantined, OutcomeUnknown):
             raise
         except StateCacheError as error:
             raise OutcomeUnknown(commit.change_id, keys=keys, reason=str(error)) from error
+        return ended == HELD
 
     async def _apply(self, commit: Commit) -> Committed:
         while True:
@@ -220,7 +229,7 @@ class Committer(Repeats):
         verdict = reply[1]
         if verdict in (b"OK", b"DUP", b"MUTE"):
             committed = committed_of(commit.change_id, reply)
-            self._accounts.acknowledge(commit.shard, committed.position)
+            self._accounts.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
             await self._line.wrote(commit, committed)
             self._count_copies(commit, replies)
             return committed

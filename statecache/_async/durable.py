@@ -9,7 +9,8 @@ Postgres may have gone back since it was flushed, and Redis does not know of tha
     in change       durable
     in conflict     Forked
     in quarantine   Quarantined
-    nowhere, and the watermark is past its n   the commit was lost with its Redis; it may be applied again
+    nowhere, and a later epoch began before its n, or the watermark is past it   the commit was lost with its Redis; it
+                    may be applied again
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
     from statecache._async.redis import RedisTier
     from statecache.keys import KeySpace
 
+HELD = 0
+"""Says that Postgres holds a change."""
+NOWHERE = Position(0, 0)
+"""Stands in place of a position that is not known: no epoch ended it."""
 _LOOK_S = 1.0
 _PAGE = 1000
 
@@ -99,8 +104,8 @@ class Durable:
 
     async def wait(
         self, shard: int, position: Position, change_id: str, keys: Sequence[str], *, end: float, ask: bool = False
-    ) -> bool:
-        """Return True when Postgres holds the change, False when it was lost and may be applied again.
+    ) -> int:
+        """Return HELD when Postgres holds the change, or the epoch that went on without it: it may be applied again.
 
         The watermark is believed of a change that was committed just now; with `ask` it is Postgres that says yes.
         Raises Forked or Quarantined, and OutcomeUnknown(change_id) past `end`: that never reads as failure.
@@ -146,20 +151,23 @@ class Durable:
 
     async def _settle(
         self, shard: int, position: Position, change_id: str, keys: Sequence[str], end: float, ask: bool
-    ) -> bool | None:
+    ) -> int | None:
         passed = self._passed(shard, position)
         if passed is False:
             return None
         if passed and not ask:
-            return True
+            return HELD
         try:
-            rows = await self._ask(shard, change_id, max(end - monotonic(), 0.01))
+            rows = await self._ask(shard, change_id, position, max(end - monotonic(), 0.01))
         except PostgresUnavailable:
             return None
         if _taken_in(rows, change_id, keys):
-            return True
-        flushed = next((row.n for row in rows if row.found == "shard"), 0)
-        return False if flushed >= position.n else None
+            return HELD
+        ended = next((row.epoch for row in rows if row.found == "ended"), None)
+        if ended is not None:
+            return ended
+        epoch, flushed = next(((row.epoch, row.n) for row in rows if row.found == "shard"), (0, 0))
+        return epoch if flushed >= position.n else None
 
     async def _look(self, shard: int, seconds: float) -> None:
         """This reads the watermark's copy in Redis, or where Redis is away, makes Postgres be asked."""
@@ -178,9 +186,14 @@ class Durable:
             known = self._marks.get(shard, _Mark(-1, 0, 0))
             self._marks[shard] = _Mark(known.epoch + 1, known.flushed, known.excepted)
 
-    async def _ask(self, shard: int, change_id: str, seconds: float) -> list[Recorded]:
-        asked = {"change_id": change_id, "shard": shard}
+    async def _ask(self, shard: int, change_id: str, position: Position, seconds: float) -> list[Recorded]:
+        asked = {"change_id": change_id, "shard": shard, "epoch": position.epoch, "n": position.n}
         return [Recorded(*row) for row in await self._postgres.fetch("lookup_change", asked, seconds=seconds)]
+
+    async def moved(self, shard: int, change_id: str, key: str, position: Position, *, end: float) -> Position | None:
+        """Return where else the stream holds a change whose position has died: its writer applied it again."""
+        found = await self._in_stream(shard, change_id, [key], end)
+        return found.position if found is not None and found.position != position else None
 
     async def lookup(self, shard: int, change_id: str, keys: Sequence[str], *, end: float) -> Found | None:
         """This finds an applied commit in the stream or in Postgres; None where neither holds it: it was not applied.
@@ -190,7 +203,7 @@ class Durable:
         found = await self._in_stream(shard, change_id, keys, end)
         if found is not None:
             return found
-        rows = await self._ask(shard, change_id, max(end - monotonic(), 0.01))
+        rows = await self._ask(shard, change_id, NOWHERE, max(end - monotonic(), 0.01))
         if not _taken_in(rows, change_id, keys):
             return None
         by_key = {row.key: row for row in rows if row.found == "change"}

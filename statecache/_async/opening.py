@@ -36,6 +36,7 @@ from statecache.epochs import (
     common_point,
     decide,
     head_totals,
+    look_of,
     must_set_aside,
     pages,
     parted_refusal,
@@ -193,7 +194,7 @@ class Attempt:
         if parts[0] == "FOREIGN":
             return Refusal(why=parts[2], redis_key=parts[1])
         try:
-            return _look_of(parts)
+            return look_of(parts)
         except ValueError as error:
             return Refusal(why=str(error), redis_key=self._keys.meta(shard))
 
@@ -378,23 +379,3 @@ class Attempt:
         text = statement("begin_epoch", self._settings.postgres_schema)
         async with async_timeout(self._seconds + _GRACE_S, self._connection):
             return await (await self._connection.execute(text, parameters)).fetchall()
-
-
-def _look_of(parts: Sequence[str]) -> Look:
-    epoch, replid, claimed, claim, until, left, last, n, entries, size, flushed, *pin, server, role = parts
-    last_epoch, _, last_n = last.partition("-")
-    return Look(
-        epoch=int(epoch) if epoch else None,
-        replid=replid,
-        claimed=tuple(claimed.split()),
-        claim=claim,
-        claim_until=until,
-        claim_left_ms=int(left),
-        last=(int(last_epoch), int(last_n)),
-        n=int(n or 0),
-        totals=Totals(int(entries), int(size)) if entries and size else None,
-        flushed=int(flushed or 0),
-        pin=Pin(*pin),
-        server=server,
-        role=role,
-    )

@@ -132,7 +132,7 @@ class Repeats(Together):
             if not replies:
                 return None
         committed = Committed(commit.change_id, found.position, found.at, found.versions, found.parents)
-        self._accounts.acknowledge(commit.shard, committed.position)
+        self._accounts.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
         await self._line.wrote(commit, committed)
         self._count_copies(commit, replies)
         return committed

@@ -24,6 +24,7 @@ import msgspec
 
 from statecache import steps
 from statecache._async.commits import new_change_id
+from statecache._async.durable import HELD
 from statecache._async.observing import note
 from statecache._async.step_records import Held, held_step, record_write
 from statecache._bridge import async_called, async_finished, async_sleep
@@ -164,7 +165,8 @@ class AsyncStepCall:
         if self._terms.durability != "postgres" or held.record is None:
             return True
         position = Position.parse(held.record.position) or Position(0, 0)
-        return await self._tier.durable.wait(self._shard, position, held.change_id, [self._record_key], end=end)
+        durable = self._tier.durable
+        return await durable.wait(self._shard, position, held.change_id, [self._record_key], end=end) == HELD
 
     async def _wait(self, end: float) -> None:
         """This lets whoever runs the step go on for a while."""

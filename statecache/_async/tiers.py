@@ -19,6 +19,7 @@ from statecache._async.leases import Leases
 from statecache._async.levels import Levels
 from statecache._async.line import Line
 from statecache._async.listing import Listing
+from statecache._async.losses import Losses
 from statecache._async.opener import Opener
 from statecache._async.postgres import PostgresTier
 from statecache._async.reading import Reader
@@ -81,9 +82,11 @@ class Tiers:
         self.claims = Claims(settings, self.keys, self.redis, self.opener, self.events)
         self.levels = Levels(settings)
         self.doubts = Doubts()
+        self.losses = Losses(settings, self.postgres, self.accounts)
         self.inquiry = Inquiry(
-            settings, self.keys, self.redis, postgres=self.postgres, opener=self.opener, doubts=self.doubts
-        )
+            settings, self.keys, self.redis, postgres=self.postgres, opener=self.opener, doubts=self.doubts,
+            accounts=self.accounts,
+        )  # fmt: skip
         self.committer = Committer(
             settings,
             self.keys,
@@ -95,6 +98,7 @@ class Tiers:
             line=self.line,
             doubts=self.doubts,
             accounts=self.accounts,
+            losses=self.losses,
             rng=rng,
         )
         finalize(self, _let_go, self.line, self.events, redis.pool, self.postgres.pool).atexit = False

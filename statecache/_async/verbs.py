@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from statecache._async.accounts import Acknowledged
 from statecache._async.asking import AsyncAsks
+from statecache._async.durable import NOWHERE
 from statecache._async.locks import AsyncLocks
 from statecache._async.observing import note, observe
 from statecache._async.scope import checked_text
@@ -13,8 +15,8 @@ from statecache._async.stepping import AsyncStepping
 from statecache._async.transaction import AsyncTransaction
 from statecache._bridge import async_called, async_sleep
 from statecache.clock import monotonic
-from statecache.errors import OutcomeUnknown, VersionConflict
-from statecache.model import Durability, Policy, Position, State
+from statecache.errors import Lost, VersionConflict
+from statecache.model import Durability, Policy, State
 
 if TYPE_CHECKING:
     from statecache._async.tiers import Tiers
@@ -82,13 +84,17 @@ class AsyncVerbs(AsyncStepping[D], AsyncLocks[D], AsyncAsks[D], Generic[D]):
     async def wait_durable(self, state: State[V], *, timeout: float | None = None) -> State[V]:
         """This returns when Postgres holds the state's change in the current lineage.
 
-        Raises Forked or Quarantined where it never will, and OutcomeUnknown(change_id) when the time is up.
+        Raises Forked, Quarantined or Lost where it never will, and OutcomeUnknown(change_id) when the time is up.
         """
         end, shard = self.end_of(timeout), self.tier.keys.shard(state.key)
         self.tier.levels.check("postgres")
         await self.tier.durable.watch(shard, end=end)
-        position = state.position or Position(0, 0)
-        if not await self.tier.durable.wait(shard, position, state.change_id, [state.key], end=end, ask=True):
-            reason = "it was lost with the Redis that acknowledged it: neither tier holds it"
-            raise OutcomeUnknown(state.change_id, keys=(state.key,), reason=reason)
+        durable, position = self.tier.durable, state.position or NOWHERE
+        while ended := await durable.wait(shard, position, state.change_id, [state.key], end=end, ask=True):
+            again = await durable.moved(shard, state.change_id, state.key, position, end=end)
+            if again is None:
+                died = Acknowledged(shard, *position, state.change_id, state.key)
+                await self.tier.losses.met(died, seconds=max(end - monotonic(), 0.001))
+                raise Lost(state.key, state.change_id, position=state.position, epoch=ended)
+            position = again
         return state

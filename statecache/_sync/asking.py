@@ -9,7 +9,8 @@ will be the lineage.
 
     Postgres   change        applied, durable        stream   there          applied
                conflict      forked                           nowhere        not applied, and never will be:
-               quarantine    quarantined                                     once no attempt can be executed any more
+               quarantine    quarantined                                     once no attempt can be executed any more;
+                                                                             lost, if its position is known and died
 
 Whether an attempt may still be executed knows only the client that sent it (see `doubts`); to others what is nowhere
 is unknown.
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from statecache._bridge import sleep
-from statecache._sync.durable import found_in
+from statecache._sync.durable import NOWHERE, found_in
 from statecache._sync.redis import refusal
 from statecache._sync.scope import Scope, checked_change_id
 from statecache.clock import monotonic
@@ -32,6 +33,7 @@ from statecache.keys import checked_key
 from statecache.model import Outcome, Position, Verdict
 
 if TYPE_CHECKING:
+    from statecache._sync.accounts import Accounts
     from statecache._sync.doubts import Doubt, Doubts
     from statecache._sync.opener import Opener
     from statecache._sync.postgres import PostgresTier
@@ -66,7 +68,7 @@ class Inquiry:
 
     def __init__(
         self, settings: Settings, keys: KeySpace, redis: RedisTier, *, postgres: PostgresTier, opener: Opener,
-        doubts: Doubts,
+        doubts: Doubts, accounts: Accounts,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._keys = keys
@@ -74,9 +76,11 @@ class Inquiry:
         self._postgres = postgres
         self._opener = opener
         self._doubts = doubts
+        self._accounts = accounts
 
-    def outcome(self, change_id: str, key: str, *, end: float) -> Outcome:
-        """This asks until there is a final answer, none can be expected, or the time is up."""
+    def outcome(self, change_id: str, key: str, *, position: Position | None, end: float) -> Outcome:
+        """Ask until there is a final answer, none can be expected, or the time is up."""
+        position = position or self._accounts.position_of(change_id)
         doubt = self._doubts.get(change_id)
         if doubt is not None and key not in doubt.unsettled.keys:
             raise UsageError(f"change {change_id} wrote {doubt.unsettled.keys[0]!r} and not {key!r}")
@@ -85,7 +89,7 @@ class Inquiry:
             doubt = self._doubts.get(change_id)
             over = doubt is not None and doubt.until < now  # asked before looking: what comes later is refused
             try:
-                found = self._look(change_id, key, end)
+                found = self._look(change_id, key, position or NOWHERE, end)
                 reason = _reason(doubt) if found is not None else _MOVING
             except Unavailable as error:
                 found, reason = None, error.problem
@@ -100,13 +104,14 @@ class Inquiry:
             pause = min(pause * 2, 0.25)
         return Outcome(change_id=change_id, key=key, verdict="unknown", reason=reason)
 
-    def _look(self, change_id: str, key: str, end: float) -> Outcome | None:
-        """This looks once: unknown where the change is nowhere, None where what was seen does not count."""
+    def _look(self, change_id: str, key: str, position: Position, end: float) -> Outcome | None:
+        """Look once: unknown where the change is nowhere, None where what was seen does not count."""
         shard = self._keys.shard(key)
         told = self._in_stream(shard, change_id, key, end)
         seconds = max(end - monotonic(), 0.001)
-        rows = self._postgres.fetch("lookup_change", {"change_id": change_id, "shard": shard}, seconds=seconds)
-        found = _judged(change_id, key, told, rows)
+        asked = {"change_id": change_id, "shard": shard, "epoch": position.epoch, "n": position.n}
+        rows = self._postgres.fetch("lookup_change", asked, seconds=seconds)
+        found = _judged(change_id, key, position, told, rows)
         if found is None:
             self._opener.open(shard, end=end)
         return found
@@ -160,9 +165,11 @@ def _remembered(change_id: bytes, recent: bytes | None, version: bytes | None) -
     return None
 
 
-def _judged(change_id: str, key: str, told: Told, rows: Sequence[tuple[Any, ...]]) -> Outcome | None:
-    """This decides: what Postgres holds counts in any case, what only the stream says where it is the right one."""
-    mine = {row[0]: row for row in rows if row[1] == key or row[0] == "shard"}
+def _judged(
+    change_id: str, key: str, position: Position, told: Told, rows: Sequence[tuple[Any, ...]]
+) -> Outcome | None:
+    """Decide: what Postgres holds counts in any case, what only the stream says where it is the right one."""
+    mine = {row[0]: row for row in rows if row[1] == key or row[0] in ("shard", "ended")}
     if "change" in mine:
         _, _, version, _, epoch, n, *_ = mine["change"]
         place = Position(epoch, n)
@@ -182,6 +189,10 @@ def _judged(change_id: str, key: str, told: Told, rows: Sequence[tuple[Any, ...]
         return Outcome(
             change_id=change_id, key=key, verdict="applied", version=told.version, position=told.position
         )  # fmt: skip
+    if "ended" in mine:
+        epoch, start = mine["ended"][4:6]
+        reason = f"epoch {epoch} began at {start}, before its position {position}, and no tier holds it"
+        return Outcome(change_id=change_id, key=key, verdict="lost", position=position, reason=reason)
     return Outcome(change_id=change_id, key=key, verdict="unknown")
 
 
@@ -192,12 +203,15 @@ def _reason(doubt: Doubt | None) -> str:
 class Asks(Scope[D], Generic[D]):
     """This is the verb that asks what became of a change."""
 
-    def outcome(self, change_id: str, name: str, *, timeout: float | None = None) -> Outcome:
+    def outcome(
+        self, change_id: str, name: str, *, position: Position | None = None, timeout: float | None = None
+    ) -> Outcome:
         """This says what became of a change whose outcome was never learnt; `name` is any of the keys it wrote.
 
         The change_id is that of an `OutcomeUnknown`, or of one of `unsettled()` after a call was cancelled. That a
         change is not applied, and never will be, is said only to the client that sent it, once none of its attempts
-        can be executed any more: within the timeout of that write, which is waited for here.
+        can be executed any more: within the timeout of that write, which is waited for here. That it was applied and is
+        lost is said where its `position` is known: given here, or among the last thousand of this client.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
-        return self.tier.inquiry.outcome(checked_change_id(change_id), key, end=end)
+        return self.tier.inquiry.outcome(checked_change_id(change_id), key, position=position, end=end)

@@ -15,9 +15,19 @@ from statecache._sync.scope import checked_policy
 from statecache._sync.stopping import UntilTold
 from statecache._sync.tiers import Tiers
 from statecache._sync.verbs import Verbs
-from statecache.clock import boottime
+from statecache.clock import boottime, monotonic
 from statecache.keys import checked_namespace
-from statecache.model import Durability, Encoding, Left, Locking, NearStatistics, Policy, ReadMode, Unsettled
+from statecache.model import (
+    Durability,
+    Encoding,
+    Left,
+    Locking,
+    LostCommit,
+    NearStatistics,
+    Policy,
+    ReadMode,
+    Unsettled,
+)
 from statecache.settings import Settings
 
 if TYPE_CHECKING:
@@ -118,6 +128,13 @@ class StateCache(Verbs[Any]):
         A call that was cancelled, or ran out of time, and left nothing here was never sent: it was not applied.
         """
         return self.tier.doubts.all()
+
+    def lost(self, *, timeout: float | None = None) -> tuple[LostCommit, ...]:
+        """Return the commits that went with the Redis that acknowledged them, of the last thousand of this client.
+
+        It asks Postgres, which keeps how far each lost tail came: `statecache lost` lists them for all clients.
+        """
+        return self.tier.losses.look(seconds=max(self.end_of(timeout) - monotonic(), 0.001))
 
     @overload
     def close(self) -> None: ...

@@ -23,6 +23,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from statecache._sync.answers import Committed, committed_of, error_of, is_lasting
+from statecache._sync.durable import HELD
 from statecache._sync.observing import note
 from statecache._sync.repeats import Repeats
 from statecache._sync.underway import Commit
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from statecache._sync.hydrate import Hydrator
     from statecache._sync.levels import Levels
     from statecache._sync.line import Line
+    from statecache._sync.losses import Losses
     from statecache._sync.opener import Opener
     from statecache._sync.redis import RedisTier
     from statecache.keys import KeySpace
@@ -78,6 +80,7 @@ class Committer(Repeats):
         line: Line,
         doubts: Doubts,
         accounts: Accounts,
+        losses: Losses,
         rng: Random,
     ) -> None:
         super().__init__(
@@ -86,6 +89,7 @@ class Committer(Repeats):
         self._opener = opener
         self._hydrator = hydrator
         self._doubts = doubts
+        self._losses = losses
 
     def new(
         self, writes: list[Write], shard: int, *, durability: str, actor: str, reason: str, end: float,
@@ -119,12 +123,16 @@ class Committer(Repeats):
             if commit.repeat:
                 self._doubts.take_over(commit)
             committed = self._apply(commit)
-            return committed if commit.durability == "memory" else self._endured(commit, committed)
+            if commit.durability != "memory":
+                committed = self._endured(commit, committed)
         except BaseException as error:  # its caller may never learn what became of it
             self._doubts.note(commit, error)
             raise
         finally:
             self._accounts.under_way.discard(commit.change_id)
+        if self._accounts.moved:
+            self._losses.noticed(end=commit.end)
+        return committed
 
     def commit_watched(self, commit: Commit, link: Link, leave: Callable[[], None]) -> Committed:
         """This does the same, once prepared, in MULTI / EXEC on a connection that watches the commit's states.
@@ -167,11 +175,12 @@ class Committer(Repeats):
     def _is_durable(self, commit: Commit, position: Position, keys: tuple[str, ...]) -> bool:
         """This waits; the commit was applied, so what hinders the waiting leaves only its end unknown."""
         try:
-            return self._durable.wait(commit.shard, position, commit.change_id, keys, end=commit.end)
+            ended = self._durable.wait(commit.shard, position, commit.change_id, keys, end=commit.end)
         except (Forked, Quarantined, OutcomeUnknown):
             raise
         except StateCacheError as error:
             raise OutcomeUnknown(commit.change_id, keys=keys, reason=str(error)) from error
+        return ended == HELD
 
     def _apply(self, commit: Commit) -> Committed:
         while True:
@@ -222,7 +231,7 @@ class Committer(Repeats):
         verdict = reply[1]
         if verdict in (b"OK", b"DUP", b"MUTE"):
             committed = committed_of(commit.change_id, reply)
-            self._accounts.acknowledge(commit.shard, committed.position)
+            self._accounts.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
             self._line.wrote(commit, committed)
             self._count_copies(commit, replies)
             return committed

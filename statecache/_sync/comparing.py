@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.entries import INTEGER_MAX, salvaged
 from statecache.epochs import Look, parting
@@ -14,6 +14,18 @@ if TYPE_CHECKING:
     from statecache._sync.connect import Link
 
 _PAGE = 100
+
+
+class _Entry(NamedTuple):
+    epoch: int
+    n: int
+    change_id: str
+
+    @classmethod
+    def of(cls, entry_id: bytes, fields: Sequence[bytes]) -> _Entry:
+        epoch, _, n = entry_id.partition(b"-")
+        return cls(int(epoch), int(n), salvaged(fields)[0])
+
 
 Fetch = Callable[[str, dict[str, Any]], Sequence[tuple[Any, ...]]]
 """Runs a named statement."""
@@ -33,22 +45,16 @@ def parted(
         (reply,) = link.run([("XREVRANGE", changes, end, b"-", "COUNT", _PAGE)], seconds=seconds)
         if isinstance(reply, Exception):
             raise reply
-        found = [_identity(entry_id, fields) for entry_id, fields in reply]
-        asked = [one for one in found if after < one[1] <= upto]
+        found = [_Entry.of(entry_id, fields) for entry_id, fields in reply]
+        asked = [one for one in found if after < one.n <= upto]
         known = {n for (n,) in fetch("entries_known", _columns(shard, asked))} if asked else set()
-        here = parting([n for _, n, _ in asked], known)
+        here = parting([one.n for one in asked], known)
         lowest = here if here is not None else lowest
-        if len(reply) < _PAGE or found[-1][1] <= after:
+        if len(reply) < _PAGE or found[-1].n <= after:
             return lowest
         end = b"(" + reply[-1][0]
 
 
-def _identity(entry_id: bytes, fields: Sequence[bytes]) -> tuple[int, int, str]:
-    """Return an entry's epoch, n and change_id."""
-    epoch, _, n = entry_id.partition(b"-")
-    return int(epoch), int(n), salvaged(fields)[0]
-
-
-def _columns(shard: int, entries: Sequence[tuple[int, int, str]]) -> dict[str, Any]:
+def _columns(shard: int, entries: Sequence[_Entry]) -> dict[str, Any]:
     epochs, ns, change_ids = (list(column) for column in zip(*entries, strict=True))
     return {"shard": shard, "epochs": [min(epoch, INTEGER_MAX) for epoch in epochs], "ns": ns, "change_ids": change_ids}

@@ -26,7 +26,7 @@ from statecache._sync.redis import refusal
 from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set
 from statecache.errors import StateCacheError, Unavailable, UsageError
-from statecache.model import Left
+from statecache.model import Left, LostCommit
 
 if TYPE_CHECKING:
     from statecache._sync.accounts import Tail
@@ -43,12 +43,16 @@ _logger = logging.getLogger("statecache")
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """This is how far Postgres is with one tail: its shard's epoch and watermark, and whether it holds the tail."""
+    """This is how far Postgres is with one tail: its shard's epoch and watermark, and whether it holds the tail.
+
+    `ended` says that a later epoch began before it.
+    """
 
     tail: Tail
     epoch: int
     flushed: int
     held: bool
+    ended: bool = False
 
     @property
     def settled(self) -> bool:
@@ -57,8 +61,9 @@ class Standing(msgspec.Struct, frozen=True):
 
     @property
     def lost(self) -> bool:
-        """This says whether waiting is of no use: a later epoch has gone past a position that is nowhere."""
-        return not self.settled and self.epoch > self.tail[1] and self.flushed >= self.tail[2]
+        """Say whether waiting is of no use: a later epoch began before a position that is nowhere, or has passed it."""
+        passed = self.epoch > self.tail[1] and self.flushed >= self.tail[2]
+        return not self.settled and (self.ended or passed)
 
 
 def checked_drain(seconds: float) -> float:
@@ -80,7 +85,8 @@ def leave(tier: Tiers, seconds: float) -> Left:
     behind = [one for one in standings if not one.settled]
     commits, keys = _told(tier, [one for one in behind if not one.lost], end + _LATE_S)
     shards = tuple(sorted({one.tail[0] for one in behind}))
-    left = Left(commits=commits, keys=keys, shards=shards, under_way=under_way, leases=leases)
+    lost = _lost(tier, end + _LATE_S) if any(one.lost for one in standings) else ()
+    left = Left(commits=commits, keys=keys, shards=shards, under_way=under_way, leases=leases, lost=lost)
     _log(left, monotonic() - begun)
     return left
 
@@ -118,6 +124,15 @@ def _ask(tier: Tiers, tails: Sequence[Tail], seconds: float) -> list[Standing]:
     rows = tier.postgres.fetch("standing", {"shards": shards, "epochs": epochs, "ns": ns}, seconds=seconds)
     known = {(row[0], row[1], row[2]): Standing((row[0], row[1], row[2]), *row[3:]) for row in rows}
     return [known.get(tail, Standing(tail, -1, 0, held=False)) for tail in tails]
+
+
+def _lost(tier: Tiers, end: float) -> tuple[LostCommit, ...]:
+    """Name the commits of this client that went with their Redis, as far as that can be found out in time."""
+    try:
+        return tier.losses.look(seconds=max(end - monotonic(), 0.01))
+    except StateCacheError as error:
+        _logger.debug("what was lost cannot be told: %s", error)
+        return ()
 
 
 def _told(tier: Tiers, behind: Sequence[Standing], end: float) -> tuple[int, tuple[str, ...]]:

@@ -27,6 +27,7 @@ import msgspec
 from statecache import steps
 from statecache._bridge import called, finished, sleep
 from statecache._sync.commits import new_change_id
+from statecache._sync.durable import HELD
 from statecache._sync.observing import note
 from statecache._sync.step_records import Held, held_step, record_write
 from statecache.clock import monotonic, wall
@@ -166,7 +167,8 @@ class StepCall:
         if self._terms.durability != "postgres" or held.record is None:
             return True
         position = Position.parse(held.record.position) or Position(0, 0)
-        return self._tier.durable.wait(self._shard, position, held.change_id, [self._record_key], end=end)
+        durable = self._tier.durable
+        return durable.wait(self._shard, position, held.change_id, [self._record_key], end=end) == HELD
 
     def _wait(self, end: float) -> None:
         """This lets whoever runs the step go on for a while."""

@@ -22,6 +22,7 @@ from statecache._sync.leases import Leases
 from statecache._sync.levels import Levels
 from statecache._sync.line import Line
 from statecache._sync.listing import Listing
+from statecache._sync.losses import Losses
 from statecache._sync.opener import Opener
 from statecache._sync.postgres import PostgresTier
 from statecache._sync.reading import Reader
@@ -83,9 +84,11 @@ class Tiers:
         self.claims = Claims(settings, self.keys, self.redis, self.opener, self.events)
         self.levels = Levels(settings)
         self.doubts = Doubts()
+        self.losses = Losses(settings, self.postgres, self.accounts)
         self.inquiry = Inquiry(
-            settings, self.keys, self.redis, postgres=self.postgres, opener=self.opener, doubts=self.doubts
-        )
+            settings, self.keys, self.redis, postgres=self.postgres, opener=self.opener, doubts=self.doubts,
+            accounts=self.accounts,
+        )  # fmt: skip
         self.committer = Committer(
             settings,
             self.keys,
@@ -97,6 +100,7 @@ class Tiers:
             line=self.line,
             doubts=self.doubts,
             accounts=self.accounts,
+            losses=self.losses,
             rng=rng,
         )
         finalize(self, _let_go, self.line, self.events, redis.pool, self.postgres.pool).atexit = False

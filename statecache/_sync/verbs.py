@@ -8,15 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statecache._bridge import called, sleep
+from statecache._sync.accounts import Acknowledged
 from statecache._sync.asking import Asks
+from statecache._sync.durable import NOWHERE
 from statecache._sync.locks import Locks
 from statecache._sync.observing import note, observe
 from statecache._sync.scope import checked_text
 from statecache._sync.stepping import Stepping
 from statecache._sync.transaction import Transaction
 from statecache.clock import monotonic
-from statecache.errors import OutcomeUnknown, VersionConflict
-from statecache.model import Durability, Policy, Position, State
+from statecache.errors import Lost, VersionConflict
+from statecache.model import Durability, Policy, State
 
 if TYPE_CHECKING:
     from statecache._sync.tiers import Tiers
@@ -84,13 +86,17 @@ class Verbs(Stepping[D], Locks[D], Asks[D], Generic[D]):
     def wait_durable(self, state: State[V], *, timeout: float | None = None) -> State[V]:
         """This returns when Postgres holds the state's change in the current lineage.
 
-        Raises Forked or Quarantined where it never will, and OutcomeUnknown(change_id) when the time is up.
+        Raises Forked, Quarantined or Lost where it never will, and OutcomeUnknown(change_id) when the time is up.
         """
         end, shard = self.end_of(timeout), self.tier.keys.shard(state.key)
         self.tier.levels.check("postgres")
         self.tier.durable.watch(shard, end=end)
-        position = state.position or Position(0, 0)
-        if not self.tier.durable.wait(shard, position, state.change_id, [state.key], end=end, ask=True):
-            reason = "it was lost with the Redis that acknowledged it: neither tier holds it"
-            raise OutcomeUnknown(state.change_id, keys=(state.key,), reason=reason)
+        durable, position = self.tier.durable, state.position or NOWHERE
+        while ended := durable.wait(shard, position, state.change_id, [state.key], end=end, ask=True):
+            again = durable.moved(shard, state.change_id, state.key, position, end=end)
+            if again is None:
+                died = Acknowledged(shard, *position, state.change_id, state.key)
+                self.tier.losses.met(died, seconds=max(end - monotonic(), 0.001))
+                raise Lost(state.key, state.change_id, position=state.position, epoch=ended)
+            position = again
         return state

@@ -148,7 +148,7 @@ async def fate_of(cache: AsyncStateCache, record: Record) -> Fate:
         return Fate(durable=True)
     try:
         rows = await cache.tier.postgres.fetch(
-            "lookup_change", {"change_id": record.change_id, "shard": shard}, seconds=seconds
+            "lookup_change", {"change_id": record.change_id, "shard": shard, "epoch": 0, "n": 0}, seconds=seconds
         )
     except PostgresUnavailable:
         return Fate(durable=None)

@@ -29,6 +29,7 @@ SETTINGS = (
 OF_AGENTS = dict.fromkeys(("state", "change", "conflict", "quarantine", "shard", "epoch", "cluster"), ("SELECT",))
 OF_WORKERS = {
     "state": ("SELECT", "INSERT", "UPDATE"), "change": ("SELECT", "INSERT"), "conflict": ("SELECT", "INSERT"),
+    "lost": ("INSERT",),
     "quarantine": ("SELECT", "INSERT"), "shard": ("SELECT", "UPDATE"), "epoch": ("SELECT",), "cluster": ("SELECT",),
     "worker": ("SELECT", "INSERT", "UPDATE", "DELETE"), "lock_token": ("SELECT", "INSERT", "UPDATE"),
 }  # fmt: skip
@@ -48,6 +49,7 @@ class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True):
     tables: Mapping[str, Mapping[str, bool]]
     may_use: bool | None
     begin_epoch: bool | None
+    report_lost: bool | None
     applied: Sequence[int] | None
     cluster: Sequence[Any] | None
     ahead_s: float
@@ -97,6 +99,7 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
         tables=tables,
         may_use=rights["usage"],
         begin_epoch=rights["begin_epoch"],
+        report_lost=rights["report_lost"],
         applied=applied,
         cluster=cluster,
         ahead_s=float(server["now"]) - middle.timestamp(),
@@ -237,6 +240,10 @@ def _rights(facts: PostgresFacts, *, worker: bool) -> Iterator[Finding]:
         yield error("postgres", f"the role {facts.role} may not run begin_epoch",
                     "after a failover of Redis it can open no gate",
                     f"GRANT EXECUTE ON FUNCTION begin_epoch TO {facts.role}")  # fmt: skip
+    if facts.report_lost is False:
+        yield warning("postgres", f"the role {facts.role} may not run report_lost",
+                      "after a failover of Redis it cannot record what was lost",
+                      f"GRANT EXECUTE ON FUNCTION report_lost TO {facts.role}")  # fmt: skip
     if lacking := _lacking(facts.tables, OF_WORKERS):
         what = f"the role {facts.role} lacks {lacking}"
         if worker:

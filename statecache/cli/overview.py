@@ -43,13 +43,16 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: int | None
     conflicts: int | None
     new_conflicts: int | None
+    lost: int | None
+    new_lost: int | None
 
 
 def status(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None, as_json: AsJson = False) -> int:
     """Show how a deployment stands: servers, shards, lag, workers, epochs, and what was set aside.
 
-    Exit status 1 when a person should look: something is in quarantine, changes were set aside as conflicts within the
-    last 24 hours, a shard has no worker, a gate is closed, or a shard's backlog has used more than 80 % of its limit.
+    Exit status 1 when a person should look: something is in quarantine, changes were set aside as conflicts or lost
+    within the last 24 hours, a shard has no worker, a gate is closed, or a shard's backlog has used more than 80 % of
+    its limit.
     Exit status 4 when a server does not answer; what the other one says is shown all the same.
 
     \b
@@ -106,6 +109,8 @@ def overview_of(settings: Settings, sample: Sample, history: dict[str, Any]) -> 
         quarantined=sample.quarantined,
         conflicts=history.get("conflicts", sample.conflicts),
         new_conflicts=history.get("new_conflicts"),
+        lost=history.get("lost"),
+        new_lost=history.get("new_lost"),
     )
     return msgspec.structs.replace(found, attention=_attention(found, shards))
 
@@ -180,6 +185,9 @@ def _attention(found: Overview, shards: Sequence[Shard]) -> list[str]:
     if found.new_conflicts:
         changes, were = counted(found.new_conflicts, "change"), _be(found.new_conflicts, "was", "were")
         reasons.append(f"{changes} {were} set aside in `conflict` within {NEW_CONFLICT}")
+    if found.new_lost:
+        positions, were = counted(found.new_lost, "position"), _be(found.new_lost, "was", "were")
+        reasons.append(f"{positions} {were} lost within {NEW_CONFLICT}: `statecache lost`")
     return reasons
 
 
@@ -253,11 +261,12 @@ def backlog_text(backlog: dict[str, Any]) -> str:
 
 
 def aside_text(found: Overview) -> str:
-    """This tells what is in quarantine and in conflict."""
+    """Tell what is in quarantine and in conflict, and what is lost."""
     if found.quarantined is None:
         return "not known"
     new = f", {found.new_conflicts} of them new" if found.new_conflicts else ""
-    return f"{found.quarantined} in quarantine, {found.conflicts} in conflict{new}"
+    lost = f", {counted(found.lost, 'position')} lost" if found.lost else ""
+    return f"{found.quarantined} in quarantine, {found.conflicts} in conflict{new}{lost}"
 
 
 def _seconds(seconds: float | None) -> str:

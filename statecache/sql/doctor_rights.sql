@@ -10,4 +10,7 @@ SELECT jsonb_build_object(
                WHERE n.nspname = %(schema)s AND c.relkind = 'r'),
     'begin_epoch', (SELECT bool_and(has_function_privilege(p.oid, 'EXECUTE'))
                     FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-                    WHERE n.nspname = %(schema)s AND p.proname = 'begin_epoch'))
+                    WHERE n.nspname = %(schema)s AND p.proname = 'begin_epoch'),
+    'report_lost', (SELECT bool_and(has_function_privilege(p.oid, 'EXECUTE'))
+                    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+                    WHERE n.nspname = %(schema)s AND p.proname = 'report_lost'))

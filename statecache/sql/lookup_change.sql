@@ -1,4 +1,5 @@
--- This says what became of a change: where it stands, and how far its shard is flushed.
+-- This says what became of a change: where it stands, how far its shard is flushed, and which epoch ended the position
+-- that its writer was told, if one began before it.
 SELECT 'change' AS found, key, version, parent_change_id, epoch, n, op, at, sha256(value) AS digest FROM {schema}.change
 WHERE change_id = %(change_id)s
 UNION ALL
@@ -9,3 +10,6 @@ SELECT 'quarantine', unnest(keys), 0, '', epoch, n, '', recorded_at, NULL FROM {
 WHERE change_id = %(change_id)s
 UNION ALL
 SELECT 'shard', '', 0, '', epoch, flushed, '', now(), NULL FROM {schema}.shard WHERE shard = %(shard)s
+UNION ALL
+(SELECT 'ended', '', 0, '', epoch, start_n, '', opened_at, NULL FROM {schema}.epoch
+ WHERE shard = %(shard)s AND epoch > %(epoch)s AND start_n < %(n)s ORDER BY epoch LIMIT 1)

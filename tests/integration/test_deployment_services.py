@@ -26,10 +26,11 @@ from tests.deployment_world import Deployment, servers
 
 WAIT_S = 60.0
 BUILD_S = 120.0
-TABLES = ("change", "cluster", "conflict", "epoch", "lock_token", "migration", "quarantine", "shard", "state",
+TABLES = ("change", "cluster", "conflict", "epoch", "lock_token", "lost", "migration", "quarantine", "shard", "state",
           "worker")  # fmt: skip
 WORKER_MAY = {
-    ("change", "INSERT"), ("conflict", "INSERT"), ("quarantine", "INSERT"), ("state", "INSERT"), ("worker", "INSERT"),
+    ("change", "INSERT"), ("conflict", "INSERT"), ("lost", "INSERT"), ("quarantine", "INSERT"), ("state", "INSERT"),
+    ("worker", "INSERT"),
     ("worker", "DELETE"), ("lock_token", "INSERT"), ("lock_token", "UPDATE epoch"), ("lock_token", "UPDATE count"),
     *(("shard", f"UPDATE {column}") for column in
       ("flushed", "entries", "bytes", "excepted", "flushed_at", "owner", "lease_until")),
@@ -124,16 +125,17 @@ def _rights(deployment: Deployment) -> set[tuple[str, str, str]]:
 
 def test_only_workers_write_and_only_what_they_must(deployment: Deployment) -> None:
     assert _rights(deployment) == {("worker", *right) for right in WORKER_MAY}
-    may_begin = deployment.sql(
-        "SELECT rolname, has_function_privilege(rolname, p.oid, 'EXECUTE') FROM pg_roles, pg_proc p"
-        " WHERE rolname LIKE 'statecache%' AND p.proname = 'begin_epoch' ORDER BY rolname"
-    )
-    assert may_begin == [
-        ("statecache_agent", True),
-        ("statecache_inspector", False),
-        ("statecache_migrate", True),
-        ("statecache_worker", True),
-    ]
+    for function in ("begin_epoch", "report_lost"):
+        may_run = deployment.sql(
+            "SELECT rolname, has_function_privilege(rolname, p.oid, 'EXECUTE') FROM pg_roles, pg_proc p"
+            f" WHERE rolname LIKE 'statecache%' AND p.proname = '{function}' ORDER BY rolname"
+        )
+        assert may_run == [
+            ("statecache_agent", True),
+            ("statecache_inspector", False),
+            ("statecache_migrate", True),
+            ("statecache_worker", True),
+        ]
 
 
 @pytest.mark.parametrize("user", ["agent", "inspector", "worker"])

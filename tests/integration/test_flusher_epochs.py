@@ -92,6 +92,46 @@ async def test_what_postgres_forgot_is_not_called_durable_until_it_holds_it_agai
     assert rows(psql, "SELECT epoch, start_n FROM epoch WHERE shard = 0 ORDER BY epoch") == [(1, 0), (2, 4)]
 
 
+async def test_how_far_a_lost_tail_had_come_is_recorded_by_the_worker_that_saw_it(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
+) -> None:
+    """Its last look at the old data set is all that anybody may know of it."""
+    await flush(worker)
+    key = agents.key_on(0)
+    agents.commit((key, "kept"))
+    await flush(worker)
+    meta = redis_raw.hgetall(keys.meta(0))
+    for value in ("lost", "lost too"):
+        agents.commit((key, value))
+    await worker.look()
+    redis_raw.delete(keys.changes(0), keys.state(key))
+    redis_raw.zrem(keys.unflushed(0), key)
+    redis_raw.hset(keys.meta(0), mapping=meta)
+    _restart(psql, redis_raw, keys)
+    await flush(worker)
+    assert log.of("lost_tail") == [{"alarm": True, "shard": 0, "epoch": 2, "first": 2, "last": 3}]
+    assert rows(psql, "SELECT epoch, first_n, last_n, cause, positions, keys, reported_by FROM lost") == [
+        (2, 2, 3, "tail", 2, [], worker.id)
+    ]
+    agents.commit(agents.key_on(0, "jobs"))
+    await flush(worker)
+    assert rows(psql, "SELECT epoch, n FROM change ORDER BY n") == [(1, 1), (2, 2)], "n was issued again"
+
+
+async def test_a_worker_that_may_not_record_what_was_lost_goes_on(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
+) -> None:
+    await flush(worker)
+    psql.execute("DROP FUNCTION report_lost")
+    agents.commit(agents.key_on(0))
+    await flush(worker)
+    _restart(psql, redis_raw, keys)
+    agents.commit(agents.key_on(1))
+    await flush(worker)
+    assert log.of("lost_tail_not_told")[0]["shards"] == [0]
+    assert rows(psql, "SELECT count(*) FROM change") == [(2,)]
+
+
 def _went_back(psql: Psql, flushed: int) -> None:
     """Make Postgres what it was when shard 0 was flushed up to there, at one byte a change."""
     psql.execute("DELETE FROM change WHERE shard = 0 AND n > %s", (flushed,))

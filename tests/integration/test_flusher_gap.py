@@ -150,6 +150,9 @@ async def test_what_cannot_be_repaired_is_named(
     (line,) = log.of("gap")
     assert (line["repaired"], line["lost"], line["keys"]) == (1, 1, [gone])
     assert flushed(psql)[0] == 2
+    assert rows(psql, "SELECT shard, epoch, first_n, last_n, cause, positions, keys, reported_by FROM lost") == [
+        (0, 1, 1, 2, "gap", 1, [gone], worker.id)
+    ]
 
 
 @pytest.mark.parametrize("limit", [{"flush_batch_max": 10}, {"flush_bytes_max": 1000}])

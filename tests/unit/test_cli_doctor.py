@@ -32,7 +32,7 @@ POSTGRES = PostgresFacts(
               "max_connections": "100", "superuser_reserved_connections": "3",
               "idle_in_transaction_session_timeout": "60000", "default_transaction_read_only": "off"},
     standby=False, role="me", encoding="UTF8", standbys=[], connections=5, tables=dict.fromkeys(OF_WORKERS, EVERYTHING),
-    may_use=True, begin_epoch=True, applied=[step.number for step in migrations("statecache")],
+    may_use=True, begin_epoch=True, report_lost=True, applied=[step.number for step in migrations("statecache")],
     cluster=("one", 64, HASH, GROUP_RULE, "sc", CODE), ahead_s=0.0,
 )  # fmt: skip
 

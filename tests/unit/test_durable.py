@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from statecache._async.durable import Durable
+from statecache._async.durable import HELD, Durable
 from statecache._async.events import Events
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
@@ -74,7 +74,7 @@ def heard(durable: Durable, event: bytes) -> None:
     durable.heard(SHARD, event)
 
 
-async def wait(durable: Durable) -> bool:
+async def wait(durable: Durable) -> int:
     end = monotonic() + WAIT_S
     await durable.watch(SHARD, end=end)
     return await durable.wait(SHARD, Position(1, 5), "change", ["runs/1"], end=end)
@@ -82,7 +82,7 @@ async def wait(durable: Durable) -> bool:
 
 async def test_a_look_that_was_overtaken_by_an_event_takes_nothing_back(durable: Durable, redis: SlowRedis) -> None:
     redis.meanwhile = lambda: heard(durable, b"1 5 0")
-    assert await wait(durable)
+    assert await wait(durable) == HELD
     assert redis.looks == 1
 
 
@@ -92,5 +92,5 @@ async def test_a_look_that_still_shows_the_epoch_before_is_repeated(durable: Dur
         redis.meta, redis.meanwhile = [b"1", b"5", b"0"], lambda: None
 
     redis.meanwhile = next_epoch
-    assert await wait(durable)
+    assert await wait(durable) == HELD
     assert redis.looks == 2

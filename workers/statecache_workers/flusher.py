@@ -50,6 +50,7 @@ from statecache_workers.repair import Repair
 from statecache_workers.sizing import BatchSize
 from statecache_workers.strays import find_strays
 from statecache_workers.streams import Entry, Slice, Streams, Wanted
+from statecache_workers.tails import gap_call
 from statecache_workers.tally import Tally
 from statecache_workers.tips import Tips
 from statecache_workers.writing import Judged, Mark, judged, watermarks, writes
@@ -286,7 +287,7 @@ class Flusher:
                 judgements.append(verdict)
                 done.append((one, _outcome(verdict.judgement)))
             marks = watermarks([_mark(*pair) for pair in done], database.lease)
-            await transaction.commit(*writes(judgements), marks)
+            await transaction.commit(*writes(judgements), *self._gaps(good), marks)
         return done
 
     async def _write_carefully(
@@ -302,13 +303,17 @@ class Flusher:
                 if not good:
                     return []
                 done = [(one, await write_carefully(transaction, one.shard, one.entries)) for one in good]
-                await transaction.commit(watermarks([_mark(*pair) for pair in done], database.lease))
+                marks = watermarks([_mark(*pair) for pair in done], database.lease)
+                await transaction.commit(*self._gaps(good), marks)
         except (
             Poison
         ) as error:  # parking it is refused as well: that is for a person to see, and nothing is lost meanwhile
             alarm("not_quarantined", shards=[one.shard for one in slices], sqlstate=error.sqlstate)
             raise PostgresUnavailable(error.sqlstate, detail="what it refuses cannot be parked either") from error
         return done
+
+    def _gaps(self, slices: Sequence[Slice]) -> list[Call]:
+        return [gap_call(one, one.gap, by=self._owner) for one in slices if one.gap is not None and one.gap.lost]
 
     def _lock(self, slices: Sequence[Slice]) -> Call:
         return Call("flush_lock", {"shards": integers(sorted(one.shard for one in slices)), "owner": self._owner})

@@ -16,7 +16,7 @@ from statecache.entries import ForeignEntry, change_set_of_states, position_of
 from statecache.model import Position
 from statecache_workers.holdings import set_apart
 from statecache_workers.logs import alarm
-from statecache_workers.streams import Entry, Slice, Streams
+from statecache_workers.streams import Entry, Gap, Slice, Streams
 
 if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _Dirty = tuple[int, str]
 _KEYS_PER_READ = 64
+KEYS_MAX = 10
+"""How many keys of lost changes are named."""
 
 
 class Repair:
@@ -52,8 +54,9 @@ class Repair:
             one.end = start._replace(n=end)
         found = {entry.position.n for entry in one.entries}
         hopeless = [key for n, key in dirty if n <= end and n not in found]
-        lost = end - first + 1 - len(found)
-        alarm("gap", shard=one.shard, first=first, last=end, repaired=len(found), lost=lost, keys=hopeless[:10])
+        one.gap = Gap(first, end, end - first + 1 - len(found), hopeless[:KEYS_MAX])
+        alarm("gap", shard=one.shard, first=first, last=end, repaired=len(found), lost=one.gap.lost,
+              keys=hopeless[:KEYS_MAX])  # fmt: skip
 
     async def _rebuild(self, link: AsyncLink, one: Slice, dirty: Sequence[_Dirty], end: int) -> int:
         """This adds the entries of the dirty keys up to where the batch is full, and gives where that is."""

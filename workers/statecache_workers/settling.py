@@ -2,8 +2,8 @@
 
 Its row was read in a transaction that committed. If Redis agrees with it, the row's watermark is acknowledged first:
 whoever owned the shard before may have died between COMMIT and acknowledgement, and on a shard that then goes idle
-nobody else would ever tell the waiters. Forks that were committed meanwhile are acknowledged with it. Then the place
-in the stream is found behind which to read. Where Redis knows a higher watermark than the row has, or ends below it,
+nobody else would ever tell the waiters. Forks that were committed meanwhile are acknowledged with it. Then the place in
+the stream is found behind which to read. Where Redis knows a higher watermark than the row has, or ends below it,
 Postgres went back, or Redis did, or the row is an old one: the shard needs a new epoch, or turns out to be open.
 """
 

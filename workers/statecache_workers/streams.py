@@ -76,11 +76,20 @@ class Wanted(NamedTuple):
     most: int
 
 
+class Gap(NamedTuple):
+    """This is what was made of a gap in n: how many positions of it are lost, and keys whose change was."""
+
+    first: int
+    last: int
+    lost: int
+    keys: Sequence[str]
+
+
 class Slice(msgspec.Struct, kw_only=True):
     """This is what one shard brings into a batch: entries in order, from one place in its stream to another.
 
-    With the cut `gap` there are no entries, and the gap lies between the two places. With `beyond` there are none that
-    the head knows of: they were committed since it was read, or no commit wrote them.
+    With the cut `gap` there are no entries but those that were rebuilt, and `gap` says what is lost between the places.
+    With `beyond` there are none that the head knows of: they were committed since it was read, or no commit wrote them.
     """
 
     holding: Holding
@@ -90,6 +99,7 @@ class Slice(msgspec.Struct, kw_only=True):
     entries: list[Entry] = []
     cut: Cut = ""
     reason: str = ""
+    gap: Gap | None = None
 
     @property
     def shard(self) -> int:
@@ -196,6 +206,9 @@ class Streams:
         self._settings = settings
         self._keys = keys
         self._known: dict[int, tuple[Any, Head | str]] = {}
+        self._reached: dict[int, Position] = {}
+        self.ended: dict[tuple[int, int], int] = {}
+        """How far shards were seen to have come in epochs that another one has followed since: n by shard and epoch."""
         self._heard = b"0"
         self.listening = True
         """Whether the bell can be listened to; another program's key may be in its place."""
@@ -281,8 +294,20 @@ class Streams:
             if raw != reply:
                 head = head_of(reply)
                 self._known[shard] = (reply, head)
+                self._note(shard, head)
             heads[shard] = head
         return Heads(server=server.decode(), now_ms=int(now_ms), seen=seen, of=heads)
+
+    def _note(self, shard: int, head: Head | str) -> None:
+        """Remember how far a shard has come; where it is in another epoch now, nothing came behind that."""
+        if isinstance(head, str) or head.epoch is None:
+            return
+        reached = self._reached.get(shard)
+        if reached is not None and reached.epoch != head.epoch:
+            self.ended[shard, reached.epoch] = max(reached.n, self.ended.get((shard, reached.epoch), 0))
+        elif reached is not None and reached.n > head.n:
+            return
+        self._reached[shard] = Position(head.epoch, head.n)
 
     def _range(self, shard: int, after: bytes, most: int) -> Command:
         return ("XRANGE", self._keys.changes(shard), b"(" + after, "+", "COUNT", most)

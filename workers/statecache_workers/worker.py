@@ -34,6 +34,7 @@ from statecache_workers.room import ASK, ROOM_S, shortage
 from statecache_workers.settling import settle
 from statecache_workers.strays import expel
 from statecache_workers.streams import Stock, Woken
+from statecache_workers.tails import tell_of_tails
 from statecache_workers.tally import SECONDS, Buckets
 
 if TYPE_CHECKING:
@@ -216,6 +217,7 @@ class Worker:
             self.gatekeeper.opened(shard)
         if settled.opened:
             self.gatekeeper.agreed(heads.server)
+            await tell_of_tails(database, self.flusher.streams.ended, settled.opened, by=self.id)
         if settled.unsure:
             self.refresh()
         if settled.closed:

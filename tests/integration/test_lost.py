@@ -1,0 +1,150 @@
+"""A lost tail is told: to whoever waits for it, to whoever wrote it, and to operators."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statecache import ConfigurationError, Lost, LostCommit, Position, State
+from statecache.clock import monotonic
+from statecache.testing.valkey import Valkey
+from tests.command_line import CommandLine
+from tests.fix_servers import MakeSettings
+from tests.gate_world import World, append_only_file, lose_from, world
+
+KEY = "runs/42"
+AT_ONCE_S = 5.0
+
+
+@pytest.fixture
+def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
+    """One shard, with Redis servers that the test starts and kills."""
+    with world(make_settings, tmp_path) as made:
+        yield made
+
+
+def lost_tail(shard: World, *, many: int = 2) -> tuple[Valkey, list[State[Any]]]:
+    """Restart a server without the last changes that its client was acknowledged, and give it and what it lacks."""
+    a = shard.start("a", appendfsync="always")
+    shard.open(a)
+    shard.put(a, KEY, "kept")
+    size = append_only_file(a).stat().st_size
+    lost = [shard.put(a, KEY, number) for number in range(many)]
+    lose_from(a, size)
+    a.start()
+    return a, lost
+
+
+def test_whoever_waits_for_a_lost_position_is_told_at_once(shard: World) -> None:
+    a, lost = lost_tail(shard)
+    agent = shard.client(a, writer="another")
+    again = agent.set(KEY, "issued again")
+    assert (again.version, again.position and again.position.n) == (2, 2), "as the first of the lost ones"
+    begun = monotonic()
+    for state in lost:
+        with pytest.raises(Lost) as told:
+            agent.wait_durable(state, timeout=60)
+        assert (told.value.change_id, told.value.position, told.value.epoch) == (state.change_id, state.position, 2)
+        outcome = agent.outcome(state.change_id, KEY, position=state.position, timeout=60)
+        assert (outcome.verdict, outcome.position, outcome.settled) == ("lost", state.position, True)
+        assert "epoch 2 began at 1" in outcome.reason
+    assert monotonic() - begun < AT_ONCE_S
+    assert agent.outcome(lost[0].change_id, KEY, timeout=1).verdict == "unknown", "nobody knows its position"
+    shard.flush(a)
+    assert agent.wait_durable(again) == again
+    with pytest.raises(Lost):
+        agent.wait_durable(lost[1], timeout=60)
+
+
+def test_a_change_that_its_writer_has_applied_again_is_not_lost(shard: World) -> None:
+    a, (first, second) = lost_tail(shard)
+    agent = shard.client(a)
+    repeated = agent.set(KEY, 0, change_id=first.change_id)
+    assert repeated.position != first.position
+    shard.flush(a)
+    assert agent.wait_durable(first, timeout=60) == first
+    assert agent.outcome(first.change_id, KEY, position=first.position).verdict == "applied"
+    unflushed = agent.set(KEY, 1, change_id=second.change_id)
+    assert agent.outcome(second.change_id, KEY, position=second.position).verdict == "applied"
+    assert agent.outcome(second.change_id, KEY, position=second.position).position == unflushed.position
+
+
+def test_a_client_tells_what_it_was_acknowledged_and_lost_and_how_far_the_tail_came(
+    shard: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, lost = lost_tail(shard, many=5)
+    old = shard.client(a)
+    assert old.lost() == ()
+    with caplog.at_level(logging.WARNING, "statecache"):
+        old.set("runs/43", "shows the new epoch")
+    expected = tuple(
+        LostCommit(change_id=one.change_id, key=KEY, position=one.position or Position(0, 0), ended_by=2)
+        for one in lost
+    )
+    assert old.lost() == expected
+    assert old.close(drain=0.0).lost == expected
+    (line,) = [record.getMessage() for record in caplog.records if "are lost with" in record.getMessage()]
+    assert line.startswith("5 commits that were acknowledged are lost")
+    assert f"'{KEY}' at {lost[0].position}" in line
+    rows = shard.sql("SELECT shard, epoch, first_n, last_n, cause, positions, keys FROM lost")
+    assert rows == [(0, 2, 2, 6, "tail", 5, [KEY])]
+
+
+def test_what_is_lost_is_listed_and_calls_for_a_person(
+    shard: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, lost = lost_tail(shard, many=3)
+    shard.client(a).set("runs/43", "shows the new epoch")
+    shard.flush(a)
+    cli = CommandLine(shard.on(a), monkeypatch, capsys)
+    listed = cli("lost", "--json")
+    (found,) = listed.json["lost"]
+    facts = {
+        name: found[name] for name in ("shard", "epoch", "first_n", "last_n", "cause", "positions", "kept", "keys")
+    }
+    assert facts == {"shard": 0, "epoch": 2, "first_n": 2, "last_n": 4, "cause": "tail", "positions": 3, "kept": 0,
+                     "keys": [KEY]}  # fmt: skip
+    assert found["opened_by"] == found["reported_by"] == shard.client(a).settings.writer
+    told = cli("lost")
+    assert (told.status, told.out.splitlines()[1].split("\t")[:5]) == (0, ["0", "2", "2", "4", "3"])
+    status = cli("status")
+    assert status.status == 1
+    assert "3 positions were lost within 24 hours: `statecache lost`" in status.out
+    shard.sql(
+        "INSERT INTO conflict (change_id, key, shard, epoch, n, op, version, parent_change_id, value, encoding, schema,"
+        " writer, actor, reason, at, cause)"
+        " VALUES (%s, 'runs/42', 0, 1, 2, 'set', 2, '', '', '', '', '', '', '', now(), 'brought back')",
+        lost[0].change_id,
+    )
+    assert cli("lost").out.splitlines()[1].split("\t")[4] == "2", "an old primary has brought one back"
+
+
+def test_nothing_lost_is_nothing_to_look_at(
+    shard: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = shard.start("a")
+    shard.open(a)
+    kept = shard.put(a, KEY, 1)
+    a.restart()
+    agent = shard.client(a)
+    agent.set(KEY, 2)
+    shard.flush(a)
+    assert agent.lost() == agent.close(drain=5.0).lost == ()
+    assert shard.sql("SELECT * FROM lost") == []
+    assert shard.client(a, writer="another").wait_durable(kept) == kept
+    told = CommandLine(shard.on(a), monkeypatch, capsys)("lost")
+    assert (told.status, told.out) == (0, "nothing is known to be lost\n")
+
+
+def test_a_role_that_may_not_record_what_was_lost_is_told_when_it_asks_and_writes_on(shard: World) -> None:
+    a, _ = lost_tail(shard)
+    shard.sql("DROP FUNCTION report_lost")
+    agent = shard.client(a)
+    assert agent.set("runs/43", "shows the new epoch").epoch == 2
+    with pytest.raises(ConfigurationError):
+        agent.lost()
+    assert agent.close(drain=0.0).lost == ()
