@@ -1,4 +1,4 @@
--- This gives the positions of a shard that Postgres did not take into its chains.
-SELECT n FROM {schema}.quarantine WHERE shard = %(shard)s AND n BETWEEN %(first)s AND %(last)s
+-- This gives the positions of a shard that Postgres did not take into its chains; of another branch they have other epochs.
+SELECT epoch, n FROM {schema}.quarantine WHERE shard = %(shard)s AND n BETWEEN %(first)s AND %(last)s
 UNION
-SELECT n FROM {schema}.conflict WHERE shard = %(shard)s AND n BETWEEN %(first)s AND %(last)s
+SELECT epoch, n FROM {schema}.conflict WHERE shard = %(shard)s AND n BETWEEN %(first)s AND %(last)s

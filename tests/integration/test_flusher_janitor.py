@@ -65,6 +65,24 @@ async def test_a_state_that_was_written_again_keeps_no_time_to_live(
     assert redis_raw.ttl(keys.state(key)) == -1
 
 
+async def test_what_was_set_aside_of_another_branch_does_not_keep_the_lineages_states(
+    agents: Agents, tidy: Worker, redis_raw: Any, keys: KeySpace, psql: Psql
+) -> None:
+    """Both have an entry of that n; only with its epoch does it name one."""
+    key = agents.key_on(0)
+    psql.execute(
+        "INSERT INTO conflict (change_id, key, shard, epoch, n, op, version, parent_change_id, value, encoding, schema,"
+        " writer, actor, reason, at, cause) VALUES ('x', %s, 0, 9, 1, 'set', 1, '', '', '', '', '', '', '', now(), '')",
+        (key,),
+    )
+    psql.execute("UPDATE shard SET excepted = 1 WHERE shard = 0")
+    agents.commit(key)
+    await flush(tidy)
+    await _retire(tidy)
+    assert agents.entries(0) == []
+    assert redis_raw.ttl(keys.state(key)) > 0
+
+
 @every_redis
 async def test_an_older_entry_leaving_marks_nothing_that_is_newer_or_dirty(
     agents: Agents, redis_raw: Any, keys: KeySpace

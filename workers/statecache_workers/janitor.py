@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from statecache.clock import monotonic as real_monotonic
+from statecache.model import Position
 from statecache.records import text_of
 from statecache_workers.database import Call, Database
 from statecache_workers.holdings import Holding
@@ -123,7 +124,7 @@ class Janitor:
             for key, ttl in zip(states[::2], states[1::2], strict=True):
                 name = key.decode("utf-8", "replace")
                 marks.pop(name, None)
-                if place_of(entry_id).n not in kept and "/" in name:
+                if place_of(entry_id) not in kept and "/" in name:
                     marks[name] = (change_id, int(ttl) if ttl.isdigit() and int(ttl) > 0 else default)
         fixed = [self._keys.meta(one.shard), self._keys.changes(one.shard), self._keys.unflushed(one.shard)]
         arguments: list[Any] = [one.row.epoch, one.row.flushed, leaving[-1][0]]
@@ -131,14 +132,14 @@ class Janitor:
             arguments += (name, change_id, ttl_ms)
         return [*fixed, *(self._keys.state(name) for name in marks)], arguments
 
-    async def _excepted(self, database: Database, one: Holding, first: int, last: int) -> set[int]:
+    async def _excepted(self, database: Database, one: Holding, first: int, last: int) -> set[Position]:
         if one.row.excepted < first:
             return set()
         async with database.transaction() as transaction:
             (rows,) = await transaction.run(
                 Call("exceptions_between", {"shard": one.shard, "first": first, "last": last})
             )
-        return {row[0] for row in rows}
+        return {Position(*row) for row in rows}
 
     async def _sweep(self, link: AsyncLink, holdings: Sequence[Holding]) -> None:
         """This removes tokens, leases and places long past their deadline, a page of each shard's at a time."""
