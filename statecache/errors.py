@@ -18,7 +18,7 @@ What a writer may conclude:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from statecache.facts import StateCacheError as StateCacheError
 
