@@ -2,11 +2,13 @@
 
     <epoch>-<n>   format 1  change_id  at  writer  entries  bytes  [actor]  [reason]
                   in format 2, which a commit under leases has: for i = 1…k:  lock<i>  token<i>
-                  then for i = 1…m:  key<i>  op<i>  version<i>  parent<i>  encoding<i>  schema<i>  value<i>  [ttl<i>]
+                  then for i = 1…m:  key<i>  op<i>  version<i>  parent<i>  encoding<i>  schema<i>  value<i>
 
 What is not exactly that was not written by a commit: another program's entry, or a damaged one. It raises
 `ForeignEntry` with the reason, and whoever reads the stream parks it raw. An entry whose format number is above ours
 is neither: it was written by a newer release, which alone knows what to do with it, so `NewerFormat` is another error.
+
+Earlier releases wrote a ttl<i> behind a value; the state's hash holds it now, and it is passed over.
 
 Texts are checked to be UTF-8 and no further: what Postgres refuses (a NUL) is Postgres' to refuse.
 """
@@ -103,9 +105,9 @@ def _changes(change_id: str, fields: Sequence[bytes], at: int) -> tuple[Change, 
         op = _OPS.get(fields[at + 3])
         if op is None:
             raise ForeignEntry(f"the op of its state {i + 1} is not one of ours")
-        ttl_ms, after = None, at + _WIDTH
+        after = at + _WIDTH
         if after < end and fields[after] == _TTLS[i]:
-            ttl_ms, after = _integer(fields[after + 1], "a ttl"), after + 2
+            after += 2
         changes.append(
             Change(
                 change_id=change_id,
@@ -116,7 +118,6 @@ def _changes(change_id: str, fields: Sequence[bytes], at: int) -> tuple[Change, 
                 value=fields[at + 13],
                 encoding=fields[at + 9].decode(),
                 schema=fields[at + 11].decode(),
-                ttl_ms=ttl_ms,
             )
         )
         at = after

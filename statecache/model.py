@@ -152,7 +152,6 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     value: bytes
     encoding: str
     schema: str
-    ttl_ms: int | None = None
 
 
 class ChangeSet(msgspec.Struct, frozen=True, kw_only=True):

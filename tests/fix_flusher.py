@@ -22,6 +22,7 @@ from statecache.keys import KeySpace
 from statecache.lua import parts_of, script
 from statecache_workers.logs import LOGGER
 from statecache_workers.worker import Worker
+from tests.dirtiness import dirty_keys
 
 TURNS_MAX = 500
 TURNS_S = 30.0
@@ -82,7 +83,7 @@ class Agents:
 
     def dirty(self, shard: int) -> set[str]:
         """This gives a shard's dirty keys."""
-        return {key.decode() for key in self.raw.zrange(self.keys.unflushed(shard), 0, -1)} - {"_"}
+        return set(dirty_keys(self.raw, self.keys, shard))
 
     def key_on(self, shard: int, name: str = "runs") -> str:
         """This gives a key of its own group on that shard."""

@@ -30,6 +30,7 @@ from statecache.model import ChangeSet
 from statecache.sql import statement
 from statecache.testing.binaries import valkey_server
 from statecache.testing.valkey import Valkey
+from tests.dirtiness import dirty_keys
 from tests.fix_servers import found
 
 CLAIM_S = 0.2
@@ -193,9 +194,9 @@ class World:
 
     def ack(self, server: Valkey, *, epoch: int, replid: str, numbers: Sequence[int] | None = None) -> int:
         """This tells Redis the watermark: the row's, or flushed n, entries and bytes as given."""
-        keys = [self.keys.meta(SHARD), self.keys.unflushed(SHARD), self.keys.events(SHARD)]
+        keys = [self.keys.meta(SHARD), self.keys.events(SHARD)]
         numbers = numbers or self.row()[2:]
-        return int(self.raw(server).eval(script("ack").text, 3, *keys, epoch, replid, *numbers, 0))
+        return int(self.raw(server).eval(script("ack").text, 2, *keys, epoch, replid, *numbers, 0))
 
     # What there is.
 
@@ -270,9 +271,8 @@ class World:
     def _check_states(self, server: Valkey, unflushed: Sequence[ChangeSet]) -> None:
         raw, shard = self.raw(server), SHARD
         newest = {change.key: (entry.position.n, change) for entry in unflushed for change in entry.changes}
-        marks = dict(raw.zrange(self.keys.unflushed(shard), 0, -1, withscores=True))
-        assert marks.pop("_") == -1
-        assert marks == {key: n for key, (n, _) in newest.items()}
+        assert raw.zscore(self.keys.unflushed(shard), "_") == -1
+        assert dirty_keys(raw, self.keys, shard) == {key: n for key, (n, _) in newest.items()}
         assert "_" in raw.hgetall(self.keys.hydrating(shard))
         tips = {key: rest for key, *rest in self.sql("SELECT key, version, change_id, op FROM state")}
         prefix = self.keys.state("x/y").removesuffix("x/y")

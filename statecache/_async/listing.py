@@ -25,6 +25,7 @@ from statecache._bridge import async_sleep
 from statecache.clock import monotonic
 from statecache.errors import ForeignData
 from statecache.keys import checked_prefix_of_list
+from statecache.lua import script
 from statecache.model import Record
 from statecache.records import FIELDS, absence, record_of, record_of_row
 
@@ -97,10 +98,11 @@ class Listing:
         A gate that is closed is left a moment to open, and so is one behind which there is more than Postgres holds,
         for all of the time.
         """
-        end, pause = monotonic() + seconds, _PAUSE_S
+        end, pause, names = monotonic() + seconds, _PAUSE_S, self._keys
         patient_until = monotonic() + min(_GATE_S, seconds / 4)
         while True:
-            commands = [("ZRANGE", self._keys.unflushed(shard), 0, -1) for shard in shards]
+            text = script("dirty").text
+            commands = [("EVAL", text, 2, names.meta(shard), names.unflushed(shard)) for shard in shards]
             opened, replies = await self._read(shards, commands, max(end - monotonic(), 0.001))
             found, behind = list[str](), list[str]()
             for shard, reply in zip(shards, replies, strict=True):

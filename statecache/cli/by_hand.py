@@ -12,6 +12,7 @@ from statecache._async.redis import refusal
 from statecache.cli.parked import Place
 from statecache.cli.reach import patient
 from statecache.errors import CodecError, PostgresUnavailable
+from statecache.lua import script
 from statecache.model import Position, Record, State
 from statecache.settings import Settings
 
@@ -218,7 +219,8 @@ async def namespaces(settings: Settings) -> list[str]:
     async with AsyncStateCache(settings=await patient(settings)) as cache:
         seconds, keys = cache.settings.timeout_s, cache.tier.keys
         found = set()
-        commands = [("ZRANGE", keys.unflushed(shard), 0, -1) for shard in range(keys.shards)]
+        text = script("dirty").text
+        commands = [("EVAL", text, 2, keys.meta(shard), keys.unflushed(shard)) for shard in range(keys.shards)]
         for shard, reply in enumerate(await cache.tier.redis.read(commands, seconds=seconds)):
             if isinstance(reply, Exception):
                 raise refusal(reply, keys.unflushed(shard)) from reply

@@ -196,7 +196,8 @@ async def _asked(quarantine: Quarantine, places: Sequence[Place] | None) -> list
 
 async def _told(link: Any, keys: KeySpace, parked: Parked, done: Done) -> Done:
     """This makes Redis load the states again; where it is away, readers find out when what it holds expires."""
-    names = [keys.hydrating(parked.place.shard), *(keys.state(key) for key in done.unmarked)]
+    shard = parked.place.shard
+    names = [keys.hydrating(shard), keys.unflushed(shard), *(keys.state(key) for key in done.unmarked)]
     try:
         await link.script(script("reread"), names, [parked.change_id, *done.unmarked], seconds=5.0)
     except RedisUnavailable as error:

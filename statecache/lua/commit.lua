@@ -61,7 +61,7 @@ end
 local states, missing = {}, nil
 local mine, seen = change_id .. '@', ARGV[4] == '1'
 for i = 1, count do
-  local state = pcall('HMGET', KEYS[4 + i], 'version', 'change_id', 'op', 'recent', 'key')
+  local state = pcall('HMGET', KEYS[4 + i], 'version', 'change_id', 'op', 'recent', 'key', 'ttl')
   if state.err then return { nonce, 'FOREIGN', KEYS[4 + i], state.err } end
   local at = first + (i - 1) * width
   if not state[1] then
@@ -244,7 +244,7 @@ local updated_at = format('%04d-%02d-%02dT%02d:%02d:%02d.%06dZ', year, months < 
 local n, entries, bytes = format('%d', head[3] + 1), format('%d', head[4] + 1), format('%d', head[5] + size)
 local position = epoch .. '-' .. n
 local added
-if count == 1 and ARGV[6] == '' and ARGV[7] == '' and ARGV[13] ~= 'check' and ARGV[18] == '' and not tokens then
+if count == 1 and ARGV[6] == '' and ARGV[7] == '' and ARGV[13] ~= 'check' and not tokens then
   -- The same entry as below, spelled out: most commits are of one state and without what is optional.
   local state = states[1]
   state.version = format('%d', state[1] + 1)
@@ -280,9 +280,6 @@ else
       entry[length + 11], entry[length + 12] = 'schema' .. written, ARGV[at + 5]
       entry[length + 13], entry[length + 14] = 'value' .. written, ARGV[at + 3]
       length = length + 14
-      if ARGV[at + 6] ~= '' then
-        entry[length + 1], entry[length + 2], length = 'ttl' .. written, ARGV[at + 6], length + 2
-      end
     end
   end
   added = pcall(unpack(entry))
@@ -304,6 +301,7 @@ for i = 1, count do
     call('HSET', redis_key, 'value', ARGV[at + 3], 'version', state.version, 'epoch', epoch, 'change_id', change_id,
       'parent_change_id', state[2], 'position', position, 'encoding', ARGV[at + 4], 'schema', ARGV[at + 5],
       'updated_at', updated_at, 'writer', ARGV[5], 'recent', recent)
+    if (state[6] or '') ~= ARGV[at + 6] then call('HSET', redis_key, 'ttl', ARGV[at + 6]) end
     call('PERSIST', redis_key)
     call('ZADD', unflushed, n, ARGV[at])
     if hydrations > 1 then call('HDEL', hydrating, ARGV[at]) end

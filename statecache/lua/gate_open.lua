@@ -18,7 +18,6 @@ local start = ARGV[4] .. '-' .. ARGV[5]
 local added = redis.pcall('XADD', KEYS[2], start, '_', '_')
 if type(added) == 'table' and added.err then return 0 end
 redis.call('XDEL', KEYS[2], start)
-redis.call('ZREMRANGEBYSCORE', KEYS[3], 0, ARGV[8])
 redis.call('ZADD', KEYS[3], -1, '_')
 for i = 17, #ARGV, 2 do redis.call('ZADD', KEYS[3], ARGV[i + 1], ARGV[i]) end
 redis.call('HSET', KEYS[4], '_', '_')

@@ -9,7 +9,7 @@
 
 local function error_of(reply) return type(reply) == 'table' and reply.err end
 
-local head = redis.pcall('HMGET', KEYS[1], 'epoch', 'replid')
+local head = redis.pcall('HMGET', KEYS[1], 'epoch', 'replid', 'flushed')
 if head.err then return { 'FOREIGN', KEYS[1], head.err } end
 local replid = 'off'
 if ARGV[1] == 'on' then
@@ -38,7 +38,7 @@ for i = 4, #KEYS do
     if error_of(standing) then return { 'FOREIGN', KEYS[3], standing.err } end
     local others = standing and not mine[string.match(standing, '^[^|]*')]
     local deadline = others and tonumber(string.match(standing, '|(%d+)$'))
-    if dirty then
+    if dirty and tonumber(dirty) > tonumber(head[3] or '-1') then
       verdict = 'DIRTY'
     elseif deadline and deadline > ms then
       verdict = 'WAIT'

@@ -20,7 +20,10 @@ local function oldest_of(changes, meta)
   local from = meta[1] .. '-' .. string.format('%.0f', tonumber(meta[6]) + 1)
   local read = redis.pcall('XRANGE', changes, from, '+', 'COUNT', 1)
   local entry = not read.err and read[1]
-  return entry and entry[2][5] == 'at' and entry[2][6] or ''
+  for i = 1, entry and #entry[2] or 0, 2 do
+    if entry[2][i] == 'at' then return entry[2][i + 1] end
+  end
+  return ''
 end
 
 local function add_keys(shard, changes, meta, entries, bytes)
@@ -34,7 +37,7 @@ local function add_keys(shard, changes, meta, entries, bytes)
   if read.err then return end
   for _, entry in ipairs(read) do
     local fields = entry[2]
-    for at = 13, #fields, 2 do
+    for at = 1, #fields, 2 do
       if string.match(fields[at], '^key%d+$') then shard[#shard + 1] = fields[at + 1] end
     end
   end

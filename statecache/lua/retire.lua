@@ -1,21 +1,31 @@
 #!lua flags=allow-oom
--- Lets entries leave a shard's stream and marks the states that are still as they left them as evictable. It may run
--- when memory is full: it is what makes room.
+-- Lets states be evicted that Postgres holds for long enough, and the entries leave that brought them there. It may run
+-- when memory is full: it is what makes room. A state that has a time to live keeps it.
 --
--- KEYS  1 meta  2 changes  3 unflushed  4… one state each
--- ARGV  1 epoch  2 flushed n as Postgres says  3 id of the last entry that leaves
---       4… per state: its key, its change_id in the newest of these entries, ttl in ms
--- Gives how many states were marked, or -1 where the shard is at another epoch or the entry is not behind its watermark.
+-- KEYS  1 meta  2 changes  3 written  4… one state each
+-- ARGV  1 epoch  2 flushed n as Postgres says  3 n up to which states may be evicted  4 id before which entries leave
+--       ('' = none)  5 entries that leave at most  6 ttl in ms where a state names none  7 positions that Postgres did not
+--       take, blanks between them  8… the keys of the states
+-- Gives { states that may be evicted now, entries that left, 1 where more may leave }, or nothing where the shard is at
+-- another epoch or that n is not behind its watermark.
 
 local meta = redis.call('HMGET', KEYS[1], 'epoch', 'flushed')
-local epoch, n = string.match(ARGV[3], '^(%d+)-(%d+)$')
-if meta[1] ~= ARGV[1] or tonumber(n) > math.min(tonumber(meta[2]), tonumber(ARGV[2])) then return -1 end
+local upto, excepted = tonumber(ARGV[3]), ' ' .. ARGV[7] .. ' '
+if meta[1] ~= ARGV[1] or upto > math.min(tonumber(meta[2]), tonumber(ARGV[2])) then return {} end
 local marked = 0
 for i = 4, #KEYS do
-  local at = 4 + (i - 4) * 3
-  if redis.pcall('HGET', KEYS[i], 'change_id') == ARGV[at + 1] and not redis.call('ZSCORE', KEYS[3], ARGV[at]) then
-    marked = marked + redis.call('PEXPIRE', KEYS[i], ARGV[at + 2])
+  local key = ARGV[4 + i]
+  local state, n = redis.pcall('HMGET', KEYS[i], 'position', 'ttl'), nil
+  if not state.err and state[1] then n = tonumber(string.match(state[1], '%-(%d+)$')) end
+  if n and n <= upto and not string.find(excepted, ' ' .. state[1] .. ' ', 1, true) then
+    local ttl = tonumber(state[2] or '') or 0
+    marked = marked + redis.call('PEXPIRE', KEYS[i], ttl > 0 and state[2] or ARGV[6], 'NX')
   end
+  if not n or n <= upto then redis.call('ZREM', KEYS[3], key) end
 end
-redis.call('XTRIM', KEYS[2], 'MINID', epoch .. '-' .. string.format('%.0f', tonumber(n) + 1))
-return marked
+if ARGV[4] == '' then return { marked, 0, 0 } end
+local left, more = redis.call('XTRIM', KEYS[2], 'MINID', '~', ARGV[4], 'LIMIT', ARGV[5]), 1
+if left == 0 then -- what is left of them shares its node with entries that stay
+  left, more = redis.call('XTRIM', KEYS[2], 'MINID', ARGV[4]), 0
+end
+return { marked, left, more }

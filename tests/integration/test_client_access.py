@@ -31,7 +31,7 @@ SECRET = "s3cr3t%p@ss"
 NEEDED = (
     "eval", "evalsha", "hmget", "hget", "hset", "hexists", "hlen", "hdel", "hincrby", "del", "unlink",
     "exists", "type", "persist", "pexpire", "xadd", "xrange", "xrevrange", "xdel", "xinfo|stream", "zadd", "zcard",
-    "zscore", "zrange", "zrem", "zremrangebyscore", "time", "watch", "unwatch", "multi", "exec", "info",
+    "zscore", "zrange", "zrem", "time", "watch", "unwatch", "multi", "exec", "info",
 )  # fmt: skip
 """The commands without which a client is not let in; `select` and the like need no right."""
 

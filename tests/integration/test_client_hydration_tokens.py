@@ -13,6 +13,7 @@ from statecache import AsyncStateCache, Settings
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
+from tests.dirtiness import evict
 from tests.fault_proxy import FaultProxy, Kind
 from tests.fix_faults import through
 from tests.fix_flusher import flush, rows
@@ -44,8 +45,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _evict(redis_raw: Any, keys: KeySpace, key: str = KEY) -> None:
     """This does what Redis does for room, to a state that is clean."""
-    assert redis_raw.zscore(keys.unflushed(keys.shard(key)), key) is None
-    assert redis_raw.unlink(keys.state(key)) == 1
+    assert evict(redis_raw, keys, key)
 
 
 async def _as_coroutine(call: Any) -> Any:

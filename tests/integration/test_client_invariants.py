@@ -10,6 +10,7 @@ import psycopg
 
 from statecache import AsyncStateCache, NotFound, Settings, VersionConflict
 from statecache.keys import KeySpace
+from tests.dirtiness import dirty_keys
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
 from tests.fix_flusher import rows
@@ -24,9 +25,10 @@ Psql = psycopg.Connection[Any]
 
 SNAPSHOT = """
 -- One instant of one shard: what is wrong with its dirty states, how many they are, and how many clean ones may go.
--- KEYS  1 changes  2 unflushed   ARGV  1 what the Redis key of a state begins with  2 the pattern of the shard's states
+-- KEYS  1 meta  2 changes  3 written   ARGV  1 what the Redis key of a state begins with  2 the pattern of the states
 local wrong, dirty, evictable = {}, 0, 0
-local members = redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
+local flushed = redis.call('HGET', KEYS[1], 'flushed')
+local members = redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. flushed, '+inf', 'WITHSCORES')
 for i = 1, #members, 2 do
   if members[i] ~= '_' then
     dirty = dirty + 1
@@ -38,7 +40,7 @@ for i = 1, #members, 2 do
       if redis.call('PTTL', state) ~= -1 then wrong[#wrong + 1] = 'may be evicted: ' .. members[i] end
       if redis.call('HGET', state, 'key') ~= members[i] then wrong[#wrong + 1] = 'names another: ' .. members[i] end
       if string.match(position, '%d+$') ~= members[i + 1] then wrong[#wrong + 1] = 'is out of step: ' .. members[i] end
-      local entry = redis.call('XRANGE', KEYS[1], position, position)[1]
+      local entry = redis.call('XRANGE', KEYS[2], position, position)[1]
       if not entry then wrong[#wrong + 1] = 'has no entry: ' .. members[i] end
     end
   end
@@ -73,8 +75,8 @@ class Watch:
         """This takes one snapshot of every shard."""
         for shard in range(self._keys.shards):
             tag = f"{self._prefix}:{{{shard:02d}}}"
-            fixed = [self._keys.changes(shard), self._keys.unflushed(shard)]
-            wrong, dirty, evictable = self._raw.eval(SNAPSHOT, 2, *fixed, f"{tag}:state:", f"{tag}:state:*")
+            fixed = [self._keys.meta(shard), self._keys.changes(shard), self._keys.unflushed(shard)]
+            wrong, dirty, evictable = self._raw.eval(SNAPSHOT, 3, *fixed, f"{tag}:state:", f"{tag}:state:*")
             self.wrong += wrong
             self.dirty += dirty
             self.evictable += evictable
@@ -168,9 +170,7 @@ async def test_nothing_but_clean_states_ever_gets_a_time_to_live(
         assert await cache.get("runs/nobody") is None
     for key in KEYS[:3]:
         await cache.set(key, "dirty again")
-    dirty = {
-        member.decode() for shard in range(keys.shards) for member in redis_raw.zrange(keys.unflushed(shard), 0, -1)
-    }
+    dirty = {key for shard in range(keys.shards) for key in dirty_keys(redis_raw, keys, shard)}
     mortal = {name.decode() for name in redis_raw.scan_iter(f"{settings.prefix}:*") if redis_raw.pttl(name) != -1}
     assert mortal <= {keys.state(key) for key in (*KEYS, "runs/nobody") if key not in dirty}
     assert keys.state("runs/nobody") in mortal

@@ -10,7 +10,7 @@ import pytest
 from statecache import AsyncStateCache, OutcomeUnknown
 from statecache.errors import RedisUnavailable
 from statecache.keys import KeySpace
-from statecache_workers import flusher, settling
+from statecache_workers import acknowledgement, settling
 from statecache_workers.worker import Worker
 from tests.fix_flusher import Agents, Log, flush, flush_through, flushing, rows, turn_until
 
@@ -44,7 +44,7 @@ async def test_forks_whose_acknowledgement_was_lost_are_removed_after_redis_has_
 ) -> None:  # fmt: skip
     """Postgres has set them aside; who reads one, even fenced, writes the next conflict on top of it."""
     monkeypatch.setattr(settling, "FORKS_MAX", pages)
-    monkeypatch.setattr(flusher, "FORKS_PER_ACK", calls)
+    monkeypatch.setattr(acknowledgement, "FORKS_PER_ACK", calls)
     await flush(worker)
     group = agents.key_on(0)
     names = [f"{group}/{number}" for number in range(7)]
@@ -141,13 +141,13 @@ def _went_back(psql: Psql, flushed: int) -> None:
 
 def _lose_the_next_acknowledgement(worker: Worker) -> None:
     """Make the connection to Redis break between COMMIT and acknowledgement."""
-    acknowledge = worker.flusher.acknowledge
+    acknowledge = worker.flusher.acknowledgement.tell
 
     async def lost(*_: Any, **__: Any) -> Any:
-        worker.flusher.acknowledge = acknowledge  # type: ignore[method-assign]
+        worker.flusher.acknowledgement.tell = acknowledge  # type: ignore[method-assign]
         raise RedisUnavailable("connection", detail="it was cut")
 
-    worker.flusher.acknowledge = lost  # type: ignore[method-assign]
+    worker.flusher.acknowledgement.tell = lost  # type: ignore[method-assign]
 
 
 def _restart(psql: Psql, redis_raw: Any, keys: KeySpace) -> None:

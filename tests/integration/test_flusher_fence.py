@@ -173,13 +173,13 @@ async def test_a_late_acknowledgement_changes_nothing(agents: Agents, redis_raw:
     key = agents.key_on(0)
     for _ in range(3):
         agents.commit(key)
-    names = [keys.meta(0), keys.unflushed(0), keys.events(0), keys.state(key)]
+    names = [keys.meta(0), keys.events(0), keys.state(key)]
     before = (agents.meta(0), agents.dirty(0))
     meta, change_id = before[0], redis_raw.hget(keys.state(key), "change_id")
 
     def acknowledge(epoch: int, replid: str, n: int) -> int:
         numbers = [epoch, replid, n, n, n, 0]
-        return int(redis_raw.eval(script("ack").text, 4, *names, *numbers, change_id))
+        return int(redis_raw.eval(script("ack").text, 3, *names, *numbers, change_id))
 
     assert acknowledge(0, meta["replid"], 3) == 0, "of another lineage with the same n"
     assert acknowledge(2, meta["replid"], 3) == 0, "of an epoch that this data set does not know"

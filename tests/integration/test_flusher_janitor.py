@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import psycopg
 import pytest
 
 from statecache import Settings
+from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache_workers.janitor import TOKEN_GRACE_MS
@@ -24,14 +26,12 @@ def tidy(make_worker: MakeWorker, settings: Settings) -> Worker:
     return make_worker(settings.model_copy(update={"retention_s": 0.0, "redis_ttl_s": 1000.0}))
 
 
-async def _retire(worker: Worker, *, now_ms: int | None = None) -> None:
+async def _retire(worker: Worker) -> None:
     """This lets everything leave that may."""
     link, database = await worker.connect()
-    heads = await worker.flusher.streams.heads(link, list(worker.holdings))
     left = list(worker.holdings)
     while left:
-        holdings = [worker.holdings[shard] for shard in left]
-        left = await worker.janitor.retire(link, database, holdings, now_ms=now_ms or heads.now_ms + 1)
+        left = await worker.janitor.retire(link, database, [worker.holdings[shard] for shard in left])
 
 
 @every_redis
@@ -83,39 +83,119 @@ async def test_what_was_set_aside_of_another_branch_does_not_keep_the_lineages_s
     assert redis_raw.ttl(keys.state(key)) > 0
 
 
+class Retiring:
+    """This asks by the script alone, as a worker does whose row says what is given."""
+
+    def __init__(self, raw: Any, keys: KeySpace) -> None:
+        self.raw = raw
+        self.names = [keys.meta(0), keys.changes(0), keys.unflushed(0)]
+        self.keys = keys
+
+    def __call__(self, upto: int, *states: str, before: str = "", epoch: int = 1, flushed: int = 9, **more: Any) -> Any:
+        most, excepted = more.get("most", 1000), more.get("excepted", "")
+        redis_keys = [*self.names, *(self.keys.state(key) for key in states)]
+        asked = [epoch, flushed, upto, before, most, 1000, excepted, *states]
+        return self.raw.eval(script("retire").text, len(redis_keys), *redis_keys, *asked)
+
+
 @every_redis
-async def test_an_older_entry_leaving_marks_nothing_that_is_newer_or_dirty(
+async def test_what_was_written_again_or_not_taken_by_postgres_is_not_marked(
     agents: Agents, redis_raw: Any, keys: KeySpace
 ) -> None:
+    key, other, retire = agents.key_on(0), agents.key_on(0, "jobs"), Retiring(redis_raw, keys)
+    for one in (key, key, other):
+        agents.commit(one)
+    redis_raw.hset(keys.meta(0), "flushed", 3)
+    assert retire(1, key) == [0, 0, 0], "its newest change is the second"
+    assert redis_raw.zscore(keys.unflushed(0), key) == 2
+    assert retire(3, other, excepted="1-3") == [0, 0, 0], "Postgres did not take it"
+    assert redis_raw.ttl(keys.state(other)) == -1
+    assert retire(3, key, excepted="2-2") == [1, 0, 0], "another epoch's was not taken"
+    assert 0 < redis_raw.pttl(keys.state(key)) <= 1000
+    assert redis_raw.zrange(keys.unflushed(0), 0, -1) == [b"_"]
+    redis_raw.pexpire(keys.state(key), 60_000)
+    assert retire(3, key) == [0, 0, 0]
+    assert redis_raw.pttl(keys.state(key)) > 1000, "one that was loaded has its time to live"
+
+
+async def test_the_time_to_live_of_the_last_write_counts(
+    agents: Agents, tidy: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
     key = agents.key_on(0)
-    agents.commit(key, change_id="a" * 24)
-    agents.commit(key, change_id="b" * 24)
-    redis_raw.hset(keys.meta(0), "flushed", 2)
-    names = [keys.meta(0), keys.changes(0), keys.unflushed(0), keys.state(key)]
-
-    def retire(entry_id: str, change_id: str) -> int:
-        return int(redis_raw.eval(script("retire").text, 4, *names, 1, 2, entry_id, key, change_id, 1000))
-
-    assert retire("1-1", "b" * 24) == 0, "it is still dirty"
-    redis_raw.zrem(keys.unflushed(0), key)
-    assert retire("1-1", "a" * 24) == 0, "it is newer"
-    assert redis_raw.ttl(keys.state(key)) == -1
-    assert retire("1-2", "b" * 24) == 1
+    for ttl in ("5000", "", "9000", "7000"):
+        agents.commit({"key": key, "ttl": ttl})
+        await flush(tidy)
+        await _retire(tidy)
+        assert 0 < redis_raw.pttl(keys.state(key)) <= int(ttl or 1_000_000)
+        assert redis_raw.pttl(keys.state(key)) > int(ttl or 1_000_000) - 4000
 
 
-async def test_entries_stay_for_the_retention_by_their_own_time(
+async def test_entries_stay_for_the_retention_from_when_postgres_came_to_hold_them(
     agents: Agents, make_worker: MakeWorker, settings: Settings, redis_raw: Any, keys: KeySpace
 ) -> None:
-    worker = make_worker(settings.model_copy(update={"retention_s": 60.0}))
+    """However long they had waited for it: it may be just then that Postgres fails over."""
+    ahead = 0.0
+    worker = make_worker(settings.model_copy(update={"retention_s": 60.0}), monotonic=lambda: monotonic() + ahead)
+    await flush(worker)
     key = agents.key_on(0)
     agents.commit(key)
+    ahead = 3600.0
     await flush(worker)
-    seconds, _ = redis_raw.time()
-    await _retire(worker, now_ms=(seconds + 50) * 1000)
+    await _retire(worker)
     assert agents.entries(0) == ["1-1"]
-    await _retire(worker, now_ms=(seconds + 62) * 1000)
+    ahead += 58.0
+    await flush(worker)
+    await _retire(worker)
+    assert agents.entries(0) == ["1-1"]
+    assert redis_raw.ttl(keys.state(key)) == -1
+    ahead += 4.0
+    await flush(worker)
+    await _retire(worker)
     assert agents.entries(0) == []
     assert redis_raw.ttl(keys.state(key)) > 0
+
+
+async def test_a_new_owner_keeps_what_it_finds_for_a_whole_retention(
+    agents: Agents, make_worker: MakeWorker, settings: Settings
+) -> None:
+    ahead = 0.0
+    given = settings.model_copy(update={"retention_s": 60.0})
+    first, second = (make_worker(given, monotonic=lambda: monotonic() + ahead) for _ in range(2))
+    await flush(first)
+    agents.commit(agents.key_on(0))
+    await flush(first)
+    await first.leave()
+    ahead = 50.0
+    await flush(second)
+    ahead = 100.0
+    await flush(second)
+    await _retire(second)
+    assert agents.entries(0) == ["1-1"]
+    ahead = 112.0
+    await flush(second)
+    await _retire(second)
+    assert agents.entries(0) == []
+
+
+async def test_what_postgres_forgot_and_holds_again_is_kept_for_a_whole_retention(
+    agents: Agents, make_worker: MakeWorker, settings: Settings, psql: Psql
+) -> None:
+    ahead = 0.0
+    worker = make_worker(settings.model_copy(update={"retention_s": 60.0}), monotonic=lambda: monotonic() + ahead)
+    await flush(worker)
+    agents.commit(agents.key_on(0))
+    await flush(worker)
+    ahead = 50.0
+    psql.execute("TRUNCATE change, state")
+    psql.execute("UPDATE shard SET flushed = 0, entries = 0, bytes = 0")
+    worker.forget()
+    async with asyncio.timeout(30.0):
+        while rows(psql, "SELECT count(*) FROM state") != [(1,)]:
+            await worker.turn()
+    ahead = 100.0
+    await flush(worker)
+    await _retire(worker)
+    assert agents.entries(0) == ["1-1"]
 
 
 async def test_entries_stay_only_as_far_as_there_is_room(
@@ -142,18 +222,21 @@ async def test_thousands_of_entries_leave_in_steps(
     assert all(redis_raw.ttl(keys.state(f"{group}/{i}/7")) > 0 for i in range(40))
 
 
-async def test_large_entries_are_read_a_few_at_a_time_for_commits_wait_meanwhile(
+async def test_many_entries_of_few_states_leave_a_thousand_at_a_time_for_commits_wait_meanwhile(
     agents: Agents, redis_raw: Any, keys: KeySpace
 ) -> None:
-    key = agents.key_on(0)
-    for i in range(30):
-        agents.commit((f"{key}/{i}", "x" * 100_000))
-    names = keys.meta(0), keys.changes(0), keys.unflushed(0)
-    redis_raw.hset(names[0], mapping={"flushed": 30, "flushed_entries": 30})
-    redis_raw.config_resetstat()
-    more, *found = redis_raw.eval(script("retired").text, 3, *names, 1, 30, "9999", 0, 250, 1_000_000)
-    assert (more, len(found)) == (1, 10)
-    assert redis_raw.info("commandstats")["cmdstat_xrange"]["calls"] > 3
+    key, retire = agents.key_on(0), Retiring(redis_raw, keys)
+    for _ in range(420):
+        agents.commit(key)
+    redis_raw.hset(keys.meta(0), "flushed", 420)
+    left, more = [], 1
+    while more:
+        _, gone, more = retire(415, before="1-416", flushed=420, most=200)
+        left.append(gone)
+    assert len(left) >= 3
+    assert max(left) <= 200
+    assert sum(left) == 415
+    assert agents.entries(0) == [f"1-{n}" for n in range(416, 421)]
 
 
 async def test_a_turn_tidies_by_itself(agents: Agents, tidy: Worker) -> None:
@@ -170,31 +253,31 @@ async def test_a_turn_tidies_by_itself(agents: Agents, tidy: Worker) -> None:
 
 @every_redis
 async def test_nothing_leaves_that_is_not_behind_the_watermark(agents: Agents, redis_raw: Any, keys: KeySpace) -> None:
-    key = agents.key_on(0)
+    key, retire = agents.key_on(0), Retiring(redis_raw, keys)
     for _ in range(3):
         agents.commit(key)
-    meta = keys.meta(0)
-    redis_raw.hset(meta, mapping={"flushed": 2, "flushed_entries": 2})
-    names = [meta, keys.changes(0)]
-    unflushed = keys.unflushed(0)
-
-    def retired(epoch: int, flushed: int) -> list[Any]:
-        asked = epoch, flushed, "9999", 0, 100, 2**20
-        found: list[Any] = redis_raw.eval(script("retired").text, 3, *names, unflushed, *asked)
-        return [entry[0] for entry in found[1:]]
-
-    def retire(epoch: int, flushed: int, entry_id: str) -> int:
-        return int(redis_raw.eval(script("retire").text, 3, *names, keys.unflushed(0), epoch, flushed, entry_id))
-
-    assert retired(1, 9) == [b"1-1", b"1-2"], "by Redis' copy of the watermark"
-    assert retired(1, 1) == [b"1-1"], "by Postgres' watermark"
-    assert retired(2, 9) == [], "of another epoch"
-    assert retire(1, 9, "1-3") == -1
-    assert retire(1, 1, "1-2") == -1
-    assert retire(2, 9, "1-1") == -1
+    redis_raw.hset(keys.meta(0), mapping={"flushed": 2, "flushed_entries": 2})
+    assert retire(3, key, before="1-4") == [], "by Redis' copy of the watermark"
+    assert retire(2, key, before="1-3", flushed=1) == [], "by Postgres' watermark"
+    assert retire(1, key, before="1-2", epoch=2) == [], "of another epoch"
     assert len(agents.entries(0)) == 3
-    assert retire(1, 9, "1-2") == 0
+    assert retire(2, key, before="1-3") == [0, 2, 0]
     assert agents.entries(0) == ["1-3"]
+
+
+async def test_what_another_program_puts_on_the_list_of_what_was_written_leaves_it(
+    agents: Agents, tidy: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    key = agents.key_on(0)
+    agents.commit(key)
+    elsewhere = agents.key_on(1)
+    redis_raw.zadd(keys.unflushed(0), {b"\xff\xfe": 0, "no slash": 0, elsewhere: 0, f"{key}/string": 0})
+    redis_raw.set(keys.state(f"{key}/string"), "not ours")
+    await flush(tidy)
+    await _retire(tidy)
+    assert redis_raw.zrange(keys.unflushed(0), 0, -1) == [b"_"]
+    assert redis_raw.ttl(keys.state(key)) > 0
+    assert redis_raw.ttl(keys.state(f"{key}/string")) == -1
 
 
 async def test_a_state_that_postgres_did_not_take_gets_no_time_to_live(
@@ -279,5 +362,4 @@ async def test_a_state_that_is_called_dirty_behind_the_watermark_is_clean_again(
     await flush(worker)
     agents.commit((f"{key}/later", 1))
     redis_raw.zadd(keys.unflushed(0), {key: 1})
-    redis_raw.eval(script("retired").text, 3, keys.meta(0), keys.changes(0), keys.unflushed(0), 1, 1, "0", 0, 9, 9)
     assert agents.dirty(0) == {f"{key}/later"}

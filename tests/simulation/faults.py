@@ -21,6 +21,7 @@ import redis
 
 from statecache.clock import monotonic
 from statecache.testing.process import Process, descendants
+from tests.dirtiness import evict
 from tests.simulation.arena import Arena
 from tests.simulation.checker import Loss, Verdict, Violation
 from tests.simulation.freshness import Told
@@ -33,10 +34,6 @@ QUIET_S = 15.0
 _LOOK_S = 0.05
 _HYDRATION = b"DESC) AS recent"
 """What the statement that reads states for Redis holds, and no other one."""
-_EVICT = """
-if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end
-return redis.call('UNLINK', KEYS[2])
-"""
 _BACKENDS = """
 SELECT pid FROM pg_stat_activity WHERE application_name = 'statecache' AND backend_type = 'client backend'
 ORDER BY state = 'active' DESC, pid
@@ -188,13 +185,12 @@ class Faults(NetworkFaults):
     async def _evicted(self) -> bool:
         keys = self._arena.keys
 
-        def evict(raw: redis.Redis) -> bool:
-            watched = self._arena.watched
-            gone = [raw.eval(_EVICT, 2, keys.unflushed(keys.shard(key)), keys.state(key), key) for key in watched]
+        def evict_all(raw: redis.Redis) -> bool:
+            gone = [evict(raw, keys, key) for key in self._arena.watched]
             return any(gone)
 
         with suppress(redis.RedisError):
-            return await self._at_redis(evict)
+            return await self._at_redis(evict_all)
         return False
 
     async def _hydrate_hold(self, strike: Strike) -> bool:

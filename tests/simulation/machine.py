@@ -25,11 +25,14 @@ from statecache import AlreadyExists, AsyncStateCache, NotFound, Settings, State
 from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable
 from statecache.keys import KeySpace
+from statecache_workers.janitor import ROUND_S
 from statecache_workers.worker import Worker
 from tests.awaited import awaited
+from tests.dirtiness import evict, is_dirty
 from tests.fix_flusher import flush
 from tests.fix_servers import plain_client
 from tests.simulation.expectation import Change, Expectation
+from tests.simulation.remains import nothing_is_dirty, tidied
 from tests.simulation.wires import Lost, Wire
 
 T = TypeVar("T")
@@ -315,7 +318,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     async def _replaced(self, *, acknowledges: bool) -> None:
         if not acknowledges:
-            self.worker.flusher.acknowledge = _no_answer  # type: ignore[method-assign]
+            self.worker.flusher.acknowledgement.tell = _no_answer  # type: ignore[method-assign]
         try:
             await self._flush()
         except RedisUnavailable:
@@ -330,8 +333,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def evict(self, key: str) -> None:
-        if self.raw.zscore(self.keys.unflushed(self.keys.shard(key)), key) is None:
-            self.raw.unlink(self.keys.state(key))
+        evict(self.raw, self.keys, key)
 
     @rule()
     def expire(self) -> None:
@@ -365,7 +367,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def redis_is_what_is_expected(self) -> None:
         for key in self.expected.written():
-            dirty = self.raw.zscore(self.keys.unflushed(self.keys.shard(key)), key) is not None
+            dirty = is_dirty(self.raw, self.keys, key)
             name = self.keys.state(key)
             found = self.raw.hgetall(name)
             self.expected.in_redis(key, found, dirty=dirty, lasts=self.raw.pttl(name) < 0)
@@ -376,17 +378,15 @@ class CacheMachine(RuleBasedStateMachine):
                 self.run(self._flush())
                 self.expected.in_postgres(self.psql)
                 self.redis_is_what_is_expected()
-                self._nothing_is_left()
+                nothing_is_dirty(self.raw, self.psql, self.keys)
+                self.run(tidied(self.raw, self.keys, self.expected.written(), self._tidy))
         finally:
             self.runner.run(self._close())
             self.runner.close()
 
-    def _nothing_is_left(self) -> None:
-        rows: dict[int, int] = dict(self.psql.execute("SELECT shard, flushed FROM shard").fetchall())
-        for shard, flushed in rows.items():
-            meta = self.raw.hmget(self.keys.meta(shard), "n", "flushed")
-            assert [int(part) for part in meta] == [flushed, flushed]
-            assert self.raw.zrange(self.keys.unflushed(shard), 0, -1) == [b"_"]
+    async def _tidy(self) -> None:
+        self.ahead_s += ROUND_S
+        await flush(self.worker)
 
     async def _close(self) -> None:
         for client in self.clients:

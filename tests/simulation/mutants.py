@@ -92,6 +92,13 @@ MUTANTS = {
         "    call('PERSIST', redis_key)\n",
         "",
     ),
+    "evictability": Mutant(
+        "a state whose moment was missed is never evictable again",
+        "workers/statecache_workers/janitor.py",
+        "self._keys.unflushed(shard), 0, last,",
+        "self._keys.unflushed(shard), last, last,",
+        by="model",
+    ),
     "hydration token": Mutant(
         "a reader installs what it has read whatever happened meanwhile",
         "statecache/lua/hydrate_install.lua",

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import redis
 
 from statecache.clock import monotonic
+from tests.dirtiness import evict
 from tests.fault_proxy import FaultProxy
 from tests.simulation.arena import Arena
 from tests.simulation.nemesis import Strike
@@ -41,10 +42,6 @@ FIRST_S, LAST_S = 0.7, 1.0
 """When the first one begins, and how long before the end the last one does."""
 PATIENCE = 3.0
 """How many trust windows a fault waits for a tracked connection that it can strike."""
-_EVICT = """
-if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end
-return redis.call('UNLINK', KEYS[2])
-"""
 
 
 def wanted(kind: str, seconds: float) -> int:
@@ -161,13 +158,13 @@ class Severing:
     async def _evict(self, strike: Strike) -> bool:
         struck, end, keys = False, monotonic() + strike.lasts_s, self._arena.keys
 
-        def evict(raw: redis.Redis) -> bool:
-            gone = [raw.eval(_EVICT, 2, keys.unflushed(keys.shard(key)), keys.state(key), key) for key in KEYS]
+        def evict_all(raw: redis.Redis) -> bool:
+            gone = [evict(raw, keys, key) for key in KEYS]
             return any(gone)
 
         while monotonic() < end:
             with suppress(redis.RedisError):
-                struck = await self._at_redis(evict) or struck
+                struck = await self._at_redis(evict_all) or struck
             await self._arena.while_waiting(0.05)
         return struck
 

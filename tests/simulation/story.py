@@ -34,6 +34,7 @@ from statecache.clock import monotonic
 from statecache.errors import OutcomeUnknown, Unavailable
 from statecache.keys import KeySpace
 from statecache.lua import parts_of, script
+from tests.dirtiness import dirty_keys, evict, is_dirty
 from tests.simulation.actor import Actor
 from tests.simulation.boundaries import situation
 from tests.simulation.children import signal_all, state_of, thaw
@@ -90,7 +91,7 @@ class World:
             n, copy, replid = self.raw.hmget(self.keys.meta(shard), "n", "flushed", "replid")
             if n is None or not int(n) == int(copy) == flushed or replid.decode() != server:
                 return False
-            if self.raw.zrange(self.keys.unflushed(shard), 0, -1) != [b"_"]:
+            if dirty_keys(self.raw, self.keys, shard):
                 return False
         return True
 
@@ -105,16 +106,13 @@ class World:
 
     def is_clean(self, key: str) -> bool:
         """This says whether the key has nothing to be flushed."""
-        return self.raw.zscore(self.keys.unflushed(self.keys.shard(key)), key) is None
+        return not is_dirty(self.raw, self.keys, key)
 
     async def evict(self, *keys: str) -> None:
         """This does what Redis does for room, to states that are clean."""
         for key in keys:
             await self.until(lambda key=key: self.is_clean(key), f"{key} to be flushed")  # type: ignore[misc]
-            self.raw.eval(
-                "if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end return redis.call('UNLINK', KEYS[2])",
-                2, self.keys.unflushed(self.keys.shard(key)), self.keys.state(key), key,
-            )  # fmt: skip
+            evict(self.raw, self.keys, key)
 
     def look(self) -> None:
         """This looks whether what is dirty is safe, at this moment, and tells where it is not."""

@@ -46,15 +46,15 @@ def test_an_entry_of_one_state_is_read_in_full() -> None:
     assert (found.entries, found.bytes, found.at) == (7, 900, datetime(2026, 11, 20, 11, 21, 15, 123456, tzinfo=UTC))
     (change,) = found.changes
     assert (change.key, change.op, change.version, change.parent_change_id) == ("runs/42", "set", 3, "p" * 24)
-    assert (change.value, change.encoding, change.schema, change.ttl_ms) == (b'{"a":1}', "json", "Run@1", None)
+    assert (change.value, change.encoding, change.schema) == (b'{"a":1}', "json", "Run@1")
     assert change.change_id == found.change_id
 
 
-def test_actor_reason_and_times_to_live_are_optional() -> None:
+def test_actor_and_reason_are_optional_and_times_to_live_of_earlier_releases_are_passed_over() -> None:
     fields = [*_head(), b"actor", b"ada", b"reason", b"test", *_state(1, ttl=b"5000"), *_state(2, key=b"runs/42/a")]
     found = change_set(b"5-12", fields)
     assert (found.actor, found.reason) == ("ada", "test")
-    assert [change.ttl_ms for change in found.changes] == [5000, None]
+    assert [change.key for change in found.changes] == ["runs/42", "runs/42/a"]
     assert change_set(b"5-12", [*_head(), b"reason", b"alone", *_state(1)]).reason == "alone"
 
 
@@ -123,7 +123,6 @@ FOREIGN: list[tuple[str, Fields]] = [
     ("a version is not a number", _head() + _state(1, version=b"3.0")),
     ("a version is not a number", _head() + _state(1, version=b"9223372036854775808")),
     ("a version is not a number", _head() + _state(1, version="³".encode())),
-    ("a ttl is not a number", _head() + _state(1, ttl=b"soon")),
 ]
 
 

@@ -16,7 +16,8 @@ from statecache.reconcile import Tip
 from statecache.settings import Settings
 from statecache_workers import runner
 from statecache_workers.arrays import blobs, integers, texts, times, truths
-from statecache_workers.holdings import DOUBTS_MAX, Head, Holding, Place, Row, agree, head_of, shares, turn_after
+from statecache_workers.holdings import DOUBTS_MAX, Head, Holding, Row, agree, head_of, shares, turn_after
+from statecache_workers.places import Place
 from statecache_workers.room import shortage
 from statecache_workers.streams import Slice, sliced
 from statecache_workers.tips import Tips

@@ -20,14 +20,15 @@ acknowledged, what is remembered is forgotten, and it is tried again later, afte
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from statecache.clock import monotonic
 from statecache.errors import PostgresUnavailable, RedisUnavailable
-from statecache.reconcile import NOTHING, Judgement, Tip
+from statecache.reconcile import NOTHING, Tip
+from statecache_workers.acknowledgement import Acknowledgement
 from statecache_workers.ahead import Ahead, Lookout, still_next
 from statecache_workers.arrays import integers, texts
 from statecache_workers.database import Call, Database, Poison
@@ -35,7 +36,6 @@ from statecache_workers.holdings import (
     Head,
     Heads,
     Holding,
-    Place,
     Row,
     agree,
     misplaced,
@@ -44,6 +44,7 @@ from statecache_workers.holdings import (
     turn_after,
 )
 from statecache_workers.logs import alarm, warn, whisper
+from statecache_workers.places import Place
 from statecache_workers.quarantine import Outcome, write_carefully
 from statecache_workers.recall import Recall
 from statecache_workers.repair import Repair
@@ -53,14 +54,13 @@ from statecache_workers.streams import Entry, Slice, Streams, Wanted
 from statecache_workers.tails import gap_call
 from statecache_workers.tally import Tally
 from statecache_workers.tips import Tips
-from statecache_workers.writing import Judged, Mark, judged, watermarks, writes
+from statecache_workers.writing import Judged, judged, mark_of, watermarks, writes
 
 if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
-FORKS_PER_ACK = 500
 TOO_SLOW = ("57014", "timeout")
 """Why a batch could not be written that may be too large: Postgres ran out of time, or this side did."""
 
@@ -83,14 +83,23 @@ class Progress(msgspec.Struct, kw_only=True):
 class Flusher:
     """This flushes the shards of one worker."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, *, owner: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        *,
+        owner: str,
+        monotonic: Callable[[], float] = monotonic,
+    ) -> None:
         self._settings = settings
+        self._monotonic = monotonic
         self._keys = keys
         self._owner = owner
         self.streams = Streams(settings, keys)
         self.tips = Tips(settings.tips_max)
         self.tally = Tally()
         self.recall = Recall(keys, self.streams)
+        self.acknowledgement = Acknowledgement(keys, self.streams)
         self._repair = Repair(settings, keys, self.streams)
         self._first = 0
         self.size = BatchSize(settings.flush_batch_max, settings.flush_bytes_max, timeout_s=settings.timeout_s)
@@ -285,8 +294,8 @@ class Flusher:
                 sets = [entry.change_set for entry in one.entries if entry.change_set is not None]
                 verdict = await judged(transaction, one.shard, sets, tips)
                 judgements.append(verdict)
-                done.append((one, _outcome(verdict.judgement)))
-            marks = watermarks([_mark(*pair) for pair in done], database.lease)
+                done.append((one, Outcome.of(verdict.judgement)))
+            marks = watermarks([mark_of(*pair) for pair in done], database.lease)
             await transaction.commit(*writes(judgements), *self._gaps(good), marks)
         return done
 
@@ -303,7 +312,7 @@ class Flusher:
                 if not good:
                     return []
                 done = [(one, await write_carefully(transaction, one.shard, one.entries)) for one in good]
-                marks = watermarks([_mark(*pair) for pair in done], database.lease)
+                marks = watermarks([mark_of(*pair) for pair in done], database.lease)
                 await transaction.commit(*self._gaps(good), marks)
         except (
             Poison
@@ -334,7 +343,8 @@ class Flusher:
         """This moves what is remembered, and then Redis' copy of the watermarks."""
         forks: dict[int, list[tuple[str, str]]] = {}
         for one, outcome in done:
-            one.holding.move(one.end, excepted=_mark(one, outcome).excepted)
+            one.holding.move(one.end, excepted=mark_of(one, outcome).excepted)
+            self._note_places(one)
             self.tips.put(one.shard, outcome.tips)
             progress.entries += len(one.entries)
             progress.changes += sum(len(entry.change_set.changes) for entry in one.entries if entry.change_set)
@@ -342,48 +352,17 @@ class Flusher:
             for fork in outcome.forked[:10]:
                 alarm("forked", shard=one.shard, key=fork.change.key, change_id=fork.change.change_id, cause=fork.cause)
         self.tally.changes += progress.changes
-        progress.unsure += await self.acknowledge(link, [one.holding for one, _ in done], forks)
+        progress.unsure += await self.acknowledgement.tell(link, [one.holding for one, _ in done], forks)
 
-    async def acknowledge(
-        self, link: AsyncLink, holdings: Sequence[Holding], forks: dict[int, list[tuple[str, str]]]
-    ) -> list[int]:
-        """Tell Redis the rows' watermarks, and return the shards that would not have it.
+    def _note_places(self, one: Slice) -> None:
+        """Let the retention of what was flushed begin now."""
+        retention, now = one.holding.retention, self._monotonic()
+        for place in one.places(retention.step_bytes):
+            retention.reached(now, place)
 
-        The watermark moves with a shard's last call: if it gets that far, the states of all its forks are removed.
-        """
-        calls: list[tuple[list[str], list[Any]]] = []
-        order: list[Holding] = []
-        for holding in holdings:
-            row, forked = holding.row, forks.get(holding.shard, [])
-            numbers = (row.flushed, row.entries, row.bytes, row.excepted)
-            last = max(0, len(forked) - 1) // FORKS_PER_ACK * FORKS_PER_ACK
-            calls += self._removals(holding, forked[:last])
-            calls.append(self._acknowledgement(holding, forked[last:], numbers))
-            order += [holding] * (1 + last // FORKS_PER_ACK)
-        unsure = []
-        for holding, reply in zip(order, await self.streams.pipeline(link, "ack", calls), strict=True):
-            if isinstance(reply, Exception):
-                set_apart(holding, "foreign_data", f"{self._keys.meta(holding.shard)}: {reply}")
-            elif reply != 1:
-                holding.doubt()
-                unsure.append(holding.shard)
-        return unsure
-
-    async def remove(self, link: AsyncLink, holding: Holding, forked: Sequence[tuple[str, str]]) -> None:
-        """Remove the states of forks, and leave the watermark where it is."""
-        await self.streams.pipeline(link, "ack", self._removals(holding, forked))
-
-    def _removals(self, holding: Holding, forked: Sequence[tuple[str, str]]) -> list[tuple[list[str], list[Any]]]:
-        pages = (forked[start : start + FORKS_PER_ACK] for start in range(0, len(forked), FORKS_PER_ACK))
-        return [self._acknowledgement(holding, page, (0, 0, 0, 0)) for page in pages]
-
-    def _acknowledgement(
-        self, holding: Holding, forked: Sequence[tuple[str, str]], numbers: Sequence[int]
-    ) -> tuple[list[str], list[Any]]:
-        keys, shard = self._keys, holding.shard
-        states = [keys.state(key) for key, _ in forked]
-        names = [keys.meta(shard), keys.unflushed(shard), keys.events(shard), *states]
-        return names, [holding.row.epoch, holding.row.replid, *numbers, *(change_id for _, change_id in forked)]
+    def opened(self, holding: Holding) -> None:
+        """Let the retention of what is flushed of a shard that was opened begin now, unless it has begun already."""
+        holding.retention.reached(self._monotonic(), holding.place)
 
     def forget(self, holdings: dict[int, Holding]) -> None:
         """This forgets all that is believed, as after an outage."""
@@ -392,14 +371,3 @@ class Flusher:
         self._lookout.ahead = None
         for holding in holdings.values():
             holding.look_again()
-
-
-def _outcome(judgement: Judgement) -> Outcome:
-    return Outcome(tips=judgement.tips, forked=judgement.forked, excepted=judgement.excepted)
-
-
-def _mark(one: Slice, outcome: Outcome) -> Mark:
-    """This is the shard's new watermark. What was in a gap may be lost, wholly or in part: waiters must ask."""
-    torn = one.end.n if one.cut == "gap" else 0
-    excepted = max(one.holding.row.excepted, outcome.excepted, torn)
-    return Mark(one.shard, one.end.n, one.end.entries, one.end.bytes, excepted)

@@ -16,6 +16,8 @@ from statecache.epochs import UNFENCED
 from statecache.errors import InvalidKey
 from statecache.keys import checked_key
 from statecache_workers.logs import alarm
+from statecache_workers.places import Place
+from statecache_workers.retention import Retention
 
 if TYPE_CHECKING:
     from statecache.keys import KeySpace
@@ -47,15 +49,6 @@ class Head(NamedTuple):
     excepted: int
 
 
-class Place(NamedTuple):
-    """This is a place in a shard's stream: its n, the totals up to there, and the stream id after which to read on."""
-
-    after: bytes
-    n: int
-    entries: int
-    bytes: int
-
-
 class Heads(msgspec.Struct, frozen=True, kw_only=True):
     """This is what one server said of shards at one moment: a head each, or the reason why it cannot be read.
 
@@ -77,12 +70,12 @@ class Holding:
 
     `after` is the stream id after which to read. `sure` says that the row was read since it last did not fit; `doubts`
     counts how often it has not fitted since something was flushed, or its epoch began. `reason` is why the shard stands
-    apart, `held_since` since when another session was seen to hold its row.
+    apart, `held_since` since when another session was seen to hold its row. `retention` tells what may leave.
     """
 
-    __slots__ = ("after", "doubts", "held_since", "reason", "row", "shard", "standing", "sure")
+    __slots__ = ("after", "doubts", "held_since", "reason", "retention", "row", "shard", "standing", "sure")
 
-    def __init__(self, shard: int, row: Row) -> None:
+    def __init__(self, shard: int, row: Row, retention: Retention | None = None) -> None:
         self.shard = shard
         self.row = row
         self.standing: Standing = "new"
@@ -91,6 +84,7 @@ class Holding:
         self.doubts = 0
         self.held_since: float | None = None
         self.reason = ""
+        self.retention = retention or Retention(0.0, 0)
 
     @property
     def place(self) -> Place:
@@ -109,6 +103,7 @@ class Holding:
         if row.epoch != self.row.epoch:
             self.doubts = 0
         self.row, self.standing, self.sure, self.held_since = row, "new", True, None
+        self.retention.went_back(row.flushed)
 
     def hold_off(self, now: float) -> None:
         """Leave the shard for later: another session holds its row, so it may be somebody else's by now."""

@@ -1,8 +1,10 @@
 """What leaves Redis: flushed entries past their retention, and what readers and holders of locks left that are gone.
 
-Entries stay for `retention_s` by their own time, and at most `retention_bytes_max` in all, and only ever leave behind
-the watermark. With an entry goes the reason to keep its states: one that is still as the entry left it gets its time to
-live, so that it may be evicted; it is in Postgres. A state whose change Postgres did not take gets none.
+Entries stay for `retention_s` from when Postgres came to hold them, and at most `retention_bytes_max` in all, and only
+ever leave behind the watermark (`retention`). With them goes the reason to keep their states. Each shard has the list
+of the keys that were written, by the n of their newest change: a key stays on it until its state was given a time to
+live, so that it may be evicted, which is when that n may leave. Nothing depends on a moment that could be missed, and
+nothing on what an entry looks like. A state whose change Postgres did not take gets no time to live.
 
 The work is done in small steps between flushes: a few shards, a few hundred states, two round trips.
 """
@@ -11,19 +13,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from statecache.clock import monotonic as real_monotonic
-from statecache.model import Position
-from statecache.records import text_of
 from statecache_workers.database import Call, Database
-from statecache_workers.holdings import Holding
-from statecache_workers.logs import whisper
-from statecache_workers.strays import place_of
+from statecache_workers.holdings import Holding, misplaced, set_apart
+from statecache_workers.places import Place, place_of
+from statecache_workers.retention import Retention
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink
+    from statecache._async.connect import AsyncLink, Command
     from statecache.keys import KeySpace
     from statecache.settings import Settings
     from statecache_workers.streams import Streams
@@ -32,12 +31,9 @@ ROUND_S = 1.0
 SWEEP_S = 30.0
 SHARDS_PER_STEP = 8
 STATES_PER_STEP = 250
-BYTES_PER_STEP = 4 * 2**20
+ENTRIES_PER_STEP = 1000
 TOKEN_GRACE_MS = 60_000
 _BEGINNING = [b"0", b"0"]
-_START = datetime(1970, 1, 1, tzinfo=UTC)
-
-_Leaving = list[bytes]
 
 
 class Janitor:
@@ -59,6 +55,7 @@ class Janitor:
         self._next_round = self._next_sweep = monotonic()
         self._cursors: dict[int, bytes] = {}
         self._lease_cursors: dict[int, list[bytes]] = {}
+        self._left: dict[int, bytes] = {}
         self.trimmed = self.marked = 0
 
     @property
@@ -71,7 +68,11 @@ class Janitor:
         """This is when there is something to do again."""
         return 0.0 if self._round else self._next_round
 
-    async def step(self, link: AsyncLink, database: Database, holdings: dict[int, Holding], *, now_ms: int) -> None:
+    def retention(self) -> Retention:
+        """Return the retention of a shard that was just taken."""
+        return Retention(self._settings.retention_s, self._settings.retention_bytes_max // self._settings.shards)
+
+    async def step(self, link: AsyncLink, database: Database, holdings: dict[int, Holding]) -> None:
         """This tidies a few shards; a shard with more to leave has another turn in the same round."""
         now = self._monotonic()
         if not self._round:
@@ -82,64 +83,72 @@ class Janitor:
             await self._sweep(link, [one for one in holdings.values() if one.standing == "open"])
         some = [self._round.popleft() for _ in range(min(SHARDS_PER_STEP, len(self._round)))]
         open_ones = [holdings[shard] for shard in some if shard in holdings and holdings[shard].standing == "open"]
-        self._round.extend(await self.retire(link, database, open_ones, now_ms=now_ms))
+        self._round.extend(await self.retire(link, database, open_ones))
 
-    async def retire(
-        self, link: AsyncLink, database: Database, holdings: Sequence[Holding], *, now_ms: int
-    ) -> list[int]:
-        """This lets entries of these shards leave, a few hundred states each, and gives the shards that have more."""
-        cutoff = text_of(_START + timedelta(milliseconds=now_ms) - timedelta(seconds=self._settings.retention_s))
-        keep = self._settings.retention_bytes_max // self._settings.shards
-        asked = [
-            (
-                [self._keys.meta(one.shard), self._keys.changes(one.shard), self._keys.unflushed(one.shard)],
-                [one.row.epoch, one.row.flushed, cutoff, keep, STATES_PER_STEP, BYTES_PER_STEP],
-            )
-            for one in holdings
-        ]
+    async def retire(self, link: AsyncLink, database: Database, holdings: Sequence[Holding]) -> list[int]:
+        """This lets states of these shards be evicted and entries leave, and gives the shards that have more."""
+        now = self._monotonic()
+        leaving = [one.retention.leaving(now) for one in holdings]
+        asked = [self._written(one.shard, place) for one, place in zip(holdings, leaving, strict=True)]
         calls: list[tuple[list[str], list[Any]]] = []
-        leaving: list[int] = []
+        order: list[tuple[Holding, Place, bool]] = []
+        replies = await self._streams.run(link, asked) if asked else []
+        for one, place, reply in zip(holdings, leaving, replies, strict=True):
+            if isinstance(reply, Exception):
+                set_apart(one, "foreign_data", f"{self._keys.unflushed(one.shard)}: {reply}")
+            elif place is not None:
+                named = [(key, int(float(n))) for key, n in zip(reply[::2], reply[1::2], strict=True)]
+                all_named = len(named) < STATES_PER_STEP
+                if named or self._left.get(one.shard) != place.after:
+                    calls.append(await self._call(database, one, place, named, trim=all_named))
+                    order.append((one, place, all_named))
         more = []
-        for one, reply in zip(holdings, await self._streams.pipeline(link, "retired", asked), strict=True):
-            goes_on, *entries = (0,) if isinstance(reply, Exception) else reply
-            if entries:
-                calls.append(await self._call(database, one, entries))
-                leaving.append(len(entries))
-                if goes_on:
-                    more.append(one.shard)
-                whisper("retired", shard=one.shard, entries=len(entries))
-        for count, marked in zip(leaving, await self._streams.pipeline(link, "retire", calls), strict=True):
-            if isinstance(marked, int) and marked >= 0:
-                self.trimmed += count
-                self.marked += marked
+        for (one, place, all_named), reply in zip(
+            order, await self._streams.pipeline(link, "retire", calls), strict=True
+        ):
+            if not isinstance(reply, list) or not reply:
+                continue
+            marked, left, goes_on = reply
+            self.marked += marked
+            self.trimmed += left
+            if goes_on or not all_named:
+                more.append(one.shard)
+            else:
+                self._left[one.shard] = place.after
         return more
 
-    async def _call(self, database: Database, one: Holding, leaving: Sequence[_Leaving]) -> tuple[list[str], list[Any]]:
-        """This asks for entries to leave, and for each of their states that Postgres took to be marked."""
-        first, last = place_of(leaving[0][0]), place_of(leaving[-1][0])
-        kept = await self._excepted(database, one, first.n, last.n)
-        default = round(self._settings.redis_ttl_s * 1000)
-        marks: dict[str, tuple[bytes, int]] = {}
-        for entry_id, change_id, *states in leaving:
-            for key, ttl in zip(states[::2], states[1::2], strict=True):
-                name = key.decode("utf-8", "replace")
-                marks.pop(name, None)
-                if place_of(entry_id) not in kept and "/" in name:
-                    marks[name] = (change_id, int(ttl) if ttl.isdigit() and int(ttl) > 0 else default)
-        fixed = [self._keys.meta(one.shard), self._keys.changes(one.shard), self._keys.unflushed(one.shard)]
-        arguments: list[Any] = [one.row.epoch, one.row.flushed, leaving[-1][0]]
-        for name, (change_id, ttl_ms) in marks.items():
-            arguments += (name, change_id, ttl_ms)
-        return [*fixed, *(self._keys.state(name) for name in marks)], arguments
+    def _written(self, shard: int, place: Place | None) -> Command:
+        """This asks for the keys whose newest change may leave, oldest first, with its n."""
+        last = place.n if place is not None else 0
+        return ("ZRANGEBYSCORE", self._keys.unflushed(shard), 0, last, "WITHSCORES", "LIMIT", 0, STATES_PER_STEP)
 
-    async def _excepted(self, database: Database, one: Holding, first: int, last: int) -> set[Position]:
+    async def _call(
+        self, database: Database, one: Holding, place: Place, named: Sequence[tuple[bytes, int]], *, trim: bool
+    ) -> tuple[list[str], list[Any]]:
+        """This asks for states to be marked, and where they were the last ones for the entries to leave."""
+        last = place_of(place.after)
+        excepted = await self._excepted(database, one, named[0][1], named[-1][1]) if named else ""
+        keys = [self._keys.meta(one.shard), self._keys.changes(one.shard), self._keys.unflushed(one.shard)]
+        arguments = [
+            one.row.epoch, one.row.flushed, place.n, f"{last.epoch}-{last.n + 1}" if trim else "", ENTRIES_PER_STEP,
+            round(self._settings.redis_ttl_s * 1000), excepted, *(key for key, _ in named),
+        ]  # fmt: skip
+        return [*keys, *(self._state_of(key, one.shard) for key, _ in named)], arguments
+
+    def _state_of(self, key: bytes, shard: int) -> str:
+        """This is the Redis key of a state; what another program put on the list has none, and leaves it."""
+        name = key.decode("utf-8", "replace")
+        return self._keys.changes(shard) if misplaced(name, shard, self._keys) else self._keys.state(name)
+
+    async def _excepted(self, database: Database, one: Holding, first: int, last: int) -> str:
+        """This gives the positions between two n that Postgres did not take."""
         if one.row.excepted < first:
-            return set()
+            return ""
         async with database.transaction() as transaction:
             (rows,) = await transaction.run(
                 Call("exceptions_between", {"shard": one.shard, "first": first, "last": last})
             )
-        return {Position(*row) for row in rows}
+        return " ".join(f"{epoch}-{n}" for epoch, n in rows)
 
     async def _sweep(self, link: AsyncLink, holdings: Sequence[Holding]) -> None:
         """This removes tokens, leases and places long past their deadline, a page of each shard's at a time."""

@@ -14,7 +14,7 @@ import msgspec
 
 from statecache.entries import INTEGER_MAX, salvaged, storable
 from statecache.model import ChangeSet, Position
-from statecache.reconcile import NOTHING, Fork, Tip
+from statecache.reconcile import NOTHING, Fork, Judgement, Tip
 from statecache_workers.arrays import texts
 from statecache_workers.database import Call, Poison, Transaction
 from statecache_workers.logs import alarm
@@ -48,6 +48,11 @@ class Outcome(msgspec.Struct, kw_only=True):
     forked: list[Fork] = []
     excepted: int = 0
     parked: int = 0
+
+    @classmethod
+    def of(cls, judgement: Judgement) -> Outcome:
+        """This is what became of entries that were judged and written."""
+        return cls(tips=judgement.tips, forked=judgement.forked, excepted=judgement.excepted)
 
 
 async def tips_of(transaction: Transaction, keys: Sequence[str]) -> dict[str, Tip]:

@@ -63,7 +63,7 @@ async def _acknowledge_and_seek(
     keys: KeySpace,
 ) -> None:
     forks = {holding.shard: await _forks(link, database, flusher, holding, head) for holding, head in fit}
-    settled.unsure += await flusher.acknowledge(link, [holding for holding, _ in fit], forks)
+    settled.unsure += await flusher.acknowledgement.tell(link, [holding for holding, _ in fit], forks)
     agreed = [holding for holding, _ in fit if holding.standing == "new" and holding.sure]
     calls = [([keys.changes(one.shard)], [one.row.flushed, one.row.epoch]) for one in agreed]
     for holding, reply in zip(agreed, await flusher.streams.pipeline(link, "seek", calls), strict=True):
@@ -71,6 +71,7 @@ async def _acknowledge_and_seek(
             set_apart(holding, "foreign_data", f"{keys.changes(holding.shard)}: {reply}")
             continue
         holding.after, holding.standing, holding.reason = reply, "open", ""
+        flusher.opened(holding)
         settled.opened.append(holding.shard)
 
 
@@ -89,6 +90,6 @@ async def _forks(
         forks = [(key, change_id) for key, change_id, _ in rows]
         if len(rows) < FORKS_MAX:
             return forks
-        await flusher.remove(link, holding, forks)
+        await flusher.acknowledgement.remove(link, holding, forks)
         after = rows[-1][2] - 1  # a change-set may have been cut
     return []

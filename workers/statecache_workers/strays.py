@@ -22,6 +22,7 @@ from statecache.model import ChangeSet, Position
 from statecache_workers.database import Database, Poison
 from statecache_workers.holdings import Holding, misplaced, set_apart
 from statecache_workers.logs import alarm
+from statecache_workers.places import place_of
 from statecache_workers.quarantine import UNREADABLE, Raw, park_raw
 
 if TYPE_CHECKING:
@@ -34,12 +35,6 @@ BYTES_PER_PAGE = 8 * 2**20
 PAGES_PER_TURN = 10
 _NOBODYS = Poison(UNREADABLE, "no commit wrote it")
 _REFUSED = Poison(UNREADABLE, "a commit wrote it that was refused before its end")
-
-
-def place_of(entry_id: bytes) -> Position:
-    """This reads any stream id, however large its numbers."""
-    epoch, _, n = entry_id.partition(b"-")
-    return Position(int(epoch), int(n))
 
 
 async def find_strays(

@@ -1,7 +1,6 @@
 """Reading shards' streams: heads first, then entries, cut where they no longer continue the watermark.
 
-n is contiguous in every shard, so what follows the watermark must be n + 1. A cut is why it does not go on:
-
+What follows the watermark must be n + 1, for n is contiguous in every shard. A cut is why it does not go on:
     gap      entries between are gone although nobody flushed them: trimmed or deleted by hand
     newer    an entry of a newer release: only a newer worker knows what to do with it
     stray    an entry that may be no commit's: another program adds to this stream
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -24,7 +23,8 @@ from statecache.entries import ForeignEntry, NewerFormat, change_set, position_o
 from statecache.errors import RedisUnavailable
 from statecache.lua import script
 from statecache.model import ChangeSet, Position
-from statecache_workers.holdings import Head, Heads, Holding, Place, head_of, set_apart
+from statecache_workers.holdings import Head, Heads, Holding, head_of, set_apart
+from statecache_workers.places import Place
 
 if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink, Command
@@ -88,8 +88,8 @@ class Gap(NamedTuple):
 class Slice(msgspec.Struct, kw_only=True):
     """This is what one shard brings into a batch: entries in order, from one place in its stream to another.
 
-    With the cut `gap` there are no entries but those that were rebuilt, and `gap` says what is lost between the places.
-    With `beyond` there are none that the head knows of: they were committed since it was read, or no commit wrote them.
+    With the cut `gap` there are no entries but those that were rebuilt, and `gap` says what is lost between the places;
+    with `beyond` none that the head knows of: they were committed since it was read, or no commit wrote them.
     """
 
     holding: Holding
@@ -120,6 +120,16 @@ class Slice(msgspec.Struct, kw_only=True):
         read = next((one.change_set for one in reversed(self.entries) if one.change_set is not None), None)
         totals = (read.entries, read.bytes) if read is not None else (self.start.entries, self.start.bytes)
         self.end = Place(str(last).encode(), last.n, *totals)
+
+    def places(self, step_bytes: int) -> Iterator[Place]:
+        """Yield places inside the slice, one in about so many bytes, and where it ends."""
+        last = self.start.bytes
+        for entry in self.entries[:-1] if self.end.bytes - last > step_bytes else ():
+            found = entry.change_set
+            if found is not None and found.bytes - last >= step_bytes:
+                last = found.bytes
+                yield Place(str(entry.position).encode(), entry.position.n, found.entries, found.bytes)
+        yield self.end
 
     def shorten(self, bytes_max: int) -> int:
         """This drops entries past that many bytes, but for the first, and gives how many bytes are kept."""

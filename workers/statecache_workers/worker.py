@@ -60,7 +60,7 @@ class Worker:
         self.redis = RedisTier(settings, self.keys)
         self.postgres = PostgresTier(settings, self.keys, name=f"statecache worker {self.id[-8:]}")
         self.ownership = Ownership(settings, owner=self.id)
-        self.flusher = Flusher(settings, self.keys, owner=self.id)
+        self.flusher = Flusher(settings, self.keys, owner=self.id, monotonic=monotonic)
         self.janitor = Janitor(settings, self.keys, self.flusher.streams, monotonic=monotonic)
         self.gatekeeper = Gatekeeper(
             settings, self.keys, self.redis, self.postgres, by=self.id, done=self.refresh, monotonic=monotonic
@@ -147,7 +147,7 @@ class Worker:
         if not whole:
             return True
         if self.janitor.due:
-            await self.janitor.step(link, database, self.holdings, now_ms=heads.now_ms)
+            await self.janitor.step(link, database, self.holdings)
         await self._measure(link, heads)
         await self._look_for_room(link)
         self._announce()
@@ -166,7 +166,7 @@ class Worker:
             del self.holdings[shard]
             self.flusher.tips.drop(shard)
         for shard, row in share.rows.items():
-            holding = self.holdings.setdefault(shard, Holding(shard, row))
+            holding = self.holdings.setdefault(shard, Holding(shard, row, self.janitor.retention()))
             if holding.standing == "open" and holding.row == row:
                 continue
             self.flusher.tips.drop(shard)

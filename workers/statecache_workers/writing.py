@@ -12,6 +12,8 @@ from statecache_workers.database import Call, Transaction
 
 if TYPE_CHECKING:
     from statecache.model import ChangeSet
+    from statecache_workers.quarantine import Outcome
+    from statecache_workers.streams import Slice
 
 _NOWHERE = Fate("nowhere")
 
@@ -73,6 +75,13 @@ def watermarks(marks: Sequence[Mark], lease: Any) -> Call:
     columns = (integers(column) for column in zip(*marks, strict=True))
     names = ("shards", "flushed", "entries", "bytes", "excepted")
     return Call("flush_watermarks", dict(zip(names, columns, strict=True)) | {"lease": lease})
+
+
+def mark_of(one: Slice, outcome: Outcome) -> Mark:
+    """This is the shard's new watermark. What was in a gap may be lost, wholly or in part: waiters must ask."""
+    torn = one.end.n if one.cut == "gap" else 0
+    excepted = max(one.holding.row.excepted, outcome.excepted, torn)
+    return Mark(one.shard, one.end.n, one.end.entries, one.end.bytes, excepted)
 
 
 def _changes(applied: Sequence[Judged]) -> Call:
