@@ -9,10 +9,10 @@ A fault strikes once, at the first request (from now on) that holds its bytes:
 
     drop_request   the connection ends before the server sees anything of it
     cut            the server sees the request up to the bytes, then the connection ends
-    stall          the server sees the request up to the bytes; the connection stays, and nothing more passes over it
     drop_reply     the server gets the request and answers; the connection ends before the answer goes on
     hold_request   the request waits for `fault.release()`, and goes on even if its sender has given it up
     hold_reply     the answer waits for `fault.release()`
+    silence        the server sees the request up to the bytes; the connection stays, and nothing more passes over it
     reset          like drop_reply, with a reset instead of an orderly end
 
 `trickle` hands on every byte by itself, `bytes_per_s` no more than so many a second on each connection, `refusing`
@@ -35,7 +35,7 @@ from typing import Literal, Self
 
 WAIT_S = 60.0
 
-Kind = Literal["drop_request", "cut", "stall", "drop_reply", "hold_request", "hold_reply", "reset"]
+Kind = Literal["drop_request", "cut", "drop_reply", "hold_request", "hold_reply", "silence", "reset"]
 
 
 class Fault:
@@ -302,9 +302,9 @@ class _Line:
         if fault.kind == "drop_request":
             fault.strike()
             raise _Cut
-        if fault.kind in ("cut", "stall"):
+        if fault.kind in ("cut", "silence"):
             await self._hand_on(self._to_server, data[: max(data.find(fault.at), 0)])
-            if fault.kind == "stall":
+            if fault.kind == "silence":
                 self.flowing.clear()
             fault.strike()
             await self._proxy.flow(self)

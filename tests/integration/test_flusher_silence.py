@@ -40,7 +40,7 @@ async def test_a_flush_that_falls_silent_is_given_up_soon_and_holds_no_rows(
     worker = make_worker(through(settings, postgres=postgres_proxy))
     await flush(worker)
     agents.commit("runs/1")
-    fault = postgres_proxy.arm("stall", at=IN_MID_PIPELINE)
+    fault = postgres_proxy.arm("silence", at=IN_MID_PIPELINE)
     async with asyncio.timeout(BOUND_S):
         with pytest.raises(PostgresUnavailable, match="waits for us"):
             await flush(worker)
@@ -90,7 +90,7 @@ async def test_the_next_owner_ends_the_session_of_a_lapsed_lease(
     gone, heir = make_worker(through(quick, postgres=postgres_proxy)), make_worker(quick)
     await flush(gone)
     agents.commit("runs/1")
-    fault = postgres_proxy.arm("stall", at=IN_MID_PIPELINE)
+    fault = postgres_proxy.arm("silence", at=IN_MID_PIPELINE)
     turning = asyncio.create_task(gone.turn())
     await fault.wait()
     async with asyncio.timeout(BOUND_S):

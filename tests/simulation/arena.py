@@ -27,6 +27,7 @@ from statecache.settings import Settings, process_environment
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from statecache.testing.process import Process, spawn
+from statecache.testing.server import Server
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
 from tests.simulation.writer import KEYS
@@ -181,13 +182,21 @@ class Arena:
         return self.own.redis_url
 
     @property
+    def database(self) -> Server:
+        """The Postgres that is the primary."""
+        return self.own._server("postgres")
+
+    @property
     def postgres_url(self) -> str:
         """The URL of the Postgres, past the proxies."""
-        return self.own.postgres_url
+        return self.database.url
 
     def postgres(self) -> psycopg.Connection[tuple[object, ...]]:
         """This is a connection to the Postgres that no proxy stands before."""
-        return psycopg.connect(self.postgres_url, autocommit=True, connect_timeout=2, application_name="nemesis")
+        return psycopg.connect(
+            self.postgres_url, autocommit=True, connect_timeout=2, application_name="nemesis", client_encoding="utf8",
+            options="-c default_transaction_read_only=off",
+        )  # fmt: skip
 
     async def restart(self, name: str) -> None:
         """This starts a killed server again, beside the loop."""
@@ -210,10 +219,10 @@ class Arena:
 
     async def heal_servers(self) -> None:
         """Let every server run, in its role."""
-        for name in ("redis", "postgres"):
-            if self.own.pid(name) is None:
-                await self.restart(name)
-            self.own.resume(name)
+        for server in (self.own._server("redis"), self.database):
+            if server.pid is None:
+                await asyncio.to_thread(server.restart)
+            server.resume()
 
     async def prepare(self, ending: AsyncExitStack) -> None:
         """Start what belongs to it beside the two servers; the proxies stand already."""

@@ -49,7 +49,7 @@ from tests.simulation.profiles import CHAOS, PROFILES, Profile
 from tests.simulation.sampler import Sampler
 
 LIVE_S = 30.0
-ENDING_S = 85.0
+ENDING_S = 150.0
 SAMPLE_S = 0.1
 PROGRESS_S = 5.0
 SHOWN_MAX = 20

@@ -214,15 +214,15 @@ class Faults(NetworkFaults):
 
     async def _postgres_kill(self, strike: Strike) -> bool:
         async with self._arena.postgres_turn:
-            await asyncio.to_thread(self._arena.own.kill, "postgres")
+            await asyncio.to_thread(self._arena.database.kill)
             await self._wait(strike.lasts_s)
-            await self._arena.restart("postgres")
+            await asyncio.to_thread(self._arena.database.restart)
         return True
 
     async def _backend_pause(self, strike: Strike) -> bool:
         async with self._arena.postgres_turn:
             pid = await self._backend(strike)
-            root = self._arena.own.pid("postgres")
+            root = self._arena.database.pid
             if pid is None or root is None or pid not in descendants(root):
                 return False
             os.kill(pid, signal.SIGSTOP)

@@ -144,10 +144,10 @@ def _false_outcomes(operations: Sequence[Operation], evidence: Evidence, told: T
             continue
         key, change = one.keys[0], one.change_id
         there = any(row.change_id == change for row in evidence.chains.get(key, ()))
-        lost = any(loss.since <= one.returned and one.invoked <= loss.until for loss in told.losses)
+        losses = [loss for loss in told.losses if loss.since <= one.returned and one.invoked <= loss.until]
         true = {
-            "applied": there or lost,
-            "durable": there,
+            "applied": there or bool(losses),
+            "durable": there or any("postgres" in loss.levels for loss in losses),
             "not applied": not there,
             "forked": (change, key) in evidence.conflicts,
             "quarantined": (change, key) in evidence.quarantined,

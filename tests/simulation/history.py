@@ -42,6 +42,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parent: str | None = None
     epoch: int = 0
     version: int = 0
+    n: int = 0
     digest: str = ""
 
 
@@ -148,6 +149,7 @@ def seen_of(state: State[Any]) -> Seen:
         parent=state.parent_change_id,
         epoch=state.epoch,
         version=state.version,
+        n=0 if state.position is None else state.position.n,
         digest="" if state.value is None else digest_of(state.value),
     )
 

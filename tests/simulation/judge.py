@@ -27,7 +27,7 @@ def evidence(connection: Connection, schema: str) -> Evidence:
     """This reads every chain and whatever was set aside."""
     chains: dict[str, list[Row]] = {}
     query = (
-        "SELECT key, change_id, parent_change_id, epoch, version, op, n, reason, value"
+        "SELECT key, change_id, parent_change_id, epoch, version, op, n, reason, gap, value"
         f" FROM {schema}.change ORDER BY key, version"
     )
     for row in connection.execute(query.encode()):
@@ -38,13 +38,14 @@ def evidence(connection: Connection, schema: str) -> Evidence:
 
 
 def _row(
-    key: str, change_id: str, parent: str, epoch: int, version: int, op: str, n: int, reason: str, value: bytes
-) -> Row:
+    key: str, change_id: str, parent: str, epoch: int, version: int, op: str, n: int, reason: str, gap: bool,
+    value: bytes,
+) -> Row:  # fmt: skip
     content = msgspec.json.decode(value) if op == "set" else {}
     return Row(
         key=key, change_id=change_id, parent=parent, epoch=epoch, version=version, op=op, n=n,
         tag=reason or content.get("by", ""), digest=digest_of(content) if op == "set" else "",
-        follows=content.get("after"),
+        follows=content.get("after"), gap=gap,
     )  # fmt: skip
 
 

@@ -87,6 +87,33 @@ THREADS = {
     )
 }  # fmt: skip
 """What threads that share a client meet from outside: whatever leaves their process alive."""
+POSTGRES: dict[str, tuple[float, float, float]] = {
+    "restored": (4, 0.3, 1.0),
+    "restored_old": (4, 0, 0),
+    "restored_behind": (2, 0.1, 0.5),
+    "standby_promoted": (3, 0.3, 1.5),
+    "commit_cancelled": (3, 0.5, 2.0),
+    "commit_unsynced": (2, 0.5, 2.0),
+    "default_encoding": (3, 0.5, 3.0),
+    "default_path": (1, 0.5, 2.0),
+    "default_read_only": (2, 0.5, 3.0),
+    "read_only": (2, 0.5, 3.0),
+    "row_locked": (3, 4.0, 7.0),
+    "batch_slow": (2, 0, 0),
+    "disk_full": (2, 1.0, 4.0),
+    "flush_silent": (3, 2.0, 5.0),
+    "encoding_refused": (1, 0, 0),
+    "left_silent": (0, 0, 0),
+    **{
+        kind: KINDS[kind]
+        for kind in (
+            "writer_kill", "worker_kill", "worker_pause", "redis_kill", "redis_reset", "redis_drop_reply",
+            "postgres_kill", "postgres_freeze", "postgres_reset", "backend_pause", "backend_terminate",
+            "backend_cancel", "table_lock", "commit_drop_request", "commit_drop_reply",
+        )
+    },
+}  # fmt: skip
+POSTGRES_ALONE = frozenset(POSTGRES) - frozenset(KINDS) - {"flush_silent", "read_only", "default_read_only"}
 ROLES_ALONE = frozenset({"failover_kept", "old_primary_returns"})
 FIRST_S = 0.5
 

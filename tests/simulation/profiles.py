@@ -4,6 +4,7 @@
     roles       a primary and two replicas that change their roles, behind an address that moves
     debian      the same with the machine's `redis-server` in place of the Valkey
     threads     processes of many threads that share a synchronous client, one of them over TLS
+    postgres    a Postgres that goes back, changes its place, is full, slow, read-only, or set up by somebody else
 
 A kind of faults that finds a defect joins `SWITCHED_ON` of its profile when the defect is gone: the short runs of the
 test suite draw from these kinds only, `make chaos PROFILE=…` from all.
@@ -19,15 +20,21 @@ from typing import NamedTuple
 from tests.simulation import nemesis
 from tests.simulation.arena import Arena
 from tests.simulation.faults import Faults
+from tests.simulation.postgres_arena import PostgresArena
+from tests.simulation.postgres_faults import PostgresFaults
 from tests.simulation.roles_arena import RolesArena
 from tests.simulation.roles_faults import RolesFaults
 from tests.simulation.threads_arena import ThreadsArena
 
 SWITCHED_ON: dict[str, tuple[str, ...]] = {
     "chaos": tuple(nemesis.KINDS),
+    "postgres": (
+        "commit_unsynced", "default_path", "default_read_only", "read_only", "disk_full", "flush_silent", "worker_kill",
+        "writer_kill", "backend_terminate", "commit_drop_reply", "table_lock",
+    ),
     "roles": ("replica_freeze", "replica_cut", "primary_restart", "primary_killed", "worker_kill", "writer_kill"),
     "threads": tuple(nemesis.THREADS),
-}
+}  # fmt: skip
 """The kinds of each profile that the test suite's short runs draw from: one line a profile."""
 
 
@@ -54,6 +61,7 @@ PROFILES = {
         CHAOS,
         Profile("roles", nemesis.ROLES, nemesis.ROLES_ALONE, RolesArena, RolesFaults),
         Profile("threads", nemesis.THREADS, frozenset(), ThreadsArena, Faults),
+        Profile("postgres", nemesis.POSTGRES, nemesis.POSTGRES_ALONE, PostgresArena, PostgresFaults),
         Profile("debian", nemesis.ROLES, nemesis.ROLES_ALONE, DebianArena, RolesFaults),
     )
 }
