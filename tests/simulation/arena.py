@@ -74,6 +74,8 @@ class Arena:
     expected_errors: tuple[str, ...] = EXPECTED_ERRORS
     behind: frozenset[str] = frozenset({"local"})
     """The modes of reads that may be older than what had returned before they began."""
+    aside: tuple[str, ...] = ()
+    """How keys begin that no journal has; they are judged by the profile."""
     redis_server: Path | None = None
     postgres_config: Mapping[str, str] = {}
 

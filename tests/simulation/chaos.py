@@ -47,6 +47,7 @@ from tests.simulation.judge import journals, judge, leaks, unexpected
 from tests.simulation.nemesis import Strike, schedule
 from tests.simulation.profiles import CHAOS, PROFILES, Profile
 from tests.simulation.sampler import Sampler
+from tests.simulation.writer import KINDS_FILE
 
 LIVE_S = 30.0
 ENDING_S = 150.0
@@ -280,6 +281,7 @@ async def run(
     say(f"profile {profile.name}, seed {seed}, {seconds:g} s, {len(strikes)} faults planned")
     for strike in strikes:
         say(str(strike))
+    (folder / KINDS_FILE).write_text(" ".join(kinds))
     async with asyncio.timeout(seconds + ENDING_S), arena(folder, seed, profile.arena) as here:
         one = Run(here, result, say, profile)
         try:

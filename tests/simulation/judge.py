@@ -111,6 +111,8 @@ def judge(arena: Arena, operations: Sequence[Operation], losses: Sequence[Loss])
     with arena.postgres() as connection, arena.redis(seconds=10) as raw:
         found = evidence(connection, schema)
         wrong = tips(connection, raw, arena.keys, schema, found)
+    chains = {key: chain for key, chain in found.chains.items() if not key.startswith(arena.aside)}
+    found = msgspec.structs.replace(found, chains=chains)
     return check(operations, found, losses=losses, behind=arena.behind), wrong
 
 

@@ -76,7 +76,8 @@ ROLES: dict[str, tuple[float, float, float]] = {
     "left_kept": (0, 0, 0),
     "left_forgotten": (0, 0, 0),
 } | {kind: KINDS[kind] for kind in _BESIDE}
-"""A kind of weight 0 strikes once, when all others are over, and is not healed before the service has to be whole."""
+"""A kind of weight 0 is none that strikes at a moment: `left_…` does when all others are over, and is not healed before
+the service has to be whole; others are habits of the sessions."""
 THREADS = {
     kind: KINDS[kind]
     for kind in (
@@ -113,6 +114,21 @@ POSTGRES: dict[str, tuple[float, float, float]] = {
         )
     },
 }  # fmt: skip
+LOCKS: dict[str, tuple[float, float, float]] = {
+    "outage_long": (5, 1.3, 2.5),
+    "tracked_late": (4, 1.0, 4.0),
+    "step_blocked": (0, 0, 0),
+    "step_leased": (0, 0, 0),
+    **{
+        kind: KINDS[kind]
+        for kind in (
+            "writer_kill", "writer_pause", "worker_kill", "redis_kill", "redis_pause", "redis_sleep", "redis_refusing",
+            "redis_freeze", "redis_reset", "redis_drop_request", "redis_drop_reply", "redis_hold", "client_kill",
+            "script_flush", "memory_squeeze", "evict", "postgres_kill", "postgres_freeze", "commit_drop_reply",
+        )
+    },
+}  # fmt: skip
+LOCKS_ALONE = frozenset({"outage_long"})
 POSTGRES_ALONE = frozenset(POSTGRES) - frozenset(KINDS) - {"flush_silent", "read_only", "default_read_only"}
 ROLES_ALONE = frozenset({"failover_kept", "old_primary_returns"})
 FIRST_S = 0.5

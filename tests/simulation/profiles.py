@@ -4,6 +4,7 @@
     roles       a primary and two replicas that change their roles, behind an address that moves
     debian      the same with the machine's `redis-server` in place of the Valkey
     threads     processes of many threads that share a synchronous client, one of them over TLS
+    locks       holders of locks and agents that run steps are stopped, killed, cut off and told late
     postgres    a Postgres that goes back, changes its place, is full, slow, read-only, or set up by somebody else
 
 A kind of faults that finds a defect joins `SWITCHED_ON` of its profile when the defect is gone: the short runs of the
@@ -20,6 +21,7 @@ from typing import NamedTuple
 from tests.simulation import nemesis
 from tests.simulation.arena import Arena
 from tests.simulation.faults import Faults
+from tests.simulation.locks_faults import LocksArena, LocksFaults
 from tests.simulation.postgres_arena import PostgresArena
 from tests.simulation.postgres_faults import PostgresFaults
 from tests.simulation.roles_arena import RolesArena
@@ -31,6 +33,10 @@ SWITCHED_ON: dict[str, tuple[str, ...]] = {
     "postgres": (
         "commit_unsynced", "default_path", "default_read_only", "read_only", "disk_full", "flush_silent", "worker_kill",
         "writer_kill", "backend_terminate", "commit_drop_reply", "table_lock",
+    ),
+    "locks": (
+        "writer_kill", "writer_pause", "worker_kill", "redis_kill", "redis_pause", "redis_reset", "redis_drop_reply",
+        "client_kill", "postgres_kill",
     ),
     "roles": ("replica_freeze", "replica_cut", "primary_restart", "primary_killed", "worker_kill", "writer_kill"),
     "threads": tuple(nemesis.THREADS),
@@ -62,6 +68,7 @@ PROFILES = {
         Profile("roles", nemesis.ROLES, nemesis.ROLES_ALONE, RolesArena, RolesFaults),
         Profile("threads", nemesis.THREADS, frozenset(), ThreadsArena, Faults),
         Profile("postgres", nemesis.POSTGRES, nemesis.POSTGRES_ALONE, PostgresArena, PostgresFaults),
+        Profile("locks", nemesis.LOCKS, nemesis.LOCKS_ALONE, LocksArena, LocksFaults),
         Profile("debian", nemesis.ROLES, nemesis.ROLES_ALONE, DebianArena, RolesFaults),
     )
 }

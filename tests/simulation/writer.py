@@ -45,6 +45,8 @@ GROUPS = {
     "users/a": ("users/a", "users/a/{x}:state:"),
 }
 KEYS = tuple(key for group in GROUPS.values() for key in group)
+KINDS_FILE = "kinds"
+"""What is in a run's folder: the kinds of faults that it has."""
 NEW = "new"
 """The namespace of keys that nobody else will ever use."""
 REPEATS_MAX = 3
