@@ -26,7 +26,7 @@ import msgspec
 
 from statecache.errors import UsageError
 from statecache.keys import group_of
-from statecache.model import Token
+from statecache.model import Locking, Token
 
 TTL_S_MIN = 0.05
 TTL_S_MAX = 86_400.0
@@ -103,11 +103,15 @@ class Holding(msgspec.Struct, kw_only=True, eq=False):
 class Locks(msgspec.Struct, frozen=True):
     """This is what a commit has to do with locks: the leases that it is made under, and where nobody else may hold one.
 
-    `guarded` are keys of which some lock may stand in the way.
+    `guarded` are keys of which some lock may stand in the way; `locking` is what the view that commits asks for.
     """
 
     held: tuple[Holding, ...]
     guarded: tuple[str, ...]
+    locking: Locking | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.held or self.guarded)
 
     def spelled(self) -> tuple[str, str]:
         """This spells both for the commit script: with NULs, which no key holds, between and behind the words."""
@@ -119,6 +123,10 @@ class Locks(msgspec.Struct, frozen=True):
         for one in self.held:
             if one.key == key:
                 one.gone = True
+
+
+UNGUARDED = ("",)
+"""Stands for the keys of a commit that no lock may be in the way of, where locks are enforced: of none."""
 
 
 def guards_of(keys: Iterable[str]) -> tuple[str, ...]:

@@ -178,7 +178,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     `read` is where `get` reads when a call names nothing. `redis_ttl` marks when a clean state may leave Redis (not an
     age limit); `value_bytes_max` in bytes, at most 8 MiB. Where `locking` is `enforced`, nobody but its holder commits
-    to a key that is locked, itself or above in its group.
+    to a key that is locked, itself or above in its group: that is the namespace's, recorded once and kept by all.
     """
 
     type: Any = None
@@ -187,7 +187,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     read: ReadMode | None = None
     redis_ttl: timedelta | None = None
     value_bytes_max: int | None = None
-    locking: Locking = "advisory"
+    locking: Locking | None = None
 
 
 class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):

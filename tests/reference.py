@@ -68,7 +68,19 @@ def _clients() -> Iterator[str]:
 
 
 _OF_THE_INSIDE = frozenset(
-    {"full", "end_of", "moment_of", "durability_of", "write_of", "state_of", "committed_state", "locks_of", "holdings"}
+    {
+        "full",
+        "end_of",
+        "moment_of",
+        "durability_of",
+        "write_of",
+        "state_of",
+        "committed_state",
+        "locks_of",
+        "holdings",
+        "refuse_to_drop",
+        "unguarded",
+    }
 )
 """What the verbs and transactions share among themselves."""
 

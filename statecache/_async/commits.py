@@ -8,6 +8,7 @@ when none of that can be had in time is the outcome unknown, and said to be so.
     OK, DUP    applied     CONFLICT, STALE, HELD, BACKLOG, REPLICAS, LIMIT, FOREIGN, OOM   certainly not applied
     FENCED     open the shard, again          MISSING   hydrate, again       UNSURE   look it up, again or done
     no reply   again with the same change_id, marked as a repeat             LATE   again
+    POLICY     again, with or without the locks that the namespace has kept
 
 Every attempt tells the server when it will be given up. One that was held up on its way is refused, so it cannot be
 executed when the state's `recent` has long forgotten the attempt that came after it.
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from statecache._async.line import Line
     from statecache._async.losses import Losses
     from statecache._async.opener import Opener
+    from statecache._async.policies import Policies
     from statecache._async.redis import RedisTier
     from statecache.keys import KeySpace
     from statecache.leases import Locks
@@ -79,12 +81,14 @@ class Committer(Repeats):
         doubts: Doubts,
         accounts: Accounts,
         losses: Losses,
+        policies: Policies,
         rng: Random,
     ) -> None:
         super().__init__(
             settings, keys, redis, durable=durable, levels=levels, line=line, accounts=accounts, rng=rng
         )  # fmt: skip
         self._opener = opener
+        self._policies = policies
         self._hydrator = hydrator
         self._doubts = doubts
         self._losses = losses
@@ -244,6 +248,9 @@ class Committer(Repeats):
                 await self._hydrator.load(missing, end=commit.end, to_write=True)
             except StateCacheError as error:
                 commit.fail(error)
+        elif verdict == b"POLICY":
+            await self._policies.heed(commit, reply[2])
+            note(retries=1)
         elif verdict == b"UNSURE":
             return await self._looked_up(commit, applied=len(reply) > 2)
         elif not (verdict == b"CONFLICT" and reply[2] - 1 in commit.pinned):

@@ -138,6 +138,7 @@ class Attempt:
         self._seconds = seconds
         self._claim_ms = round(gate.settings.claim_s * 1000)
         self._may_begin = False
+        self._policies = "0 "
 
     async def run(self, shards: Sequence[int]) -> Outcome:
         """This opens what it may."""
@@ -162,6 +163,7 @@ class Attempt:
         if len(rows) != len(set(shards)):
             raise ConfigurationError("Postgres has no row for some shards", hint="Run `statecache migrate`.")
         self._may_begin = all(row[5] for row in rows)
+        self._policies = rows[0][6] if rows else self._policies
         return [Row(shard=row[0], epoch=row[1], replid=row[2], flushed=row[3], cluster=row[4]) for row in rows]
 
     async def _look(self, rows: Sequence[Row]) -> tuple[list[_Seen], dict[int, Refusal]]:
@@ -353,7 +355,7 @@ class Attempt:
         pin = [keys.shards, HASH, keys.prefix, self._settings.postgres_schema, one.seen.row.cluster]
         dirty = [part for pair in branch.dirty.items() for part in pair]
         redis_keys = [*self._fixed(one.shard), keys.leases(one.shard), keys.waiters(one.shard)]
-        return redis_keys, [self._token, look.server, self._settings.fence, *numbers, *pin, *dirty]
+        return redis_keys, [self._token, look.server, self._settings.fence, *numbers, *pin, self._policies, *dirty]
 
     def _fixed(self, shard: int) -> list[str]:
         keys = self._keys

@@ -319,8 +319,9 @@ class AsyncStepCall:
 
     async def _note_left(self, write: Write) -> bool:
         """Write how the step was left; under no lock, for what happened stays true if the lock is lost."""
+        locks = self._scope.unguarded(write.key)
         with suppress(StateCacheError):
-            await self._tier.committer.commit(self._new([write], "memory", monotonic() + _LEAVE_S, locks=None))
+            await self._tier.committer.commit(self._new([write], "memory", monotonic() + _LEAVE_S, locks=locks))
             return True
         return False
 

@@ -21,6 +21,7 @@ from statecache._async.line import Line
 from statecache._async.listing import Listing
 from statecache._async.losses import Losses
 from statecache._async.opener import Opener
+from statecache._async.policies import Policies
 from statecache._async.postgres import PostgresTier
 from statecache._async.reading import Reader
 from statecache._async.redis import RedisTier
@@ -75,6 +76,7 @@ class Tiers:
         )
         self.warmer = Warmer(self.keys, self.redis, near=self.near, line=self.line, hydrator=self.hydrator)
         self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
+        self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
         self.events = Events(self.redis)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
@@ -99,6 +101,7 @@ class Tiers:
             doubts=self.doubts,
             accounts=self.accounts,
             losses=self.losses,
+            policies=self.policies,
             rng=rng,
         )
         finalize(self, _let_go, self.line, self.events, redis.pool, self.postgres.pool).atexit = False

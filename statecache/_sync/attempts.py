@@ -124,7 +124,7 @@ class Attempts:
             last = max(commit.lingers, commit.latest) + self._settings.timeout_s
             arguments.append(int(last * 1000 + link.ahead_ms))
         asked = (*self._fixed[commit.shard], *commit.redis_keys)
-        if commit.locks is not None:
+        if commit.locks:
             arguments += ([] if commit.repeat or commit.lingers else [""]) + [*commit.locks.spelled()]
             asked = (*asked, self._leases[commit.shard])
         return link.call(self._script, asked, arguments)

@@ -90,13 +90,13 @@ class StateCache(Verbs[Any]):
     def namespace(
         self, name: str, *, encoding: Encoding = ..., durability: Durability | None = ...,
         read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
-        value_bytes_max: int | None = ..., locking: Locking = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ...,
     ) -> Namespace[Any]: ...  # fmt: skip
     @overload
     def namespace(
         self, name: str, *, type: type[V], encoding: Encoding = ..., durability: Durability | None = ...,
         read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
-        value_bytes_max: int | None = ..., locking: Locking = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ...,
     ) -> Namespace[V]: ...  # fmt: skip
     def namespace(
         self,
@@ -108,9 +108,14 @@ class StateCache(Verbs[Any]):
         read: ReadMode | None = None,
         redis_ttl: timedelta | None = None,
         value_bytes_max: int | None = None,
-        locking: Locking = "advisory",
+        locking: Locking | None = None,
     ) -> Namespace[Any]:
-        """This gives a view of the keys under `name/`: values of that type, and a policy for what is written."""
+        """This gives a view of the keys under `name/`: values of that type, and a policy for what is written.
+
+        `locking="enforced"` is recorded for the namespace before the first lock or commit, and kept by all who write to
+        it from then on, by whatever view; without it what is recorded holds. `"advisory"` where enforced is recorded is
+        UsageError at the first commit. `statecache policy` changes it.
+        """
         policy = Policy(
             type=type,
             encoding=encoding,

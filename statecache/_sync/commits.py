@@ -10,6 +10,7 @@ when none of that can be had in time is the outcome unknown, and said to be so.
     OK, DUP    applied     CONFLICT, STALE, HELD, BACKLOG, REPLICAS, LIMIT, FOREIGN, OOM   certainly not applied
     FENCED     open the shard, again          MISSING   hydrate, again       UNSURE   look it up, again or done
     no reply   again with the same change_id, marked as a repeat             LATE   again
+    POLICY     again, with or without the locks that the namespace has kept
 
 Every attempt tells the server when it will be given up. One that was held up on its way is refused, so it cannot be
 executed when the state's `recent` has long forgotten the attempt that came after it.
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from statecache._sync.line import Line
     from statecache._sync.losses import Losses
     from statecache._sync.opener import Opener
+    from statecache._sync.policies import Policies
     from statecache._sync.redis import RedisTier
     from statecache.keys import KeySpace
     from statecache.leases import Locks
@@ -81,12 +83,14 @@ class Committer(Repeats):
         doubts: Doubts,
         accounts: Accounts,
         losses: Losses,
+        policies: Policies,
         rng: Random,
     ) -> None:
         super().__init__(
             settings, keys, redis, durable=durable, levels=levels, line=line, accounts=accounts, rng=rng
         )  # fmt: skip
         self._opener = opener
+        self._policies = policies
         self._hydrator = hydrator
         self._doubts = doubts
         self._losses = losses
@@ -246,6 +250,9 @@ class Committer(Repeats):
                 self._hydrator.load(missing, end=commit.end, to_write=True)
             except StateCacheError as error:
                 commit.fail(error)
+        elif verdict == b"POLICY":
+            self._policies.heed(commit, reply[2])
+            note(retries=1)
         elif verdict == b"UNSURE":
             return self._looked_up(commit, applied=len(reply) > 2)
         elif not (verdict == b"CONFLICT" and reply[2] - 1 in commit.pinned):

@@ -78,8 +78,8 @@ class Lease(Verbs[D], Generic[D]):
             if not repeated:
                 self._check(holding)
             holding.guarded = True
-        guarded = super().locks_of(keys)
-        return Locks(self.holdings, () if guarded is None else guarded.guarded)
+        locks = super().locks_of(keys)
+        return Locks(self.holdings, () if locks is None else locks.guarded, self._policy.locking)
 
     def full(self, name: str) -> str:
         """This gives the key of a name, which must be of the lock's group."""
@@ -107,6 +107,9 @@ class Lock(Generic[D]):
         if self._lease is not None:
             raise UsageError(f"this lock of {self._key!r} is in use", hint="Call lock() for each block.")
         self._view.tier.accounts.refuse_if_closing()
+        if self._view._policy.locking == "enforced":
+            timeout_s = self._view.tier.settings.timeout_s
+            self._view.tier.policies.ensure(self._key, seconds=min(self._patience or timeout_s, timeout_s))
         holding = self._view.tier.leases.take(self._key, ttl=self._ttl, patience=self._patience)
         self._lease = Lease(self._view, holding)
         return self._lease

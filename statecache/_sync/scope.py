@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from statecache.clock import monotonic
 from statecache.codec import codec_for
 from statecache.errors import Quarantined, UsageError
-from statecache.leases import Holding, Locks, guards_of
+from statecache.leases import UNGUARDED, Holding, Locks, guards_of
 from statecache.model import (
     ABSENT,
     BLIND,
@@ -107,7 +107,15 @@ class Scope(Generic[D]):
 
     def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks | None:  # noqa: ARG002
         """This says what a commit of these keys has to do with locks; None, as most have nothing."""
-        return Locks((), guards_of(keys)) if self._policy.locking == "enforced" else None
+        locking = self._policy.locking
+        if locking == "enforced" or (locking is None and self.tier.policies.enforces(keys[0])):
+            return Locks((), guards_of(keys), locking)
+        return None if locking is None else Locks((), (), locking)
+
+    def unguarded(self, key: str) -> Locks | None:
+        """Return what a commit has to do with locks that no lock may be in the way of."""
+        enforced = self._policy.locking == "enforced" or self.tier.policies.enforces(key)
+        return Locks((), UNGUARDED) if enforced else None
 
     def state_of(self, record: Record, type: Any = None) -> State[Any] | None:  # noqa: A002
         """This decodes a record; None for a tombstone or an absence."""
@@ -174,7 +182,7 @@ def checked_policy(policy: Policy) -> Policy:
         raise UsageError(f"durability {policy.durability!r} is not one of {', '.join(DURABILITIES)}")
     if policy.read not in (None, *READ_MODES):
         raise UsageError(f"read {policy.read!r} is not one of {', '.join(READ_MODES)}")
-    if policy.locking not in LOCKINGS:
+    if policy.locking not in (None, *LOCKINGS):
         raise UsageError(f"locking {policy.locking!r} is not one of {', '.join(LOCKINGS)}")
     if policy.redis_ttl is not None and not policy.redis_ttl > timedelta(0):
         raise UsageError(f"redis_ttl={policy.redis_ttl} is not a time above 0")

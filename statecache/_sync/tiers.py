@@ -24,6 +24,7 @@ from statecache._sync.line import Line
 from statecache._sync.listing import Listing
 from statecache._sync.losses import Losses
 from statecache._sync.opener import Opener
+from statecache._sync.policies import Policies
 from statecache._sync.postgres import PostgresTier
 from statecache._sync.reading import Reader
 from statecache._sync.redis import RedisTier
@@ -77,6 +78,7 @@ class Tiers:
         )
         self.warmer = Warmer(self.keys, self.redis, near=self.near, line=self.line, hydrator=self.hydrator)
         self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
+        self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
         self.events = Events(self.redis)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
@@ -101,6 +103,7 @@ class Tiers:
             doubts=self.doubts,
             accounts=self.accounts,
             losses=self.losses,
+            policies=self.policies,
             rng=rng,
         )
         finalize(self, _let_go, self.line, self.events, redis.pool, self.postgres.pool).atexit = False

@@ -9,7 +9,20 @@ from typing import Annotated
 
 import typer
 
-from statecache.cli import demo, doctor, epochs, locks, lost, overview, quarantine, replaying, running, states, top
+from statecache.cli import (
+    demo,
+    doctor,
+    epochs,
+    locks,
+    lost,
+    overview,
+    policy,
+    quarantine,
+    replaying,
+    running,
+    states,
+    top,
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -42,6 +55,7 @@ app.command(short_help="Delete a key's state.")(states.rm)
 app.command(short_help="List keys.")(states.ls)
 app.command(short_help="Tell where a key lives.")(states.where)
 app.command("locks", short_help="Show who holds locks; break one.")(locks.locks)
+app.command(short_help="Show or change how locks are kept.")(policy.policy)
 app.command(short_help="Show how a deployment stands.")(overview.status)
 app.command(short_help="List what was acknowledged and is lost.")(lost.lost)
 app.command(short_help="Watch a deployment live.")(top.top)

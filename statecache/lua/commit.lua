@@ -20,6 +20,8 @@
 --   CONFLICT    index, its change_id, its op
 --   STALE       the lock whose lease is not the commit's any more, its token, and the holder now, or ''
 --   HELD        the lock that somebody else holds, and the holder
+--   POLICY      enforced: the namespace's locks are, and the commit does not name those in its way; advisory: it does,
+--               and they are not
 --   BACKLOG     entries, bytes
 --   REPLICAS    how many are connected, how many must be
 --   LIMIT       index (0 = the whole commit), bytes, limit
@@ -38,7 +40,8 @@ if locks then
 end
 
 -- Fence: this server is the one that opened the shard's epoch, and a primary: what a replica refuses may be long past.
-local head = pcall('HMGET', meta, 'epoch', 'replid', 'n', 'entries', 'bytes', 'flushed_entries', 'flushed_bytes')
+local head = pcall('HMGET', meta, 'epoch', 'replid', 'n', 'entries', 'bytes', 'flushed_entries', 'flushed_bytes',
+  'enforced')
 if head.err then return { nonce, 'FOREIGN', meta, head.err } end
 local epoch, replid, server = head[1], head[2], 'off'
 local fence, replicas, info = ARGV[3], nil, nil
@@ -160,6 +163,15 @@ for i = 1, count do
     holds = expected == state[2]
   end
   if not holds then return { nonce, 'CONFLICT', i, state[2], state[3] } end
+end
+
+-- Policy: which locks may be in the way is asked where their namespace enforces them, and only there.
+if head[8] or locks then
+  local namespace = string.match(ARGV[first], '^[^/]*')
+  local enforced = head[8] and find(head[8], ' ' .. namespace .. ' ', 1, true)
+  local guarded = locks and ARGV[first + count * width + 3] ~= ''
+  if enforced and not guarded then return { nonce, 'POLICY', 'enforced' } end
+  if guarded and not enforced then return { nonce, 'POLICY', 'advisory' } end
 end
 
 -- Fencing: each lease of the commit stands, and nobody else holds what only a holder may write.

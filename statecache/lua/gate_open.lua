@@ -4,7 +4,8 @@
 -- ARGV  1 token  2 server's replid at the claim  3 fence (on|off)  4 epoch  5 n  6 entries  7 bytes
 --       8 flushed  9 flushed entries  10 flushed bytes  11 excepted, as Postgres says
 --       12 shards  13 hash  14 prefix  15 schema  16 cluster
---       17… pairs: key, n of its newest change still to be flushed (where the stream was gone through)
+--       17 the policies of namespaces, which begin with their revision
+--       18… pairs: key, n of its newest change still to be flushed (where the stream was gone through)
 -- Gives 1, or 0 where the claim is lost, the server is another, or the stream has gone beyond the new epoch meanwhile.
 
 local server = 'off'
@@ -19,12 +20,14 @@ local added = redis.pcall('XADD', KEYS[2], start, '_', '_')
 if type(added) == 'table' and added.err then return 0 end
 redis.call('XDEL', KEYS[2], start)
 redis.call('ZADD', KEYS[3], -1, '_')
-for i = 17, #ARGV, 2 do redis.call('ZADD', KEYS[3], ARGV[i + 1], ARGV[i]) end
+for i = 18, #ARGV, 2 do redis.call('ZADD', KEYS[3], ARGV[i + 1], ARGV[i]) end
 redis.call('HSET', KEYS[4], '_', '_')
 for i = 5, #KEYS do redis.pcall('HSET', KEYS[i], '_', '_') end -- what is another program's there only hinders locks
 redis.call('HSET', KEYS[1], 'epoch', ARGV[4], 'replid', server, 'n', ARGV[5], 'entries', ARGV[6], 'bytes', ARGV[7],
   'flushed', ARGV[8], 'flushed_entries', ARGV[9], 'flushed_bytes', ARGV[10], 'excepted',
   string.format('%.0f', excepted), 'shards', ARGV[12], 'hash', ARGV[13], 'prefix', ARGV[14], 'schema', ARGV[15],
   'cluster', ARGV[16])
+local known = tonumber(string.match(redis.call('HGET', KEYS[1], 'enforced') or '', '^%d+')) or 0
+if tonumber(string.match(ARGV[17], '^%d+')) > known then redis.call('HSET', KEYS[1], 'enforced', ARGV[17]) end
 redis.call('HDEL', KEYS[1], 'claim', 'claimed', 'claim_until')
 return 1

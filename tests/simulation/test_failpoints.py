@@ -37,6 +37,8 @@ NOT_VISITED = {
     "lock_tokens": "asked only where commits were made under a lease: test_lock_fencing",
     "flush_tokens": "asked only where commits were made under a lease: test_lock_fencing",
     "keys_under": "asked only by who begins a step: `make steps` kills agents there",
+    "set_locking": "asked only where a view enforces locks for the first time: test_policies",
+    "set_policy": "asked only where a view enforces locks for the first time: test_policies",
     "standing": "asked only while a client goes down: test_client_closing",
     "measure": "asked only where entries were deleted by hand before they were flushed: test_flusher_gap",
 }

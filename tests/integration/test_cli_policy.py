@@ -1,0 +1,51 @@
+"""`statecache policy`: what is recorded of namespaces, and an operator who changes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from statecache import AsyncStateCache, LockHeld, Settings
+from tests.command_line import CommandLine
+
+
+@pytest.fixture
+def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line on the test's deployment."""
+    return CommandLine(settings, monkeypatch, capsys)
+
+
+async def test_what_a_view_has_recorded_is_shown_and_kept_by_the_command_line(
+    cli: CommandLine, cache: AsyncStateCache, settings: Settings
+) -> None:
+    assert await cli.beside("policy") == (0, "nothing is recorded: locks are advisory\n", "")
+    assert (await cli.beside("policy", "runs")).status == 1
+    runs = cache.namespace("runs", locking="enforced")
+    async with runs.lock("42") as lease:
+        await lease.set("42", 1)
+        (shown,) = (await cli.beside("policy", "--json")).json["policies"]
+        assert (shown["namespace"], shown["locking"], shown["changed_by"]) == ("runs", "enforced", settings.writer)
+        for command in (("set", "runs/42", "2"), ("rm", "runs/42"), ("set", "runs/42/plan", "2", "--create")):
+            refused = await cli.beside(*command)
+            assert refused.status == 1
+            assert "holds the lock of" in refused.err
+        assert "runs" in (await cli.beside("policy", "runs")).out
+
+
+async def test_an_operator_changes_it_for_all(cli: CommandLine, cache: AsyncStateCache) -> None:
+    assert (await cli.beside("policy", "runs", "--locking", "enforced")).status == 0
+    async with cache.lock("runs/42"):
+        with pytest.raises(LockHeld):
+            await cache.set("runs/42", 1)
+        assert (await cli.beside("policy", "runs", "--locking", "advisory")).status == 2
+        with pytest.raises(LockHeld):
+            await cache.set("runs/42", 1)
+        changed = await cli.beside("policy", "runs", "--locking", "advisory", "--yes", "--json")
+        assert [one["locking"] for one in changed.json["policies"]] == ["advisory"]
+        assert changed.json["policies"][0]["changed_by"].startswith("operator ")
+        await cache.set("runs/42", 2)
+
+
+def test_bad_calls_are_refused(cli: CommandLine) -> None:
+    assert cli("policy", "--locking", "enforced").status == 2
+    assert cli("policy", "runs", "--locking", "strict").status == 2
+    assert cli("policy", "runs/42").status == 2

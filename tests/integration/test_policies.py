@@ -1,0 +1,155 @@
+"""A policy that others must keep belongs to the namespace: recorded once, kept by all, changed by an explicit word."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, LockHeld, PostgresUnavailable, Settings, UsageError
+from statecache.keys import KeySpace
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
+from tests.fix_flusher import rows
+from tests.fix_servers import MakeClient
+from tests.integration.test_client_durability import at_work
+
+KEY = "runs/42"
+Psql = psycopg.Connection[Any]
+
+
+async def test_nobody_writes_past_a_holder_once_the_namespace_says_so(
+    client: AsyncStateCache, make_client: MakeClient, settings: Settings
+) -> None:
+    other = make_client(settings)
+    views = [client, other, other.namespace("runs"), client.namespace("runs", encoding="msgpack")]
+    await client.set(f"{KEY}/plan", 0)
+    async with client.namespace("runs", locking="enforced").lock("42") as lease:
+        for view in views:
+            name = "42/plan" if view not in (client, other) else f"{KEY}/plan"
+            calls = [
+                view.set(name, 1),
+                view.update(name, lambda plan: 1),
+                view.delete(name),
+                view.create(f"{name}/more", 1),
+                view.step(name.removesuffix("/plan"), "charge", lambda step: 1),
+            ]
+            for call in calls:
+                with pytest.raises(LockHeld, match=r"runs/42"):
+                    await call
+            with pytest.raises(LockHeld):
+                async with view.transaction(name) as tx:
+                    tx.set(name, 1)
+        await lease.set("42/plan", 2)
+        await other.set("users/a", 1)
+    for at, view in enumerate(views):
+        await view.set("42/plan" if view not in (client, other) else f"{KEY}/plan", at)
+
+
+async def test_it_is_recorded_once_in_postgres_and_in_every_shard(
+    cache: AsyncStateCache, redis_raw: Any, keys: KeySpace, psql: Psql, settings: Settings
+) -> None:
+    for _ in range(2):
+        await cache.namespace("runs", locking="enforced").set("42", 1)
+    async with AsyncStateCache(settings=settings) as other:
+        await other.namespace("users", locking="enforced").set("a", 1)
+        await other.namespace("runs", locking="enforced").set("42", 1)
+    found = rows(psql, "SELECT name, locking, revision, changed_by FROM namespace ORDER BY name")
+    assert found == [("runs", "enforced", 1, settings.writer), ("users", "enforced", 2, settings.writer)]
+    for shard in range(keys.shards):
+        assert redis_raw.hget(keys.meta(shard), "enforced") == b"2 runs users "
+
+
+async def test_a_lock_alone_records_it_in_every_shard(
+    client: AsyncStateCache, make_client: MakeClient, settings: Settings
+) -> None:
+    async with client.namespace("runs", locking="enforced").lock("7"):
+        with pytest.raises(LockHeld):
+            await make_client(settings).set("runs/7", 1)
+
+
+async def test_it_is_changed_back_by_a_word_and_all_who_knew_it_hear_of_it(
+    client: AsyncStateCache, make_client: MakeClient, settings: Settings, cache: AsyncStateCache
+) -> None:
+    other = make_client(settings)
+    async with client.namespace("runs", locking="enforced").lock("42"):
+        with pytest.raises(LockHeld):
+            await other.set(KEY, 1)
+        await cache.tier.policies.record("runs", "advisory", seconds=10.0)
+        await other.set(KEY, 2)
+        await client.namespace("runs").set("42", 3)
+        await cache.tier.policies.record("runs", "enforced", seconds=10.0)
+        with pytest.raises(LockHeld):
+            await other.set(KEY, 4)
+
+
+async def test_a_view_that_says_advisory_of_an_enforced_namespace_is_told_so(client: AsyncStateCache) -> None:
+    await client.namespace("runs", locking="enforced").set("42", 1)
+    lenient = client.namespace("runs", locking="advisory")
+    with pytest.raises(UsageError, match="the locks of the namespace 'runs' are enforced"):
+        await lenient.set("42", 2)
+    with pytest.raises(UsageError, match="enforced"):
+        async with lenient.transaction("42") as tx:
+            tx.set("42", 2)
+    await client.namespace("users", locking="advisory").set("a", 1)
+    state = await lenient.get("42")
+    assert state is not None
+    assert state.value == 1
+
+
+async def test_a_data_set_that_is_new_knows_it_from_its_opening(
+    make_client: MakeClient, settings: Settings, redis_raw: Any, keys: KeySpace
+) -> None:
+    async with at_work(settings):
+        first = make_client(settings)
+        await first.namespace("runs", locking="enforced").set("42", 1, durability="postgres")
+        for shard in range(keys.shards):
+            redis_raw.unlink(*redis_raw.keys(f"{settings.prefix}:{{{shard:02d}}}:*"))
+        other = make_client(settings)
+        async with other.lock(KEY), asyncio.timeout(60):
+            with pytest.raises(LockHeld):
+                await first.set(KEY, 2)
+            with pytest.raises(LockHeld):
+                await make_client(settings).set(KEY, 2)
+
+
+async def test_a_shard_that_lacks_it_gets_it_by_the_next_commit_of_who_asks_for_it(
+    client: AsyncStateCache, make_client: MakeClient, settings: Settings, redis_raw: Any, keys: KeySpace
+) -> None:
+    runs = client.namespace("runs", locking="enforced")
+    await runs.set("42", 1)
+    shard = keys.shard(KEY)
+    for lost in (b"", b"9 users "):  # the first is as if its recorder had died, the second as if Postgres had gone back
+        redis_raw.hset(keys.meta(shard), "enforced", lost)
+        await runs.set("42", 2)
+        async with runs.lock("42"):
+            with pytest.raises(LockHeld):
+                await make_client(settings).set(KEY, 3)
+
+
+async def test_two_who_record_at_one_moment_lose_neither(
+    settings: Settings, make_client: MakeClient, redis_raw: Any, keys: KeySpace
+) -> None:
+    names = [f"n{number}" for number in range(8)]
+    clients = [make_client(settings) for _ in names]
+    await asyncio.gather(
+        *(one.namespace(name, locking="enforced").set("a", 1) for one, name in zip(clients, names, strict=True))
+    )
+    for shard in range(keys.shards):
+        assert redis_raw.hget(keys.meta(shard), "enforced").split()[1:] == [name.encode() for name in names]
+
+
+async def test_what_postgres_does_not_know_is_not_promised(
+    make_client: MakeClient, settings: Settings, postgres_proxy: FaultProxy
+) -> None:
+    await make_client(settings).set(KEY, 0)
+    far = make_client(through(settings, postgres=postgres_proxy))
+    await far.set(KEY, 0)
+    await postgres_proxy.cut_off()
+    with pytest.raises(PostgresUnavailable):
+        await far.namespace("runs", locking="enforced").set("42", 1, timeout=1.0)
+    state = await far.get(KEY)
+    assert state is not None
+    assert state.value == 0
