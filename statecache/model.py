@@ -123,7 +123,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 class Write(msgspec.Struct, frozen=True, kw_only=True):
     """This asks for one state's part of a commit: `expected` is a change_id, BLIND, ABSENT or PRESENT.
 
-    `op` is `set`, `delete`, or `check`, which compares and writes nothing.
+    `op` is `set`, `delete`, or `check`, which compares and writes nothing. `assume_new` vouches that Postgres knows
+    nothing of the key; where `new_in` names an epoch, in that epoch only.
     """
 
     key: str
@@ -134,6 +135,14 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = ""
     ttl_ms: int | None = None
     assume_new: bool = False
+    new_in: int | None = None
+
+    @property
+    def novelty(self) -> str:
+        """How the commit script is told whether the key may be taken for new: always, in an epoch, or not."""
+        if not self.assume_new:
+            return "0"
+        return "1" if self.new_in is None else f"e{self.new_in}"
 
     @property
     def weight(self) -> int:

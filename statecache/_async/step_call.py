@@ -97,6 +97,7 @@ class AsyncStepCall:
         self._results = codec_for(terms.type, scope.encoding)
         self._before: Record | None = None
         self._claim = scope.tier.claims.of(self._record_key)
+        self._new_in: int | None = None
         self._forks: set[str] = set()
         self._pause = 0.005
 
@@ -139,8 +140,10 @@ class AsyncStepCall:
 
     async def _found(self, end: float) -> tuple[str, Held | None]:
         """This gives the record as it is; a step that is known to be new need not be looked for."""
-        if not self._forks and await self._tier.rolls.is_new(self._key, self._record_key, end=end):
-            return ABSENT, None
+        if not self._forks:
+            self._new_in = await self._tier.rolls.new_in(self._key, self._record_key, end=end)
+            if self._new_in is not None:
+                return ABSENT, None
         return await held_step(self._tier, self._record_key, end=end)
 
     def _verdict(self, held: Held | None) -> steps.Verdict | None:
@@ -335,7 +338,7 @@ class AsyncStepCall:
         )  # fmt: skip
 
     def _write(self, step: StepRecord, expected: str, encoding: Encoding) -> Write:
-        return record_write(self._scope, self._record_key, step, expected, encoding)
+        return record_write(self._scope, self._record_key, step, expected, encoding, new_in=self._new_in)
 
     def _encoded(self, result: Any) -> bytes:
         bytes_max = self._scope.value_bytes_max - steps.RECORD_BYTES

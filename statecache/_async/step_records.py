@@ -40,7 +40,9 @@ async def held_step(tier: Tiers, key: str, *, end: float) -> tuple[str, Held | N
     return record.change_id, Held(step, record.change_id, encoding, record)
 
 
-def record_write(scope: AsyncScope[Any], key: str, step: StepRecord, expected: str, encoding: Encoding) -> Write:
+def record_write(
+    scope: AsyncScope[Any], key: str, step: StepRecord, expected: str, encoding: Encoding, *, new_in: int | None = None
+) -> Write:
     """This asks for a record to be written; `expected` as in `Write`: ABSENT vouches that the step is new."""
     return Write(
         key=key,
@@ -51,4 +53,5 @@ def record_write(scope: AsyncScope[Any], key: str, step: StepRecord, expected: s
         schema=_CODECS[encoding].schema,
         ttl_ms=scope.ttl_ms,
         assume_new=expected == ABSENT,
+        new_in=new_in,
     )

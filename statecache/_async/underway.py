@@ -64,7 +64,7 @@ class Commit(msgspec.Struct, kw_only=True):
         for write in self.writes:
             arguments += (
                 write.key, write.op, write.expected, write.value, write.encoding, write.schema,
-                "" if write.ttl_ms is None else write.ttl_ms, "1" if write.assume_new else "0",
+                "" if write.ttl_ms is None else write.ttl_ms, write.novelty,
             )  # fmt: skip
         return arguments
 

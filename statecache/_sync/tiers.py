@@ -82,7 +82,7 @@ class Tiers:
         self.events = Events(self.redis)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
-        self.rolls = Rolls(self.postgres)
+        self.rolls = Rolls(settings, self.keys, self.redis, self.postgres)
         self.claims = Claims(settings, self.keys, self.redis, self.opener, self.events)
         self.levels = Levels(settings)
         self.doubts = Doubts()

@@ -4,7 +4,8 @@
 -- ARGV  1 nonce  2 change_id  3 fence (on|off), and behind a blank how many replicas must be connected  4 repeat (0|1)  5 writer  6 actor  7 reason
 --       8 backlog entries max  9 backlog bytes max  10 commit bytes max  11 value bytes max
 --       12… per state: key, op (set|delete|check), expected (change_id, * blind, ! absent, ? present),
---           value, encoding, schema, ttl in ms ('' = default), assume_new (0|1)
+--           value, encoding, schema, ttl in ms ('' = default), assume_new (0|1|e<epoch>: in
+--           that epoch)
 --       last, optional: the server's time in ms past which this attempt must not be executed, and where it is not
 --           the first one: past which no other can be executed either
 --       where locks count, both of them, the second '' for none, then: the lock and token of each lease that the
@@ -69,7 +70,7 @@ for i = 1, count do
   local at = first + (i - 1) * width
   if not state[1] then
     if call('EXISTS', KEYS[4 + i]) == 1 then return { nonce, 'FOREIGN', KEYS[4 + i], 'fields are missing' } end
-    if ARGV[at + 7] == '1' and ARGV[4] ~= '1' then
+    if (ARGV[at + 7] == '1' or ARGV[at + 7] == 'e' .. epoch) and ARGV[4] ~= '1' then
       state = { '0', '', 'absent', '', ARGV[at] }
     else
       missing = missing or { nonce, 'MISSING' }

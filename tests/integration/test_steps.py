@@ -323,11 +323,11 @@ async def test_steps_that_begin_at_one_moment_ask_postgres_once_and_each_key_has
             patched.setattr(PostgresTier, "fetch", noted)
             end = monotonic() + 10
             new = await asyncio.gather(
-                *(other.tier.rolls.is_new(key, f"{key}/steps/charge", end=end) for key in keys),
-                other.tier.rolls.is_new("runs/1", "runs/1/steps/other", end=end),
+                *(other.tier.rolls.new_in(key, f"{key}/steps/charge", end=end) for key in keys),
+                other.tier.rolls.new_in("runs/1", "runs/1/steps/other", end=end),
             )
-            assert await other.tier.rolls.is_new(keys[1], f"{keys[1]}/steps/charge", end=end)
-        assert new == [at % 3 != 0 for at in range(10)] + [True]
+            assert await other.tier.rolls.new_in(keys[1], f"{keys[1]}/steps/charge", end=end) == 1
+        assert new == [1 if at % 3 else None for at in range(10)] + [1]
         assert asked == [11]
         assert await other.step(keys[0], "charge", bank.charge, keys[0], type=Receipt)
         assert len(bank.charged) == 4

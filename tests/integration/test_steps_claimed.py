@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from statecache import AsyncStateCache, LeaseLost, Settings, StaleToken, Step, StepUnknown, UsageError
@@ -16,6 +17,7 @@ from statecache.keys import KeySpace
 from statecache.steps import claim_of, fingerprint_of, intent
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
+from tests.fix_flusher import rows
 from tests.fix_servers import MakeClient, MakeSettings
 from tests.fix_steps import Bank, Receipt
 from tests.integration.test_client_durability import at_work
@@ -23,6 +25,7 @@ from tests.integration.test_client_durability import at_work
 KEY = "runs/42"
 RECORD = f"{KEY}/steps/charge"
 CLAIM_S = 1.0
+Psql = psycopg.Connection[Any]
 
 
 @pytest.fixture
@@ -204,3 +207,15 @@ async def test_short_steps_need_no_connection_for_their_claims_and_closing_ends_
         keeper = cache.tier.claims._keeper
         assert keeper is not None
     assert not keeper.alive
+
+
+async def test_a_step_that_is_replayed_after_redis_lost_its_record_leaves_no_conflict(
+    make_client: MakeClient, settings: Settings, bank: Bank, redis_raw: Any, psql: Psql
+) -> None:
+    one, other = make_client(settings), make_client(settings)
+    await other.step(KEY, "look", lambda step: 1)  # now it knows this key's records, and charge is none of them
+    receipt = await one.step(KEY, "charge", bank.charge, "order 7", type=Receipt)
+    redis_raw.unlink(*redis_raw.keys(f"{settings.prefix}:*"))
+    assert await other.step(KEY, "charge", bank.charge, "order 7", type=Receipt) == receipt
+    assert len(bank.charged) == 1
+    assert rows(psql, "SELECT key, cause FROM conflict") == []
