@@ -58,7 +58,8 @@ class FakeDeployment:
         self.redis.hset(keys.meta(shard), "claim", "token")
         numbers = [1, 0, 0, 0, 0, 0, 0, 0]
         pin = [settings.shards, HASH, settings.prefix, settings.postgres_schema, "a-cluster"]
-        assert self.redis.eval(script("gate_open").text, 6, *fixed, "token", "off", "off", *numbers, *pin) == 1
+        given = ["token", "off", "off", *numbers, *pin, "0"]
+        assert self.redis.eval(script("gate_open").text, 6, *fixed, *given) == 1
 
     def dial(self) -> Any:
         """This makes an asynchronous connection."""

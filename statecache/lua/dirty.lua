@@ -1,4 +1,3 @@
-#!lua flags=no-writes
 -- Tells which keys of a shard hold changes that Postgres may not have.
 --
 -- KEYS  1 meta  2 written

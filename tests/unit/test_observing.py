@@ -32,7 +32,7 @@ from tests.probing import samples
 
 NOT_VERBS = {
     "full", "end_of", "moment_of", "durability_of", "write_of", "state_of", "committed_state", "locks_of",
-    "refuse_to_drop",
+    "refuse_to_drop", "unguarded",
 }  # fmt: skip
 """What the class shows beside its verbs, for transactions."""
 
