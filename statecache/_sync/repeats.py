@@ -81,19 +81,20 @@ class Repeats(Together):
             return None
         except StateCacheError as error:
             commit.fail(error)
-        checked = False
+        if commit.durability not in COPIED:
+            return link
         try:
             self._levels.check_server(commit.durability, link, end=commit.end)
-            checked = True
-        except RedisUnavailable as error:
-            pool.drop_idle()
-            self._pause(commit, error)
-        except StateCacheError as error:
-            commit.fail(error)
-        finally:
-            if not checked:
-                pool.give(link)
-        return link if checked else None
+        except BaseException as error:  # whatever it is, the connection is another's to use
+            pool.give(link)
+            if isinstance(error, RedisUnavailable):
+                pool.drop_idle()
+                self._pause(commit, error)
+                return None
+            if isinstance(error, StateCacheError):
+                commit.fail(error)
+            raise
+        return link
 
     def _looked_up(self, commit: Commit, *, applied: bool) -> Committed | None:
         """This finds out whether a repeat was applied long ago; where not, it goes on, pinned to what was there.

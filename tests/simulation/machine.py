@@ -4,6 +4,7 @@ Every key's model is the list of its changes; its length is the version. Whateve
 that: each answer of a verb, each state in Redis after each step, and after a last flush each row of Postgres.
 
     clients    set (blind, with the right or a stale expected), create, update, delete, transactions, get, list
+    refusals   a stale expected, a used change_id, a right that is lost
     readers    one is so slow that others write, and its state is evicted, before it installs what it has read
     network    the request or the reply of a commit is lost, others write up to eight times before it is repeated
     worker     flushes, lets entries leave so that states get a time to live, loses the acknowledgement, is replaced
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import invariant, rule
 
 from statecache import AlreadyExists, AsyncStateCache, NotFound, Settings, StateCache, VersionConflict
 from statecache.clock import monotonic
@@ -32,20 +33,16 @@ from tests.dirtiness import evict, is_dirty
 from tests.fix_flusher import flush
 from tests.fix_servers import plain_client
 from tests.simulation.expectation import Change, Expectation
+from tests.simulation.refusals import CLIENTS, GROUPS, KEYS, NAMES, PAIRS, Refusals, with_user_of_its_own
 from tests.simulation.remains import nothing_is_dirty, tidied
 from tests.simulation.wires import Lost, Wire
 
 T = TypeVar("T")
-GROUPS = ("runs/1", "runs/2")
-NAMES = ("", "/plan", "/log")
-CLIENTS = st.sampled_from((0, 1))
-KEYS = st.sampled_from([group + name for group in GROUPS for name in NAMES])
-PAIRS = st.sampled_from([(group, group + name) for group in GROUPS for name in NAMES[1:]])
 
 MakeDeployment = Callable[[], Settings]
 
 
-class CacheMachine(RuleBasedStateMachine):
+class CacheMachine(Refusals):
     """This is one deployment, two clients and a worker, and what they ought to hold."""
 
     def __init__(self, make_deployment: MakeDeployment) -> None:
@@ -60,7 +57,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.values = count(1)
         self.ahead_s = 0.0
         self.whole = True
-        self.wires = [Wire(self.settings, self.runner.get_loop()) for _ in range(2)]
+        agent = with_user_of_its_own(self.settings, self.raw)
+        self.wires = [Wire(agent, self.runner.get_loop()) for _ in range(2)]
         self.clients: list[AsyncStateCache] = [self._client(0), self._client(1)]
         self.worker = self._worker()
         self.run(flush(self.worker))
@@ -84,32 +82,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     # Writing.
 
-    async def _set(self, client: AsyncStateCache, key: str, **more: Any) -> None:
-        value = next(self.values)
-        state = await client.set(key, value, **more)
-        self.expected.took(key, "set", value, state)
-
     @rule(who=CLIENTS, key=KEYS)
     def set_blindly(self, who: int, key: str) -> None:
         self.run(self._set(self.clients[who], key))
-
-    @rule(who=CLIENTS, key=KEYS, back=st.integers(-1, 3))
-    def set_what_was_expected(self, who: int, key: str, back: int) -> None:
-        chain = self.expected.chain(key)
-        if back < len(chain):
-            self.run(self._set_expecting(self.clients[who], key, None if back < 0 else chain[-1 - back].change_id))
-
-    async def _set_expecting(self, client: AsyncStateCache, key: str, expected: str | None) -> None:
-        compared = expected is not None or self.expected.exists(key)
-        tip = self.expected.chain(key)[-1].change_id if compared else None
-        try:
-            await self._set(client, key, expected=expected)
-        except VersionConflict as conflict:
-            assert expected != tip
-            told = conflict.actual
-        else:
-            told = expected
-        assert told == tip
 
     @rule(who=CLIENTS, key=KEYS)
     def create(self, who: int, key: str) -> None:

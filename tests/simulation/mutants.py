@@ -73,6 +73,20 @@ MUTANTS = {
         "        return BLIND\n",
         by="model,chaos",
     ),
+    "rights": Mutant(
+        "a commit writes whether or not it may write all of it",
+        "statecache/lua/commit.lua",
+        "local may, lacking = redis.acl_check_cmd, nil\n",
+        "local may, lacking = nil, nil\n",
+        by="model",
+    ),
+    "used change_id": Mutant(
+        "a change_id that stands for another value is answered as a repeat",
+        "statecache/lua/commit.lua",
+        "        if op and (op ~= ARGV[at + 1] or value ~= ARGV[at + 3]) then\n",
+        "        if false then\n",
+        by="model",
+    ),
     "watermark": Mutant(
         "a flush does not compare the row's watermark with where it read from",
         "workers/statecache_workers/flusher.py",
