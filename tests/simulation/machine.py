@@ -4,7 +4,7 @@ Every key's model is the list of its changes; its length is the version. Whateve
 that: each answer of a verb, each state in Redis after each step, and after a last flush each row of Postgres.
 
     clients    set (blind, with the right or a stale expected), create, update, delete, transactions, get, list
-    refusals   a stale expected, a used change_id, a right that is lost
+    refusals   a stale expected, a used change_id, a disk that is not synced, a right that is lost
     readers    one is so slow that others write, and its state is evicted, before it installs what it has read
     network    the request or the reply of a commit is lost, others write up to eight times before it is repeated
     worker     flushes, lets entries leave so that states get a time to live, loses the acknowledgement, is replaced

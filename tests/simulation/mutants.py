@@ -80,6 +80,13 @@ MUTANTS = {
         "local may, lacking = nil, nil\n",
         by="model",
     ),
+    "copies": Mutant(
+        "a change that is looked up is acknowledged at any level",
+        "statecache/_async/repeats.py",
+        "        if commit.durability in COPIED:\n",
+        "        if False:\n",
+        by="model",
+    ),
     "used change_id": Mutant(
         "a change_id that stands for another value is answered as a repeat",
         "statecache/lua/commit.lua",

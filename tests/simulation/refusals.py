@@ -1,4 +1,4 @@
-"""The part of the machine in which clients are refused: by what they expected, by a used change_id, by a lost right.
+"""The part of the machine in which clients are refused: what they expected, a used change_id, a level, a lost right.
 
 Nothing is applied by what is refused, and what Redis and Postgres hold after it is what they held before.
 """
@@ -13,7 +13,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from statecache import AsyncStateCache, ChangeIdReused, ConfigurationError, Settings, VersionConflict
+from statecache import (
+    AsyncStateCache,
+    ChangeIdReused,
+    ConfigurationError,
+    DurabilityNotMet,
+    DurabilityRefused,
+    OutcomeUnknown,
+    Settings,
+    VersionConflict,
+)
 from tests.simulation.expectation import Expectation
 
 T = TypeVar("T")
@@ -80,6 +89,25 @@ class Refusals(RuleBasedStateMachine):
         if change.op == "set":
             state = await client.set(key, change.value, change_id=change.change_id)
             assert (state.version, state.change_id) == (at + 1, change.change_id)
+
+    @rule(who=CLIENTS, key=KEYS, back=st.integers(0, 9))
+    def repeat_at_disk(self, who: int, key: str, back: int) -> None:
+        chain = self.expected.chain(key)
+        if back < len(chain) and chain[-1 - back].change_id and chain[-1 - back].op == "set":
+            self.run(self._repeat_at_disk(self.clients[who], key, len(chain) - 1 - back))
+
+    async def _repeat_at_disk(self, client: AsyncStateCache, key: str, at: int) -> None:
+        """The disk is synced, so the level is given; then it no longer is, and finding the change is not enough."""
+        change = self.expected.chain(key)[at]
+        repeat: dict[str, Any] = {"change_id": change.change_id, "durability": "disk"}
+        try:
+            self.raw.config_set("appendfsync", "always")
+            assert (await client.set(key, change.value, **repeat)).version == at + 1
+            self.raw.config_set("appendfsync", "no")
+            with pytest.raises((DurabilityNotMet, DurabilityRefused, OutcomeUnknown)):
+                await client.set(key, change.value, timeout=0.25, **repeat)
+        finally:
+            self.raw.config_set("appendfsync", "everysec")
 
     @rule(who=CLIENTS, pair=PAIRS, right=st.sampled_from(("hset", "persist", "zadd")))
     def lose_a_right(self, who: int, pair: tuple[str, str], right: str) -> None:
