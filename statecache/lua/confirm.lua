@@ -1,17 +1,20 @@
--- Confirms that this server holds a change that was looked up, and writes something, so that a WAIT behind it on the same
--- connection counts the copies of that change too.
+-- Confirms that this server holds a change that was looked up, and writes something, so that a WAIT behind it on the
+-- same connection counts the copies of that change too.
 --
 -- KEYS  1 meta  2 changes
 -- ARGV  1 nonce  2 change_id  3 fence (on|off)  4 the position at which a stream held it, '' where Postgres holds it
 -- Gives { nonce, verdict }:
 --   OK     it is here
 --   MUTE   it is here, but there was no memory to write: a WAIT behind it vouches for nothing
---   GONE   this server did not open the shard's epoch, or its stream does not hold the change: look it up again
+--   GONE   it is not here, or this server is not the primary that opened the shard's epoch: look it up again
 
 local meta = redis.pcall('HMGET', KEYS[1], 'epoch', 'replid')
 if meta.err then return meta end
 local server = 'off'
-if ARGV[3] == 'on' then server = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') end
+if ARGV[3] == 'on' then
+  local info = redis.call('INFO', 'replication')
+  server = string.find(info, 'role:master', 1, true) and string.match(info, 'master_replid:(%x+)')
+end
 if not meta[1] or meta[2] ~= server then return { ARGV[1], 'GONE' } end
 if ARGV[4] ~= '' then
   local entry = redis.call('XRANGE', KEYS[2], ARGV[4], ARGV[4])[1]
