@@ -251,7 +251,11 @@ async def test_a_foreign_type_at_one_of_our_keys_is_named_and_other_shards_go_on
         if name == "unflushed":
             with pytest.raises(ForeignData, match="unflushed"):
                 [one async for one in client.list("runs/")]
-        assert await client.get(KEY) == state
+        if name == "meta":  # whether Redis may be believed stands there
+            with pytest.raises(ForeignData):
+                await client.get(KEY)
+        else:
+            assert await client.get(KEY) == state
         assert {key: value for key, value in snapshot().items() if not key.endswith(f"/new-{name}".encode())} == before
         assert (await client.set(_other(keys), 2)).key == _other(keys)
         redis_raw.rename(f"{redis_key}-aside", redis_key)

@@ -95,15 +95,19 @@ def test_what_only_a_worker_can_set_aside_a_client_leaves_to_it_unclaimed(shard:
 def test_an_agent_at_an_empty_redis_does_not_take_the_epoch(shard: World) -> None:
     a, wrong = shard.start("a"), shard.start("wrong")
     shard.open(a)
-    shard.put(a, KEY, 1)
+    written = shard.put(a, KEY, 1)
+    shard.flush(a)
     row, epochs = shard.row(), shard.epochs()
 
     astray = shard.client(wrong, writer="astray")
     vouched_for = partial(astray.create, "runs/new", "astray", assume_new=True)
-    for verb in (partial(astray.set, KEY, "astray"), partial(astray.get, KEY), vouched_for):
+    for verb in (partial(astray.set, KEY, "astray"), partial(astray.update, KEY, str), vouched_for):
         with pytest.raises(Unavailable, match="holds no data set of ours") as refused:
             verb(timeout=1.5)
         assert refused.value.reason == "epoch"
+    found = astray.get(KEY)
+    assert found is not None
+    assert found.change_id == written.change_id, "Postgres answers who only reads"
     assert shard.raw(wrong).dbsize() == 0
     assert (shard.row(), shard.epochs()) == (row, epochs)
     assert shard.put(a, KEY, 2).version == 2
@@ -239,10 +243,11 @@ def test_a_primary_that_restarts_empty_and_empties_its_replica_is_adopted_with_w
 
 
 def test_waiting_writers_hold_no_connection_so_reads_go_on(shard: World) -> None:
-    """Meta was deleted, so agents wait for a worker; the states are there and are read meanwhile."""
+    """Meta was deleted, so agents wait for a worker; Postgres answers who reads meanwhile."""
     a = shard.start("a")
     shard.open(a)
     state = shard.put(a, KEY, 1)
+    shard.flush(a)
     shard.raw(a).delete(shard.keys.meta(SHARD))
     agent = shard.client(a, redis_connections_max=2, postgres_connections_max=2)
     with ThreadPoolExecutor(8) as threads:
