@@ -109,6 +109,19 @@ async def test_a_miss_behind_a_closed_gate_leaves_it_closed_and_installs_nothing
     assert not redis_raw.exists(keys.state(KEY))
 
 
+async def test_a_gate_that_closes_before_the_token_is_taken_stays_closed_for_who_reads(
+    make_client: MakeClient, settings: Settings, proxy: FaultProxy, redis_raw: Any, keys: KeySpace
+) -> None:
+    client = make_client(through(settings, redis=proxy))
+    taken = proxy.arm("hold_request", at=script("hydrate_begin").text[:40].encode())
+    reading = asyncio.create_task(_as_coroutine(client.get(KEY)))
+    await taken.wait()
+    _close_the_gate(redis_raw, keys)
+    taken.release()
+    assert await reading is None
+    assert redis_raw.hget(keys.meta(keys.shard(KEY)), "replid") == b""
+
+
 async def test_a_write_that_misses_behind_a_closed_gate_opens_it_first(
     client: AsyncStateCache, redis_raw: Any, keys: KeySpace
 ) -> None:

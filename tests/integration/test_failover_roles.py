@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from statecache import AsyncStateCache, State
+from statecache._async.redis import RedisTier
 from statecache.errors import RedisUnavailable, Unavailable
 from statecache.testing.valkey import Valkey
 from statecache_workers.worker import Worker
@@ -138,6 +139,9 @@ async def test_a_replica_is_refused_when_it_is_first_met(failover: Failover, mak
     assert failover.b.password not in str(refused.value)
     with pytest.raises(RedisUnavailable) as refused:
         await client.set(KEY, 1, timeout=0.3)
+    assert refused.value.reason == "role"
+    with pytest.raises(RedisUnavailable) as refused:
+        await RedisTier(failover.settings, failover.shard.keys).link()
     assert refused.value.reason == "role"
     await asyncio.to_thread(failover.shard.promote, failover.b)
     assert (await client.set(KEY, "promoted meanwhile")).version == 2
