@@ -133,6 +133,8 @@ async def async_severed(work: Callable[[], Coroutine[Any, Any, T]], connection: 
     except asyncio.CancelledError:
         _shut(connection)
         await asyncio.wait([task], timeout=_SEVERED_S)
+        if not task.done():
+            connection.pgconn.finish()  # or a pool would lend it again
         raise
 
 

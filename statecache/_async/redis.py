@@ -162,7 +162,7 @@ class RedisTier:
         link = await self.pool.take(seconds)
         try:
             replies = await link.run(commands, seconds=max((end - monotonic()) * patience, 0.001))
-            if isinstance(replies[0], ResponseError) and code_of(replies[0]) in DEMOTED:
+            if replies and isinstance(replies[0], ResponseError) and code_of(replies[0]) in DEMOTED:
                 await self.leave(link)
                 raise no_primary(self._settings, str(replies[0]))
             return replies

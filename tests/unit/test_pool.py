@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from statecache import _process
-from statecache._async.pool import AsyncPool
+from statecache._async.pool import AsyncPool, silent_since
 from statecache._bridge import AsyncSlots, Slots
 from statecache._sync.pool import Pool
+from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable, UsageError
 
 WAIT_S = 20.0
@@ -216,6 +217,29 @@ async def test_what_is_idle_can_be_dropped_and_what_is_lent_stays() -> None:
     await pool.drop_idle(all_of_them=True)
     assert (idle.closed, lent.closed) == (1, 0)
     assert await pool.take(1) not in (idle, lent)
+
+
+async def test_what_failed_takes_along_what_is_idle_and_was_not_heard_since() -> None:
+    pool = _pool(4)
+    early, late, failed, slow = [await pool.take(1) for _ in range(4)]
+    for line, heard_at in ((early, 1.0), (late, 3.0)):
+        line.heard_at = heard_at
+        pool.give(line)
+    slow.alive = False  # it was given up so soon that it says nothing of the others
+    await pool.drop_idle()
+    assert (early.closed, late.closed) == (0, 0)
+    failed.alive, failed.silent_since = False, 2.0
+    await pool.drop_idle()
+    assert (early.closed, late.closed) == (1, 0)
+    for line in (failed, slow):
+        pool.give(line)
+    assert await pool.take(1) is late
+
+
+def test_a_request_that_was_left_unanswered_for_a_moment_says_nothing_of_other_connections() -> None:
+    now = monotonic()
+    assert silent_since(now) == -inf
+    assert silent_since(now - 1) == now - 1
 
 
 async def test_closing_closes_what_is_idle_and_what_is_lent() -> None:
