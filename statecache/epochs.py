@@ -24,6 +24,12 @@ A Postgres that **went back** (restored, or an asynchronous standby took over) s
 in the data set. That begins a new epoch too: whoever waits for what was flushed before then asks Postgres, and all that
 it holds no more is dirty again.
 
+Where a data set was opened at a higher epoch than the row's, Postgres went back to before that. The row may name a
+server of then, which the data set has forgotten; what both hold tells whether it continues the row all the same: the
+newest changes that Postgres has of the shard stand in the states' `recent`, at the same versions and positions. A
+worker looks. Of a Redis that went back behind an epoch, as by two restarts from one snapshot, nothing of the kind can
+be told: it looks like an old primary that comes back, and the server that was opened last may live elsewhere.
+
 Where the **fence is off** no replid tells that a data set came back without its end. Its copy of the watermark does:
 the shard is open only where that is the row's. What it holds between the two must be what Postgres holds there, entry
 by entry; an entry that Postgres does not know parts it from the lineage, and it is a branch from there on.
@@ -36,7 +42,7 @@ Postgres holds beyond it the data set has not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -137,11 +143,12 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     """This says that the shard may be opened; the new epoch is above `seen`.
 
     `acknowledged` is the data set's copy of the watermark, where that being higher is the reason: a row that is read
-    later may have come up to it, and the shard is open.
+    later may have come up to it, and the shard is open. With `doubtful`, it may only if what both hold says so.
     """
 
     seen: int
     acknowledged: int | None = None
+    doubtful: bool = False
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,11 +195,48 @@ def decide(
         return _adoption(row, look, authority, vouched, seen)
     if row.replid in look.lineage:
         return Opening(seen=seen)
+    if look.epoch > row.epoch and look.pin.cluster == pin.cluster and authority == "worker":
+        return Opening(seen=seen, doubtful=True)
+    return branch_refusal(row, look, wait=look.epoch > row.epoch and authority == "client")
+
+
+def branch_refusal(row: Row, look: Look, *, wait: bool = False) -> Refusal:
+    """Say why a data set that does not name the row's server may not be opened."""
     return Refusal(
         why=f"this Redis ({look.server}) holds epoch {look.own} of {' or '.join(sorted(look.lineage)) or 'nobody'}, "
         f"Postgres says epoch {row.epoch} of {row.replid or 'nobody'}: whether this server is the primary is "
-        + _word(row)
+        + _word(row),
+        wait=wait,
     )
+
+
+class Held(NamedTuple):
+    """This is a change as Postgres holds it."""
+
+    key: str
+    version: int
+    change_id: str
+    epoch: int
+    n: int
+
+
+def continues(newest: Sequence[Held], recent: Mapping[str, tuple[int, Sequence[str]]]) -> bool:
+    """Say whether a data set is known to hold what Postgres holds: one of these changes, and nothing against any.
+
+    `newest` are Postgres' newest changes of the shard, `recent` gives for the keys that Redis holds the version and
+    the last change_ids with their positions, the newest first. What Redis holds no more says nothing.
+    """
+    found = False
+    for change in newest:
+        version, ids = recent.get(change.key, (change.version, ()))
+        age = version - change.version
+        if age < 0:
+            return False
+        if age < len(ids):
+            if ids[age] != f"{change.change_id}@{change.epoch}-{change.n}":
+                return False
+            found = True
+    return found
 
 
 def _is_named(row: Row, look: Look) -> bool:

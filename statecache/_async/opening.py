@@ -23,7 +23,7 @@ import msgspec
 import psycopg
 from psycopg import errors as pg
 
-from statecache._async.comparing import parted
+from statecache._async.comparing import continued, parted
 from statecache._async.rescue import Branch, Rescue
 from statecache._bridge import async_timeout
 from statecache.epochs import (
@@ -33,6 +33,7 @@ from statecache.epochs import (
     Refusal,
     Row,
     Totals,
+    branch_refusal,
     common_point,
     decide,
     head_totals,
@@ -85,15 +86,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class _Seen(msgspec.Struct, frozen=True, kw_only=True):
     """This is what was read of a shard that may be opened.
 
-    The new epoch is above `seen`; `later` is the lowest start of the lineage's epochs after the data set's own.
-    `acknowledged` is the watermark that Postgres seems to have gone back behind, `parted` the n after which the data
+    `later` is the lowest start of the lineage's epochs after the data set's own, `parted` the n after which the data
     set holds what Postgres does not know.
     """
 
     row: Row
     look: Look
-    seen: int
-    acknowledged: int | None = None
+    verdict: Opening
     later: int | None = None
     parted: int | None = None
 
@@ -104,7 +103,7 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_closed(self, flushed: int) -> bool:
         """Say whether the shard is still to be opened, given a watermark that was read after the look."""
-        return self.acknowledged is None or self.acknowledged > flushed
+        return self.verdict.acknowledged is None or self.verdict.acknowledged > flushed
 
 
 class _Raised(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +176,7 @@ class Attempt:
             if isinstance(verdict, Refusal):
                 refused[row.shard] = verdict
             elif isinstance(look, Look) and verdict is not None:
-                seen.append(_Seen(row=row, look=look, seen=verdict.seen, acknowledged=verdict.acknowledged))
+                seen.append(_Seen(row=row, look=look, verdict=verdict))
         return seen, refused
 
     def _decide(self, row: Row, look: Look, pin: Pin) -> Opening | Refusal | None:
@@ -227,7 +226,14 @@ class Attempt:
         parameters = {"shards": [one.row.shard for one in seen], "epochs": [one.look.own for one in seen]}
         starts = dict(await self._fetch("later_starts", parameters))
         compared: list[_Seen] = []
+        flushed = {one.row.shard: one.row.flushed for one in seen if one.verdict.doubtful}
+        continuing = (
+            await continued(self._link, self._fetch, self._keys, flushed, seconds=self._seconds) if flushed else ()
+        )
         for each in seen:
+            if each.verdict.doubtful and each.row.shard not in continuing:
+                refused[each.row.shard] = branch_refusal(each.row, each.look)
+                continue
             one = msgspec.structs.replace(each, later=starts.get(each.row.shard), parted=await self._parted(each))
             aside = must_set_aside(one.look, one.common)
             if one.parted is not None and self._gate.authority != "operator":
@@ -252,7 +258,8 @@ class Attempt:
         for one, reply in zip(seen, await self._scripts("gate_look", calls), strict=True):
             look = self._parsed(one.row.shard, reply)
             if isinstance(look, Look) and look.claim == self._token and look.own == one.look.own:
-                claimed.append(msgspec.structs.replace(one, look=look, seen=max(one.seen, look.last[0])))
+                verdict = msgspec.structs.replace(one.verdict, seen=max(one.verdict.seen, look.last[0]))
+                claimed.append(msgspec.structs.replace(one, look=look, verdict=verdict))
         return claimed
 
     def _claim_arguments(self, look: Look) -> list[Any]:
@@ -268,7 +275,7 @@ class Attempt:
                 "shards": list(group),
                 "epochs": [one.row.epoch for one in group.values()],
                 "replids": [one.row.replid for one in group.values()],
-                "seen": [one.seen for one in group.values()],
+                "seen": [one.verdict.seen for one in group.values()],
                 "last": [one.common or 0 for one in group.values()],
                 "replid": server,
                 "by": self._gate.by,

@@ -4,15 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.entries import INTEGER_MAX, salvaged
-from statecache.epochs import Look, parting
+from statecache.epochs import Held, Look, continues, parting
 
 if TYPE_CHECKING:
     from statecache._sync.connect import Link
+    from statecache.keys import KeySpace
 
+NEWEST_MAX = 32
+"""How many of a shard's newest changes are looked for in Redis."""
 _PAGE = 100
 
 
@@ -53,6 +56,21 @@ def parted(
         if len(reply) < _PAGE or found[-1].n <= after:
             return lowest
         end = b"(" + reply[-1][0]
+
+
+def continued(link: Link, fetch: Fetch, keys: KeySpace, flushed: Mapping[int, int], *, seconds: float) -> set[int]:
+    """Return those shards, given with their watermarks, whose data set is known to hold what Postgres holds."""
+    newest: dict[int, list[Held]] = {shard: [] for shard in flushed}
+    for shard, *facts in fetch("newest_changes", {"shards": list(flushed), "most": NEWEST_MAX}):
+        newest[shard].append(Held(*facts))
+    names = list(dict.fromkeys(one.key for some in newest.values() for one in some))
+    replies = link.run([("HMGET", keys.state(key), "version", "recent") for key in names], seconds=seconds)
+    recent = {
+        key: (int(reply[0]), reply[1].decode().split())
+        for key, reply in zip(names, replies, strict=True)
+        if isinstance(reply, list) and None not in reply and reply[0].isdigit()
+    }
+    return {shard for shard, some in newest.items() if continues(some, recent) or not (some or flushed[shard])}
 
 
 def _columns(shard: int, entries: Sequence[_Entry]) -> dict[str, Any]:

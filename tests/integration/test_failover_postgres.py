@@ -14,6 +14,7 @@ import pytest
 from statecache import Settings
 from statecache.cli.sample import Sample, Sampler
 from statecache.clock import monotonic
+from statecache.epochs import Authority
 from statecache.errors import PostgresUnavailable, Unavailable
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
@@ -109,10 +110,11 @@ def test_writes_wait_for_their_epoch_and_reads_too_while_postgres_is_down(tiers:
     shard.check(a)
 
 
-def test_a_restored_postgres_with_a_lower_epoch_is_overtaken_on_an_operators_word(
-    tiers: Servers, shard: World, tmp_path: Path
+@pytest.mark.parametrize("redis", ["holds it", "has forgotten it", "holds another"])
+def test_a_postgres_that_was_restored_to_before_two_restarts_is_overtaken_by_what_redis_holds(
+    tiers: Servers, shard: World, tmp_path: Path, redis: str
 ) -> None:
-    """Redis has gone through two servers since: the new epoch lies above the row's, meta's and the stream's."""
+    """The row names a server that the data set has forgotten. The new epoch lies above the row's and both of Redis."""
     a = shard.start("a")
     shard.open(a)
     shard.put(a, KEY, 1)
@@ -127,13 +129,23 @@ def test_a_restored_postgres_with_a_lower_epoch_is_overtaken_on_an_operators_wor
     unflushed = shard.put(a, "runs/44", 1)
     backup.put_back()
     assert (shard.row().epoch, shard.row().flushed, shard.meta(a)["epoch"]) == (1, 2, "3")
+    if redis == "has forgotten it":
+        for key in (KEY, "runs/43"):
+            shard.raw(a).rename(shard.keys.state(key), f"evicted-{key}")
+    elif redis == "holds another":
+        shard.sql("UPDATE change SET change_id = 'another' WHERE key = %s", "runs/43")
 
-    for authority in ("client", "worker"):
+    refused_by: list[Authority] = ["client"] if redis == "holds it" else ["client", "worker"]
+    for authority in refused_by:
         with pytest.raises(Unavailable) as refused:
             shard.open(a, authority)
         assert "holds epoch 3 of" in refused.value.detail
         assert "Postgres says epoch 1 of" in refused.value.detail
-    (opened,) = shard.open(a, "operator")
+    if redis == "holds another":
+        return
+    for key in (KEY, "runs/43") if redis == "has forgotten it" else ():
+        shard.raw(a).rename(f"evicted-{key}", shard.keys.state(key))
+    (opened,) = shard.open(a, "worker")
 
     assert [epoch for epoch, _ in shard.epochs()] == [1, 4]
     assert (opened.start_n, opened.dropped, opened.conflicts) == (5, 0, 0)

@@ -92,6 +92,30 @@ async def test_what_postgres_forgot_is_not_called_durable_until_it_holds_it_agai
     assert rows(psql, "SELECT epoch, start_n FROM epoch WHERE shard = 0 ORDER BY epoch") == [(1, 0), (2, 4)]
 
 
+async def test_a_postgres_of_before_two_restarts_of_redis_needs_nobody(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
+) -> None:
+    """Idle shards too: Postgres holds nothing of them that Redis might lack."""
+    await flush(worker)
+    group = agents.key_on(0)
+    for number in range(40):
+        agents.commit((f"{group}/{number}", "kept"))
+    await flush(worker)
+    redis_raw.unlink(*(keys.state(f"{group}/{number}") for number in range(1, 40)))
+    psql.execute("UPDATE shard SET replid = 'of then'")
+    for shard in range(4):
+        redis_raw.hset(keys.meta(shard), "epoch", 3)
+    agents.commit((f"{group}/39/again", "since"))
+    worker.refresh()
+    await turn_until(worker, log, "gate_closed")
+    assert "1 closed shards, 0 first" in log.of("gate_closed")[0]["detail"], "the newest of its keys were evicted"
+    assert rows(psql, "SELECT shard, epoch FROM shard ORDER BY shard") == [(0, 1), (1, 4), (2, 4), (3, 4)]
+    psql.execute("DELETE FROM change WHERE n > 1")
+    psql.execute("UPDATE shard SET flushed = 1, entries = 1 WHERE shard = 0")
+    await turn_until(worker, log, "postgres_went_back")
+    assert rows(psql, "SELECT epoch FROM shard WHERE shard = 0") == [(4,)]
+
+
 async def test_how_far_a_lost_tail_had_come_is_recorded_by_the_worker_that_saw_it(
     agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from statecache.epochs import (
     EPOCH_MAX,
     Authority,
+    Held,
     Look,
     Opening,
     Pin,
@@ -20,6 +21,7 @@ from statecache.epochs import (
     Row,
     Totals,
     common_point,
+    continues,
     decide,
     head_totals,
     must_set_aside,
@@ -55,7 +57,7 @@ def verdicts(row: Row, seen: Look, pin: Pin = PIN) -> list[str]:
         if verdict is None:
             words.append("open")
         elif isinstance(verdict, Opening):
-            words.append(f"above {verdict.seen}")
+            words.append(f"{'if it holds the same, ' if verdict.doubtful else ''}above {verdict.seen}")
         else:
             words.append("wait" if verdict.wait else "refused")
     return words
@@ -95,7 +97,9 @@ def verdicts(row: Row, seen: Look, pin: Pin = PIN) -> list[str]:
          Row(shard=7, epoch=5, replid="off"), [*WAIT, "above 5", "above 5"]),
         ("Postgres went back behind it", look(epoch=9, last=(9, 100)), ROW, ["above 9"] * 4),
         ("Postgres went back to another server", look(epoch=9, server="a"), Row(shard=7, epoch=5, replid="z"),
-         [*REFUSED, "above 9"]),
+         ["wait", *("if it holds the same, above 9",) * 2, "above 9"]),
+        ("Postgres went back, and this is another cluster's", look(epoch=9, server="a", pin=Pin("", "", "")),
+         Row(shard=7, epoch=5, replid="z"), ["wait", "refused", "refused", "above 9"]),
         ("Postgres went back, others were opened since", look(server="a"), Row(shard=7, epoch=5, replid="b"),
          [*REFUSED, "above 5"]),
         ("another program's entry", look(last=(1763640000000, 0)), ROW, ["above 1763640000000"] * 4),
@@ -154,6 +158,27 @@ def test_the_last_epoch_that_can_be_counted_is_refused_before_postgres_refuses_i
 def test_the_common_point(seen: Look, later: int | None, common: int | None, aside: str) -> None:
     assert common_point(seen, later) == common
     assert must_set_aside(seen, common) == aside
+
+
+@pytest.mark.parametrize(
+    ("version", "ids", "holds"),
+    [
+        (3, ["c@5-30", "b@5-20"], True),
+        (4, ["d@6-40", "c@5-30"], True),
+        (4, ["d@6-40", "x@5-30"], False),
+        (3, ["c@4-30"], False),
+        (2, ["b@5-20"], False),
+        (9, ["i@6-90", "h@6-80"], None),
+    ],
+)
+def test_what_both_hold_tells_whether_a_data_set_continues_what_postgres_has(
+    version: int, ids: list[str], holds: bool | None
+) -> None:
+    newest = [Held("runs/1", 3, "c", 5, 30), Held("runs/2", 1, "z", 5, 29)]
+    assert continues(newest, {"runs/1": (version, ids)}) is bool(holds)
+    assert continues(newest, {"runs/1": (version, ids), "runs/2": (1, ["z@5-29"])}) is (holds is not False)
+    assert continues(newest, {"runs/1": (version, ids), "runs/2": (1, ["y@5-29"])}) is False
+    assert continues(newest, {}) is False
 
 
 @pytest.mark.parametrize(
