@@ -51,6 +51,8 @@ Authority = Literal["client", "worker", "operator"]
 
 UNFENCED = "off"
 """Stands in place of a replid where the fence is off."""
+BRANCH = "branch"
+"""The cause of a conflict that stood beyond the point where its Redis and the lineage part."""
 EPOCH_MAX = 2**63 - 2
 """The last epoch that Postgres can count beyond."""
 
@@ -154,12 +156,13 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """This says why the shard may not be opened by whoever asked; `wait` where that may change by itself.
 
-    `redis_key` names a key of another type, if that is the reason.
+    `redis_key` names a key of another type, if that is the reason. `branch` says that the data set is another branch.
     """
 
     why: str
     wait: bool = False
     redis_key: str = ""
+    branch: bool = False
 
 
 def decide(
@@ -207,6 +210,7 @@ def branch_refusal(row: Row, look: Look, *, wait: bool = False) -> Refusal:
         f"Postgres says epoch {row.epoch} of {row.replid or 'nobody'}: whether this server is the primary is "
         + _word(row),
         wait=wait,
+        branch=True,
     )
 
 

@@ -27,17 +27,15 @@ from statecache.epochs import Authority
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache.model import ChangeSet
-from statecache.sql import statement
 from statecache.testing.binaries import valkey_server
 from statecache.testing.valkey import Valkey
 from tests.dirtiness import dirty_keys
 from tests.fix_servers import found
+from tests.gate_taps import Tap, TappedConnection, TappedLink
 
 CLAIM_S = 0.2
 SHARD = 0
 SYNC_MS = 20_000
-
-Tap = Callable[[str], None]
 
 
 class Fenced(Exception):
@@ -167,6 +165,10 @@ class World:
             link.close()
             session.close()
 
+    def gate(self, server: Valkey) -> WorkersGate:
+        """Return what a worker opens gates with on that server, again and again."""
+        return WorkersGate(self, server)
+
     def _servers(self) -> list[str]:
         return [replid for (replid,) in self.sql("SELECT DISTINCT replid FROM epoch")]
 
@@ -291,52 +293,28 @@ class World:
                 assert [int(state["version"]), state["change_id"], state["op"]] == tips[key], f"{key} is stale"
 
 
-class TappedLink:
-    """This tells of every exchange with Redis, before and after it."""
+class WorkersGate:
+    """This is a worker's gate on one server, with what it remembers from one opening to the next."""
 
-    def __init__(self, link: Any, tap: Tap) -> None:
-        self._link = link
-        self._tap = tap
+    def __init__(self, world: World, server: Valkey) -> None:
+        self._world = world
+        self._settings = world.on(server, claim_s=CLAIM_S)
+        self._gate = Gate(self._settings, world.keys, by="the worker", authority="worker")
 
-    def run(self, commands: Sequence[Any], *, seconds: float) -> Any:
-        """This does what the link does."""
-        return self._told(str(commands[0][0]), lambda: self._link.run(commands, seconds=seconds))
+    @property
+    def rescued(self) -> int:
+        """This is how many changes of an old primary it has kept."""
+        return self._gate.rescued
 
-    def scripts(self, which: Any, calls: Sequence[Any], *, seconds: float) -> Any:
-        """This does what the link does."""
-        if not calls:
-            return []
-        claims = which.name == "gate_look" and len(calls[0][1]) > 1
-        name = "gate_claim" if claims else which.name
-        return self._told(name, lambda: self._link.scripts(which, calls, seconds=seconds))
-
-    def _told(self, name: str, work: Callable[[], Any]) -> Any:
-        self._tap(f"before {name}")
-        result = work()
-        self._tap(f"after {name}")
-        return result
-
-
-class TappedConnection:
-    """This tells of every statement, before and after it."""
-
-    def __init__(self, connection: psycopg.Connection[Any], tap: Tap) -> None:
-        self._connection = connection
-        self._tap = tap
-        self.transaction = connection.transaction
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-    def execute(self, text: str, parameters: Any = None) -> Any:
-        """This does what the connection does."""
-        names = ("begin_epoch", "shards", "later_starts", "keys_beyond", "rescue_branch", "quarantine_park")
-        heads = {statement(name, "x").partition("\n")[0]: name for name in names}
-        name = heads.get(text.partition("\n")[0], "limits")
-        self._tap(f"before {name}")
-        result = self._connection.execute(text.encode(), parameters)
-        self._tap(f"after {name}")
-        return result
+    def open(self) -> list[Opened]:
+        """Open the shard, or say why not."""
+        link = RedisTier(self._settings, self._world.keys).link()
+        session = PostgresTier(self._settings, self._world.keys).session()
+        try:
+            return self._gate.open(link, session.connection, [SHARD])
+        finally:
+            link.close()
+            session.close()
 
 
 def once(moment: str, then: Callable[[], object]) -> Tap:

@@ -6,7 +6,7 @@ one: an old primary that still answers, a replica, or a copy whose gate is not o
 will be the lineage.
 
     Postgres   change        applied, durable        stream   there          applied
-               conflict      forked                           nowhere        not applied, and never will be:
+               conflict      forked, if not applied again     nowhere        not applied, and never will be:
                quarantine    quarantined                                     once no attempt can be executed any more;
                                                                              lost, if its position is known and died
 
@@ -187,6 +187,10 @@ def _judged(
         return Outcome(
             change_id=change_id, key=key, verdict="applied", version=told.version, position=told.position
         )  # fmt: skip
+    if "branch" in mine:
+        _, _, version, _, epoch, n, *_ = mine["branch"]
+        place = Position(epoch, n)
+        return Outcome(change_id=change_id, key=key, verdict="forked", version=version or None, position=place)
     if "ended" in mine:
         epoch, start = mine["ended"][4:6]
         reason = f"epoch {epoch} began at {start}, before its position {position}, and no tier holds it"

@@ -9,6 +9,7 @@ Postgres may have gone back since it was flushed, and Redis does not know of tha
     in change       durable
     in conflict     Forked
     in quarantine   Quarantined
+    of a branch     Forked, but to its own writer the same as nowhere
     nowhere, and a later epoch began before its n, or the watermark is past it   the commit was lost with its Redis; it
                     may be applied again
 """
@@ -163,11 +164,14 @@ class Durable:
             return None
         if _taken_in(rows, change_id, keys):
             return HELD
+        branch = any(row.found == "branch" for row in rows)
+        if branch and ask:
+            raise Forked(keys[0], change_id)
         ended = next((row.epoch for row in rows if row.found == "ended"), None)
         if ended is not None:
             return ended
         epoch, flushed = next(((row.epoch, row.n) for row in rows if row.found == "shard"), (0, 0))
-        return epoch if flushed >= position.n else None
+        return epoch if flushed >= position.n or branch else None
 
     async def _look(self, shard: int, seconds: float) -> None:
         """This reads the watermark's copy in Redis, or where Redis is away, makes Postgres be asked."""

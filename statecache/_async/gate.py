@@ -33,7 +33,8 @@ class Gate:
 
     `vouched` are the replids of servers in whose place this Redis stands (see `epochs.decide`).
 
-    It counts the epochs that it opened and the changes that it set aside, those of attempts that ended in an error too.
+    It counts the epochs that it opened, the changes that it set aside, and those that it kept of an old primary that
+    goes on by itself; those of attempts that ended in an error too.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class Gate:
         self.authority: Authority = authority
         self.vouched = vouched
         self.new_token = new_token
-        self.epochs_opened = self.conflicts = 0
+        self.epochs_opened = self.conflicts = self.rescued = 0
+        self.rescued_up_to: dict[tuple[str, int], bytes] = {}
+        """Where to go on in the stream of a shard on a server that is another branch."""
         self._standing: dict[int, tuple[str, float]] = {}
 
     async def open(

@@ -23,9 +23,9 @@ import msgspec
 import psycopg
 from psycopg import errors as pg
 
+from statecache._async.calls import Calls
 from statecache._async.comparing import continued, parted
 from statecache._async.rescue import Branch, Rescue
-from statecache._bridge import async_timeout
 from statecache.epochs import (
     Look,
     Opening,
@@ -45,8 +45,6 @@ from statecache.epochs import (
 )
 from statecache.errors import ConfigurationError
 from statecache.keys import HASH
-from statecache.lua import script
-from statecache.sql import statement
 
 if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
@@ -54,10 +52,6 @@ if TYPE_CHECKING:
 
 _KEYS_PER_DROP = 500
 _POSITIONS_PER_PAGE = 20_000
-_SCRIPTS_PER_ROUND = 256
-_GRACE_S = 0.1
-"""How much longer than Postgres' own timeout its answer is waited for."""
-_LIMITS = "SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', %s, true)"
 _MEANWHILE = Refusal(why="others are opening it, or hold its row in Postgres", wait=True)
 
 
@@ -135,15 +129,18 @@ class Attempt:
         self._connection = connection
         self._token = token
         self._seconds = seconds
+        self._calls = Calls(link, connection, gate.settings.postgres_schema, seconds=seconds)
         self._claim_ms = round(gate.settings.claim_s * 1000)
         self._may_begin = False
         self._policies = "0 "
+        self._looks: dict[int, Look] = {}
 
     async def run(self, shards: Sequence[int]) -> Outcome:
         """This opens what it may."""
         rows = await self._rows(shards)
         seen, refused = await self._look(rows)
         seen = await self._compare(await self._confirm(rows, seen, refused), refused)
+        await self._rescue(refused)
         claimed = await self._claim(seen)
         opened: list[Opened] = []
         for wait in (False, True):
@@ -158,7 +155,7 @@ class Attempt:
         return Outcome(opened=opened, refused=refused)
 
     async def _rows(self, shards: Sequence[int]) -> list[Row]:
-        rows = await self._fetch("shards", {"shards": list(shards)})
+        rows = await self._calls.fetch("shards", {"shards": list(shards)})
         if len(rows) != len(set(shards)):
             raise ConfigurationError("Postgres has no row for some shards", hint="Run `statecache migrate`.")
         self._may_begin = all(row[5] for row in rows)
@@ -166,13 +163,17 @@ class Attempt:
         return [Row(shard=row[0], epoch=row[1], replid=row[2], flushed=row[3], cluster=row[4]) for row in rows]
 
     async def _look(self, rows: Sequence[Row]) -> tuple[list[_Seen], dict[int, Refusal]]:
-        replies = await self._scripts("gate_look", [(self._fixed(row.shard), [self._settings.fence]) for row in rows])
+        replies = await self._calls.scripts(
+            "gate_look", [(self._fixed(row.shard), [self._settings.fence]) for row in rows]
+        )
         seen: list[_Seen] = []
         refused: dict[int, Refusal] = {}
         for row, reply in zip(rows, replies, strict=True):
             look = self._looked(row.shard, reply)
             pin = Pin(str(self._keys.shards), HASH, row.cluster)
             verdict = look if isinstance(look, Refusal) else self._decide(row, look, pin)
+            if isinstance(look, Look):
+                self._looks[row.shard] = look
             if isinstance(verdict, Refusal):
                 refused[row.shard] = verdict
             elif isinstance(look, Look) and verdict is not None:
@@ -224,11 +225,13 @@ class Attempt:
             hint = "Grant EXECUTE on begin_epoch to agents, beside SELECT on the tables."
             raise ConfigurationError("this Postgres role may not run begin_epoch", hint=hint)
         parameters = {"shards": [one.row.shard for one in seen], "epochs": [one.look.own for one in seen]}
-        starts = dict(await self._fetch("later_starts", parameters))
+        starts = dict(await self._calls.fetch("later_starts", parameters))
         compared: list[_Seen] = []
         flushed = {one.row.shard: one.row.flushed for one in seen if one.verdict.doubtful}
         continuing = (
-            await continued(self._link, self._fetch, self._keys, flushed, seconds=self._seconds) if flushed else ()
+            await continued(self._link, self._calls.fetch, self._keys, flushed, seconds=self._seconds)
+            if flushed
+            else ()
         )
         for each in seen:
             if each.verdict.doubtful and each.row.shard not in continuing:
@@ -244,18 +247,35 @@ class Attempt:
                 compared.append(one)
         return compared
 
+    async def _rescue(self, refused: dict[int, Refusal]) -> None:
+        """Keep what an old primary has taken by itself, as far as it has come; it goes when that is made a replica."""
+        old = [shard for shard, refusal in refused.items() if refusal.branch and self._gate.authority == "worker"]
+        if not old:
+            return
+        gate, looks = self._gate, self._looks
+        starts = await self._calls.fetch("later_starts", {"shards": old, "epochs": [looks[shard].own for shard in old]})
+        rescue = Rescue(self._link, self._connection, self._settings, seconds=self._seconds)
+        for shard, common in starts:
+            look, place = looks[shard], (looks[shard].server, shard)
+            if look.n > common and look.pin.cluster:
+                start = gate.rescued_up_to.get(place, b"-")
+                kept, gate.rescued_up_to[place] = await rescue.keep(
+                    shard, self._keys.changes(shard), look, common=common, start=start
+                )
+                gate.rescued += kept
+
     async def _parted(self, one: _Seen) -> int | None:
         span = unproven(one.row, one.look)
         if span is None:
             return None
         shard = one.row.shard
         changes = self._keys.changes(shard)
-        return await parted(self._link, self._fetch, shard, changes, one.look, span, seconds=self._seconds)
+        return await parted(self._link, self._calls.fetch, shard, changes, one.look, span, seconds=self._seconds)
 
     async def _claim(self, seen: Sequence[_Seen]) -> list[_Seen]:
         calls = [(self._fixed(one.row.shard), self._claim_arguments(one.look)) for one in seen]
         claimed: list[_Seen] = []
-        for one, reply in zip(seen, await self._scripts("gate_look", calls), strict=True):
+        for one, reply in zip(seen, await self._calls.scripts("gate_look", calls), strict=True):
             look = self._parsed(one.row.shard, reply)
             if isinstance(look, Look) and look.claim == self._token and look.own == one.look.own:
                 verdict = msgspec.structs.replace(one.verdict, seen=max(one.verdict.seen, look.last[0]))
@@ -282,7 +302,7 @@ class Attempt:
                 "wait": wait,
             }
             try:
-                rows = await self._begin(parameters)
+                rows = await self._calls.begin(parameters)
             except (pg.LockNotAvailable, pg.DeadlockDetected, pg.SerializationFailure):
                 continue
             for shard, epoch, start_n, flushed, entries, size, excepted in rows:
@@ -307,7 +327,7 @@ class Attempt:
             shards, after, upto = zip(*page, strict=True)
             parameters = {"shards": list(shards), "after": list(after), "upto": list(upto)}
             stale: dict[int, list[str]] = {}
-            for shard, key in await self._fetch("keys_beyond", parameters):
+            for shard, key in await self._calls.fetch("keys_beyond", parameters):
                 stale.setdefault(shard, []).append(key)
             await self._drop(dropped, [(shard, keys, []) for shard, keys in stale.items()])
         for shard, branch in branches.items():
@@ -316,7 +336,7 @@ class Attempt:
             await self._drop(dropped, [(shard, sorted(branch.keys), [])])
             await self._drop(dropped, [(shard, [], branch.entry_ids)])
         ready = [one for one in raised if dropped[one.shard] >= 0]
-        replies = await self._scripts("gate_open", [self._opening_of(one, branches[one.shard]) for one in ready])
+        replies = await self._calls.scripts("gate_open", [self._opening_of(one, branches[one.shard]) for one in ready])
         return [
             Opened(
                 shard=one.shard, epoch=one.epoch, start_n=one.start_n, dropped=dropped[one.shard],
@@ -350,7 +370,7 @@ class Attempt:
                 redis_keys = [*fixed, *(keys.state(key) for key in some)]
                 calls.append((redis_keys, [self._token, self._claim_ms, len(some), *some, *ids]))
                 order.append(shard)
-        for shard, reply in zip(order, await self._scripts("gate_drop", calls), strict=True):
+        for shard, reply in zip(order, await self._calls.scripts("gate_drop", calls), strict=True):
             dropped[shard] = -1 if reply < 0 or dropped[shard] < 0 else dropped[shard] + reply
 
     def _opening_of(self, one: _Raised, branch: Branch) -> tuple[list[str], list[Any]]:
@@ -367,24 +387,3 @@ class Attempt:
     def _fixed(self, shard: int) -> list[str]:
         keys = self._keys
         return [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard)]
-
-    async def _scripts(self, name: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
-        replies: list[Any] = []
-        for start in range(0, len(calls), _SCRIPTS_PER_ROUND):
-            some = calls[start : start + _SCRIPTS_PER_ROUND]
-            replies += await self._link.scripts(script(name), some, seconds=self._seconds)
-        return replies
-
-    async def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """This reads, within the time that there is."""
-        limit = (f"{max(1, round(self._seconds * 1000))}ms",)
-        text = statement(name, self._settings.postgres_schema)
-        async with async_timeout(self._seconds + _GRACE_S, self._connection), self._connection.transaction():
-            await self._connection.execute(_LIMITS, limit)
-            return await (await self._connection.execute(text, parameters)).fetchall()
-
-    async def _begin(self, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """This raises rows in a statement that is its own transaction: whoever stops here holds no lock."""
-        text = statement("begin_epoch", self._settings.postgres_schema)
-        async with async_timeout(self._seconds + _GRACE_S, self._connection):
-            return await (await self._connection.execute(text, parameters)).fetchall()

@@ -1,7 +1,9 @@
 """What a data set holds that belongs to no lineage: kept in Postgres before it is taken out, never silently dropped.
 
 Beyond the common point a returning old branch holds changes that somebody was acknowledged; they go to `conflict`,
-unless their writer, not knowing, applied them again in the lineage.
+unless their writer, not knowing, applied them again in the lineage. So do those of an old primary that goes on by
+itself beside the lineage, as long as a worker reaches it: once it is made a replica, they are gone from it. To their
+writers, if they still wait, they count as lost, and may be applied again in the lineage.
 What cannot be read as a change (of a newer release, or damaged) goes to `quarantine` as it is. Beyond the newest commit
 stand entries of other programs; they go to `quarantine` too, at -1 - n, apart from the shard's own numbering.
 
@@ -10,7 +12,7 @@ Again is the same: what was kept already stays as it is, so whoever dies in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -20,7 +22,7 @@ from psycopg import errors as pg
 from statecache._async.postgres_connection import committed
 from statecache._bridge import async_timeout
 from statecache.entries import INTEGER_MAX, ForeignEntry, NewerFormat, change_set, salvaged, storable
-from statecache.epochs import Look, Totals
+from statecache.epochs import BRANCH, Look, Totals
 from statecache.model import Change, ChangeSet
 from statecache.sql import statement
 
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 _PAGE = 100
-_CAUSE = "it stands beyond the point where this Redis and the current lineage part"
 _UNREADABLE = "entry"
 
 
@@ -70,16 +71,12 @@ class Rescue:
         self._seconds = seconds
 
     async def set_aside(self, shard: int, changes: str, look: Look, *, common: int, flushed: int) -> Branch:
-        """This keeps in Postgres what stands beyond the common point, and tells what there is on either side of it."""
-        branch, start = Branch(), b"-"
+        """Keep in Postgres what stands beyond the common point, and tell what there is on either side of it."""
+        branch = Branch()
         last = b"%d-%d" % look.last  # what comes behind it was written by whoever opened the shard meanwhile
-        while True:
-            (reply,) = await self._link.run([("XRANGE", changes, start, last, "COUNT", _PAGE)], seconds=self._seconds)
-            if isinstance(reply, Exception):
-                raise reply
+        async for page in self._pages(changes, b"-", last):
             aside: list[_Entry] = []
-            for entry_id, fields in reply:
-                entry = _read(entry_id, fields)
+            for entry in page:
                 if (entry.epoch, entry.n) > (look.own, look.n):
                     if entry.read is not None:  # a commit that was refused in its middle may have written states
                         branch.keys.update(_keys_of(entry))
@@ -93,9 +90,34 @@ class Rescue:
             if aside:
                 await self._keep(shard, aside)
                 branch.entry_ids += [entry.entry_id for entry in aside]
-                branch.conflicts += sum(len(entry.read.changes) for entry in aside if entry.read is not None)
+                branch.conflicts += _changes_in(aside)
+        return branch
+
+    async def keep(
+        self, shard: int, changes: str, look: Look, *, common: int, start: bytes = b"-"
+    ) -> tuple[int, bytes]:
+        """Keep what stands beyond the common point of a data set that goes on by itself, and leave it where it is.
+
+        Return how many changes that were, and where to go on the next time.
+        """
+        kept = 0
+        async for page in self._pages(changes, start, b"%d-%d" % (look.own, look.n)):
+            aside = [entry for entry in page if entry.n > common]
+            if aside:
+                await self._keep(shard, aside)
+            kept += _changes_in(aside)
+            start = b"(" + page[-1].entry_id
+        return kept, start
+
+    async def _pages(self, changes: str, start: bytes, last: bytes) -> AsyncIterator[list[_Entry]]:
+        while True:
+            (reply,) = await self._link.run([("XRANGE", changes, start, last, "COUNT", _PAGE)], seconds=self._seconds)
+            if isinstance(reply, Exception):
+                raise reply
+            if reply:
+                yield [_read(entry_id, fields) for entry_id, fields in reply]
             if len(reply) < _PAGE:
-                return branch
+                return
             start = b"(" + reply[-1][0]
 
     async def _keep(self, shard: int, entries: Sequence[_Entry]) -> None:
@@ -137,6 +159,10 @@ def _read(entry_id: bytes, fields: Sequence[bytes]) -> _Entry:
     return _Entry(entry_id, fields, int(epoch), int(n), read, fault)
 
 
+def _changes_in(entries: Sequence[_Entry]) -> int:
+    return sum(len(entry.read.changes) for entry in entries if entry.read is not None)
+
+
 def _keys_of(entry: _Entry) -> Sequence[str]:
     if entry.read is not None:
         return [change.key for change in entry.read.changes]
@@ -162,7 +188,7 @@ def _parked(shard: int, entry: _Entry) -> dict[str, Any]:
 def _columns(shard: int, changes: Sequence[tuple[ChangeSet, Change]]) -> dict[str, Any]:
     return {
         "shard": shard,
-        "cause": _CAUSE,
+        "cause": BRANCH,
         "change_id": [change.change_id for _, change in changes],
         "key": [change.key for _, change in changes],
         "epoch": [entry.position.epoch for entry, _ in changes],

@@ -25,7 +25,7 @@ import msgspec
 import psycopg
 from psycopg import errors as pg
 
-from statecache._bridge import timeout
+from statecache._sync.calls import Calls
 from statecache._sync.comparing import continued, parted
 from statecache._sync.rescue import Branch, Rescue
 from statecache.epochs import (
@@ -47,8 +47,6 @@ from statecache.epochs import (
 )
 from statecache.errors import ConfigurationError
 from statecache.keys import HASH
-from statecache.lua import script
-from statecache.sql import statement
 
 if TYPE_CHECKING:
     from statecache._sync.connect import Link
@@ -56,10 +54,6 @@ if TYPE_CHECKING:
 
 _KEYS_PER_DROP = 500
 _POSITIONS_PER_PAGE = 20_000
-_SCRIPTS_PER_ROUND = 256
-_GRACE_S = 0.1
-"""How much longer than Postgres' own timeout its answer is waited for."""
-_LIMITS = "SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', %s, true)"
 _MEANWHILE = Refusal(why="others are opening it, or hold its row in Postgres", wait=True)
 
 
@@ -137,15 +131,18 @@ class Attempt:
         self._connection = connection
         self._token = token
         self._seconds = seconds
+        self._calls = Calls(link, connection, gate.settings.postgres_schema, seconds=seconds)
         self._claim_ms = round(gate.settings.claim_s * 1000)
         self._may_begin = False
         self._policies = "0 "
+        self._looks: dict[int, Look] = {}
 
     def run(self, shards: Sequence[int]) -> Outcome:
         """This opens what it may."""
         rows = self._rows(shards)
         seen, refused = self._look(rows)
         seen = self._compare(self._confirm(rows, seen, refused), refused)
+        self._rescue(refused)
         claimed = self._claim(seen)
         opened: list[Opened] = []
         for wait in (False, True):
@@ -160,7 +157,7 @@ class Attempt:
         return Outcome(opened=opened, refused=refused)
 
     def _rows(self, shards: Sequence[int]) -> list[Row]:
-        rows = self._fetch("shards", {"shards": list(shards)})
+        rows = self._calls.fetch("shards", {"shards": list(shards)})
         if len(rows) != len(set(shards)):
             raise ConfigurationError("Postgres has no row for some shards", hint="Run `statecache migrate`.")
         self._may_begin = all(row[5] for row in rows)
@@ -168,13 +165,15 @@ class Attempt:
         return [Row(shard=row[0], epoch=row[1], replid=row[2], flushed=row[3], cluster=row[4]) for row in rows]
 
     def _look(self, rows: Sequence[Row]) -> tuple[list[_Seen], dict[int, Refusal]]:
-        replies = self._scripts("gate_look", [(self._fixed(row.shard), [self._settings.fence]) for row in rows])
+        replies = self._calls.scripts("gate_look", [(self._fixed(row.shard), [self._settings.fence]) for row in rows])
         seen: list[_Seen] = []
         refused: dict[int, Refusal] = {}
         for row, reply in zip(rows, replies, strict=True):
             look = self._looked(row.shard, reply)
             pin = Pin(str(self._keys.shards), HASH, row.cluster)
             verdict = look if isinstance(look, Refusal) else self._decide(row, look, pin)
+            if isinstance(look, Look):
+                self._looks[row.shard] = look
             if isinstance(verdict, Refusal):
                 refused[row.shard] = verdict
             elif isinstance(look, Look) and verdict is not None:
@@ -226,10 +225,12 @@ class Attempt:
             hint = "Grant EXECUTE on begin_epoch to agents, beside SELECT on the tables."
             raise ConfigurationError("this Postgres role may not run begin_epoch", hint=hint)
         parameters = {"shards": [one.row.shard for one in seen], "epochs": [one.look.own for one in seen]}
-        starts = dict(self._fetch("later_starts", parameters))
+        starts = dict(self._calls.fetch("later_starts", parameters))
         compared: list[_Seen] = []
         flushed = {one.row.shard: one.row.flushed for one in seen if one.verdict.doubtful}
-        continuing = continued(self._link, self._fetch, self._keys, flushed, seconds=self._seconds) if flushed else ()
+        continuing = (
+            continued(self._link, self._calls.fetch, self._keys, flushed, seconds=self._seconds) if flushed else ()
+        )
         for each in seen:
             if each.verdict.doubtful and each.row.shard not in continuing:
                 refused[each.row.shard] = branch_refusal(each.row, each.look)
@@ -244,18 +245,35 @@ class Attempt:
                 compared.append(one)
         return compared
 
+    def _rescue(self, refused: dict[int, Refusal]) -> None:
+        """Keep what an old primary has taken by itself, as far as it has come; it goes when that is made a replica."""
+        old = [shard for shard, refusal in refused.items() if refusal.branch and self._gate.authority == "worker"]
+        if not old:
+            return
+        gate, looks = self._gate, self._looks
+        starts = self._calls.fetch("later_starts", {"shards": old, "epochs": [looks[shard].own for shard in old]})
+        rescue = Rescue(self._link, self._connection, self._settings, seconds=self._seconds)
+        for shard, common in starts:
+            look, place = looks[shard], (looks[shard].server, shard)
+            if look.n > common and look.pin.cluster:
+                start = gate.rescued_up_to.get(place, b"-")
+                kept, gate.rescued_up_to[place] = rescue.keep(
+                    shard, self._keys.changes(shard), look, common=common, start=start
+                )
+                gate.rescued += kept
+
     def _parted(self, one: _Seen) -> int | None:
         span = unproven(one.row, one.look)
         if span is None:
             return None
         shard = one.row.shard
         changes = self._keys.changes(shard)
-        return parted(self._link, self._fetch, shard, changes, one.look, span, seconds=self._seconds)
+        return parted(self._link, self._calls.fetch, shard, changes, one.look, span, seconds=self._seconds)
 
     def _claim(self, seen: Sequence[_Seen]) -> list[_Seen]:
         calls = [(self._fixed(one.row.shard), self._claim_arguments(one.look)) for one in seen]
         claimed: list[_Seen] = []
-        for one, reply in zip(seen, self._scripts("gate_look", calls), strict=True):
+        for one, reply in zip(seen, self._calls.scripts("gate_look", calls), strict=True):
             look = self._parsed(one.row.shard, reply)
             if isinstance(look, Look) and look.claim == self._token and look.own == one.look.own:
                 verdict = msgspec.structs.replace(one.verdict, seen=max(one.verdict.seen, look.last[0]))
@@ -282,7 +300,7 @@ class Attempt:
                 "wait": wait,
             }
             try:
-                rows = self._begin(parameters)
+                rows = self._calls.begin(parameters)
             except (pg.LockNotAvailable, pg.DeadlockDetected, pg.SerializationFailure):
                 continue
             for shard, epoch, start_n, flushed, entries, size, excepted in rows:
@@ -307,7 +325,7 @@ class Attempt:
             shards, after, upto = zip(*page, strict=True)
             parameters = {"shards": list(shards), "after": list(after), "upto": list(upto)}
             stale: dict[int, list[str]] = {}
-            for shard, key in self._fetch("keys_beyond", parameters):
+            for shard, key in self._calls.fetch("keys_beyond", parameters):
                 stale.setdefault(shard, []).append(key)
             self._drop(dropped, [(shard, keys, []) for shard, keys in stale.items()])
         for shard, branch in branches.items():
@@ -316,7 +334,7 @@ class Attempt:
             self._drop(dropped, [(shard, sorted(branch.keys), [])])
             self._drop(dropped, [(shard, [], branch.entry_ids)])
         ready = [one for one in raised if dropped[one.shard] >= 0]
-        replies = self._scripts("gate_open", [self._opening_of(one, branches[one.shard]) for one in ready])
+        replies = self._calls.scripts("gate_open", [self._opening_of(one, branches[one.shard]) for one in ready])
         return [
             Opened(
                 shard=one.shard, epoch=one.epoch, start_n=one.start_n, dropped=dropped[one.shard],
@@ -348,7 +366,7 @@ class Attempt:
                 redis_keys = [*fixed, *(keys.state(key) for key in some)]
                 calls.append((redis_keys, [self._token, self._claim_ms, len(some), *some, *ids]))
                 order.append(shard)
-        for shard, reply in zip(order, self._scripts("gate_drop", calls), strict=True):
+        for shard, reply in zip(order, self._calls.scripts("gate_drop", calls), strict=True):
             dropped[shard] = -1 if reply < 0 or dropped[shard] < 0 else dropped[shard] + reply
 
     def _opening_of(self, one: _Raised, branch: Branch) -> tuple[list[str], list[Any]]:
@@ -365,24 +383,3 @@ class Attempt:
     def _fixed(self, shard: int) -> list[str]:
         keys = self._keys
         return [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard)]
-
-    def _scripts(self, name: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
-        replies: list[Any] = []
-        for start in range(0, len(calls), _SCRIPTS_PER_ROUND):
-            some = calls[start : start + _SCRIPTS_PER_ROUND]
-            replies += self._link.scripts(script(name), some, seconds=self._seconds)
-        return replies
-
-    def _fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """This reads, within the time that there is."""
-        limit = (f"{max(1, round(self._seconds * 1000))}ms",)
-        text = statement(name, self._settings.postgres_schema)
-        with timeout(self._seconds + _GRACE_S, self._connection), self._connection.transaction():
-            self._connection.execute(_LIMITS, limit)
-            return self._connection.execute(text, parameters).fetchall()
-
-    def _begin(self, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """This raises rows in a statement that is its own transaction: whoever stops here holds no lock."""
-        text = statement("begin_epoch", self._settings.postgres_schema)
-        with timeout(self._seconds + _GRACE_S, self._connection):
-            return self._connection.execute(text, parameters).fetchall()

@@ -3,7 +3,8 @@
 SELECT 'change' AS found, key, version, parent_change_id, epoch, n, op, at, sha256(value) AS digest FROM {schema}.change
 WHERE change_id = %(change_id)s
 UNION ALL
-SELECT 'conflict', key, version, parent_change_id, epoch, n, op, at, NULL FROM {schema}.conflict
+SELECT CASE cause WHEN 'branch' THEN 'branch' ELSE 'conflict' END, key, version, parent_change_id, epoch, n, op, at, NULL
+FROM {schema}.conflict
 WHERE change_id = %(change_id)s
 UNION ALL
 SELECT 'quarantine', unnest(keys), 0, '', epoch, n, '', recorded_at, NULL FROM {schema}.quarantine

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from statecache import AsyncStateCache
-from statecache.errors import OutcomeUnknown, PostgresUnavailable, Unavailable
+from statecache.errors import Forked, OutcomeUnknown, PostgresUnavailable, Unavailable
 from statecache.testing.valkey import Valkey
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
@@ -59,6 +59,51 @@ def test_an_old_primarys_writes_never_reach_the_lineage(shard: World) -> None:
     shard.flush(b)
     assert shard.chain(KEY)[1:] == [truth.change_id]
     assert not {state.change_id for state in alone} & set(shard.chain(KEY))
+    shard.check(b)
+
+
+def test_what_an_old_primary_still_takes_is_kept_before_it_is_wiped(shard: World) -> None:
+    """A worker that still reaches it cannot flush it, nor open it; somebody was acknowledged what it holds."""
+    a, b = parted(shard)
+    shard.open(b, "client")
+    shard.put(b, "runs/50", "the lineage")
+    first = [shard.put(a, KEY, number) for number in range(3)]
+    with pytest.raises(Unavailable, match="operator's word"):
+        shard.open(a, "client")
+    assert shard.conflicts() == set(), "that is not for an agent to write"
+    refused = shard.gate(a)
+    for more in range(2):
+        with pytest.raises(Unavailable, match="operator's word"):
+            refused.open()
+        assert shard.conflicts() == {state.change_id for state in first}
+        assert len(shard.entries(a)) == 4 + more, "it is left as it is"
+        first.append(shard.put(a, f"runs/6{more}", "still acknowledged"))
+    with pytest.raises(Unavailable, match="operator's word"):
+        refused.open()
+    assert refused.rescued == 5
+    shard.demote(a, b)
+    assert shard.conflicts() == {state.change_id for state in first}
+    with pytest.raises(Forked):
+        shard.client(b).wait_durable(first[0], timeout=60)
+    shard.flush(b)
+    shard.check(b)
+
+
+def test_a_commit_that_waits_at_an_old_primary_is_applied_again_though_it_was_rescued_there(shard: World) -> None:
+    """Its conflict is what somebody may have seen; in the lineage it counts as lost, and its writer still waits."""
+    a, b = parted(shard)
+    shard.open(b, "client")
+    alone = shard.put(a, KEY, "alone", change_id="a1b2c3d4e5f6a1b2c3d4e5f6")
+    with pytest.raises(Unavailable):
+        shard.open(a, "worker")
+    assert shard.conflicts() == {alone.change_id}
+    agent = shard.client(b)
+    again = agent.set(KEY, "alone", change_id=alone.change_id)
+    assert again.position != alone.position
+    assert agent.outcome(alone.change_id, KEY).verdict == "applied"
+    shard.flush(b)
+    assert agent.wait_durable(again, timeout=60) == again
+    assert shard.chain(KEY)[-1] == alone.change_id
     shard.check(b)
 
 

@@ -27,8 +27,8 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 import psycopg
 
+from statecache._async.calls import Calls
 from statecache._async.connect import AsyncLink
-from statecache._async.opening import Attempt
 from statecache._async.postgres import PostgresTier
 from statecache.errors import PostgresUnavailable, RedisUnavailable
 from statecache.lua import script
@@ -218,7 +218,7 @@ def _install_postgres(boundaries: Boundaries) -> None:
     changed = psycopg.AsyncTransaction
     changed.__aenter__, changed.__aexit__ = enter_by, leave_by
     _name_statements(PostgresTier, "_run", 1)
-    _name_statements(Attempt, "_fetch", 0)
+    _name_statements(Calls, "fetch", 0)
 
 
 def _name_statements(kind: Any, method: str, at: int) -> None:

@@ -63,7 +63,7 @@ class Gatekeeper:
     @property
     def conflicts(self) -> int:
         """This is how many changes of an old branch it has set aside."""
-        return self._gate.conflicts
+        return self._gate.conflicts + self._gate.rescued
 
     def agreed(self, server: str) -> None:
         """Note a server that a row of this Postgres names: what takes its place at this URL may be adopted."""
@@ -89,6 +89,7 @@ class Gatekeeper:
         self._not_before.pop(shard, None)
 
     async def _open(self, shards: list[int]) -> None:
+        rescued = self._gate.rescued
         try:
             opened = await self._opened(shards)
             if opened:
@@ -115,6 +116,8 @@ class Gatekeeper:
             self.failures += 1
             crash("gate_closed", shards=len(shards))
         finally:
+            if self._gate.rescued > rescued:
+                alarm("rescued", changes=self._gate.rescued - rescued, shards=len(shards))
             for shard in shards:
                 tries = self._tries[shard] = self._tries.get(shard, 0) + 1
                 self._not_before[shard] = self._monotonic() + min(PAUSE_MAX_S, PAUSE_S * 2 ** min(tries, 10))

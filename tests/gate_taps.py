@@ -1,0 +1,60 @@
+"""An opener's connections that tell of every exchange, before and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+
+from statecache.sql import statement
+
+Tap = Callable[[str], None]
+
+
+class TappedLink:
+    """This tells of every exchange with Redis, before and after it."""
+
+    def __init__(self, link: Any, tap: Tap) -> None:
+        self._link = link
+        self._tap = tap
+
+    def run(self, commands: Sequence[Any], *, seconds: float) -> Any:
+        """This does what the link does."""
+        return self._told(str(commands[0][0]), lambda: self._link.run(commands, seconds=seconds))
+
+    def scripts(self, which: Any, calls: Sequence[Any], *, seconds: float) -> Any:
+        """This does what the link does."""
+        if not calls:
+            return []
+        claims = which.name == "gate_look" and len(calls[0][1]) > 1
+        name = "gate_claim" if claims else which.name
+        return self._told(name, lambda: self._link.scripts(which, calls, seconds=seconds))
+
+    def _told(self, name: str, work: Callable[[], Any]) -> Any:
+        self._tap(f"before {name}")
+        result = work()
+        self._tap(f"after {name}")
+        return result
+
+
+class TappedConnection:
+    """This tells of every statement, before and after it."""
+
+    def __init__(self, connection: psycopg.Connection[Any], tap: Tap) -> None:
+        self._connection = connection
+        self._tap = tap
+        self.transaction = connection.transaction
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def execute(self, text: str, parameters: Any = None) -> Any:
+        """This does what the connection does."""
+        names = ("begin_epoch", "shards", "later_starts", "keys_beyond", "rescue_branch", "quarantine_park")
+        heads = {statement(name, "x").partition("\n")[0]: name for name in names}
+        name = heads.get(text.partition("\n")[0], "limits")
+        self._tap(f"before {name}")
+        result = self._connection.execute(text.encode(), parameters)
+        self._tap(f"after {name}")
+        return result
