@@ -75,8 +75,9 @@ class Accounts:
         if position.n > self._heads.get(place, 0):
             with self._mutex:
                 if position.n > self._heads.get(place, 0):  # another thread may have been quicker
-                    self.moved = self.moved or self._newest.setdefault(shard, position.epoch) != position.epoch
-                    self._newest[shard] = max(self._newest[shard], position.epoch)
+                    before = self._newest.get(shard, position.epoch)
+                    self.moved = self.moved or before != position.epoch
+                    self._newest[shard] = max(before, position.epoch)
                     self._heads[place] = position.n
 
     def recent(self) -> list[Acknowledged]:

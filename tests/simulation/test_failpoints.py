@@ -30,6 +30,9 @@ NOT_VISITED = {
     "forks_between": "asked only by the worker that takes over between a fork's COMMIT and its acknowledgement: visits"
     " of `record_conflicts flush_watermarks COMMIT` come by it",
     "rescue_branch": "asked only when a branch of an earlier epoch comes back: test_failover_old_primary",
+    "entries_known": "asked only without a fence, and of a data set that ends too early: test_flusher_unfenced",
+    "newest_changes": "asked only where Postgres went back behind a restart of Redis: test_failover_postgres",
+    "record_gap": "asked only in the COMMIT that passes a gap which nothing filled: test_flusher_gap",
     "baton": "asked only where processes have met at one state, and decides nothing: test_batons_lost",
     "beat": "it goes over the tracked connection of who reads locally, which `make coherence` breaks in every way",
     "confirm": "asked only at `replica` and `disk`, where a repeat finds its change: test_commit_copies",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from statecache._async.accounts import RECENT_MAX
 from statecache._async.accounts import Accounts as AsyncAccounts
 from statecache._sync.accounts import Accounts
 from statecache.model import Position
@@ -34,3 +35,27 @@ def test_of_two_who_are_acknowledged_at_once_the_later_position_is_kept(kind: ty
     accounts.acknowledge(7, Position(2, 4))
     accounts.acknowledge(7, Position(3, 1))
     assert accounts.tails() == [(7, 2, 9), (7, 3, 1)]
+
+
+@pytest.mark.parametrize("kind", [AsyncAccounts, Accounts])
+def test_a_shard_that_is_met_in_another_epoch_has_moved(kind: type[AsyncAccounts | Accounts]) -> None:
+    accounts = kind()
+    accounts.acknowledge(7, Position(2, 5), "a", "runs/1")
+    accounts.acknowledge(8, Position(3, 1), "b", "runs/2")
+    assert not accounts.moved
+    accounts.acknowledge(7, Position(3, 6), "c", "runs/1")
+    assert accounts.moved
+    accounts.acknowledge(9, Position(1, 1), "d", "runs/3")
+    accounts.moved = False
+    accounts.acknowledge(9, Position(1, 2), "e", "runs/3")
+    assert not accounts.moved
+    assert accounts.position_of("b") == (3, 1)
+    assert accounts.position_of("z") is None
+
+
+@pytest.mark.parametrize("kind", [AsyncAccounts, Accounts])
+def test_the_last_commits_are_kept_one_by_one(kind: type[AsyncAccounts | Accounts]) -> None:
+    accounts = kind()
+    for n in range(RECENT_MAX + 5):
+        accounts.acknowledge(7, Position(2, n + 1), f"{n}", "runs/1")
+    assert [one.n for one in accounts.recent()] == [*range(6, RECENT_MAX + 6)]
