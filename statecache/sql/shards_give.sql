@@ -3,4 +3,4 @@ WITH mine AS MATERIALIZED (
     SELECT shard FROM {schema}.shard
     WHERE owner = %(owner)s AND shard = ANY (%(shards)s) ORDER BY shard FOR UPDATE SKIP LOCKED
 )
-UPDATE {schema}.shard s SET owner = NULL, lease_until = NULL FROM mine m WHERE s.shard = m.shard
+UPDATE {schema}.shard s SET owner = NULL, lease_until = now() FROM mine m WHERE s.shard = m.shard

@@ -37,7 +37,7 @@ WORKER_MAY = {
     *(("state", f"UPDATE {column}") for column in
       ("op", "value", "version", "epoch", "n", "change_id", "parent_change_id", "encoding", "schema", "writer",
        "updated_at")),
-    ("worker", "UPDATE beat_until"),
+    ("worker", "UPDATE beat_until"), ("worker", "UPDATE avoids"), ("worker", "UPDATE trouble"),
 }  # fmt: skip
 """What workers may do beside reading: add, move tips and watermarks, and keep the list of themselves."""
 

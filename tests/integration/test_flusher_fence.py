@@ -325,7 +325,7 @@ async def test_nobody_waits_for_a_row_that_somebody_holds(
     """What is left out of the answer is left as it is."""
     psql.execute("UPDATE shard SET owner = %s", (owner,))
     query = statement(name, settings.postgres_schema).encode()
-    asked = {"shards": integers([3, 2, 1, 0]), "owner": "me", "room": 4, "avoid": integers([])}
+    asked = {"shards": integers([3, 2, 1, 0]), "owner": "me", "room": 4, "avoid": integers([]), "never": integers([])}
     asked["lease"] = timedelta(seconds=5)
     with psycopg.connect(settings.postgres_url) as holder:
         holder.execute(f'SELECT FROM "{settings.postgres_schema}".shard WHERE shard = 2 FOR UPDATE'.encode())

@@ -24,6 +24,7 @@ UNREACHED_MAX = 3
 RUN_S = 600.0
 NOT_VISITED = {
     "local_limits": "it goes with the BEGIN of every transaction of a worker, in the same exchange",
+    "shard_rows": "asked only by a worker that has given shards up: test_flusher_giving_up",
     "session_probe": "asked only where an answer does not come: test_flusher_silence",
     "row_holders": "asked only while another session holds a shard's row: test_flusher_patience",
     "hydrate_forget": "asked only by a client that is hindered while it hydrates: visits of `states` come by it",

@@ -49,9 +49,12 @@ class Gatekeeper:
         self._done = done
         self._monotonic = monotonic
         self._task: asyncio.Task[None] | None = None
+        self.opening: frozenset[int] = frozenset()
+        """The shards whose gates are just being opened."""
         self._tries: dict[int, int] = {}
         self._not_before: dict[int, float] = {}
-        self._reason = ""
+        self.reason = ""
+        """Why the last opening came to an error; '' where it did not."""
         self.failures = 0
         """How often opening came to an error."""
 
@@ -90,6 +93,7 @@ class Gatekeeper:
 
     async def _open(self, shards: list[int]) -> None:
         rescued = self._gate.rescued
+        self.opening = frozenset(shards)
         try:
             opened = await self._opened(shards)
             if opened:
@@ -103,21 +107,23 @@ class Gatekeeper:
             for one in opened:
                 if one.acknowledged > one.flushed:
                     alarm("postgres_went_back", shard=one.shard, acknowledged=one.acknowledged, flushed=one.flushed)
-            self._reason = ""
+            self.reason = ""
         except Unavailable as error:
-            tell = alarm if error.reason == "epoch" and self._reason != error.detail else warn
-            self._reason = error.detail
+            tell = alarm if error.reason == "epoch" and self.reason != error.detail else warn
+            self.reason = error.detail
             self.failures += 1
             tell("gate_closed", reason=error.reason, detail=error.detail, shards=len(shards))
         except (ForeignData, psycopg.Error) as error:
             self.failures += 1
-            warn("gate_closed", reason=type(error).__name__, detail=str(error).partition("\n")[0], shards=len(shards))
+            self.reason = str(error).partition("\n")[0]
+            warn("gate_closed", reason=type(error).__name__, detail=self.reason, shards=len(shards))
         except Exception:  # the flush of other shards goes on, whatever is wrong with these
             self.failures += 1
             crash("gate_closed", shards=len(shards))
         finally:
             if self._gate.rescued > rescued:
                 alarm("rescued", changes=self._gate.rescued - rescued, shards=len(shards))
+            self.opening = frozenset()
             for shard in shards:
                 tries = self._tries[shard] = self._tries.get(shard, 0) + 1
                 self._not_before[shard] = self._monotonic() + min(PAUSE_MAX_S, PAUSE_S * 2 ** min(tries, 10))

@@ -1,7 +1,8 @@
 """Who flushes which shard: a row a shard in Postgres, shared evenly over the workers that live.
 
 A worker says every `lease_renew_s` that it lives, renews its shards, takes its part of those that nobody owns, and
-gives back what is more than its part: ceil(shards / live workers). Who comes, gives or leaves rings a bell in Redis,
+gives back what is more than its part: ceil(shards / workers that share). Workers that avoid shards (`avoidance`) do not
+count among those, so that the others have room for what they avoid. Who comes, gives or leaves rings a bell in Redis,
 so that the others need not find out by themselves. A lease only settles who should flush; that two
 never do is settled by the row's lock in each flush.
 
@@ -20,23 +21,37 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from statecache.entries import storable
+from statecache.errors import RedisUnavailable
 from statecache_workers.arrays import integers
 from statecache_workers.database import Call, Database, Transaction
-from statecache_workers.holdings import Row
+from statecache_workers.holdings import Head, Row, agree
+from statecache_workers.logs import warn
 
 if TYPE_CHECKING:
+    from statecache._async.connect import AsyncLink
     from statecache.settings import Settings
+    from statecache_workers.avoidance import Avoidance
+    from statecache_workers.streams import Streams
+
+
+TROUBLE_MAX = 500
+"""How much is told of what hinders a worker, in characters."""
 
 
 class Share(msgspec.Struct, kw_only=True):
     """This is what the worker owns now, and how things stand with the others.
 
-    `held` are shards whose row another session holds: they were this worker's when that session locked them.
+    `held` are shards whose row another session holds: they were this worker's when that session locked them. `sharing`
+    are the workers among which the shards are shared out: those that serve all that they get, and this one. `able` are
+    the other workers that do.
     """
 
     rows: dict[int, Row] = {}
     held: set[int] = set()
     live: int = 1
+    sharing: int = 1
+    able: int = 0
     unowned: int = 0
     reaped: list[str] = []
     ended: list[tuple[int, list[int], str]] = []
@@ -50,10 +65,14 @@ class Ownership:
         self._shards = settings.shards
         self._owner = owner
 
-    async def tend(self, database: Database, *, avoid: Collection[int] = (), take: bool = True) -> Share:
+    async def tend(
+        self, database: Database, *, avoid: Avoidance | None = None, take: bool = True, trouble: str = ""
+    ) -> Share:
         """This renews, takes and gives back, in one transaction, and gives the rows of what the worker owns."""
         mine = {"owner": self._owner, "lease": database.lease}
         worker = {"id": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "lease": database.lease}
+        avoided = avoid.shards if avoid is not None else []
+        worker |= {"avoids": len(avoided), "trouble": storable(trouble)[:TROUBLE_MAX]}
         async with database.transaction() as transaction:
             _, reaped, rows, census = await transaction.run(
                 Call("worker_beat", worker),
@@ -61,21 +80,24 @@ class Ownership:
                 Call("shards_renew", mine),
                 Call("worker_census", {}),
             )
-            share = Share(live=max(1, census[0][0]), unowned=census[0][1], reaped=[row[0] for row in reaped])
+            live, unowned, sharing = census[0]
+            share = Share(live=max(1, live), unowned=unowned, reaped=[row[0] for row in reaped])
+            share.sharing = max(1, sharing + bool(avoided))
+            share.able = share.sharing - 1
             share.rows = _rows([row for row in rows if row[1] is not None])
             share.held = {row[0] for row in rows if row[1] is None}
             if take:
-                await self._even_out(transaction, share, sorted(avoid), mine)
+                never = avoid.strictly if avoid is not None else []
+                await self._even_out(transaction, share, mine | {"avoid": integers(avoided), "never": integers(never)})
             if share.held or share.unowned:
                 (share.ended,) = await transaction.run(Call("sessions_end", {"owner": self._owner}))
             await transaction.commit()
         return share
 
-    async def _even_out(self, transaction: Transaction, share: Share, avoid: list[int], mine: dict[str, Any]) -> None:
-        room = -(-self._shards // share.live) - len(share.rows) - len(share.held)
+    async def _even_out(self, transaction: Transaction, share: Share, mine: dict[str, Any]) -> None:
+        room = -(-self._shards // share.sharing) - len(share.rows) - len(share.held)
         if room > 0 and share.unowned > 0:
-            asked = {**mine, "avoid": integers(avoid), "room": room}
-            (rows,) = await transaction.run(Call("shards_take", asked))
+            (rows,) = await transaction.run(Call("shards_take", mine | {"room": room}))
             share.rows |= _rows(rows)
             share.unowned -= len(rows)
         surplus = sorted(share.rows)[room:] if room < 0 else []
@@ -92,6 +114,12 @@ class Ownership:
             shard: f"pid {pid}, {user} with {name or 'no application_name'}, {state}/{wait or 'busy'} for {age:.0f} s"
             for shard, pid, user, name, state, wait, age in rows
         }
+
+    async def rows(self, database: Database, shards: Collection[int]) -> dict[int, Row]:
+        """Return the rows of these shards, whoever owns them."""
+        async with database.transaction() as transaction:
+            (rows,) = await transaction.run(Call("shard_rows", {"shards": integers(sorted(shards))}))
+        return _rows(rows)
 
     async def give_back(self, database: Database, shards: Collection[int]) -> None:
         """This gives some shards back."""
@@ -112,3 +140,26 @@ class Ownership:
 
 def _rows(rows: Collection[tuple[Any, ...]]) -> dict[int, Row]:
     return {shard: Row(*rest) for shard, *rest in rows}
+
+
+async def look_again(
+    avoidance: Avoidance, ownership: Ownership, streams: Streams, link: AsyncLink, database: Database, now: float
+) -> None:
+    """End the avoiding of shards that were avoided for long enough, where this Redis agrees with their rows."""
+    ripe = avoidance.ripe(now)
+    if not ripe:
+        return
+    avoidance.go_on(ripe, now)
+    rows = await ownership.rows(database, ripe)
+    try:
+        heads = await streams.heads(link, ripe)
+    except RedisUnavailable as error:
+        warn("still_avoided", shards=ripe, reason=str(error))
+        return
+    fit = {
+        shard for shard in ripe
+        if isinstance(head := heads.of[shard], Head) and agree(rows[shard], head, heads.server)
+    }  # fmt: skip
+    avoidance.end(fit)
+    if left := sorted(set(ripe) - fit):
+        warn("still_avoided", shards=left, reason="their gates are closed on this Redis")

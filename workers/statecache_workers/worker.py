@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any
 from statecache._async.postgres import PostgresTier
 from statecache._async.redis import RedisTier
 from statecache.clock import monotonic as real_monotonic
-from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable
+from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.keys import KeySpace
+from statecache_workers.avoidance import Avoidance
 from statecache_workers.database import Database
 from statecache_workers.flusher import Flusher, Progress
 from statecache_workers.gatekeeper import Gatekeeper
 from statecache_workers.holdings import Head, Heads, Holding, set_apart
 from statecache_workers.janitor import Janitor
 from statecache_workers.logs import alarm, say, warn, whisper
-from statecache_workers.ownership import Ownership, Share
+from statecache_workers.ownership import Ownership, Share, look_again
 from statecache_workers.room import ASK, ROOM_S, shortage
 from statecache_workers.settling import settle
 from statecache_workers.strays import expel
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
     from statecache.settings import Settings
 
-AVOID_S = 30.0
-"""How long a shard with entries of a newer release is left to others."""
 REST_MIN_S = 0.002
 UNEVEN_S = 0.075
 """How soon a worker looks again that has fewer shards than its part, while the others may be about to give some."""
@@ -77,7 +76,8 @@ class Worker:
         self._joined = False
         self._next_tend = monotonic()
         self._leased_until = self._next_measure = self._next_room = self._uneven_until = monotonic()
-        self._avoid: dict[int, float] = {}
+        self.avoidance = Avoidance(settings.lease_s)
+        self._trouble = self._given_up_for = ""
         self._woken: list[int] = []
         self._flushed = (0, 0)
         self._next_report = monotonic() + REPORT_S
@@ -121,6 +121,10 @@ class Worker:
         begun = self._monotonic()
         try:
             return await self._turn()
+        except Unavailable as error:
+            self._trouble = str(error)
+            self.forget()
+            raise
         except BaseException:  # whatever it was, what is believed may no longer be so
             self.forget()
             raise
@@ -148,6 +152,7 @@ class Worker:
             return True
         if self.janitor.due:
             await self.janitor.step(link, database, self.holdings)
+        self._served()
         await self._measure(link, heads)
         await self._look_for_room(link)
         self._announce()
@@ -155,9 +160,11 @@ class Worker:
 
     async def _tend(self, link: AsyncLink, database: Database) -> None:
         now = self._monotonic()
-        self._avoid = {shard: until for shard, until in self._avoid.items() if until > now}
+        await look_again(self.avoidance, self.ownership, self.flusher.streams, link, database, now)
         before = self.share.live
-        share = self.share = await self.ownership.tend(database, avoid=self._avoid, take=self.taking)
+        share = self.share = await self.ownership.tend(
+            database, avoid=self.avoidance, take=self.taking, trouble=self.trouble
+        )
         taken = share.rows.keys() - self.holdings.keys()
         lost = self.holdings.keys() - share.rows.keys() - share.held
         self._leased_until = now + self.settings.lease_s
@@ -172,15 +179,46 @@ class Worker:
             self.flusher.tips.drop(shard)
             holding.reread(row)
         await self._leave_held(database, [self.holdings[shard] for shard in share.held & self.holdings.keys()])
+        self.avoidance.hold(self.holdings, now)
         if taken or lost:
             say("shards", taken=len(taken), lost=len(lost), owned=len(self.holdings), workers=share.live)
         for pid, shards, name in share.ended:
             warn("session_ended", pid=pid, session=name, shards=shards)
         if share.reaped:
             warn("reaped", workers=share.reaped)
-        if (lost or not self._joined) and share.live > 1:
+        hopeless = [one for one in self.avoidance.hopeless(now) if one not in self.gatekeeper.opening]
+        if share.able and hopeless:
+            await self._give_up(link, database, hopeless, self.trouble)
+        elif (lost or not self._joined) and share.live > 1:
             await self.flusher.streams.ring(link)
         self._joined = True
+
+    async def _give_up(
+        self, link: AsyncLink, database: Database, shards: list[int], reason: str, *, too_new: bool = False
+    ) -> None:
+        """Leave shards to the other workers, and avoid them for a while."""
+        await self.ownership.give_back(database, shards)
+        self.avoidance.give_up(shards, self._monotonic(), too_new=too_new)
+        for shard in shards:
+            self.holdings.pop(shard, None)
+            self.flusher.tips.drop(shard)
+        self._given_up_for = reason
+        alarm("given_up", shards=shards, reason=reason)
+        await self.flusher.streams.ring(link)
+
+    def _served(self) -> None:
+        """Note which shards were served by the turn that passed."""
+        self._trouble = ""
+        self.avoidance.serve([one.shard for one in self.holdings.values() if one.standing == "open"], self._monotonic())
+
+    @property
+    def trouble(self) -> str:
+        """This is what hinders the worker, in words; '' where nothing does."""
+        apart = [f"shard {one.shard}: {one.reason}" for one in self.holdings.values() if one.standing == "apart"]
+        closed = any(one.standing == "new" for one in self.holdings.values())
+        gate = self.gatekeeper.reason if closed else ""
+        avoided = self._given_up_for if self.avoidance.shards else ""
+        return "; ".join(dict.fromkeys(filter(None, [self._trouble, gate, avoided, *apart[:3]])))
 
     async def _leave_held(self, database: Database, held: list[Holding]) -> None:
         """Leave shards for later whose row another session holds, and tell who does where that goes on."""
@@ -228,10 +266,7 @@ class Worker:
             parked = await expel(link, database, self.flusher.streams, self.keys, self.holdings[shard])
             self.flusher.tally.quarantined += parked
         if progress.newer:
-            self._avoid |= dict.fromkeys(progress.newer, self._monotonic() + AVOID_S)
-            await self.ownership.give_back(database, progress.newer)
-            for shard in progress.newer:
-                del self.holdings[shard]
+            await self._give_up(link, database, progress.newer, "a newer release wrote to them", too_new=True)
         if progress.unsure:
             self.refresh()
         self._tally(progress)
