@@ -167,7 +167,7 @@ async def test_what_nobody_else_takes_is_taken_again(
     both = [make_worker(quick), make_worker(quick)]
     hindered = True
     for worker in both:
-        acknowledge = worker.flusher.acknowledge
+        acknowledge = worker.flusher.acknowledgement.tell
 
         async def refused(*args: Any, through: Any = acknowledge) -> Any:
             if hindered:

@@ -92,25 +92,33 @@ class Arena:
         self.writers: dict[str, Process] = {}
         self.workers: dict[str, Process] = {}
         self.lives: dict[str, int] = {}
+        self.ran: dict[str, Path] = {}
         self.crashes: list[str] = []
         self.redis_turn = asyncio.Lock()
         self.postgres_turn = asyncio.Lock()
 
     # Processes.
 
-    def environment(self, line: str) -> dict[str, str]:
+    def tree(self, name: str) -> Path:
+        """Return the tree whose code a writer or worker runs."""
+        return ROOT
+
+    def environment(self, line: str, tree: Path = ROOT) -> dict[str, str]:
         """This is what the process behind these proxies is told."""
         aimed = through(self.settings, redis=self.proxies[line, "redis"], postgres=self.proxies[line, "postgres"])
         named = {**self.given, "redis_url": aimed.redis_url, "postgres_url": aimed.postgres_url}
-        return process_environment() | {f"STATECACHE_{name.upper()}": value for name, value in named.items()}
+        code = {} if tree == ROOT else {"PYTHONPATH": f"{tree}:{tree / 'workers'}"}
+        return process_environment() | code | {f"STATECACHE_{name.upper()}": value for name, value in named.items()}
 
     def start_writer(self, name: str) -> None:
         """This begins the next life of a writer."""
         life = self.lives[name] = self.lives.get(name, -1) + 1
         called = f"{name}-{life}"
+        tree = self.tree(name)
         self.writers[name] = spawn(
-            self.command(name, called), name=called, folder=self.folder, environment=self.environment(name), cwd=ROOT
-        )
+            self.command(name, called), name=called, folder=self.folder, environment=self.environment(name, tree),
+            cwd=tree,
+        )  # fmt: skip
 
     def command(self, name: str, called: str) -> list[str | Path]:
         """This is what a writer's life runs."""
@@ -128,8 +136,9 @@ class Arena:
         number = self.lives["worker"] = self.lives.get("worker", 0) + 1
         name = f"worker-{number}"
         command = [sys.executable, "-m", "statecache", "worker"]
-        environment = self.environment(self.worker_line(name))
-        self.workers[name] = spawn(command, name=name, folder=self.folder, environment=environment, cwd=ROOT)
+        tree = self.ran[name] = self.tree(name)
+        environment = self.environment(self.worker_line(name), tree)
+        self.workers[name] = spawn(command, name=name, folder=self.folder, environment=environment, cwd=tree)
 
     def worker_line(self, name: str) -> str:
         """Return whose proxies the worker of that name uses."""
@@ -193,12 +202,23 @@ class Arena:
         """The URL of the Postgres, past the proxies."""
         return self.database.url
 
-    def postgres(self) -> psycopg.Connection[tuple[object, ...]]:
-        """This is a connection to the Postgres that no proxy stands before."""
+    def postgres(self, url: str = "") -> psycopg.Connection[tuple[object, ...]]:
+        """This is a connection to the Postgres that no proxy stands before, or to another one."""
         return psycopg.connect(
-            self.postgres_url, autocommit=True, connect_timeout=2, application_name="nemesis", client_encoding="utf8",
-            options="-c default_transaction_read_only=off",
+            url or self.postgres_url, autocommit=True, connect_timeout=2, application_name="nemesis",
+            client_encoding="utf8", options="-c default_transaction_read_only=off",
         )  # fmt: skip
+
+    async def statecache(self, *command: str, **more: str) -> tuple[int | None, str]:
+        """Run a command of the product, past the proxies, and return its exit status and what it said."""
+        named = {**self.given, "redis_url": self.redis_url, "postgres_url": self.postgres_url, **more}
+        environment = process_environment() | {f"STATECACHE_{name.upper()}": value for name, value in named.items()}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "statecache", *command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        said, _ = await process.communicate()
+        return process.returncode, said.decode(errors="replace")
 
     async def restart(self, name: str) -> None:
         """This starts a killed server again, beside the loop."""

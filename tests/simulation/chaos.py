@@ -46,6 +46,7 @@ from tests.simulation.history import Recorder, seen_of
 from tests.simulation.judge import journals, judge, leaks, unexpected
 from tests.simulation.nemesis import Strike, schedule
 from tests.simulation.profiles import CHAOS, PROFILES, Profile
+from tests.simulation.releases import ReleasesArena
 from tests.simulation.sampler import Sampler
 from tests.simulation.writer import KINDS_FILE
 
@@ -312,7 +313,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--profile", choices=[*PROFILES], default=CHAOS.name, help="which servers, writers and faults")
     parser.add_argument("--kinds", nargs="+", default=[], help="only these kinds of faults of the profile")
+    parser.add_argument("--release", default=ReleasesArena.release, help="of the profile releases: a tag or a commit")
     given = parser.parse_args(arguments)
+    ReleasesArena.release = given.release
     profile = PROFILES[given.profile]
     if unknown := {*given.kinds} - {*profile.table}:
         parser.error(f"{profile.name} has no {', '.join(sorted(unknown))}; it has {', '.join(profile.table)}")

@@ -3,6 +3,7 @@
     outage_long     nobody reaches Redis for longer than an agent's claim on its step stands
     step_blocked    some steps' functions block the loop that they run in
     step_leased     some steps are run by a lease, which may be lost while their function runs
+    left_clean      at the end: what is clean, under locks too, becomes evictable
     tracked_late    what the server pushes to one writer, or to all, reaches them a third of a second late
 
 Everything else is what strikes in every chaos. What each fault disturbs, and when, is noted: of an agent whose process
@@ -12,7 +13,7 @@ was killed or stopped, and of everybody while a server is away, less is expected
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ from statecache.clock import monotonic
 from statecache.errors import StateCacheError
 from tests.simulation.arena import EXPECTED_ERRORS, SETTINGS, WRITERS, Arena
 from tests.simulation.checker import Verdict, Violation
+from tests.simulation.evictable import never_evictable
 from tests.simulation.exclusion import Did, Steps, Token, judge_locks, judge_steps
 from tests.simulation.faults import Faults
 from tests.simulation.freshness import Window
@@ -59,6 +61,7 @@ class LocksFaults(Faults):
 
     _ended_at = 0.0
     _healed_at = 0.0
+    _evictable = False
 
     def __init__(self, arena: Arena, sampler: Sampler) -> None:
         super().__init__(arena, sampler)
@@ -113,9 +116,15 @@ class LocksFaults(Faults):
 
         return await asyncio.to_thread(look)
 
+    async def leave(self, kinds: Collection[str]) -> None:
+        """Remember whether it is to be seen that what is clean becomes evictable."""
+        self._evictable = "left_clean" in kinds
+
     async def over(self) -> None:
-        """Look that every lock can be had: of those who died their ttl has passed."""
+        """Look that every lock can be had: of those who died their ttl has passed; and what is clean."""
         self._ended_at = monotonic()
+        if self._evictable:
+            self.findings += await never_evictable(self._arena)
         async with AsyncStateCache(settings=self._arena.direct) as cache:
             for lock in (*(counter.rpartition("/")[0] for counter in COUNTERS), *JOBS):
                 try:

@@ -105,6 +105,7 @@ POSTGRES: dict[str, tuple[float, float, float]] = {
     "flush_silent": (3, 2.0, 5.0),
     "encoding_refused": (1, 0, 0),
     "left_silent": (0, 0, 0),
+    "left_clean": (0, 0, 0),
     **{
         kind: KINDS[kind]
         for kind in (
@@ -119,6 +120,7 @@ LOCKS: dict[str, tuple[float, float, float]] = {
     "tracked_late": (4, 1.0, 4.0),
     "step_blocked": (0, 0, 0),
     "step_leased": (0, 0, 0),
+    "left_clean": (0, 0, 0),
     **{
         kind: KINDS[kind]
         for kind in (

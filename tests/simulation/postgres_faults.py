@@ -15,6 +15,7 @@
     disk_full          the disk of the changes is full for a while
     flush_silent       the worker's connection dies silently in the middle of a flush, and is cut seconds later
     encoding_refused   a database of another encoding is refused by `migrate` and by `doctor`
+    left_clean         at the end: what is clean, rebuilt after a restore too, becomes evictable
     left_silent        at the end: a connection died silently in the middle of a flush, and nobody cuts it
 
 Beside what the checker proves: what was acknowledged at `postgres` is lost by `restored_old` alone, and `wait_durable`
@@ -37,6 +38,7 @@ from tests.fault_proxy import Fault
 from tests.simulation.ages import Bounds
 from tests.simulation.arena import WORKER_LINE
 from tests.simulation.checker import Loss, Verdict, Violation
+from tests.simulation.evictable import never_evictable
 from tests.simulation.freshness import Window, judge_freshness
 from tests.simulation.history import Operation
 from tests.simulation.judge import evidence
@@ -52,6 +54,7 @@ class PostgresFaults(PostgresLimits):
 
     _base: tuple[Any, float] | None = None
     _silent: Fault | None = None
+    _evictable = False
 
     # Postgres goes back.
 
@@ -177,12 +180,15 @@ class PostgresFaults(PostgresLimits):
 
     async def leave(self, kinds: Collection[str]) -> None:
         """Leave a flush in the middle of which the connection died."""
+        self._evictable = "left_clean" in kinds
         if "left_silent" in kinds:
             await self._here.heal()
             self._silent = await self._silenced()
 
     async def over(self) -> None:
-        """End the connection that died."""
+        """End the connection that died, and look that what is clean becomes evictable."""
+        if self._evictable:
+            self.findings += await never_evictable(self._here)
         if self._silent is not None:
             self._here.proxies[WORKER_LINE, "postgres"].cut_all()
 

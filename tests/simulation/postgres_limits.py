@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
@@ -14,9 +13,8 @@ import psycopg
 from statecache import AsyncStateCache
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError
-from statecache.settings import process_environment
 from tests.fault_proxy import Fault
-from tests.simulation.arena import ROOT, WORKER_LINE
+from tests.simulation.arena import WORKER_LINE
 from tests.simulation.faults import Faults
 from tests.simulation.history import Recorder, seen_of
 from tests.simulation.nemesis import Strike
@@ -95,23 +93,11 @@ class PostgresLimits(Faults):
         await here.sql("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0 LOCALE_PROVIDER libc")
         url = here.postgres_url.rpartition("/")[0] + "/latin"
         for command in ("migrate", "doctor"):
-            status, said = await self._statecache(command, postgres_url=url, prefix="latin")
+            status, said = await here.statecache(command, postgres_url=url, prefix="latin")
             if not status or "LATIN1" not in said:
                 self.findings.append(f"encoding: `statecache {command}` took a database of LATIN1: {said[-300:]}")
         await here.sql("DROP DATABASE latin WITH (FORCE)")
         return True
-
-    async def _statecache(self, *command: str, **more: str) -> tuple[int | None, str]:
-        """Run a command of the product, past the proxies, and return its exit status and what it said."""
-        here = self._here
-        named = {**here.given, "redis_url": here.redis_url, "postgres_url": here.postgres_url, **more}
-        environment = process_environment() | {f"STATECACHE_{name.upper()}": value for name, value in named.items()}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "statecache", *command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
-        said, _ = await process.communicate()
-        return process.returncode, said.decode(errors="replace")
 
     # What is slow, stuck or full.
 

@@ -4,6 +4,8 @@
     roles       a primary and two replicas that change their roles, behind an address that moves
     debian      the same with the machine's `redis-server` in place of the Valkey
     threads     processes of many threads that share a synchronous client, one of them over TLS
+    deployments     two deployments, and who is pointed at the wrong servers
+    releases    the release before beside the present one
     locks       holders of locks and agents that run steps are stopped, killed, cut off and told late
     postgres    a Postgres that goes back, changes its place, is full, slow, read-only, or set up by somebody else
 
@@ -18,12 +20,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.simulation import nemesis
+from tests.simulation import deployments, nemesis, releases
 from tests.simulation.arena import Arena
+from tests.simulation.deployments import DeploymentsArena, DeploymentsFaults
 from tests.simulation.faults import Faults
 from tests.simulation.locks_faults import LocksArena, LocksFaults
 from tests.simulation.postgres_arena import PostgresArena
 from tests.simulation.postgres_faults import PostgresFaults
+from tests.simulation.releases import ReleasesArena, ReleasesFaults
 from tests.simulation.roles_arena import RolesArena
 from tests.simulation.roles_faults import RolesFaults
 from tests.simulation.threads_arena import ThreadsArena
@@ -33,6 +37,11 @@ SWITCHED_ON: dict[str, tuple[str, ...]] = {
     "postgres": (
         "commit_unsynced", "default_path", "default_read_only", "read_only", "disk_full", "flush_silent", "worker_kill",
         "writer_kill", "backend_terminate", "commit_drop_reply", "table_lock",
+    ),
+    "deployments": (
+        "readers_wrong_postgres", "readers_empty", "readers_prefix", "readers_schema", "agents_empty", "agents_prefix",
+        "agents_schema", "workers_wrong_redis", "workers_wrong_postgres", "workers_prefix", "workers_schema",
+        "migrate_wrong_redis", "migrate_wrong_postgres", "migrate_prefix", "migrate_schema",
     ),
     "locks": (
         "writer_kill", "writer_pause", "worker_kill", "redis_kill", "redis_pause", "redis_reset", "redis_drop_reply",
@@ -69,6 +78,8 @@ PROFILES = {
         Profile("threads", nemesis.THREADS, frozenset(), ThreadsArena, Faults),
         Profile("postgres", nemesis.POSTGRES, nemesis.POSTGRES_ALONE, PostgresArena, PostgresFaults),
         Profile("locks", nemesis.LOCKS, nemesis.LOCKS_ALONE, LocksArena, LocksFaults),
+        Profile("deployments", deployments.KINDS, frozenset(deployments.KINDS), DeploymentsArena, DeploymentsFaults),
+        Profile("releases", releases.KINDS, frozenset({"typed"}), ReleasesArena, ReleasesFaults),
         Profile("debian", nemesis.ROLES, nemesis.ROLES_ALONE, DebianArena, RolesFaults),
     )
 }

@@ -23,7 +23,6 @@ acknowledged at `replica`; the others all but what was acknowledged at `postgres
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
@@ -31,9 +30,8 @@ from typing import Any, cast
 import redis
 
 from statecache.clock import monotonic
-from statecache.settings import process_environment
 from tests.simulation.ages import Bounds
-from tests.simulation.arena import ROOT, WORKER_LINE, WRITERS
+from tests.simulation.arena import WORKER_LINE, WRITERS
 from tests.simulation.checker import Evidence, Loss, Verdict, Violation
 from tests.simulation.faults import Faults
 from tests.simulation.freshness import Window, judge_freshness
@@ -274,16 +272,9 @@ class RolesFaults(Faults):
 
     async def _claimed(self) -> None:
         """Give an operator's word that this is the primary."""
-        here = self._roles
-        named = {**here.given, "redis_url": here.redis_url, "postgres_url": here.postgres_url}
-        told = {f"STATECACHE_{name.upper()}": value for name, value in named.items()}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "statecache", "epoch", "claim", "all", "--yes", cwd=ROOT,
-            env=process_environment() | told, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
-        said, _ = await process.communicate()
-        if process.returncode:
-            self.findings.append(f"claim: `statecache epoch claim` ended with {process.returncode}: {said.decode()}")
+        status, said = await self._roles.statecache("epoch", "claim", "all", "--yes")
+        if status:
+            self.findings.append(f"claim: `statecache epoch claim` ended with {status}: {said}")
 
     # What the product has to live with.
 
