@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 _END_S = 0.05
 """How long a caller who has no time left waits for a claim to be given back."""
-_RELEASE_S = 1.0
+_RELEASE_S = 0.3
 """How long giving a claim back may take; what is not given back ends by itself."""
 _ATTEMPT_S_MIN = 0.05
 _SWEEP_S = 0.02
@@ -110,8 +110,8 @@ class Claims:
         try:
             if await self._leases._attempt("take", holding, end) is not None:
                 return None
-        except BaseException as error:  # whatever it is, nothing shall be held by nobody
-            if not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
+        except BaseException as error:  # cancelled; after a fault nobody is kept waiting: what was taken ends by itself
+            if not isinstance(error, (Exception, GeneratorExit)):
                 await async_beside(lambda: self._leases._withdraw(holding), _END_S)
             raise
         with self._mutex:

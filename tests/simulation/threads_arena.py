@@ -34,9 +34,9 @@ class ThreadsArena(Arena):
         """Return what a process runs."""
         return [sys.executable, "-m", self.writer, self.folder, called, str(self.seed), str(SESSIONS)]
 
-    def environment(self, line: str) -> dict[str, str]:
+    def environment(self, line: str, name: str = "") -> dict[str, str]:
         """Return what the process behind these proxies is told."""
-        told = super().environment(line)
+        told = super().environment(line, name)
         if line == OVER_TLS and self._certificates.exists():
             told["STATECACHE_REDIS_URL"] = told["STATECACHE_REDIS_URL"].replace("redis://", "rediss://", 1)
             files = tls_files(self._certificates, client="")
