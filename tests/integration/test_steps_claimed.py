@@ -107,7 +107,7 @@ async def test_an_outage_longer_than_the_claim_ends_no_step(
         await near.tier.leases.give_back(over)
         proxy.thaw()
         with pytest.raises(Unavailable, match="another agent runs step 'charge'"):
-            await near.step(KEY, "charge", slow.run, idempotent=True, timeout=CLAIM_S * 3)
+            await near.step(KEY, "charge", lambda step: "the second", idempotent=True, timeout=CLAIM_S * 3)
         slow.go_on.set()
         assert [await running, await waiting] == ["the first", "the first"]
     assert slow.calls == 1
@@ -172,8 +172,9 @@ async def test_closing_gives_back_no_claim_of_a_step_that_still_runs(
     await slow.begun.wait()
     left = await first.close(drain=CLAIM_S)
     assert left.under_way == 1
+    other = make_client(settings)
     with pytest.raises(Unavailable, match="another agent runs step 'charge'"):
-        await make_client(settings).step(KEY, "charge", slow.run, idempotent=True, timeout=CLAIM_S * 3)
+        await other.step(KEY, "charge", lambda step: "the second", idempotent=True, timeout=CLAIM_S * 3)
     slow.go_on.set()
     with pytest.raises((UsageError, Unavailable)):
         await running
