@@ -9,7 +9,8 @@ Whoever holds the lease runs the step; nobody asks a clock of the server whether
                somebody else has it. Taking again and renewing are one request, which may be repeated at any time
     free       an intent whose claim is free may still be a living agent's who is about to take it again. So whoever
                finds it free gives it back and watches: only where it is free again after the other half of
-               `step_claim_s`, in which the server has answered throughout, its agent is taken for dead
+               `step_claim_s`, in which the server has answered throughout, its agent is taken for dead. A client
+               goes on watching where an earlier call of its own ended, so that many short ones get there too
     closed     a client that is closed goes on renewing the claims of steps that still run, until they end
 
 An agent that reaches no server for longer than `step_claim_s` while others do, or that is stopped for as long, is taken
@@ -58,6 +59,8 @@ _END_S = 0.05
 _RELEASE_S = 0.3
 """How long giving a claim back may take; what is not given back ends by itself."""
 _ATTEMPT_S_MIN = 0.05
+_WATCHES_MAX = 1000
+"""How many steps that others left are watched at once; of the oldest a later call begins anew."""
 _SWEEP_S = 0.02
 """Claims that are due within this time are renewed together."""
 _GONE = RedisUnavailable("timeout", detail="whoever asked waits no more")
@@ -84,6 +87,7 @@ class Claims:
         """Forget the claims, which another process holds."""
         self._mutex = mutex
         self._held: dict[str, Holding] = {}
+        self._watches: dict[str, Watch] = {}
         self._keeper: AsyncThread | None = None
         self._idle_until = -inf
         self._closed = Signal()
@@ -119,6 +123,18 @@ class Claims:
             if self._keeper is None or not self._keeper.alive:
                 self._keeper = AsyncThread(self._keep, name="statecache-claims")
         return holding
+
+    def watch_of(self, record_key: str) -> Watch:
+        """Return the watch over a step that an earlier call has begun, or a new one."""
+        with self._mutex:
+            return self._watches.get(record_key) or Watch(self.silent_s)
+
+    def keep(self, record_key: str, watch: Watch) -> None:
+        """Keep a watch for later calls."""
+        with self._mutex:
+            self._watches[record_key] = watch
+            if len(self._watches) > _WATCHES_MAX:
+                del self._watches[next(iter(self._watches))]
 
     def drop(self, holding: Holding) -> bool:
         """Renew a claim no more, and say whether an attempt to renew it may still be on its way."""
@@ -219,7 +235,7 @@ class AsyncClaim:
         self._claims = claims
         self._record_key = record_key
         self._holding: Holding | None = None
-        self._watch = Watch(claims.silent_s)
+        self._watch = claims.watch_of(record_key)
         self._abandoned = ""
         self.is_anothers = False
 
@@ -251,6 +267,7 @@ class AsyncClaim:
             await self._claims.give_back(holding)
             if not watched:
                 self._watch.begin(change_id, monotonic())
+                self._claims.keep(self._record_key, self._watch)
         else:
             self._holding = holding
             self._abandoned = change_id if begun else ""

@@ -180,7 +180,12 @@ class AsyncStepCall:
         self._pause = min(self._pause * 2, _PAUSE_S_MAX, self._claim.pause_s_max)
 
     def _busy(self) -> Unavailable:
-        return Unavailable("step", detail=f"another agent runs step {self._name!r} of {self._key!r}")
+        if self._claim.is_anothers:
+            return Unavailable("step", detail=f"another agent runs step {self._name!r} of {self._key!r}")
+        detail = f"step {self._name!r} of {self._key!r} was begun, and whether its agent lives is not known yet"
+        silent_s = self._tier.settings.step_claim_s / 2
+        hint = f"That takes {silent_s:g} seconds in which nobody takes the step's claim: give a longer timeout=."
+        return Unavailable("step", detail=detail, hint=hint)
 
     async def _asked(self, step: StepRecord) -> Done[Any] | None:
         """This finds out what became of a step that was left: its result, or None where it is to run again."""

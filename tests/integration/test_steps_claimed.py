@@ -143,7 +143,7 @@ async def test_the_step_of_a_dead_agent_is_taken_over_once_and_by_one(
 ) -> None:
     left = intent(None, "charge", fingerprint_of(("order 7",), key=RECORD), new_key="k" * 24, at=wall())
     await cache.set(RECORD, left)
-    with pytest.raises(Unavailable):  # it has not been silent for long enough, as far as this one knows
+    with pytest.raises(Unavailable, match=r"whether its agent lives is not known yet.*longer timeout="):
         await cache.step(KEY, "charge", bank.charge, "order 7", timeout=CLAIM_S / 4)
     assert redis_raw.hget(leases, claim_of(RECORD)) is None
     agents = [make_client(settings) for _ in range(3)]
@@ -152,6 +152,19 @@ async def test_the_step_of_a_dead_agent_is_taken_over_once_and_by_one(
     )
     assert set(results) == {Receipt("order 7", left.idempotency_key, 2)}
     assert len(bank.charged) == 1
+
+
+async def test_many_short_calls_find_out_too_that_an_agent_is_dead(client: AsyncStateCache, bank: Bank) -> None:
+    left = intent(None, "charge", fingerprint_of((), key=RECORD), new_key="k" * 24, at=wall())
+    await client.set(RECORD, left)
+    told: list[str] = []
+    async with asyncio.timeout(60):
+        while told[-1:] != ["StepUnknown"]:
+            with pytest.raises((Unavailable, StepUnknown)) as caught:
+                await client.step(KEY, "charge", bank.charge, timeout=CLAIM_S / 2.5)
+            told.append(type(caught.value).__name__)
+    assert told[0] == "Unavailable"
+    assert bank.charged == []
 
 
 async def test_a_dead_agents_step_is_unknown_and_resolved_by_a_person(client: AsyncStateCache, bank: Bank) -> None:
