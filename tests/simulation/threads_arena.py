@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from tests.fault_proxy import FaultProxy
 from tests.fix_tls import certificates, tls_files
-from tests.simulation.arena import SETTINGS, WORKER_LINE, Arena
+from tests.simulation.arena import ROOT, SETTINGS, WORKER_LINE, Arena
 
 OVER_TLS = "t1"
 SESSIONS = 10
@@ -34,9 +34,9 @@ class ThreadsArena(Arena):
         """Return what a process runs."""
         return [sys.executable, "-m", self.writer, self.folder, called, str(self.seed), str(SESSIONS)]
 
-    def environment(self, line: str, name: str = "") -> dict[str, str]:
+    def environment(self, line: str, tree: Path = ROOT) -> dict[str, str]:
         """Return what the process behind these proxies is told."""
-        told = super().environment(line, name)
+        told = super().environment(line, tree)
         if line == OVER_TLS and self._certificates.exists():
             told["STATECACHE_REDIS_URL"] = told["STATECACHE_REDIS_URL"].replace("redis://", "rediss://", 1)
             files = tls_files(self._certificates, client="")
