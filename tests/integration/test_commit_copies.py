@@ -16,6 +16,7 @@ from statecache import (
     Settings,
     StateCacheError,
 )
+from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache.testing import servers
@@ -174,12 +175,14 @@ async def test_too_few_replicas_are_refused_at_the_call_with_nothing_written(
     while pair_raw.info("replication")["connected_slaves"]:
         pass
     try:
+        begun = monotonic()
         for _ in range(2):
             with pytest.raises(DurabilityRefused, match="0 replicas are connected and 1 must acknowledge"):
                 await client.set(KEY, 2, durability="replica")
             with pytest.raises(DurabilityRefused):
                 async with client.transaction(KEY, durability="replica") as tx:
                     tx.set(KEY, 3)
+        assert monotonic() - begun < TIMEOUT_S, "nothing is waited for behind a refusal"
         assert (await client.get(KEY)).version == 1  # type: ignore[union-attr]
         assert (await client.set(KEY, 4)).version == 2
     finally:
