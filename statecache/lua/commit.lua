@@ -1,7 +1,8 @@
 -- Commits 1 to 256 states of one group: the only write path of states.
 --
 -- KEYS  1 meta  2 changes  3 unflushed  4 hydrating  5… one state each  last, where locks count: leases
--- ARGV  1 nonce  2 change_id  3 fence (on|off), and behind a blank how many replicas must be connected  4 repeat (0|1)  5 writer  6 actor  7 reason
+-- ARGV  1 nonce  2 change_id  3 fence (on|off), and behind a blank how many replicas must be connected
+--       4 repeat (0|1)  5 writer  6 actor  7 reason
 --       8 backlog entries max  9 backlog bytes max  10 commit bytes max  11 value bytes max
 --       12… per state: key, op (set|delete|check), expected (change_id, * blind, ! absent, ? present),
 --           value, encoding, schema, ttl in ms ('' = default), assume_new (0|1|e<epoch>: in

@@ -1,6 +1,6 @@
--- Removes entries that no commit wrote, or not to its end, with the states that it came to write. Their ids may be so high that no commit can be added behind them, and deleting
--- them leaves the stream's last id where it is; so, when the last of them is gone, the stream is written anew, its last
--- id the newest commit's.
+-- Removes entries that no commit wrote, or not to its end, with the states that it came to write. Their ids may be so
+-- high that no commit can be added behind them, and deleting them leaves the stream's last id where it is; so, when the
+-- last of them is gone, the stream is written anew, its last id the newest commit's.
 --
 -- KEYS  1 meta  2 changes  3 unflushed  4… a state each that one of them names
 -- ARGV  1 id of the last entry to remove: it goes, and what no commit wrote before it  2… per state: key, change_id
