@@ -164,14 +164,14 @@ class Durable:
             return None
         if _taken_in(rows, change_id, keys):
             return HELD
-        branch = any(row.found == "branch" for row in rows)
-        if branch and ask:
+        branch = [Position(row.epoch, row.n) for row in rows if row.found == "branch"]
+        if ask and position in branch:
             raise Forked(keys[0], change_id)
         ended = next((row.epoch for row in rows if row.found == "ended"), None)
         if ended is not None:
             return ended
         epoch, flushed = next(((row.epoch, row.n) for row in rows if row.found == "shard"), (0, 0))
-        return epoch if flushed >= position.n or branch else None
+        return epoch if flushed >= position.n else None
 
     async def _look(self, shard: int, seconds: float) -> None:
         """This reads the watermark's copy in Redis, or where Redis is away, makes Postgres be asked."""

@@ -107,6 +107,32 @@ def test_a_commit_that_waits_at_an_old_primary_is_applied_again_though_it_was_re
     shard.check(b)
 
 
+async def test_a_commit_that_waits_for_postgres_at_an_old_primary_is_applied_again_where_its_address_leads_now(
+    shard: World,
+) -> None:
+    """A worker has rescued it meanwhile; its writer still waits, and ends up in the lineage."""
+    a, b = parted(shard)
+    network = FaultProxy("127.0.0.1", a.port)
+    async with network, AsyncStateCache(settings=through(shard.on(a), redis=network)) as cache:
+        writing = asyncio.create_task(cache.set("runs/43", "precious", durability="postgres", timeout=60))
+        while not shard.state(a, "runs/43"):
+            await asyncio.wait([writing], timeout=0.01)
+        alone = shard.state(a, "runs/43")
+        shard.open(b, "client")
+        with pytest.raises(Unavailable, match="operator's word"):
+            shard.open(a, "worker")
+        assert shard.conflicts() == {alone["change_id"]}
+        network.retarget("127.0.0.1", b.port)
+        network.cut_all()
+        while not shard.state(b, "runs/43"):
+            await asyncio.wait([writing], timeout=0.01)
+        shard.flush(b)
+        state = await writing
+    assert (state.change_id, state.epoch) == (alone["change_id"], shard.row().epoch)
+    assert shard.chain("runs/43") == [state.change_id]
+    shard.check(b)
+
+
 def test_an_old_primary_that_is_restarted_is_refused_and_both_servers_are_named(shard: World) -> None:
     a, b = parted(shard)
     shard.open(b, "client")
