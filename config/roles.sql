@@ -91,9 +91,13 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
         ON :"schema".state TO statecache_worker;
     GRANT UPDATE (flushed, entries, bytes, excepted, flushed_at, owner, lease_until)
         ON :"schema".shard TO statecache_worker;
-    GRANT INSERT, UPDATE (beat_until, avoids, trouble), DELETE ON :"schema".worker TO statecache_worker;
+    GRANT INSERT, UPDATE (beat_until), DELETE ON :"schema".worker TO statecache_worker;
     SELECT format('GRANT INSERT, UPDATE (epoch, count) ON %I.lock_token TO statecache_worker', :'schema')
     WHERE to_regclass(format('%I.lock_token', :'schema')) IS NOT NULL
+    UNION ALL
+    SELECT format('GRANT UPDATE (avoids, trouble) ON %I.worker TO statecache_worker', :'schema')
+    WHERE EXISTS (SELECT FROM information_schema.columns
+                  WHERE table_schema = :'schema' AND table_name = 'worker' AND column_name = 'trouble')
     \gexec
 \else
     \echo 'roles are there; the schema is empty: run this again after statecache migrate'

@@ -214,9 +214,9 @@ class Quarantined(StateCacheError):
 
 
 class Backpressure(StateCacheError):
-    """Shard {shard} takes no more changes until Postgres has caught up: {reason}."""
+    """Shard {shard} takes no changes now: {reason}."""
 
-    hint = "Nothing was applied. Wait and try again; look at the workers and at Postgres."
+    hint = "Nothing was applied. Wait and try again; `statecache status` says what is in the way."
     shard: int
     reason: str
 

@@ -76,7 +76,9 @@ def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
         return LockHeld(rest[0].decode("utf-8", "replace"), holder=rest[1].decode("utf-8", "replace"))
     if verdict == "BACKLOG":
         entries, size = (int(part) for part in rest)
-        return Backpressure(commit.shard, reason=f"{entries} changes and {size} bytes are not yet flushed")
+        return Backpressure(
+            commit.shard, reason=f"Postgres is behind, {entries} changes and {size} bytes are not yet flushed"
+        )
     if verdict == "REPLICAS":
         return DurabilityRefused(commit.durability, reason=too_few_replicas(*map(int, rest)))
     if verdict == "LIMIT":

@@ -55,6 +55,8 @@ class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True):
     ahead_s: float
     unowned: tuple[int, int] | None = None
     """How many shards have no live worker, of how many; None where this role may not see the workers."""
+    hindered: Sequence[tuple[str, str, int]] = ()
+    """Live workers that tell of trouble: which, what, and how many shards they leave to others."""
 
 
 async def ask(settings: Settings) -> PostgresFacts:
@@ -82,12 +84,14 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
         applied = [row[0] for row in await _rows(settings, connection, "migrate_seen", {})]
     if rights["usage"] and tables.get("cluster", {}).get("SELECT"):
         cluster = next(iter(await _rows(settings, connection, "cluster", {})), None)
-    unowned = None
+    unowned, hindered = None, []
     if rights["usage"] and all(tables.get(name, {}).get("SELECT") for name in ("worker", "shard")):
         (row,) = await _rows(settings, connection, "worker_census", {})
         unowned = (row[1], settings.shards)
+        hindered = [(row[0], row[1], row[2]) for row in await _rows(settings, connection, "doctor_workers", {})]
     return PostgresFacts(
         unowned=unowned,
+        hindered=hindered,
         version=server["version"],
         version_num=server["version_num"],
         settings=server["settings"],
@@ -212,6 +216,10 @@ def _workers(facts: PostgresFacts) -> Iterator[Finding]:
         yield error("postgres", f"{none} of {count} shards have no live worker",
                     "their changes do not get into Postgres: `postgres` durability is not reached, "
                     "and at backlog_entries_max commits are refused", "statecache worker")  # fmt: skip
+    for name, trouble, avoids in facts.hindered:
+        yield error("postgres", f"worker {name} cannot serve: {trouble or 'it does not say why'}",
+                    f"it leaves {avoids} shards to others" if avoids else "what it holds does not get into Postgres",
+                    "remove the cause, point it at the primary, or stop it")  # fmt: skip
 
 
 def _pin(cluster: Sequence[Any], settings: Settings) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from statecache.clock import wall
 from statecache.keys import HASH, KeySpace
 from statecache.lua import script
 from statecache.settings import pin_difference
+from statecache_workers.room import shortage
 
 if TYPE_CHECKING:
     from statecache.settings import Settings
@@ -42,6 +43,8 @@ class RedisFacts(msgspec.Struct, frozen=True, kw_only=True):
     agent_refused: Sequence[str]
     worker_refused: Sequence[str]
     ahead_s: float
+    full: bool = False
+    """Whether it is nearly full of what may not be evicted."""
 
 
 async def ask(settings: Settings) -> RedisFacts:
@@ -78,6 +81,7 @@ async def ask(settings: Settings) -> RedisFacts:
         agent_refused=agent,
         worker_refused=worker,
         ahead_s=at - middle.timestamp(),
+        full=isinstance(info, bytes) and shortage(info.decode("utf-8", "replace")) is not None,
     )
 
 
@@ -177,6 +181,9 @@ def _what_it_keeps(facts: RedisFacts) -> Iterator[Finding]:
 
 def _memory(facts: RedisFacts) -> Iterator[Finding]:
     policy, most = facts.info.get("maxmemory_policy", ""), facts.info.get("maxmemory")
+    if facts.full:
+        yield error("redis", "Redis is nearly full of what may not be evicted", "commits are refused, or soon will be",
+                    "CONFIG SET maxmemory <more>; `statecache status` tells why workers do not flush")  # fmt: skip
     if policy.startswith("allkeys-"):
         yield error("redis", f"maxmemory-policy is {policy}", "Redis may evict changes that are not in Postgres yet",
                     "CONFIG SET maxmemory-policy volatile-lru, and in redis.conf")  # fmt: skip

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from statecache.cli.attention import BACKLOG_LIMIT, NEW, attention_of
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import counted, print_json, print_labelled, size_text, time_text
 from statecache.cli.status import FINDING, OK, UNREACHABLE
@@ -18,9 +20,6 @@ if TYPE_CHECKING:
     from statecache.cli.sample import Sample, Server, Shard
     from statecache.settings import Settings
 
-BACKLOG_LIMIT = 0.8
-"""What part of a shard's backlog limit is used when a person should look."""
-NEW_CONFLICT = "24 hours"
 OPENINGS_MAX = 5
 WORST_MAX = 5
 PATIENCE_S = 3.0
@@ -50,9 +49,9 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 def status(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None, as_json: AsJson = False) -> int:
     """Show how a deployment stands: servers, shards, lag, workers, epochs, and what was set aside.
 
-    Exit status 1 when a person should look: something is in quarantine, changes were set aside as conflicts or lost
-    within the last 24 hours, a shard has no worker, a gate is closed, or a shard's backlog has used more than 80 % of
-    its limit.
+    Exit status 1 when a person should look, with what to do: something is in quarantine, changes were set aside as
+    conflicts or lost within the last 24 hours, a shard has no worker or takes no commits, a gate is closed, a worker
+    cannot serve, a server refuses writes, or a shard's backlog has used more than 80 % of its limit.
     Exit status 4 when a server does not answer; what the other one says is shown all the same.
 
     \b
@@ -73,18 +72,22 @@ def status(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None, as_json
 
 async def _overview(settings: Settings) -> Overview:
     from statecache.cli.sample import Sampler
-    from statecache.errors import PostgresUnavailable
+    from statecache.errors import PostgresUnavailable, StateCacheError
 
     sampler = Sampler(settings, patience_s=min(PATIENCE_S, settings.timeout_s))
     try:
         sample = await sampler.take(strict=True)
         history: dict[str, Any] = {}
+        strays: dict[int, str] = {}
+        if sample.redis.reachable:
+            with contextlib.suppress(StateCacheError, TimeoutError):
+                strays = await sampler.strays()
         if sample.postgres.reachable:
             try:
-                history = await sampler.history(new=NEW_CONFLICT, openings=OPENINGS_MAX)
+                history = await sampler.history(new=NEW, openings=OPENINGS_MAX)
             except PostgresUnavailable:
                 history = {}
-        return overview_of(settings, sample, history)
+        return overview_of(settings, sample, history | {"strays": strays})
     finally:
         await sampler.close()
 
@@ -104,7 +107,7 @@ def overview_of(settings: Settings, sample: Sample, history: dict[str, Any]) -> 
         lag=lag_of(shards),
         backlog=backlog_of(settings, shards),
         epoch=max((one.epoch for one in shards if one.epoch is not None), default=None),
-        openings=openings if history else None,
+        openings=openings if "openings" in history else None,
         workers=sample.workers,
         quarantined=sample.quarantined,
         conflicts=history.get("conflicts", sample.conflicts),
@@ -112,7 +115,7 @@ def overview_of(settings: Settings, sample: Sample, history: dict[str, Any]) -> 
         lost=history.get("lost"),
         new_lost=history.get("new_lost"),
     )
-    return msgspec.structs.replace(found, attention=_attention(found, shards))
+    return msgspec.structs.replace(found, attention=attention_of(found, sample, history))
 
 
 def counts_of(sample: Sample) -> dict[str, int | None]:
@@ -158,46 +161,6 @@ def backlog_of(settings: Settings, shards: Sequence[Shard]) -> dict[str, Any]:
         "used": part, "shard": shard, "over": sorted(one for part, one in used if part > BACKLOG_LIMIT),
         "entries_max": settings.backlog_entries_max, "bytes_max": settings.backlog_bytes_max,
     }  # fmt: skip
-
-
-def _attention(found: Overview, shards: Sequence[Shard]) -> list[str]:
-    reasons = []
-    for name, server in (("Redis", found.redis), ("Postgres", found.postgres)):
-        if not server.reachable:
-            reasons.append(f"{name} does not answer: {server.trouble}")
-    if found.redis.role.startswith("replica"):
-        reasons.append("Redis is a replica: it takes no writes")
-    if found.postgres.role == "standby":
-        reasons.append("Postgres is a standby: nothing can be flushed into it")
-    some = [one for one in shards if one.open is False][:3]
-    reasons += [f"the gate of shard {one.shard} is closed: {one.closed_because}" for one in some]
-    if (closed := found.shards["closed"] or 0) > 3:
-        gates = "the gate of 1 more shard is" if closed == 4 else f"the gates of {closed - 3} more shards are"
-        reasons.append(f"{gates} closed")
-    if found.shards["unowned"]:
-        unowned, count = found.shards["unowned"], found.shards["count"]
-        reasons.append(f"{unowned} of {count} shards have no worker: start one with `statecache worker`")
-    if found.backlog["over"]:
-        reasons.append(f"the backlog of {_named(found.backlog['over'])} is above {BACKLOG_LIMIT:.0%} of its limit")
-    if found.quarantined:
-        parked = counted(found.quarantined, "entry", "entries")
-        reasons.append(f"{parked} {_be(found.quarantined)} in quarantine: `statecache quarantine list`")
-    if found.new_conflicts:
-        changes, were = counted(found.new_conflicts, "change"), _be(found.new_conflicts, "was", "were")
-        reasons.append(f"{changes} {were} set aside in `conflict` within {NEW_CONFLICT}")
-    if found.new_lost:
-        positions, were = counted(found.new_lost, "position"), _be(found.new_lost, "was", "were")
-        reasons.append(f"{positions} {were} lost within {NEW_CONFLICT}: `statecache lost`")
-    return reasons
-
-
-def _be(count: int, one: str = "is", several: str = "are") -> str:
-    return one if count == 1 else several
-
-
-def _named(shards: list[int]) -> str:
-    some = ", ".join(map(str, shards[:8])) + ("…" if len(shards) > 8 else "")
-    return f"shard{'' if len(shards) == 1 else 's'} {some}"
 
 
 def _show(found: Overview, *, given: Collection[str]) -> None:

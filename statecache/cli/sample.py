@@ -7,7 +7,7 @@ Postgres no owner and no worker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import msgspec
 
 from statecache._async.postgres import PostgresTier
 from statecache._async.redis import RedisTier
+from statecache.cli.screen import size_text
 from statecache.cli.status import CONFIGURATION, status_of
 from statecache.clock import monotonic, wall
 from statecache.errors import StateCacheError, Unavailable
@@ -22,6 +23,7 @@ from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache.records import time_of
 from statecache.settings import masked
+from statecache_workers.room import shortage
 
 if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
@@ -44,6 +46,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     keeps: str = ""
     memory: int = 0
     memory_max: int = 0
+    problems: list[str] = []
+    """What a person should see to, each with what to do."""
 
     @property
     def reachable(self) -> bool:
@@ -72,6 +76,17 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
     shards: int
     heartbeat_s: float
     up_s: float
+    avoids: int = 0
+    trouble: str = ""
+
+
+class HeldRow(msgspec.Struct, frozen=True, kw_only=True):
+    """This is a shard's row that a session of Postgres holds, so that no worker can take the shard."""
+
+    shard: int
+    pid: int
+    user: str
+    application: str
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +98,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     postgres: Server
     shards: list[Shard]
     workers: list[WorkerSeen] | None
+    held: list[HeldRow] = []
     quarantined: int | None
     conflicts: int | None
     committed_total: int | None
@@ -118,6 +134,21 @@ class Sampler:
         rows = await self._postgres.fetch("overview_history", parameters, seconds=self.settings.timeout_s)
         found: dict[str, Any] = rows[0][0]
         return found
+
+    async def strays(self) -> dict[int, str]:
+        """This gives for each shard whose stream goes on beyond what its meta knows the id of the first such entry."""
+        async with asyncio.timeout(self._patience_s):
+            if self._link is None or not self._link.alive:
+                self._link = await self._redis.link(self._patience_s)
+            asked = [([self.keys.meta(shard), self.keys.changes(shard)], [1, 1]) for shard in range(self.keys.shards)]
+            text = script("strays").text
+            commands = [("EVAL", text, len(names), *names, *arguments) for names, arguments in asked]
+            replies = await self._link.run(commands, seconds=self._patience_s)
+        return {
+            shard: reply[0][0].decode("utf-8", "replace")
+            for shard, reply in enumerate(replies)
+            if isinstance(reply, list) and reply
+        }
 
     async def _ask_redis(self) -> FromRedis:
         async with asyncio.timeout(self._patience_s):
@@ -160,6 +191,7 @@ class FromRedis(msgspec.Struct, frozen=True, kw_only=True):
     server: str
     now_ms: int
     shards: list[list[bytes] | str]
+    full: dict[str, str | int] | None = None
 
 
 def from_redis(info: Any, reply: Sequence[Any]) -> FromRedis:
@@ -167,6 +199,7 @@ def from_redis(info: Any, reply: Sequence[Any]) -> FromRedis:
     server, now_ms, *shards = reply
     return FromRedis(
         info=info_of(info) if isinstance(info, bytes) else {},
+        full=shortage(info.decode("utf-8", "replace")) if isinstance(info, bytes) else None,
         server=server.decode(),
         now_ms=int(now_ms),
         shards=[one if isinstance(one, list) else one.decode("utf-8", "replace") for one in shards],
@@ -202,6 +235,7 @@ def sample_of(settings: Settings, redis: Any, postgres: Any) -> Sample:
         postgres=_postgres(settings, postgres),
         shards=shards,
         workers=[_worker(row, settings.lease_s) for row in rows["workers"]] if rows else None,
+        held=[HeldRow(shard=row[0], pid=row[1], user=row[2], application=row[3]) for row in rows.get("held", ())],
         quarantined=rows.get("quarantined"),
         conflicts=rows.get("conflicts"),
         committed_total=sum(int(parts[3]) for parts in whole) if told else None,
@@ -253,8 +287,11 @@ def _age_s(oldest: str, now_ms: int, *, behind: bool) -> float | None:
 
 
 def _worker(row: Sequence[Any], lease_s: float) -> WorkerSeen:
-    name, up_s, left_s, shards = row
-    return WorkerSeen(id=name, shards=shards, heartbeat_s=max(0.0, lease_s - float(left_s)), up_s=float(up_s))
+    name, up_s, left_s, shards, avoids, trouble = row
+    return WorkerSeen(
+        id=name, shards=shards, heartbeat_s=max(0.0, lease_s - float(left_s)), up_s=float(up_s), avoids=avoids,
+        trouble=trouble,
+    )  # fmt: skip
 
 
 def _redis(settings: Settings, answer: Any) -> Server:
@@ -274,7 +311,27 @@ def _redis(settings: Settings, answer: Any) -> Server:
     return Server(
         url=url, version=software(info), role=role, keeps=", ".join(kept) or ("memory only" if info else ""),
         memory=int(info.get("used_memory", 0)), memory_max=int(info.get("maxmemory", 0)),
+        problems=[*_unwritten(info), *_full(answer.full)],
     )  # fmt: skip
+
+
+def _unwritten(info: Mapping[str, str]) -> Iterator[str]:
+    """This says what Redis could not write to its disk; it refuses commits then."""
+    for name, what in (
+        ("aof_last_write_status", "its append-only file, and refuses every commit"),
+        ("rdb_last_bgsave_status", "its last snapshot, and refuses every commit if stop-writes-on-bgsave-error is on"),
+    ):
+        if info.get(name) == "err":
+            yield f"Redis could not write {what}: look at its disk and its log"
+
+
+def _full(short: Mapping[str, str | int] | None) -> Iterator[str]:
+    if short is not None:
+        yield (
+            f"Redis is full of what may not be evicted ({size_text(int(short['used_bytes']))} of "
+            f"{size_text(int(short['maxmemory_bytes']))}, {short['policy']}) and refuses commits: raise maxmemory, or "
+            "see why workers do not flush"
+        )
 
 
 def _postgres(settings: Settings, answer: Any) -> Server:
@@ -284,8 +341,21 @@ def _postgres(settings: Settings, answer: Any) -> Server:
     return Server(
         url=url, version=f"Postgres {answer['version'].partition(' ')[0]}",
         role="standby" if answer["standby"] else "primary",
-        keeps=f"synchronous_commit {answer['synchronous_commit']}",
+        keeps=f"synchronous_commit {answer['synchronous_commit']}", problems=[*_unfit(answer)],
     )  # fmt: skip
+
+
+def _unfit(answer: Mapping[str, Any]) -> Iterator[str]:
+    """This says what a Postgres is set to that it must not be."""
+    if answer["read_only"]:
+        yield (
+            "Postgres' transactions are read only by default, so agents can open no gate: "
+            "set default_transaction_read_only = off"
+        )
+    if answer["encoding"] != "UTF8":
+        yield (
+            f"the database's encoding is {answer['encoding']}: move to one made with TEMPLATE template0 ENCODING 'UTF8'"
+        )
 
 
 def trouble_of(error: BaseException) -> str:

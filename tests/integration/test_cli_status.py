@@ -21,6 +21,7 @@ import psycopg
 import pytest
 
 from statecache import Settings
+from statecache.cli.attention import GATES
 from statecache.cli.sample import Sampler
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
@@ -98,9 +99,9 @@ async def test_a_closed_gate_calls_for_a_person(
     found = await cli.beside("status", "--json")
     assert found.status == 1
     assert found.json["attention"] == [
-        "the gate of shard 0 is closed: its data set has not been opened on this server",
-        "the gate of shard 1 is closed: Redis holds no data set of it",
-        "the gate of shard 2 is closed: Redis is at epoch 1, Postgres at 7",
+        "the gate of shard 0 is closed: its data set has not been opened on this server; " + GATES,
+        "the gate of shard 1 is closed: Redis holds no data set of it; " + GATES,
+        "the gate of shard 2 is closed: Redis is at epoch 1, Postgres at 7; " + GATES,
     ]
 
 
@@ -117,7 +118,7 @@ async def test_quarantine_and_new_conflicts_call_for_a_person_and_old_ones_do_no
     assert (found.status, found.json["quarantined"], found.json["conflicts"]) == (1, 1, 1)
     assert found.json["attention"] == [
         "1 entry is in quarantine: `statecache quarantine list`",
-        "1 change was set aside in `conflict` within 24 hours",
+        "1 change was set aside in `conflict` within 24 hours: see there what should count, and write it anew",
     ]
     psql.execute("UPDATE conflict SET recorded_at = recorded_at - interval '2 days'")
     psql.execute("UPDATE quarantine SET sqlstate = 'dropped'")

@@ -92,6 +92,8 @@ def test_replicas_that_are_not_there_need_no_settings() -> None:
          "synchronous_standby_names is 'a', and no synchronous standby is seen", "note"),
         ({"connections": 90}, "7 of 100 connections are left", "warning"),
         ({"unowned": (3, 64)}, "3 of 64 shards have no live worker", "error"),
+        ({"hindered": [("w1", "NOPERM", 0)]}, "worker w1 cannot serve: NOPERM", "error"),
+        ({"hindered": [("w1", "", 4)]}, "worker w1 cannot serve: it does not say why", "error"),
         ({"applied": None}, "which migrations were applied cannot be seen", "note"),
         ({"cluster": ("one", 64, HASH, GROUP_RULE, "sc", CODE + 1)},
          f"the schema asks for code level {CODE + 1}, this program has {CODE}", "error"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from statecache.cli.attention import GATES
 from statecache.cli.options import operator
 from statecache.cli.overview import _show, backlog_of, lag_of, overview_of
 from statecache.cli.sample import Sample, Server, Shard, WorkerSeen, from_redis, sample_of
@@ -98,7 +99,7 @@ def test_a_server_that_does_not_answer_calls_for_a_person(tier: str, name: str) 
 )
 def test_three_closed_gates_are_named_and_more_are_counted(closed: int, said: list[str]) -> None:
     shards = [Shard(shard=n, open=n >= closed, owned=True, closed_because="of a failover") for n in range(64)]
-    named = [f"the gate of shard {n} is closed: of a failover" for n in range(3)]
+    named = [f"the gate of shard {n} is closed: of a failover; {GATES}" for n in range(3)]
     assert overview_of(SETTINGS, sample(shards=shards), {}).attention == named + said
 
 
@@ -115,7 +116,7 @@ def test_what_calls_for_a_person_is_counted_as_people_do(count: int, said: tuple
     assert found.attention == [
         f"the backlog of {said[0]} above 80% of its limit",
         f"{said[1]} in quarantine: `statecache quarantine list`",
-        f"{said[2]} set aside in `conflict` within 24 hours",
+        f"{said[2]} set aside in `conflict` within 24 hours: see there what should count, and write it anew",
     ]
 
 

@@ -73,6 +73,9 @@ class Exposition(Collector):
         yield _gauge("shards_closed", "How many of its shards have a gate that it could not open.", closed)
         yield _gauge("shards_apart", "How many of its shards are set apart, for what it found there.",
                      sum(one.standing == "apart" for one in holdings))  # fmt: skip
+        yield _gauge("shards_avoided", "How many shards it leaves to others, for it could not serve them.",
+                     len(worker.avoidance.shards))  # fmt: skip
+        yield _gauge("redis_full", "Whether Redis is nearly full of what may not be evicted.", worker.full)
         yield _gauge("shards_unowned", "How many shards nobody owned when it last looked.", share.unowned)
         yield _gauge("workers_live", "How many workers lived when it last looked.", share.live)
         yield _gauge(

@@ -78,6 +78,7 @@ class Worker:
         self._leased_until = self._next_measure = self._next_room = self._uneven_until = monotonic()
         self.avoidance = Avoidance(settings.lease_s)
         self._trouble = self._given_up_for = ""
+        self.full = False
         self._woken: list[int] = []
         self._flushed = (0, 0)
         self._next_report = monotonic() + REPORT_S
@@ -351,6 +352,7 @@ class Worker:
         if self._monotonic() >= self._next_room:
             (info,) = await link.run([ASK], seconds=self.settings.timeout_s)
             short = shortage(info.decode()) if isinstance(info, bytes) else None
+            self.full = short is not None
             if short is not None:
                 alarm("redis_is_full", **short)
             self._next_room = self._monotonic() + ROOM_S

@@ -1,0 +1,111 @@
+"""What calls for a person, and what to do about it: one line a reason. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from statecache.cli.screen import counted
+
+if TYPE_CHECKING:
+    from statecache.cli.overview import Overview
+    from statecache.cli.sample import HeldRow, Sample, Shard, WorkerSeen
+
+BACKLOG_LIMIT = 0.8
+"""What part of a shard's backlog limit is used when a person should look."""
+NEW = "24 hours"
+"""What happened longer ago calls for nobody."""
+_NAMED = 3
+GATES = (
+    "if it stays so, see which Redis is the primary, and with its URL: `statecache epoch claim all --from REPLID`, the "
+    "one that Postgres names"
+)
+
+
+def attention_of(found: Overview, sample: Sample, history: Mapping[str, Any]) -> list[str]:
+    """Return the reasons why a person should look, worst first."""
+    reasons = [*_servers(found), *_gates(found, sample.shards), *_beyond(history.get("strays", {}))]
+    reasons += [*_held(sample.held), *_hindered(sample.workers or ())]
+    if found.shards["unowned"]:
+        unowned, count = found.shards["unowned"], found.shards["count"]
+        reasons.append(f"{unowned} of {count} shards have no worker: start one with `statecache worker`")
+    if found.backlog["over"]:
+        reasons.append(f"the backlog of {_shards(found.backlog['over'])} is above {BACKLOG_LIMIT:.0%} of its limit")
+    return [*reasons, *_lost(history), *_aside(found)]
+
+
+def _servers(found: Overview) -> Iterator[str]:
+    for name, server in (("Redis", found.redis), ("Postgres", found.postgres)):
+        if not server.reachable:
+            yield f"{name} does not answer: {server.trouble}"
+    if found.redis.role.startswith("replica"):
+        yield "Redis is a replica: it takes no writes"
+    if found.postgres.role == "standby":
+        yield "Postgres is a standby: nothing can be flushed into it"
+    yield from found.redis.problems
+    yield from found.postgres.problems
+
+
+def _gates(found: Overview, shards: Sequence[Shard]) -> Iterator[str]:
+    some = [one for one in shards if one.open is False][:_NAMED]
+    for one in some:
+        yield f"the gate of shard {one.shard} is closed: {one.closed_because}; {GATES}"
+    if (closed := found.shards["closed"] or 0) > _NAMED:
+        left = closed - _NAMED
+        yield f"{'the gate of 1 more shard is' if left == 1 else f'the gates of {left} more shards are'} closed"
+
+
+def _beyond(strays: Mapping[int, str]) -> Iterator[str]:
+    for shard, entry_id in [*strays.items()][:_NAMED]:
+        yield (
+            f"shard {shard} takes no commits: its stream goes on to {entry_id}, which no commit has written; "
+            "its worker takes that out, and where it cannot, its log says why"
+        )
+
+
+def _held(held: Sequence[HeldRow]) -> Iterator[str]:
+    for pid in dict.fromkeys(one.pid for one in held):
+        rows = [one for one in held if one.pid == pid]
+        who = f"{rows[0].user} with {rows[0].application or 'no application_name'}"
+        yield (
+            f"{_shards([one.shard for one in rows])} can be taken by no worker: the row in Postgres is held by pid "
+            f"{pid} ({who}); let it end, or: SELECT pg_terminate_backend({pid})"
+        )
+
+
+def _hindered(workers: Sequence[WorkerSeen]) -> Iterator[str]:
+    for worker in workers:
+        left = f", and leaves {counted(worker.avoids, 'shard')} to others" if worker.avoids else ""
+        if worker.trouble or left:
+            yield (
+                f"worker {worker.id} cannot serve{left}: {worker.trouble or 'it does not say why'}; remove the cause, "
+                "point it at the primary, or stop it"
+            )
+
+
+def _lost(history: Mapping[str, Any]) -> Iterator[str]:
+    if lost := history.get("new_lost"):
+        which = _shards(sorted(history["lost_of"]))
+        yield (
+            f"{counted(lost, 'position')} of {which} {_be(lost, 'was', 'were')} lost within {NEW}: a Redis came back "
+            "without its newest commits, Postgres went back, or a stream was trimmed; `statecache lost` tells which, write "
+            "anew what is missed"
+        )
+
+
+def _aside(found: Overview) -> Iterator[str]:
+    if found.quarantined:
+        parked = counted(found.quarantined, "entry", "entries")
+        yield f"{parked} {_be(found.quarantined)} in quarantine: `statecache quarantine list`"
+    if found.new_conflicts:
+        changes, were = counted(found.new_conflicts, "change"), _be(found.new_conflicts, "was", "were")
+        yield f"{changes} {were} set aside in `conflict` within {NEW}: see there what should count, and write it anew"
+
+
+def _be(count: int, one: str = "is", several: str = "are") -> str:
+    return one if count == 1 else several
+
+
+def _shards(shards: Sequence[int]) -> str:
+    some = ", ".join(map(str, shards[:8])) + ("…" if len(shards) > 8 else "")
+    return f"shard{'' if len(shards) == 1 else 's'} {some}"

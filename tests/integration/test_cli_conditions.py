@@ -1,0 +1,229 @@
+"""Each condition that needs a person: brought about on real servers, seen by `status`, with what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, Backpressure, RedisUnavailable, Settings
+from statecache.errors import Unavailable
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.command_line import CommandLine
+from tests.fix_flusher import Agents, flush
+from tests.fix_servers import MakeSettings
+
+Psql = psycopg.Connection[Any]
+
+
+class World(NamedTuple):
+    """This is a deployment whose worker is turned by hand."""
+
+    settings: Settings
+    agents: Agents
+    worker: Worker
+    psql: Psql
+    raw: Any
+    keys: KeySpace
+    patch: pytest.MonkeyPatch
+    ending: ExitStack
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    """Settings of leases that stand for as long as a test takes to look at them."""
+    return make_settings(lease_s=600.0)
+
+
+@pytest.fixture
+def shown(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line on the test's deployment."""
+    return CommandLine(settings, monkeypatch, capsys)
+
+
+@pytest.fixture
+def world(
+    settings: Settings, agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[World]:  # fmt: skip
+    """The deployment; what a condition has changed on shared servers is undone at the end."""
+    with ExitStack() as ending:
+        yield World(settings, agents, worker, psql, redis_raw, keys, monkeypatch, ending)
+
+
+async def _positions_gone_after_a_restore(world: World) -> None:
+    key = world.agents.key_on(0)
+    for number in range(3):
+        world.agents.commit((key, str(number)))
+    world.agents.commit((f"{key}/other", "x"))
+    await flush(world.worker)
+    world.raw.xtrim(world.keys.changes(0), maxlen=0)
+    world.raw.delete(world.keys.state(f"{key}/other"))
+    world.raw.zrem(world.keys.unflushed(0), f"{key}/other")
+    world.psql.execute("DELETE FROM change; DELETE FROM state")
+    world.psql.execute("UPDATE shard SET flushed = 0, entries = 0, bytes = 0 WHERE shard = 0")
+    world.worker.refresh()
+    await flush(world.worker)
+
+
+@contextmanager
+def _configured(raw: Any, **values: str) -> Iterator[None]:
+    before = {name: raw.config_get(name)[name] for name in values}
+    for name, value in values.items():
+        raw.config_set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in reversed(before.items()):
+            raw.config_set(name, value)
+
+
+async def _redis_full(world: World) -> None:
+    full = {"maxmemory-policy": "noeviction", "maxmemory": "1"}
+    world.ending.enter_context(_configured(world.raw, **full))
+    async with AsyncStateCache(settings=world.settings.model_copy(update={"timeout_s": 5.0})) as cache:
+        with pytest.raises(Backpressure, match="Redis is out of memory") as caught:
+            await cache.set("runs/1", 1)
+        assert "Postgres" not in str(caught.value)
+
+
+async def _redis_disk_full(world: World) -> None:
+    """A folder stands where the snapshot is to go."""
+    target = Path(world.raw.config_get("dir")["dir"]) / world.raw.config_get("dbfilename")["dbfilename"]
+    kept = target.read_bytes() if target.exists() else None
+    target.unlink(missing_ok=True)
+    target.mkdir()
+
+    def undo() -> None:
+        target.rmdir()
+        if kept is not None:
+            target.write_bytes(kept)
+        world.raw.bgsave()
+        _saved(world.raw, "ok")
+
+    world.ending.enter_context(_configured(world.raw, save="3600 1"))
+    world.ending.callback(undo)
+    world.raw.bgsave()
+    await asyncio.to_thread(_saved, world.raw, "err")
+    async with AsyncStateCache(settings=world.settings.model_copy(update={"timeout_s": 1.0})) as cache:
+        with pytest.raises(RedisUnavailable, match="MISCONF") as caught:
+            await cache.set("runs/1", 1)
+        assert "Postgres" not in str(caught.value)
+
+
+def _saved(raw: Any, status: str) -> None:
+    while True:
+        told = raw.info("persistence")
+        if not told["rdb_bgsave_in_progress"] and told["rdb_last_bgsave_status"] == status:
+            return
+
+
+async def _gate_closed(world: World) -> None:
+    world.raw.hset(world.keys.meta(1), "replid", "f" * 40)
+
+
+async def _shard_bricked(world: World) -> None:
+    world.raw.xadd(world.keys.changes(2), {"not": "ours"})
+    assert world.agents.ask(world.agents.key_on(2))[1] == b"FOREIGN"
+
+
+async def _worker_hindered(world: World) -> None:
+    async def refused(*_: Any) -> Any:
+        raise RedisUnavailable("refused", detail="NOPERM this user may not run evalsha")
+
+    world.agents.commit(world.agents.key_on(0))
+    with world.patch.context() as patched:
+        patched.setattr(world.worker.flusher, "acknowledge", refused)
+        for _ in range(2):  # the second turn begins with a heartbeat that tells what ended the first
+            with pytest.raises(Unavailable):
+                await flush(world.worker)
+
+
+async def _postgres_refuses(world: World, body: str = "RAISE EXCEPTION 'no room' USING ERRCODE = '53100';") -> None:
+    function = f"CREATE FUNCTION fault() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NEW; END $$"
+    world.psql.execute(function.encode())
+    world.psql.execute(b"CREATE TRIGGER fault BEFORE INSERT ON change FOR EACH ROW EXECUTE FUNCTION fault()")
+    world.agents.commit(world.agents.key_on(0))
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await flush(world.worker)
+
+
+async def _batch_too_slow(world: World) -> None:
+    await _postgres_refuses(world, "RAISE EXCEPTION 'canceling statement' USING ERRCODE = '57014';")
+
+
+async def _worker_elsewhere(world: World) -> None:
+    columns, told = "id, host, pid, beat_until, avoids, trouble", "32 closed shards: only on an operator's word"
+    row = f"INSERT INTO worker ({columns}) VALUES ('old', 'h', 1, now() + interval '1 hour', 4, %s)"
+    world.psql.execute(row.encode(), (told,))
+
+
+async def _row_held(world: World) -> None:
+    world.psql.execute("UPDATE shard SET lease_until = now() - interval '1 second'")
+    stranger = psycopg.connect(world.settings.postgres_url, application_name="psql")
+    world.ending.callback(stranger.close)
+    row = f'SELECT FROM "{world.settings.postgres_schema}".shard WHERE shard = 3 FOR UPDATE'
+    stranger.execute(row.encode())
+    stranger.execute(b"SELECT pg_sleep(1.1)")
+
+
+async def _quarantine(world: World) -> None:
+    world.agents.commit("runs/1", reason="a\0b")
+    await flush(world.worker)
+
+
+async def _conflict(world: World) -> None:
+    world.agents.commit("runs/1")
+    await flush(world.worker)
+    world.raw.delete(world.keys.state("runs/1"))
+    world.agents.commit("runs/1")
+    await flush(world.worker)
+
+
+async def _no_worker(world: World) -> None:
+    await world.worker.leave()
+
+
+async def _read_only(world: World) -> None:
+    options = quote("-c default_transaction_read_only=on")
+    world.patch.setenv("STATECACHE_POSTGRES_URL", f"{world.settings.postgres_url}?options={options}")
+
+
+CONDITIONS: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
+    "positions are gone after a restore": (
+        _positions_gone_after_a_restore, ("3 positions of shard 0 were lost within 24 hours", "`statecache lost`"),
+    ),
+    "Redis is full": (_redis_full, ("Redis is full of what may not be evicted", "raise maxmemory")),
+    "Redis' disk is full": (_redis_disk_full, ("Redis could not write", "look at its disk")),
+    "a gate is closed": (_gate_closed, ("the gate of shard 1 is closed", "`statecache epoch claim all --yes`")),
+    "a shard takes no commits": (_shard_bricked, ("shard 2 takes no commits", "which no commit has written")),
+    "a worker cannot flush": (_worker_hindered, ("cannot serve: Redis is unavailable", "NOPERM", "remove the cause")),
+    "Postgres has no room": (_postgres_refuses, ("cannot serve: Postgres is unavailable (53100)", "remove the cause")),
+    "a batch takes too long": (_batch_too_slow, ("cannot serve: Postgres is unavailable (57014)", "remove the cause")),
+    "a worker is on another server": (_worker_elsewhere, ("worker old cannot serve, and leaves 4 shards", "stop it")),
+    "a row is held by a stranger": (_row_held, ("shard 3", "held by pid", "psql", "SELECT pg_terminate_backend(")),
+    "something is in quarantine": (_quarantine, ("1 entry is in quarantine", "`statecache quarantine list`")),
+    "there are conflicts": (_conflict, ("1 change was set aside in `conflict`", "write it anew")),
+    "there is no worker": (_no_worker, ("4 of 4 shards have no worker", "`statecache worker`")),
+    "Postgres is read only": (_read_only, ("read only by default", "default_transaction_read_only = off")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+async def test_status_tells_of_it_and_what_to_do(world: World, shown: CommandLine, name: str) -> None:
+    bring_about, said = CONDITIONS[name]
+    await flush(world.worker)
+    assert (await shown.beside("status")).status == 0, "all is well before"
+    await bring_about(world)
+    found = await shown.beside("status", "--json")
+    assert found.status == 1, found
+    attention = "\n".join(found.json["attention"])
+    assert all(words in attention for words in said), attention
