@@ -88,8 +88,8 @@ def _lost(history: Mapping[str, Any]) -> Iterator[str]:
         which = _shards(sorted(history["lost_of"]))
         yield (
             f"{counted(lost, 'position')} of {which} {_be(lost, 'was', 'were')} lost within {NEW}: a Redis came back "
-            "without its newest commits, Postgres went back, or a stream was trimmed; `statecache lost` tells which, write "
-            "anew what is missed"
+            "without its newest commits, Postgres went back, or a stream was trimmed; `statecache lost` tells which, "
+            "write anew what is missed"
         )
 
 

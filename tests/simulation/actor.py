@@ -13,16 +13,23 @@ from statecache.errors import (
     AlreadyExists,
     DurabilityNotMet,
     Forked,
+    LeaseLost,
+    LockTimeout,
     NotFound,
     OutcomeUnknown,
     Quarantined,
+    StaleToken,
+    StepUnknown,
     Unavailable,
     VersionConflict,
 )
 from statecache.model import ABSENT, PRESENT
 from tests.simulation.history import Invoke, Recorder, Seen, seen_of
 
-_REFUSED = (VersionConflict, AlreadyExists, NotFound, Forked, Quarantined)
+_REFUSED = (VersionConflict, AlreadyExists, NotFound, Forked, Quarantined, StaleToken, StepUnknown)
+_NOT_APPLIED = (Unavailable, LeaseLost, LockTimeout)
+LOCK_TTL_S = 1.0
+"""How long a lock of a holder that died stands."""
 
 
 class Actor:
@@ -39,10 +46,14 @@ class Actor:
         """This is another session of the same client, for what is done while a verb is under way."""
         return Actor(self.cache, self._recorder, f"{self._session}-between")
 
-    async def get(self, key: str) -> State[Any] | None:
+    def beside(self, cache: AsyncStateCache) -> Actor:
+        """Return the session of another client."""
+        return Actor(cache, self._recorder, f"{self._session}-beside")
+
+    async def get(self, key: str, *, mode: Any = "primary") -> State[Any] | None:
         """This reads a key."""
-        with self._noted("get", key, kind="read") as sent:
-            state = await self.cache.get(key, read="primary")
+        with self._noted("get", key, kind="read", mode=mode) as sent:
+            state = await self.cache.get(key, read=mode)
             self._recorder.ok(sent, read=[_seen(key, state)])
             return state
         return None
@@ -114,6 +125,23 @@ class Actor:
                     await meanwhile()
             self._recorder.ok(sent, written=[seen_of(state) for state in tx.states.values()], read=read)
 
+    async def counted(self, key: str) -> None:
+        """Read by a lease of the key and write what follows from that: nobody else writes in between."""
+        with self._noted("lock", key, kind="ask") as taken:
+            async with self.cache.lock(key, ttl=LOCK_TTL_S, timeout=2 * LOCK_TTL_S) as lease:
+                self._recorder.ok(taken)
+                with self._noted("get", key, kind="read") as sent:
+                    before = await lease.get(key)
+                    self._recorder.ok(sent, read=[_seen(key, before)])
+                    with self._noted("set", key) as sent:
+                        value = self._value(sent) | {"after": "" if before is None else before.value["by"]}
+                        self._wrote(sent, await lease.set(key, value, reason=sent.tag))
+
+    async def step(self, key: str, name: str, function: Callable[[Any], Awaitable[str]]) -> None:
+        """Run a step, or get its result from whoever has run it."""
+        with self._noted("step", f"{key}/steps/{name}", kind="ask") as sent:
+            self._recorder.ok(sent, verdict=await self.cache.step(key, name, function))
+
     async def insist(self, key: str) -> None:
         """This writes durably, again until that is known to have worked."""
         while await self.set(key, level="postgres") is None:
@@ -136,10 +164,10 @@ class Actor:
 
     @contextmanager
     def _noted(
-        self, verb: str, *keys: str, kind: Any = "write", level: str = "memory", **more: Any
+        self, verb: str, *keys: str, kind: Any = "write", level: str = "memory", mode: str = "primary", **more: Any
     ) -> Iterator[Invoke]:
         recorder = self._recorder
-        sent = recorder.invoke(self._session, verb, keys, kind=kind, mode="primary", level=level, **more)
+        sent = recorder.invoke(self._session, verb, keys, kind=kind, mode=mode, level=level, **more)
         try:
             yield sent
         except OutcomeUnknown as error:
@@ -148,7 +176,7 @@ class Actor:
             recorder.ok(sent, change_id=error.change_id, level="memory")
         except _REFUSED as error:
             recorder.fail(sent, error, final=True, read=_told(error))
-        except Unavailable as error:
+        except _NOT_APPLIED as error:
             recorder.fail(sent, error, final=False)
 
 

@@ -188,9 +188,14 @@ class Arena:
         return self.settings.model_copy(update={"redis_url": self.redis_url, "postgres_url": self.postgres_url})
 
     @property
+    def primary_server(self) -> Server:
+        """The Redis that is the primary."""
+        return self.own._server("redis")
+
+    @property
     def redis_url(self) -> str:
         """The URL of the primary, past the proxies."""
-        return self.own.redis_url
+        return self.primary_server.url
 
     @property
     def database(self) -> Server:

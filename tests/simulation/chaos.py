@@ -239,8 +239,9 @@ class Run:
         if self._lives:
             verdict, wrong = judge(here, operations, self._faults.told.losses)
             wrong += leaks(here)
-        strange = unexpected(operations, here.expected_errors)
-        for finding in (*self._sampler.findings, *wrong, *here.crashes, *strange, *self._faults.findings):
+        strange = [f"unexpected: {line}" for line in unexpected(operations, here.expected_errors)]
+        crashes = [f"crash: {line}" for line in here.crashes]
+        for finding in (*self._sampler.findings, *wrong, *crashes, *strange, *self._faults.findings):
             self._found(finding)
         for violation in (*verdict.violations, *self._faults.judged(operations, verdict)):
             self._found(str(violation))

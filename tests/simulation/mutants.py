@@ -38,7 +38,7 @@ INSTRUMENTS = {
     "chaos": ("tests.simulation.chaos", "--seconds", "60", "--seed", SEED),
 } | {
     profile: ("tests.simulation.chaos", "--profile", profile, "--seconds", "60", "--seed", SEED)
-    for profile in ("roles", "debian", "postgres", "locks", "threads", "deployments")
+    for profile in ("roles", "debian", "postgres", "locks", "threads", "deployments", "rights")
 }
 """What a run of each is; `SEED` stands for another number in each run."""
 

@@ -73,6 +73,7 @@ ROLES: dict[str, tuple[float, float, float]] = {
     "promoted_beside": (4, 1.0, 4.0),
     "promoted_unseen": (3, 2.0, 4.0),
     "old_primary_returns": (2, 0.5, 2.0),
+    "fork_restarted": (2, 0.05, 0.5),
     "left_kept": (0, 0, 0),
     "left_forgotten": (0, 0, 0),
 } | {kind: KINDS[kind] for kind in _BESIDE}
@@ -130,9 +131,13 @@ LOCKS: dict[str, tuple[float, float, float]] = {
         )
     },
 }  # fmt: skip
+RIGHTS: dict[str, tuple[float, float, float]] = {
+    "rights_lost": (10, 0.2, 2.0),
+    **{kind: KINDS[kind] for kind in ("worker_kill", "writer_kill", "client_kill", "script_flush", "evict")},
+}
 LOCKS_ALONE = frozenset({"outage_long"})
 POSTGRES_ALONE = frozenset(POSTGRES) - frozenset(KINDS) - {"flush_silent", "read_only", "default_read_only"}
-ROLES_ALONE = frozenset({"failover_kept", "old_primary_returns"})
+ROLES_ALONE = frozenset({"failover_kept", "fork_restarted", "old_primary_returns"})
 FIRST_S = 0.5
 
 

@@ -5,6 +5,7 @@
     debian      the same with the machine's `redis-server` in place of the Valkey
     threads     processes of many threads that share a synchronous client, one of them over TLS
     deployments     two deployments, and who is pointed at the wrong servers
+    rights      a Redis user loses rights in the middle of its life
     releases    the release before beside the present one
     locks       holders of locks and agents that run steps are stopped, killed, cut off and told late
     postgres    a Postgres that goes back, changes its place, is full, slow, read-only, or set up by somebody else
@@ -28,6 +29,7 @@ from tests.simulation.locks_faults import LocksArena, LocksFaults
 from tests.simulation.postgres_arena import PostgresArena
 from tests.simulation.postgres_faults import PostgresFaults
 from tests.simulation.releases import ReleasesArena, ReleasesFaults
+from tests.simulation.rights_faults import RightsArena, RightsFaults
 from tests.simulation.roles_arena import RolesArena
 from tests.simulation.roles_faults import RolesFaults
 from tests.simulation.threads_arena import ThreadsArena
@@ -79,6 +81,7 @@ PROFILES = {
         Profile("postgres", nemesis.POSTGRES, nemesis.POSTGRES_ALONE, PostgresArena, PostgresFaults),
         Profile("locks", nemesis.LOCKS, nemesis.LOCKS_ALONE, LocksArena, LocksFaults),
         Profile("deployments", deployments.KINDS, frozenset(deployments.KINDS), DeploymentsArena, DeploymentsFaults),
+        Profile("rights", nemesis.RIGHTS, frozenset(), RightsArena, RightsFaults),
         Profile("releases", releases.KINDS, frozenset({"typed"}), ReleasesArena, ReleasesFaults),
         Profile("debian", nemesis.ROLES, nemesis.ROLES_ALONE, DebianArena, RolesFaults),
     )

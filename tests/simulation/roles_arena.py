@@ -21,6 +21,7 @@ import redis
 
 from statecache.clock import monotonic
 from statecache.testing.embedded import Servers
+from statecache.testing.server import Server
 from tests.fault_proxy import FaultProxy
 from tests.simulation.arena import EXPECTED_ERRORS, LINES, SETTINGS, WORKER_LINE, Arena
 
@@ -50,9 +51,9 @@ class RolesArena(Arena):
         self._workers_behind: dict[str, str] = {}
 
     @property
-    def redis_url(self) -> str:
-        """The URL of the primary, past the proxies."""
-        return self.own.url(self.primary)
+    def primary_server(self) -> Server:
+        """The Redis that is the primary."""
+        return self.own._server(self.primary)
 
     @property
     def others(self) -> list[str]:

@@ -13,6 +13,7 @@
     promoted_beside    a replica is promoted while the old primary goes on, and some clients stay with that
     promoted_unseen    a replica with a lost tail is promoted while Postgres is down, so nobody can open its shards
     old_primary_returns    a replica is promoted, goes on, dies; the old primary comes back, on an operator's word
+    fork_restarted     Redis dies before it is told to remove a fork that was set aside
     left_kept          at the end: as failover_kept, and nothing is cut by the heal
     left_forgotten     at the end: a worker stays with an old primary, while the other follows the address
 
@@ -33,7 +34,7 @@ from statecache.clock import monotonic
 from tests.simulation.ages import Bounds
 from tests.simulation.arena import WORKER_LINE, WRITERS
 from tests.simulation.checker import Evidence, Loss, Verdict, Violation
-from tests.simulation.faults import Faults
+from tests.simulation.fork_faults import ForkFaults
 from tests.simulation.freshness import Window, judge_freshness
 from tests.simulation.history import Operation
 from tests.simulation.judge import evidence
@@ -49,7 +50,7 @@ ONE_SERVER = frozenset({"memory", "disk"})
 """The levels that the loss of one server may take, where a replica with all that was acknowledged is promoted."""
 
 
-class RolesFaults(Faults):
+class RolesFaults(ForkFaults):
     """This strikes at roles and addresses, one after the other."""
 
     async def strike(self, strike: Strike) -> bool:

@@ -23,6 +23,7 @@ import contextlib
 import secrets
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -39,6 +40,7 @@ from tests.simulation.actor import Actor
 from tests.simulation.boundaries import situation
 from tests.simulation.children import signal_all, state_of, thaw
 from tests.simulation.sampler import Sampler
+from tests.simulation.story_locks import CROWD, LOCKED, LockStory
 
 A, B, C, D, E, T, R = "runs/a", "runs/b", "runs/c", "runs/d", "vouched/c", "tail/t", "restored/e"
 PLAN, G = "runs/a/plan", "restored/e/gone"
@@ -46,11 +48,11 @@ POISON = "poison/p"
 """Most of them are on the shard that the first of two workers keeps."""
 SITUATIONS = (
     "first", "again", "create", "delete", "transaction", "durable", "disk", "list", "miss", "doubt", "vouched",
-    "poison", "leaving", "restored", "failover", "emptied",
+    "poison", "leaving", "restored", "failover", "emptied", "fenced", "near", "locked", "stepped", "crowded",
 )  # fmt: skip
 KEYS = (A, B, C, D, T, R, PLAN)
 """The keys that a companion writes meanwhile: nothing is set aside of them."""
-WATCHED = (*KEYS, E)
+WATCHED = (*KEYS, E, LOCKED, CROWD)
 ENTRIES_KEPT = 9
 """More entries than this a shard's stream does not keep behind the watermark."""
 PATIENCE_S, ADOPTION_S, LOOK_S = 12.0, 4.0, 0.004
@@ -133,10 +135,11 @@ class World:
             await passing(LOOK_S)
 
 
-class Story:
+class Story(LockStory):
     """This tells the situations to one agent; `hold` stops and continues the workers while the agent is quicker."""
 
-    def __init__(self, world: World, actor: Actor, *, hold: Callable[[], Sequence[int]]) -> None:
+    def __init__(self, world: World, actor: Actor, *, folder: Path, hold: Callable[[], Sequence[int]]) -> None:
+        self.folder = folder
         self._world = world
         self._actor = actor
         self._hold = hold

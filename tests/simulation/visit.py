@@ -30,12 +30,14 @@ from statecache.clock import monotonic
 from statecache_workers.runner import run_worker
 from tests.simulation import boundaries
 from tests.simulation.actor import Actor
+from tests.simulation.arena import EXPECTED_ERRORS
 from tests.simulation.boundaries import Kind, Plan
 from tests.simulation.checker import Evidence, check
 from tests.simulation.children import Child, Report, thaw
 from tests.simulation.history import Recorder
 from tests.simulation.judge import evidence, journals, tips, unexpected
 from tests.simulation.story import ENTRIES_KEPT, POISON, E, Story, World, meanwhile
+from tests.simulation.story_locks import JOBS, repeated_effects
 
 LEASE_S = 0.6
 FROZEN_S = 3 * LEASE_S
@@ -267,6 +269,7 @@ def _settings(urls: tuple[str, str], name: str) -> Settings:
     return Settings(
         redis_url=urls[0], postgres_url=urls[1], prefix=name, postgres_schema=name, shards=2, timeout_s=4.0,
         connect_timeout_s=2.0, hydrate_token_s=0.3, claim_s=0.4, lease_s=LEASE_S, lease_renew_s=LEASE_S / 4,
+        near_window_s=0.6, step_claim_s=1.0,
         retention_s=60.0, retention_bytes_max=2 * 250 * ENTRIES_KEPT, redis_ttl_s=600.0, absent_ttl_s=60.0, drain_s=3.0,
         writer="agent",
     )  # fmt: skip
@@ -296,7 +299,7 @@ async def _tell(
     world = World(settings, report)
     with Recorder(path, path.stem) as recorder:
         async with AsyncStateCache(settings=settings) as cache:
-            teller = Story(world, Actor(cache, recorder, "story"), hold=lambda: held)
+            teller = Story(world, Actor(cache, recorder, "story"), folder=path.parent, hold=lambda: held)
             await teller.tell(story, start, lambda number: report(f"at {number}"))
     world.close()
 
@@ -321,8 +324,11 @@ def _judge(settings: Settings, folder: Path, story: list[str], report: Report) -
         report(f"finding {line}")
     world.look()
     wrong = [line for line in tips(world.psql, world.raw, world.keys, schema, found) if not line.startswith(POISON)]
-    verdict = check(operations, found)
-    for line in (*map(str, verdict.violations), *wrong, *unexpected(operations)):
+    chains = {key: chain for key, chain in found.chains.items() if not key.startswith(JOBS)}
+    verdict = check(operations, msgspec.structs.replace(found, chains=chains))
+    wrong += [f"the step {step} was done more than once" for step in repeated_effects(folder)]
+    strange = unexpected(operations, (*EXPECTED_ERRORS, "LeaseLost", "StaleToken", "LockTimeout", "StepUnknown"))
+    for line in (*map(str, verdict.violations), *wrong, *strange):
         report("finding " + line.replace("\n", " "))
     return 0
 

@@ -1,0 +1,38 @@
+"""The chaos of rights: what a Redis user may do is taken away in the middle of its life, and given back.
+
+    rights_lost    one of the commands that a commit runs is refused for a while, for everybody
+
+Nothing is half applied by that, what is refused is not applied, and when the right is back all goes on by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.simulation.arena import EXPECTED_ERRORS, Arena
+from tests.simulation.faults import Faults
+from tests.simulation.nemesis import Strike
+
+COMMANDS = ("hset", "persist", "zadd", "hdel", "hincrby", "xadd", "unlink", "zremrangebyscore", "pexpire", "publish")
+"""What the scripts of a commit, of its acknowledgement and of the tidying run."""
+
+
+class RightsArena(Arena):
+    """Writers who are told that their rights do not suffice."""
+
+    expected_errors = (*EXPECTED_ERRORS, "ConfigurationError", "DurabilityRefused")
+
+
+class RightsFaults(Faults):
+    """This takes rights away."""
+
+    async def _rights_lost(self, strike: Strike) -> bool:
+        command = COMMANDS[int(strike.pick * len(COMMANDS))]
+        async with self._arena.redis_turn:
+            await self._at_redis(lambda raw: _given(raw, f"-{command}"))
+            await self._wait(strike.lasts_s)
+            return await self._at_redis(lambda raw: _given(raw, f"+{command}"))
+
+
+def _given(raw: Any, right: str) -> bool:
+    return bool(raw.execute_command("ACL", "SETUSER", "default", right))
