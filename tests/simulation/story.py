@@ -1,9 +1,7 @@
 """What an agent goes through at every visit of a failpoint: all verbs, and the moments in which promises are broken.
 
 The story is told in situations: the first, the one that is visited, and the ending. Each can be told again from its
-beginning, for an agent that is killed goes on where it was. Beside the verbs there are moments in which something
-happens to the servers:
-
+beginning, for an agent that is killed goes on where it was. Beside the verbs something happens to the servers:
     miss       clean states were evicted: they are loaded again, read and written
     doubt      a write is repeated when the state's `recent` has long forgotten it
     vouched    `assume_new` for a key that is not new: the flusher sets the change aside
