@@ -25,13 +25,11 @@ from tests.local_reads import kept, reads, until
 KEY = "runs/42"
 TURNS_MAX = 50
 
-pytestmark = pytest.mark.parametrize("redis_kind", KINDS[:1], indirect=True)
 
-
-@pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
-    """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
+@pytest.fixture(params=KINDS)
+def shard(make_settings: MakeSettings, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    """One shard, with Redis servers of each kind that the test starts and kills."""
+    with world(make_settings, tmp_path, kind=request.param) as made:
         yield made
 
 
