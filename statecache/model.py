@@ -233,13 +233,15 @@ class LostCommit(msgspec.Struct, frozen=True, kw_only=True):
     """This is a commit that this client was acknowledged, and that went with the Redis that acknowledged it.
 
     `key` is the first that it wrote. The epoch `ended_by` of its shard began without `position`; what has been written
-    there since may have the same versions.
+    there since may have the same versions. `kept` says that it stands in `conflict` or in quarantine, for a worker
+    still reached that Redis, or it has come back.
     """
 
     change_id: str
     key: str
     position: Position
     ended_by: int
+    kept: bool = False
 
 
 Verdict = Literal["applied", "not applied", "forked", "quarantined", "lost", "unknown"]

@@ -92,10 +92,11 @@ class Losses:
             named = ", ".join(f"{one.key!r} at {one.position}" for one in new[:_NAMED])
             more = ", …" if len(new) > _NAMED else ""
             _logger.warning(
-                "%d commits that were acknowledged are lost with the Redis that acknowledged them: %s%s",
-                len(new), named, more,
+                "%d commits that were acknowledged are lost with the Redis that acknowledged them, %d of them are kept "
+                "in conflict: %s%s", len(new), sum(one.kept for one in new), named, more,
             )  # fmt: skip
 
 
 def _lost(row: Sequence[Any]) -> LostCommit:
-    return LostCommit(change_id=row[3], key=row[4], position=Position(row[1], row[2]), ended_by=row[5])
+    place = Position(row[1], row[2])
+    return LostCommit(change_id=row[3], key=row[4], position=place, ended_by=row[5], kept=row[8])

@@ -85,6 +85,8 @@ def test_what_an_old_primary_still_takes_is_kept_before_it_is_wiped(shard: World
     assert shard.conflicts() == {state.change_id for state in first}
     with pytest.raises(Forked):
         shard.client(b).wait_durable(first[0], timeout=60)
+    lost = shard.client(a).lost()
+    assert [(one.change_id, one.kept) for one in lost] == [(state.change_id, True) for state in first]
     shard.flush(b)
     shard.check(b)
 

@@ -39,7 +39,7 @@ async def tell_of_tails(
         return
     for shard, epoch, _ in told:
         ended.pop((shard, epoch), None)
-    for shard, _, n, _, _, epoch, start_n, _ in rows:
+    for shard, _, n, _, _, epoch, start_n, *_ in rows:
         alarm("lost_tail", shard=shard, epoch=epoch, first=start_n + 1, last=n)
 
 

@@ -15,11 +15,12 @@ CREATE TABLE {schema}.lost (
 COMMENT ON TABLE {schema}.lost IS 'Positions whose changes are gone: cause tail = the epoch began without them, as far as anybody is known to have come; gap = they were missing from the stream when the epoch was flushed. keys are examples.';
 
 -- This takes positions that somebody was acknowledged, or has seen, and records those that have died: a later epoch of
--- their shard began before them. It gives those, with the epoch that ended each, and whether Postgres knows the change
--- all the same, for it was applied again or set aside. A change_id or key may be ''.
+-- their shard began before them. It gives those, with the epoch that ended each, whether the change is in the lineage all
+-- the same, for it was applied again, and whether it is kept in conflict. A change_id or key may be ''.
 CREATE FUNCTION {schema}.report_lost(
     p_shards integer[], p_epochs bigint[], p_ns bigint[], p_change_ids text[], p_keys text[], p_by text
-) RETURNS TABLE (shard integer, epoch bigint, n bigint, change_id text, key text, ended_by bigint, start_n bigint, known boolean)
+) RETURNS TABLE (shard integer, epoch bigint, n bigint, change_id text, key text, ended_by bigint, start_n bigint, applied boolean,
+              kept boolean)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
 #variable_conflict use_column
 BEGIN
@@ -45,8 +46,8 @@ BEGIN
         WHERE excluded.last_n > l.last_n OR (cardinality(l.keys) < 20 AND NOT excluded.keys <@ l.keys)
     )
     SELECT d.shard, d.epoch, d.n, d.change_id, d.key, d.ended_by, d.start_n,
-           EXISTS (SELECT FROM {schema}.change c WHERE c.change_id = d.change_id)
-           OR EXISTS (SELECT FROM {schema}.conflict c WHERE c.change_id = d.change_id)
+           EXISTS (SELECT FROM {schema}.change c WHERE c.change_id = d.change_id),
+           EXISTS (SELECT FROM {schema}.conflict c WHERE c.change_id = d.change_id)
            OR EXISTS (SELECT FROM {schema}.quarantine q WHERE q.change_id = d.change_id)
     FROM died d ORDER BY d.shard, d.n;
 END $$;
