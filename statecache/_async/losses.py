@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from statecache._async.accounts import Acknowledged
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError
 from statecache.model import LostCommit, Position
@@ -39,6 +41,12 @@ class Losses:
         self._writer = settings.writer
         self._postgres = postgres
         self._accounts = accounts
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """Forget what a forked child's parent has lost."""
+        self._mutex = mutex
         self._told: dict[str, Acknowledged] = {}
         self._not_before = 0.0
 
@@ -81,11 +89,10 @@ class Losses:
             _logger.debug("that %s was lost is not recorded: %s", one.change_id, error)
 
     def _tell(self, lost: Sequence[LostCommit], ours: Mapping[str, Acknowledged]) -> None:
-        new = [one for one in lost if one.change_id not in self._told]
-        for one in new:
-            self._told[one.change_id] = ours[one.change_id]
-        for change_id in list(self._told)[:-LOST_MAX] if len(self._told) > LOST_MAX else ():
-            self._told.pop(change_id, None)
+        with self._mutex:
+            new = [one for one in lost if one.change_id not in self._told]
+            told = self._told | {one.change_id: ours[one.change_id] for one in new}
+            self._told = dict(list(told.items())[-LOST_MAX:])
         if new:
             named = ", ".join(f"{one.key!r} at {one.position}" for one in new[:_NAMED])
             more = ", …" if len(new) > _NAMED else ""

@@ -123,6 +123,30 @@ def test_what_is_lost_is_listed_and_calls_for_a_person(
     assert cli("lost").out.splitlines()[1].split("\t")[4] == "2", "an old primary has brought one back"
 
 
+def test_a_later_witness_raises_how_far_a_tail_is_known_to_have_come(shard: World) -> None:
+    """Of an earlier epoch, too, and of a position that another one has ended since."""
+    for epoch, start in ((1, 0), (2, 100), (3, 90)):
+        shard.sql(
+            "INSERT INTO epoch (shard, epoch, start_n, replid, opened_by) VALUES (0, %s, %s, '', '')", epoch, start
+        )
+
+    def report(epoch: int, n: int, key: str) -> list[tuple[int, int]]:
+        asked = (f"{{{value}}}" for value in (0, epoch, n))
+        query = "SELECT ended_by, start_n FROM report_lost(%s, %s, %s, '{\"\"}', ARRAY[%s], 'me')"
+        return shard.sql(query, *asked, key)
+
+    def lost() -> list[tuple[int, int, int, list[str]]]:
+        return shard.sql("SELECT epoch, first_n, last_n, keys FROM lost ORDER BY epoch")
+
+    assert report(1, 100, "runs/1") == [(3, 90)], "the second epoch began with it, the third without"
+    assert report(1, 120, "runs/2") == [(2, 100)]
+    assert report(1, 110, "runs/3") == [(2, 100)]
+    assert lost() == [(2, 101, 120, ["runs/2", "runs/3"]), (3, 91, 100, ["runs/1"])]
+    assert report(2, 130, "runs/4") == [(3, 90)]
+    assert report(1, 90, "runs/5") == report(3, 500, "runs/6") == []
+    assert lost() == [(2, 101, 120, ["runs/2", "runs/3"]), (3, 91, 130, ["runs/1", "runs/4"])]
+
+
 def test_nothing_lost_is_nothing_to_look_at(
     shard: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
