@@ -16,7 +16,7 @@ from statecache.reconcile import Tip
 from statecache.settings import Settings
 from statecache_workers import runner
 from statecache_workers.arrays import blobs, integers, texts, times, truths
-from statecache_workers.holdings import DOUBTS_MAX, Head, Holding, Row, agree, head_of, shares, turn_after
+from statecache_workers.holdings import BRIEF_S, DOUBTS_MAX, Head, Holding, Row, agree, head_of, shares, turn_after
 from statecache_workers.places import Place
 from statecache_workers.room import shortage
 from statecache_workers.streams import Slice, sliced
@@ -82,6 +82,18 @@ def test_doubts_of_an_earlier_epoch_do_not_count() -> None:
         stood.append(holding.standing)
         holding.doubt()
     assert (set(stood), holding.standing) == ({"new"}, "apart")
+
+
+def test_a_row_that_is_held_for_a_moment_is_looked_at_again_at_once() -> None:
+    holding = Holding(0, ROW)
+    stood = []
+    for now in (10.0, 10.0 + BRIEF_S / 2, 10.0 + BRIEF_S):
+        holding.hold_off(now)
+        stood.append(holding.standing)
+    assert (stood, holding.sure) == (["new", "new", "apart"], False)
+    holding.reread(ROW)
+    holding.hold_off(99.0)
+    assert holding.standing == "new"
 
 
 def _cut(*entries: tuple[bytes, list[bytes]], asked: int = 10, head: Head = HEAD) -> Slice:

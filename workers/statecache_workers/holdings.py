@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Standing = Literal["new", "open", "apart"]
 DOUBTS_MAX = 3
+BRIEF_S = 0.25
+"""For how long another session may hold a shard's row before the shard is left for the next renewal of the leases."""
 
 
 class Row(NamedTuple):
@@ -106,9 +108,12 @@ class Holding:
         self.retention.went_back(row.flushed)
 
     def hold_off(self, now: float) -> None:
-        """Leave the shard for later: another session holds its row, so it may be somebody else's by now."""
-        self.standing, self.sure = "apart", False
+        """Leave the shard for later: another session holds its row, so it may be somebody else's by now.
+
+        It is looked at again at once where that has not gone on for long: whoever opens a gate holds it for a moment.
+        """
         self.held_since = now if self.held_since is None else self.held_since
+        self.standing, self.sure = "new" if now - self.held_since < BRIEF_S else "apart", False
 
     def look_again(self) -> None:
         """This forgets what was believed of the shard."""
