@@ -217,6 +217,35 @@ MUTANTS = {
         "        elif False:\n",
         by="steps",
     ),
+    "replicas counted": Mutant(
+        "nobody counts how many replicas have acknowledged",
+        "statecache/_async/levels.py",
+        "        if reached < wanted:\n",
+        "        if False:\n",
+        by="roles replica_freeze",
+    ),
+    "synced commit": Mutant(
+        "a worker's COMMIT waits for the disk only where the role's default does",
+        "statecache/sql/local_limits.sql",
+        "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'\n"
+        "                                             ELSE current_setting('synchronous_commit') END",
+        "current_setting('synchronous_commit')",
+        by="postgres commit_unsynced",
+    ),
+    "lock": Mutant(
+        "a lock is given away while somebody has it",
+        "statecache/lua/lease.lua",
+        "if not lease or until_ms <= now then\n",
+        "if true then lease = nil\n",
+        by="locks worker_kill",
+    ),
+    "fencing token": Mutant(
+        "a commit does not ask whether its lease still stands",
+        "statecache/lua/commit.lua",
+        "    if stands ~= token then return { nonce, 'STALE', lock, token, holder or '' } end\n",
+        "",
+        by="locks redis_hold writer_pause",
+    ),
 }
 
 
