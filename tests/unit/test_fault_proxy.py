@@ -183,3 +183,36 @@ async def test_a_proxy_that_keeps_nothing_still_finds_its_bytes(echo: tuple[Echo
         assert fault.struck
         assert not proxy.requests
         caller.close()
+
+
+async def test_a_silenced_connection_stays_open_and_says_nothing_any_more(
+    proxy: FaultProxy, echo: tuple[Echo, int]
+) -> None:
+    silenced, other = [Caller(*await asyncio.open_connection("127.0.0.1", proxy.port)) for _ in range(2)]
+    fault = proxy.arm("silence", at=b"middle")
+    silenced.send(b"first\nbefore middle after\n")
+    await fault.wait()
+    await echo[0].has_seen(b"before ")
+    assert await other.ask(b"spoken\n") == b"spoken\n"
+    assert b"middle" not in echo[0].seen
+    assert len(proxy.ports) == 2
+    proxy.cut_all()
+    assert await silenced.line() == await other.line() == b""
+    silenced.close()
+    other.close()
+
+
+async def test_new_connections_are_led_elsewhere_and_those_that_stand_stay(
+    proxy: FaultProxy, caller: Caller, echo: tuple[Echo, int]
+) -> None:
+    elsewhere = Echo()
+    server = await asyncio.start_server(elsewhere.serve, "127.0.0.1", 0)
+    async with server:
+        proxy.retarget("127.0.0.1", server.sockets[0].getsockname()[1])
+        assert await caller.ask(b"old\n") == b"old\n"
+        fresh = Caller(*await asyncio.open_connection("127.0.0.1", proxy.port))
+        assert await fresh.ask(b"new\n") == b"new\n"
+        assert (b"new" in elsewhere.seen, b"new" in echo[0].seen) == (True, False)
+        fresh.close()
+        proxy.cut_all()
+        assert await caller.line() == b""
