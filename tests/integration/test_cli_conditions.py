@@ -140,7 +140,7 @@ async def _worker_hindered(world: World) -> None:
 
     world.agents.commit(world.agents.key_on(0))
     with world.patch.context() as patched:
-        patched.setattr(world.worker.flusher, "acknowledge", refused)
+        patched.setattr(world.worker.flusher.acknowledgement, "tell", refused)
         for _ in range(2):  # the second turn begins with a heartbeat that tells what ended the first
             with pytest.raises(Unavailable):
                 await flush(world.worker)

@@ -226,10 +226,8 @@ def test_what_is_set_aside_leaves_redis_only_when_postgres_holds_it_for_sure(sha
     b.kill()
     before = len(shard.entries(a))
     hiding = "?options=" + quote("-c client_min_messages=error -c synchronous_commit=off")
-    with (
-        _warning_at_commit(shard),
-        pytest.raises(PostgresUnavailable, match=r"canceling wait .* synchronous_commit on"),
-    ):
+    refusal = pytest.raises(PostgresUnavailable, match=r"canceling wait .* synchronous_commit on")
+    with _warning_at_commit(shard), refusal:
         shard.open(a, "operator", postgres_url=shard.settings.postgres_url + hiding)
     assert len(shard.entries(a)) == before
     assert shard.state(a, "runs/43")["change_id"] == branch.change_id

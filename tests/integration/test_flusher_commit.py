@@ -209,7 +209,7 @@ async def test_a_lost_acknowledgement_repeats_nothing(
         raise RedisUnavailable("connection", detail="cut")
 
     with monkeypatch.context() as patched:
-        patched.setattr(worker.flusher, "acknowledge", lost)
+        patched.setattr(worker.flusher.acknowledgement, "tell", lost)
         with pytest.raises(RedisUnavailable):
             await flush(worker)
     assert sum(flushed(psql).values()) == 2

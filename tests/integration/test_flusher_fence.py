@@ -219,7 +219,7 @@ async def test_a_new_owner_acknowledges_first_what_a_dead_one_had_committed(
     async def killed(*_: Any) -> list[int]:
         raise RedisUnavailable("killed")
 
-    monkeypatch.setattr(dead.flusher, "acknowledge", killed)
+    monkeypatch.setattr(dead.flusher.acknowledgement, "tell", killed)
     with pytest.raises(RedisUnavailable):
         await flush(dead)
     psql.execute("UPDATE shard SET lease_until = now() - interval '1 second'")
@@ -246,7 +246,7 @@ async def test_a_new_owner_takes_back_the_forks_that_a_dead_one_had_committed(
     async def killed(*_: Any) -> list[int]:
         raise RedisUnavailable("killed")
 
-    monkeypatch.setattr(dead.flusher, "acknowledge", killed)
+    monkeypatch.setattr(dead.flusher.acknowledgement, "tell", killed)
     with pytest.raises(RedisUnavailable):
         await flush(dead)
     await dead.leave()

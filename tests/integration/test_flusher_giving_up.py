@@ -137,7 +137,7 @@ async def test_a_worker_that_may_not_acknowledge_gives_its_shards_up(
     async def refused(*_: Any) -> Any:
         raise RedisUnavailable("refused", detail="NOPERM this user may not run evalsha")
 
-    monkeypatch.setattr(hindered.flusher, "acknowledge", refused)
+    monkeypatch.setattr(hindered.flusher.acknowledgement, "tell", refused)
     async with working(hindered, good):
         await _until(lambda: set(good.holdings) == {0, 1, 2, 3})
         for shard in range(4):
@@ -174,7 +174,7 @@ async def test_what_nobody_else_takes_is_taken_again(
                 raise RedisUnavailable("refused", detail="NOPERM")
             return await through(*args)
 
-        monkeypatch.setattr(worker.flusher, "acknowledge", refused)
+        monkeypatch.setattr(worker.flusher.acknowledgement, "tell", refused)
     async with working(*both):
         await _until(lambda: log.of("given_up"))
         hindered = False

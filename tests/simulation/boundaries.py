@@ -153,10 +153,10 @@ def _install_redis(boundaries: Boundaries) -> None:
             lose_reply=lose_reply,
         )  # fmt: skip
 
-    async def send_by(link: AsyncLink, *commands: Any, seconds: float) -> None:
+    async def send_by(link: AsyncLink, *commands: Any, seconds: float, **more: Any) -> None:
         await boundaries.pass_by(
             " ".join(dict.fromkeys(boundaries.script_of(command) for command in commands)),
-            lambda: send(link, *commands, seconds=seconds), lose_request=link.close, lose_reply=link.close,
+            lambda: send(link, *commands, seconds=seconds, **more), lose_request=link.close, lose_reply=link.close,
         )  # fmt: skip
 
     async def open_by(kind: type[AsyncLink], *args: Any, **more: Any) -> AsyncLink:

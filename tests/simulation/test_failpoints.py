@@ -26,7 +26,6 @@ NOT_VISITED = {
     "local_limits": "it goes with the BEGIN of every transaction of a worker, in the same exchange",
     "shard_rows": "asked only by a worker that has given shards up: test_flusher_giving_up",
     "session_probe": "asked only where an answer does not come: test_flusher_silence",
-    "gap_note": "asked only where entries were deleted before they were flushed: test_flusher_gap",
     "row_holders": "asked only while another session holds a shard's row: test_flusher_patience",
     "hydrate_forget": "asked only by a client that is hindered while it hydrates: visits of `states` come by it",
     "forks_between": "asked only by the worker that takes over between a fork's COMMIT and its acknowledgement: visits"

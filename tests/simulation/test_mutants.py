@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.simulation import mutants
-from tests.simulation.mutants import INSTRUMENTS, MUTANTS, ROOT, Caught, Hunt, hunt, mutated
+from tests.simulation.mutants import INSTRUMENTS, ROOT, Caught, Hunt, hunt, mutated
+from tests.simulation.mutations import MUTANTS
 from tests.simulation.profiles import PROFILES
 
 
