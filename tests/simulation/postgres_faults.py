@@ -46,6 +46,8 @@ from tests.simulation.nemesis import Strike
 from tests.simulation.postgres_arena import RETENTION_S
 from tests.simulation.postgres_limits import OURS, STALLED_S, PostgresLimits
 
+UNSEEN_S = 1.0
+"""So long no worker looks at a Postgres that went back."""
 EVERYTHING = frozenset({"memory", "replica", "disk", "postgres"})
 
 
@@ -66,8 +68,14 @@ class PostgresFaults(PostgresLimits):
         return True
 
     async def _put_back(self, copy: Any, what: str) -> None:
+        workers = [*self._here.workers.values()]
+        for worker in workers:
+            await asyncio.to_thread(worker.pause)
         async with self._restoring():
             await self._here.put_back(copy)
+        await self._wait(UNSEEN_S)
+        for worker in workers:
+            worker.resume()
         await self._flushed_again(what)
 
     @asynccontextmanager

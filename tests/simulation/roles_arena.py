@@ -23,10 +23,11 @@ from statecache.clock import monotonic
 from statecache.testing.embedded import Servers
 from statecache.testing.server import Server
 from tests.fault_proxy import FaultProxy
-from tests.simulation.arena import EXPECTED_ERRORS, LINES, SETTINGS, WORKER_LINE, Arena
+from tests.simulation.arena import EXPECTED_ERRORS, LINES, SETTINGS, WORKER_LINE, WRITERS, Arena
 
 NODES = ("redis", "replica-1", "replica-2")
 SECOND_WORKER = "worker-2nd"
+READER = "r0"
 WINDOW_S = 1.0
 IN_STEP_S = 10.0
 LOOK_S = 0.02
@@ -35,7 +36,8 @@ LOOK_S = 0.02
 class RolesArena(Arena):
     """The servers, who is the primary, and where each address points."""
 
-    lines = (*LINES, SECOND_WORKER)
+    names = (*WRITERS, READER)
+    lines = (*LINES, READER, SECOND_WORKER)
     given = SETTINGS | {"near_window_s": str(WINDOW_S)}
     writer = "tests.simulation.roles_writer"
     expected_errors = (*EXPECTED_ERRORS, "DurabilityRefused")

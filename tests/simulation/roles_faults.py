@@ -89,6 +89,8 @@ class RolesFaults(ForkFaults):
         before = here.primary
         if not await self._failed_over(self._other(strike)):
             return False
+        if strike.pick < 0.7:  # else before it has heard of the new epoch
+            await self._whole()
         here.feeds[before].freeze()
         await self._wait(strike.lasts_s)
         await here.follow(before)

@@ -2,7 +2,8 @@
 
     python -m tests.simulation.roles_writer FOLDER NAME SEED SESSIONS async|sync
 
-A write that did not reach its level is sent again under its change_id, as the documentation says.
+A write that did not reach its level is sent again under its change_id, as the documentation says. The process whose
+name begins with `r` only reads: none of its connections is ever told that its server takes no writes any more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from tests.simulation.writer import VERBS, Session, main
 
 ASKED_S = 3.0
+READ = {"get": 40, "list": 3, "wait_durable": 3}
 
 
 class RolesSession(Session):
@@ -35,5 +37,11 @@ class RolesSession(Session):
             self._recorder.ok(sent, change_id=change_id, verdict=verdict)
 
 
+class RolesReader(RolesSession):
+    """What a session does that only reads."""
+
+    verbs = READ
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:], RolesSession)
+    main(sys.argv[1:], RolesReader if sys.argv[2].startswith("r") else RolesSession)
