@@ -170,7 +170,7 @@ class Run:
         self._say(f"{self._elapsed():6.2f} s  healing")
         await self._here.heal()
         await self._here.end_writers()
-        self._lives = await self._live()
+        self._lives = self._faults.told.rests = await self._live()
         await self._faults.over()
         await asyncio.to_thread(self._look)
         await self._all_reaped()

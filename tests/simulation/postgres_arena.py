@@ -25,7 +25,7 @@ from tests.fault_proxy import FaultProxy
 from tests.simulation.arena import EXPECTED_ERRORS, SETTINGS, Arena
 from tests.simulation.postgres_writer import EVERY_GROUP, URL_FILE
 
-RETENTION_S = 8.0
+RETENTION_S = 10.0
 BACKUP_S = 60.0
 CAUGHT_UP_S = 10.0
 LOOK_S = 0.05

@@ -62,9 +62,11 @@ class PostgresFaults(PostgresLimits):
 
     async def _restored(self, strike: Strike) -> bool:
         async with self._here.postgres_turn:
+            since = await self._flushed_since()
             copy = await self._here.copied("backup")
             await self._wait(strike.lasts_s)
             await self._put_back(copy, "a restore")
+            self._retained_until(since)
         return True
 
     async def _put_back(self, copy: Any, what: str) -> None:
@@ -118,25 +120,36 @@ class PostgresFaults(PostgresLimits):
     async def _restored_behind(self, strike: Strike) -> bool:
         here = self._here
         async with here.postgres_turn:
+            since = await self._flushed_since()
             copy = await here.copied("backup")
             await asyncio.to_thread(here.database.kill)
             await self._wait(RETENTION_S + 1)
             await asyncio.to_thread(here.database.restart)
             await self._stalled(STALLED_S)
+            flushed_at = monotonic()
             await self._wait(strike.lasts_s)
             await self._put_back(copy, "a restore right after an outage")
+            if monotonic() - flushed_at > RETENTION_S:
+                self.told.losses.append(Loss(since=since, until=monotonic(), levels=EVERYTHING))
         return True
 
     async def _standby_promoted(self, strike: Strike) -> bool:
         here = self._here
         async with here.postgres_turn:
             standby = await here.standby()
+            since = await self._flushed_since()
             here.cut_off()
             await self._wait(strike.lasts_s)
             async with self._restoring():
                 await here.promoted(standby)
             await self._flushed_again("a standby was promoted")
+            self._retained_until(since)
         return True
+
+    def _retained_until(self, since: float) -> None:
+        """Note that more may be gone, where it took longer than Redis retains what was flushed since."""
+        if monotonic() - since > RETENTION_S:
+            self.told.losses.append(Loss(since=since, until=monotonic(), levels=EVERYTHING))
 
     # What was acknowledged at `postgres` outlives Redis.
 

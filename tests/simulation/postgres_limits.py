@@ -105,6 +105,9 @@ class PostgresLimits(Faults):
         here = self._here
         locked = int(strike.pick * here.settings.shards)
         others = [shard for shard in range(here.settings.shards) if shard != locked]
+        name = max(here.workers)
+        await asyncio.to_thread(here.workers.pop(name).kill)  # one worker has all shards, and nobody takes over
+        await self._stalled(STALLED_S)
         connection = await asyncio.to_thread(here.postgres)
         try:
             begin = b"BEGIN; SET LOCAL lock_timeout = '5s'; SELECT 1 FROM statecache.shard WHERE shard = %d FOR UPDATE"
@@ -118,6 +121,7 @@ class PostgresLimits(Faults):
                 await self._wait(0.5)
         finally:
             connection.close()
+            here.start_worker()
         return True
 
     async def _batch_slow(self, strike: Strike) -> bool:
