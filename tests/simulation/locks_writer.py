@@ -40,7 +40,7 @@ BUCKET_S = 3.0
 """For so long all sessions mean the same steps."""
 STEP_S = 2.5
 SLOW_S = (0.0, 0.0, 0.2, 7.0)
-BLOCKED_S = (0.0, 0.0, 0.0, 1.5)
+BLOCKED_S = 1.5
 
 
 class Effect(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -59,8 +59,7 @@ class LocksSession(Session):
     def __init__(self, cache: Any, recorder: Recorder, name: str, rng: Random, *, plain: bool) -> None:
         super().__init__(cache, recorder, name, rng, plain=plain)
         self._kinds = {*(Path(sys.argv[1]) / KINDS_FILE).read_text().split()}
-        if "step_leased" not in self._kinds:
-            self.verbs = {verb: weight for verb, weight in self.verbs.items() if verb != "leased"}
+        self.verbs = {**self.verbs, "leased": 3 if "step_leased" in self._kinds else 0}
 
     verbs = VERBS | {"counted": 30, "stale": 1, "step": 6, "leased": 1}
     levels = ("memory", "memory", "postgres")
@@ -111,12 +110,12 @@ class LocksSession(Session):
         with _LockNoting(self._recorder, taken, []):
             async with self._cache.lock(job, ttl=TTL_S, timeout=LOCK_S) as lease:
                 self._recorder.ok(taken)
-                await self._stepped(lease, job, self._rng.choice("de"))
+                await self._stepped(lease, job, self._rng.choice("de"), blocks=self._rng.random() < 0.5)
 
-    async def _stepped(self, scope: Any, job: str, name: str) -> None:
+    async def _stepped(self, scope: Any, job: str, name: str, *, blocks: bool = False) -> None:
         name = f"{name}{int(monotonic() / BUCKET_S) - self._rng.choice((0, 0, 1, 2))}"
         sent = self._begin("step", [f"{job}/steps/{name}"], "ask")
-        blocked_s, slow_s = self._rng.choice(BLOCKED_S), self._rng.choice(SLOW_S)
+        blocked_s, slow_s = BLOCKED_S if blocks else self._rng.choice((0.0, 0.0, BLOCKED_S)), self._rng.choice(SLOW_S)
 
         def blocking(step: Any) -> dict[str, str]:
             self._effect(sent, step.attempt)
@@ -130,7 +129,7 @@ class LocksSession(Session):
             self._effect(sent, step.attempt, ends=True)
             return {"by": sent.tag}
 
-        blocks = self._rng.random() < 0.3 and "step_blocked" in self._kinds
+        blocks = blocks or (self._rng.random() < 0.3 and "step_blocked" in self._kinds)
         function: Any = blocking if self._plain or blocks else slow
         with _LockNoting(self._recorder, sent, []):
             result = await scope.step(job, name, function, reason=sent.tag, timeout=STEP_S)
