@@ -234,7 +234,8 @@ class FaultProxy:
             try:
                 await line.run()
             finally:
-                del self._lines[port]
+                if self._lines.get(port) is line:  # one port may serve for connections to two servers
+                    del self._lines[port]
         except (_Cut, OSError, asyncio.CancelledError):
             return
         finally:

@@ -5,9 +5,10 @@ Where servers change their roles, a history has more in it than one order of cha
     durable reads   what Postgres held durable when a read began, the read shows, or something later: a fenced one
                     always, one of the primary when it was so for longer than the trust window, one from near a command
                     later; but for a process that was led to an old primary, which cannot know that it is one
-    copies          what was acknowledged at `replica` began and ended while a replica could acknowledge it
+    copies          what was acknowledged at `replica` began and ended while a replica could acknowledge it, and where
+                    all servers were asked at that moment, a second one held it
     outcomes        what `outcome()` called applied is in its chain, what it called not applied is in none, what it
-                    called forked or quarantined was set aside
+                    called forked or quarantined was set aside; what somebody was told to be lost is in none
     moments         what was said to be durable was in Postgres at that moment, not only at some other
 
 What a change was durable since is the end of the first operation that says so: its writer's acknowledgement at
@@ -51,7 +52,7 @@ class Told(msgspec.Struct, kw_only=True):
     Unless it `rests`, changes may still be on their way into their chains.
 
     In `alone` a process may be led to an old primary, in `uncopied` no replica can acknowledge anything, in `restoring`
-    Postgres is being put back to what it held before.
+    a server is being put back to what it, or another one, held before.
     """
 
     rests: bool = True
@@ -142,11 +143,14 @@ def _uncopied(operations: Sequence[Operation], told: Told) -> Iterator[Violation
 
 
 def _false_outcomes(operations: Sequence[Operation], evidence: Evidence, told: Told) -> Iterator[Violation]:
-    for one in operations:
-        if one.kind != "ask" or one.outcome != "ok" or not told.rests:
+    for one in operations if told.rests else ():
+        if one.error.startswith("Lost:") and any(row.change_id == one.change_id for row in _chain(evidence, one)):
+            sentence = f"{one.tag} was told that {one.change_id} is lost, and it is in the chain"
+            yield Violation(kind="outcome", key=one.keys[0], operations=(one,), sentence=sentence)
+        if one.kind != "ask" or one.outcome != "ok":
             continue
         key, change = one.keys[0], one.change_id
-        there = any(row.change_id == change for row in evidence.chains.get(key, ()))
+        there = any(row.change_id == change for row in _chain(evidence, one))
         losses = [loss for loss in told.losses if loss.since <= one.returned and one.invoked <= loss.until]
         true = {
             "applied": there or bool(losses),
@@ -160,8 +164,13 @@ def _false_outcomes(operations: Sequence[Operation], evidence: Evidence, told: T
             yield Violation(kind="outcome", key=key, operations=(one,), sentence=sentence)
 
 
+def _chain(evidence: Evidence, operation: Operation) -> Sequence[Row]:
+    return evidence.chains.get(operation.keys[0], ())
+
+
 def _not_held(operations: Sequence[Operation], told: Told) -> Iterator[Violation]:
     for one in operations:
         if one.held == "no" and not any(window.meets(one) for window in told.restoring):
-            sentence = f"{one.tag} ({one.verb}) was told that {one.change_id} is durable, and Postgres did not hold it"
+            where = "at replica, and no replica" if one.level == "replica" else "in Postgres, which"
+            sentence = f"{one.tag} ({one.verb}) was told that {one.change_id} is held {where} did not hold it"
             yield Violation(kind="moment", key=one.keys[0], operations=(one,), sentence=sentence)

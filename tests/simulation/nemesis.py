@@ -66,6 +66,7 @@ ROLES: dict[str, tuple[float, float, float]] = {
     "failover_late": (3, 0.5, 2.0),
     "replica_freeze": (4, 0.5, 5.0),
     "replica_freeze_reset": (5, 1.5, 3.0),
+    "replica_slow": (3, 1.0, 3.0),
     "replica_cut": (2, 0.5, 3.0),
     "primary_restart": (2, 0.05, 1.0),
     "primary_killed": (4, 0.1, 1.0),

@@ -49,7 +49,10 @@ SWITCHED_ON: dict[str, tuple[str, ...]] = {
         "writer_kill", "writer_pause", "worker_kill", "redis_kill", "redis_pause", "redis_reset", "redis_drop_reply",
         "client_kill", "postgres_kill",
     ),
-    "roles": ("replica_freeze", "replica_cut", "primary_restart", "primary_killed", "worker_kill", "writer_kill"),
+    "roles": (
+        "replica_freeze", "replica_slow", "replica_cut", "primary_restart", "primary_killed", "worker_kill",
+        "writer_kill",
+    ),
     "threads": tuple(nemesis.THREADS),
 }  # fmt: skip
 """The kinds of each profile that the test suite's short runs draw from: one line a profile."""

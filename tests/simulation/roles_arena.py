@@ -24,6 +24,7 @@ from statecache.testing.embedded import Servers
 from statecache.testing.server import Server
 from tests.fault_proxy import FaultProxy
 from tests.simulation.arena import EXPECTED_ERRORS, LINES, SETTINGS, WORKER_LINE, WRITERS, Arena
+from tests.simulation.roles_writer import NODES_FILE
 
 NODES = ("redis", "replica-1", "replica-2")
 SECOND_WORKER = "worker-2nd"
@@ -40,7 +41,7 @@ class RolesArena(Arena):
     lines = (*LINES, READER, SECOND_WORKER)
     given = SETTINGS | {"near_window_s": str(WINDOW_S)}
     writer = "tests.simulation.roles_writer"
-    expected_errors = (*EXPECTED_ERRORS, "DurabilityRefused")
+    expected_errors = (*EXPECTED_ERRORS, "DurabilityRefused", "Lost")
     behind = frozenset({"local", "primary"})
 
     def __init__(self, own: Servers, folder: Path, seed: int) -> None:
@@ -77,6 +78,7 @@ class RolesArena(Arena):
         for _ in NODES[1:]:
             name = await asyncio.to_thread(self.own.start_replica)
             self.own._server(name)._config.pop("replicaof")  # type: ignore[attr-defined]  # its role is not its file's
+        (self.folder / NODES_FILE).write_text("\n".join(self.own.url(name) for name in NODES))
         for name in self.others:
             await self.follow(name)
         if not await self.in_step(self.others):
@@ -126,6 +128,7 @@ class RolesArena(Arena):
         """Make a server a replica of the primary, through its proxy."""
         feed = self.feeds[name]
         feed.thaw()
+        feed.delay_s = 0.0
         feed.retarget("127.0.0.1", self.port(self.primary))
         feed.cut_all()
         await self.ask(name, "REPLICAOF", "127.0.0.1", feed.port)

@@ -6,6 +6,7 @@
     failover_late      the same, and the address moves late
     replica_freeze     one replica, or all, stand still: WAIT is not answered
     replica_freeze_reset   all stand still, and the connections on which somebody waits for them break
+    replica_slow       what the replicas get, and what they answer, comes late
     replica_cut        a replica's replication is cut off
     primary_restart    the primary is killed and comes back
     primary_killed     … and does not: the replica that has got furthest is promoted
@@ -43,6 +44,9 @@ from tests.simulation.roles_arena import LOOK_S, SECOND_WORKER, WINDOW_S, RolesA
 
 FAILOVER_S = 5.0
 TAIL_S = 0.8
+SLOW_S = 0.3
+IN_PLACE = frozenset({"replica_freeze", "replica_freeze_reset", "replica_slow", "replica_cut"})
+"""By these no server loses what it holds, not for a moment."""
 STALLED_S = 12.0
 """Within this time of a change of roles, when nothing else is wrong, everything has to be flushed up to that moment."""
 BELOW_POSTGRES = frozenset({"memory", "replica", "disk"})
@@ -58,7 +62,11 @@ class RolesFaults(ForkFaults):
         if strike.kind not in ROLES or strike.kind in KINDS:
             return await super().strike(strike)
         async with self._arena.redis_turn:
-            return monotonic() < self.ends_at and await super().strike(strike)
+            since = monotonic()
+            struck = since < self.ends_at and await super().strike(strike)
+            if strike.kind not in IN_PLACE:
+                self.told.restoring.append(Window(since=since, until=monotonic() + WINDOW_S))
+            return struck
 
     @property
     def _roles(self) -> RolesArena:
@@ -152,6 +160,15 @@ class RolesFaults(ForkFaults):
                 self.told.uncopied.append(Window(since=since, until=monotonic()))
             for name in names:
                 own.resume(name)
+
+    async def _replica_slow(self, strike: Strike) -> bool:
+        feeds = [self._roles.feeds[name] for name in self._roles.others]
+        for feed in feeds:
+            feed.delay_s = SLOW_S
+        await self._wait(strike.lasts_s)
+        for feed in feeds:
+            feed.delay_s = 0.0
+        return True
 
     async def _replica_cut(self, strike: Strike) -> bool:
         here = self._roles
