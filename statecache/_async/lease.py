@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from statecache._async.verbs import AsyncVerbs
+from statecache._bridge import async_beside
 from statecache.clock import boottime
 from statecache.errors import InvalidKey, LeaseLost, UsageError
 from statecache.keys import group_of
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from statecache.model import Token
 
 D = TypeVar("D")
+_END_S = 0.05
+"""How long who is cancelled in a lock's block waits for the lease to be given back."""
 
 
 class AsyncLease(AsyncVerbs[D], Generic[D]):
@@ -120,6 +124,9 @@ class AsyncLock(Generic[D]):
         if lease is None:
             return
         holding = lease._holding
+        if kind is not None and not issubclass(kind, Exception):  # who is cancelled waits for nobody
+            await async_beside(partial(lease.tier.leases.give_back, holding), _END_S)
+            return
         stood = await lease.tier.leases.give_back(holding)
         if kind is None and not stood and not holding.guarded:
             raise LeaseLost(self._key, token=str(holding.token), reason="it was over before the block was")

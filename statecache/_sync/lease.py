@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from statecache._bridge import beside
 from statecache._sync.verbs import Verbs
 from statecache.clock import boottime
 from statecache.errors import InvalidKey, LeaseLost, UsageError
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from statecache.model import Token
 
 D = TypeVar("D")
+_END_S = 0.05
+"""How long who is cancelled in a lock's block waits for the lease to be given back."""
 
 
 class Lease(Verbs[D], Generic[D]):
@@ -122,6 +126,9 @@ class Lock(Generic[D]):
         if lease is None:
             return
         holding = lease._holding
+        if kind is not None and not issubclass(kind, Exception):  # who is cancelled waits for nobody
+            beside(partial(lease.tier.leases.give_back, holding), _END_S)
+            return
         stood = lease.tier.leases.give_back(holding)
         if kind is None and not stood and not holding.guarded:
             raise LeaseLost(self._key, token=str(holding.token), reason="it was over before the block was")

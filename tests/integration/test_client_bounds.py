@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -110,6 +110,46 @@ async def test_every_verb_ends_when_it_is_cancelled_beside_a_server_that_is_froz
     frozen.thaw()
     await asyncio.gather(*(client.close() for client in clients.values()))
     _judge(dict(zip(clients, took, strict=True)), TIMEOUT_S)
+
+
+async def _in_a_lock(client: AsyncStateCache, entered: asyncio.Event) -> None:
+    async with client.lock("runs/lock", ttl=60):
+        entered.set()
+        await asyncio.Event().wait()
+
+
+async def _in_a_block(client: AsyncStateCache, entered: asyncio.Event) -> None:
+    async with client.transaction("runs/transaction") as tx:
+        tx.set("runs/transaction", 1)
+        entered.set()
+        await asyncio.Event().wait()
+
+
+async def _in_an_update(client: AsyncStateCache, entered: asyncio.Event) -> None:
+    async def endless(value: int) -> int:
+        entered.set()
+        await asyncio.Event().wait()
+        return value
+
+    await client.update("runs/update", endless, default=0)
+
+
+@pytest.mark.parametrize("block", [_in_a_lock, _in_a_block, _in_an_update])
+async def test_a_block_that_is_cancelled_is_left_at_once_beside_a_redis_that_is_frozen(
+    behind: Settings, proxy: FaultProxy, block: Callable[[AsyncStateCache, asyncio.Event], Coroutine[Any, Any, None]]
+) -> None:
+    async with AsyncStateCache(settings=behind) as client:
+        entered = asyncio.Event()
+        task = asyncio.create_task(block(client, entered))
+        await entered.wait()
+        proxy.freeze()
+        started = monotonic()
+        task.cancel()
+        await asyncio.wait([task])
+        took = monotonic() - started
+        proxy.thaw()
+    assert task.cancelled()
+    _judge({block.__name__: took}, 0.0)
 
 
 @pytest.mark.parametrize("frozen", [True, False])
