@@ -98,9 +98,9 @@ class Reader:
 
     def _read(self, key: str, end: float, *, least: int, to_write: bool) -> Record:
         pause, begun = 0.0, monotonic()
-        hindrance: Unavailable | None
+        hindrance: Unavailable | None = None
         while True:
-            found = self._found(key, end)
+            found = self._found(key, end, hindrance)
             if isinstance(found, Closed) and to_write:
                 self._opener.open(self._keys.shard(key), end=end)
                 continue
@@ -151,7 +151,16 @@ class Reader:
             return False
         return bool(rows) and tuple(rows[0][1:3]) == (found.epoch, found.replid)
 
-    def _found(self, key: str, end: float) -> Found | Closed:
+    def _found(self, key: str, end: float, met: Unavailable | None) -> Found | Closed:
+        """Return what is found; what was met before is raised where there was no time left for looking again."""
+        try:
+            return self._looked(key, end)
+        except Unavailable as error:
+            if met is None or monotonic() < end:
+                raise
+            raise met from error
+
+    def _looked(self, key: str, end: float) -> Found | Closed:
         """Return the state on a primary on which its shard is open, hydrated, or what is behind its closed gate."""
         shard, redis_key = self._keys.place(key)
         asked, arguments = [self._keys.meta(shard), redis_key], [self._settings.fence, *FIELDS]
@@ -246,9 +255,9 @@ class Reader:
         """This gives the record of what Postgres says is the current lineage; Unavailable where it cannot be had."""
         if self._settings.fence != "on":
             raise ConfigurationError("a fenced read needs the fence", hint="Set fence=on, or read the primary.")
-        pause = _PAUSE_S
+        pause, hindrance = _PAUSE_S, None
         while True:
-            found = self._found(key, end)
+            found = self._found(key, end, hindrance)
             if isinstance(found, Closed):
                 hindrance = Unavailable("epoch", detail=f"the gate of shard {self._keys.shard(key)} is closed")
             else:
