@@ -87,7 +87,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     `epoch` is None where meta is missing or was never opened. `n` and `totals` are those of the newest commit: meta
     says so, or where it is missing, the stream's end. `last` is the stream's last generated (epoch, n); it survives
-    trimming and restarts. `flushed` is meta's copy of the watermark.
+    trimming and restarts. `flushed` is meta's copy of the watermark, `excepted` the last n of which it knows that
+    Postgres set a change aside: the states of later forks are still here.
     """
 
     epoch: int | None
@@ -100,6 +101,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     totals: Totals | None
     flushed: int
+    excepted: int = 0
     pin: Pin
     server: str
     role: str
@@ -122,7 +124,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 def look_of(parts: Sequence[str]) -> Look:
     """Read what the script `gate_look` tells; ValueError where it is not ours."""
-    epoch, replid, claimed, claim, until, left, last, n, entries, size, flushed, *pin, server, role = parts
+    epoch, replid, claimed, claim, until, left, last, n, entries, size, flushed, excepted, *pin, server, role = parts
     last_epoch, _, last_n = last.partition("-")
     return Look(
         epoch=int(epoch) if epoch else None,
@@ -135,6 +137,7 @@ def look_of(parts: Sequence[str]) -> Look:
         n=int(n or 0),
         totals=Totals(int(entries), int(size)) if entries and size else None,
         flushed=int(flushed or 0),
+        excepted=int(excepted or 0),
         pin=Pin(*pin),
         server=server,
         role=role,

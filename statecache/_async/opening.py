@@ -8,7 +8,8 @@ aside is kept before it is taken out, and nothing of the new epoch is written to
     claim     closes the gate where all is still as it was looked at, and tells where the data set ends from then on
     raise     the row in Postgres, by compare-and-set on what was read before the claim, so of several openers one wins
     validate  what Postgres holds beyond the common point is stale here; what this data set holds beyond it is kept
-              in `conflict` and taken out, its states before its entries: whoever goes on must still find it
+              in `conflict` and taken out, its states before its entries: whoever goes on must still find it; forks that
+              were set aside, and of which it was not told, are deleted
     open      the claim and the server must be the same, once more; only whoever's own bump succeeded opens
 
 Rows are locked in shard order, each for one statement, free ones first: who is stuck holds up its own shards alone.
@@ -25,6 +26,7 @@ from psycopg import errors as pg
 
 from statecache._async.calls import Calls
 from statecache._async.comparing import continued, parted
+from statecache._async.deletion import ANY, Deletion
 from statecache._async.rescue import Branch, Rescue
 from statecache.epochs import (
     Look,
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
     from statecache._async.gate import Gate
 
-_KEYS_PER_DROP = 500
 _POSITIONS_PER_PAGE = 20_000
 _MEANWHILE = Refusal(why="others are opening it, or hold its row in Postgres", wait=True)
 
@@ -317,7 +318,7 @@ class Attempt:
 
     async def _validate_and_open(self, raised: Sequence[_Raised]) -> list[Opened]:
         branches = {one.shard: await self._set_aside(one) for one in raised}
-        dropped = dict.fromkeys(branches, 0)
+        deletion = Deletion(self._calls, self._keys, branches, token=self._token, claim_ms=self._claim_ms)
         spans = [
             (one.shard, one.seen.common, one.flushed)
             for one in raised
@@ -329,12 +330,15 @@ class Attempt:
             stale: dict[int, list[str]] = {}
             for shard, key in await self._calls.fetch("keys_beyond", parameters):
                 stale.setdefault(shard, []).append(key)
-            await self._drop(dropped, [(shard, keys, []) for shard, keys in stale.items()])
+            await deletion.delete([(shard, [(key, ANY) for key in keys], []) for shard, keys in stale.items()])
+        for one in raised:
+            await deletion.delete_forks(one.shard, one.seen.look.excepted, one.excepted, upto=one.flushed)
         for shard, branch in branches.items():
             if not branch.entry_ids:
                 continue
-            await self._drop(dropped, [(shard, sorted(branch.keys), [])])
-            await self._drop(dropped, [(shard, [], branch.entry_ids)])
+            await deletion.delete([(shard, [(key, ANY) for key in sorted(branch.keys)], [])])
+            await deletion.delete([(shard, [], branch.entry_ids)])
+        dropped = deletion.counts
         ready = [one for one in raised if dropped[one.shard] >= 0]
         replies = await self._calls.scripts("gate_open", [self._opening_of(one, branches[one.shard]) for one in ready])
         return [
@@ -355,23 +359,6 @@ class Attempt:
         return await rescue.set_aside(
             one.shard, self._keys.changes(one.shard), look, common=common, flushed=one.flushed
         )
-
-    async def _drop(self, dropped: dict[int, int], what: Sequence[tuple[int, Sequence[str], Sequence[bytes]]]) -> None:
-        """This deletes states and entries under the claims, and counts; -1 for a shard whose claim was lost."""
-        calls: list[tuple[list[str], list[Any]]] = []
-        order: list[int] = []
-        keys = self._keys
-        for shard, found, entries in what:
-            fixed = [keys.meta(shard), keys.unflushed(shard), keys.changes(shard)]
-            states = [key for key in found if keys.shard(key) == shard]  # a damaged entry may name any
-            for start in range(0, max(len(states), len(entries)), _KEYS_PER_DROP):
-                some = states[start : start + _KEYS_PER_DROP]
-                ids = entries[start : start + _KEYS_PER_DROP]
-                redis_keys = [*fixed, *(keys.state(key) for key in some)]
-                calls.append((redis_keys, [self._token, self._claim_ms, len(some), *some, *ids]))
-                order.append(shard)
-        for shard, reply in zip(order, await self._calls.scripts("gate_drop", calls), strict=True):
-            dropped[shard] = -1 if reply < 0 or dropped[shard] < 0 else dropped[shard] + reply
 
     def _opening_of(self, one: _Raised, branch: Branch) -> tuple[list[str], list[Any]]:
         look, keys = one.seen.look, self._keys

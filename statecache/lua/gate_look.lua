@@ -5,15 +5,15 @@
 -- ARGV  1 fence (on|off)  and to claim: 2 token  3 ms that the claim stands  as looked at: 4 epoch  5 replid  6 claim
 --       7 server's replid
 -- Gives { epoch, replid, claimed, claim, until when it stands, ms that are left of it, last generated id,
---         n, entries and bytes of the newest commit, flushed, shards, hash, cluster, server's replid, role };
+--         n, entries and bytes of the newest commit, flushed, excepted, shards, hash, cluster, server's replid, role };
 --         '' for what is missing; or { 'FOREIGN', Redis key, reason }.
 
 for i, kind in ipairs({ 'hash', 'stream', 'zset', 'hash' }) do
   local found = redis.call('TYPE', KEYS[i]).ok
   if found ~= kind and found ~= 'none' then return { 'FOREIGN', KEYS[i], 'it is a ' .. found .. ', not a ' .. kind } end
 end
-local names = { 'epoch', 'replid', 'claimed', 'claim', 'claim_until', 'n', 'entries', 'bytes', 'flushed', 'shards',
-  'hash', 'cluster' }
+local names = { 'epoch', 'replid', 'claimed', 'claim', 'claim_until', 'n', 'entries', 'bytes', 'flushed', 'excepted',
+  'shards', 'hash', 'cluster' }
 local values, meta = redis.call('HMGET', KEYS[1], unpack(names)), {}
 for i, name in ipairs(names) do meta[name] = values[i] or '' end
 local server, role = 'off', 'master'
@@ -57,4 +57,4 @@ if redis.call('EXISTS', KEYS[2]) == 1 then
   end
 end
 return { meta.epoch, meta.replid, meta.claimed, meta.claim, meta.claim_until, string.format('%.0f', left), last,
-  meta.n, meta.entries, meta.bytes, meta.flushed, meta.shards, meta.hash, meta.cluster, server, role }
+  meta.n, meta.entries, meta.bytes, meta.flushed, meta.excepted, meta.shards, meta.hash, meta.cluster, server, role }

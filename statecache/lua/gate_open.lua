@@ -2,7 +2,7 @@
 --
 -- KEYS  1 meta  2 changes  3 unflushed  4 hydrating  5 leases  6 waiters
 -- ARGV  1 token  2 server's replid at the claim  3 fence (on|off)  4 epoch  5 n  6 entries  7 bytes
---       8 flushed  9 flushed entries  10 flushed bytes  11 excepted, as Postgres says
+--       8 flushed  9 flushed entries  10 flushed bytes  11 excepted
 --       12 shards  13 hash  14 prefix  15 schema  16 cluster
 --       17 the policies of namespaces, which begin with their revision
 --       18… pairs: key, n of its newest change still to be flushed (where the stream was gone through)
@@ -12,9 +12,6 @@ local server = 'off'
 if ARGV[3] == 'on' then server = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') end
 if redis.call('HGET', KEYS[1], 'claim') ~= ARGV[1] or server ~= ARGV[2] then return 0 end
 redis.call('DEL', KEYS[4]) -- first: a script that has removed something may go on when memory is full
--- What the data set knows of exceptions stays: forks beyond it that Postgres has set aside may still be current here,
--- and the next worker removes them. A Postgres that went back knows of fewer.
-local excepted = math.min(tonumber(redis.call('HGET', KEYS[1], 'excepted') or '0') or 0, tonumber(ARGV[11]))
 local start = ARGV[4] .. '-' .. ARGV[5]
 local added = redis.pcall('XADD', KEYS[2], start, '_', '_')
 if type(added) == 'table' and added.err then return 0 end
@@ -24,9 +21,8 @@ for i = 18, #ARGV, 2 do redis.call('ZADD', KEYS[3], ARGV[i + 1], ARGV[i]) end
 redis.call('HSET', KEYS[4], '_', '_')
 for i = 5, #KEYS do redis.pcall('HSET', KEYS[i], '_', '_') end -- what is another program's there only hinders locks
 redis.call('HSET', KEYS[1], 'epoch', ARGV[4], 'replid', server, 'n', ARGV[5], 'entries', ARGV[6], 'bytes', ARGV[7],
-  'flushed', ARGV[8], 'flushed_entries', ARGV[9], 'flushed_bytes', ARGV[10], 'excepted',
-  string.format('%.0f', excepted), 'shards', ARGV[12], 'hash', ARGV[13], 'prefix', ARGV[14], 'schema', ARGV[15],
-  'cluster', ARGV[16])
+  'flushed', ARGV[8], 'flushed_entries', ARGV[9], 'flushed_bytes', ARGV[10], 'excepted', ARGV[11],
+  'shards', ARGV[12], 'hash', ARGV[13], 'prefix', ARGV[14], 'schema', ARGV[15], 'cluster', ARGV[16])
 local known = tonumber(string.match(redis.call('HGET', KEYS[1], 'enforced') or '', '^%d+')) or 0
 if tonumber(string.match(ARGV[17], '^%d+')) > known then redis.call('HSET', KEYS[1], 'enforced', ARGV[17]) end
 redis.call('HDEL', KEYS[1], 'claim', 'claimed', 'claim_until')

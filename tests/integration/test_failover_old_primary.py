@@ -117,7 +117,7 @@ async def test_a_commit_that_waits_for_postgres_at_an_old_primary_is_applied_aga
     network = FaultProxy("127.0.0.1", a.port)
     async with network, AsyncStateCache(settings=through(shard.on(a), redis=network)) as cache:
         writing = asyncio.create_task(cache.set("runs/43", "precious", durability="postgres", timeout=60))
-        while not shard.state(a, "runs/43"):
+        while not shard.state(a, "runs/43").get("change_id"):
             await asyncio.wait([writing], timeout=0.01)
         alone = shard.state(a, "runs/43")
         shard.open(b, "client")
@@ -126,7 +126,7 @@ async def test_a_commit_that_waits_for_postgres_at_an_old_primary_is_applied_aga
         assert shard.conflicts() == {alone["change_id"]}
         network.retarget("127.0.0.1", b.port)
         network.cut_all()
-        while not shard.state(b, "runs/43"):
+        while not shard.state(b, "runs/43").get("change_id"):
             await asyncio.wait([writing], timeout=0.01)
         shard.flush(b)
         state = await writing

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, OutcomeUnknown
+from statecache._async import deletion
 from statecache.errors import RedisUnavailable
 from statecache.keys import KeySpace
 from statecache_workers import acknowledgement, settling
@@ -37,13 +38,18 @@ async def test_a_row_that_went_back_behind_its_redis_closes_the_gate_and_the_nex
     assert agents.meta(0)["flushed"] == "2"
 
 
+@pytest.mark.parametrize("restarted", [True, False])
 @pytest.mark.parametrize(("pages", "calls"), [(10_000, 500), (3, 2)])
-async def test_forks_whose_acknowledgement_was_lost_are_removed_after_redis_has_restarted(
-    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace, monkeypatch: pytest.MonkeyPatch,
-    pages: int, calls: int,
+async def test_forks_whose_acknowledgement_was_lost_are_removed_before_anybody_writes(
+    agents: Agents, cache: AsyncStateCache, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace,
+    monkeypatch: pytest.MonkeyPatch, pages: int, calls: int, restarted: bool,
 ) -> None:  # fmt: skip
-    """Postgres has set them aside; who reads one, even fenced, writes the next conflict on top of it."""
+    """Postgres has set them aside; who reads one, even fenced, writes the next conflict on top of it.
+
+    After a restart of Redis an agent may be first to open the gate; without one, the next owner looks.
+    """
     monkeypatch.setattr(settling, "FORKS_MAX", pages)
+    monkeypatch.setattr(deletion, "FORKS_PER_PAGE", pages)
     monkeypatch.setattr(acknowledgement, "FORKS_PER_ACK", calls)
     await flush(worker)
     group = agents.key_on(0)
@@ -52,15 +58,22 @@ async def test_forks_whose_acknowledgement_was_lost_are_removed_after_redis_has_
         agents.commit((key, "truth"))
     await flush(worker)
     redis_raw.unlink(*map(keys.state, names))
-    for key in names:
+    for key in (*names, names[0]):
         agents.commit((key, "fork"))
     _lose_the_next_acknowledgement(worker)
-    await flush_through(worker, until=lambda: rows(psql, "SELECT count(*) FROM conflict") == [(7,)])
-    _restart(psql, redis_raw, keys)
-    await flush(worker)
-    assert agents.meta(0)["epoch"] == "2"
+    await flush_through(worker, until=lambda: rows(psql, "SELECT count(*) FROM conflict") == [(8,)])
+    if restarted:
+        ((first,),) = rows(psql, "SELECT change_id FROM conflict ORDER BY n LIMIT 1")
+        redis_raw.hset(keys.state(names[0]), "change_id", first)  # as in a data set that lacks the fork's last change
+        _restart(psql, redis_raw, keys)
+        assert (await cache.set(f"{group}/other", 1)).epoch == 2
+    else:
+        await flush(worker)
+    assert agents.meta(0)["excepted"] == "15"
     assert [redis_raw.hget(keys.state(key), "value") for key in names] == [None] * 7
-    assert agents.meta(0)["excepted"] == "14"
+    assert [(await cache.set(key, "after")).version for key in names] == [2] * 7
+    await flush(worker)
+    assert rows(psql, "SELECT count(*) FROM conflict") == [(8,)]
 
 
 async def test_what_postgres_forgot_is_not_called_durable_until_it_holds_it_again(

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from statecache import Settings
-from statecache._sync import opening, rescue
+from statecache._sync import deletion, opening, rescue
 from statecache._sync.gate import Gate
 from statecache._sync.postgres import PostgresTier
 from statecache._sync.redis import RedisTier
@@ -113,7 +113,7 @@ BACKWARDS = [
 def test_openers_that_die_one_after_the_other_at_every_step_leave_it_to_the_next(
     shard: World, story: Callable[[World], tuple[Valkey, Authority]], order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "_KEYS_PER_DROP", 2)
+    monkeypatch.setattr(deletion, "KEYS_PER_CALL", 2)
     monkeypatch.setattr(opening, "_POSITIONS_PER_PAGE", 3)
     monkeypatch.setattr(rescue, "_PAGE", 2)
     server, authority = story(shard)
