@@ -69,6 +69,13 @@ MUTANTS = {
         "    told = True\n",
         by="failpoints",
     ),
+    "untold forks": Mutant(
+        "a gate is opened with forks in place that Postgres has set aside",
+        "statecache/_async/opening.py",
+        "            await deletion.delete_forks(one.shard, one.seen.look.excepted, one.excepted, upto=one.flushed)\n",
+        "            pass\n",
+        by="failpoints",
+    ),
     "persist": Mutant(
         "a commit leaves a state its time to live",
         "statecache/lua/commit.lua",

@@ -4,7 +4,7 @@ The story is told in situations: the first, the one that is visited, and the end
 beginning, for an agent that is killed goes on where it was. Beside the verbs something happens to the servers:
     miss       clean states were evicted: they are loaded again, read and written
     doubt      a write is repeated when the state's `recent` has long forgotten it
-    vouched    `assume_new` for a key that is not new: the flusher sets the change aside
+    vouched    `assume_new` for a key that is not new: the flusher sets the change aside, and Redis restarts untold
     leaving    entries leave the stream, and their states get a time to live; then they are written again
     poison     a change-set that Postgres refuses, and an entry of another program in the stream
     restored   Postgres goes back behind two acknowledged changes; the entry of one of them has left the stream
@@ -101,8 +101,8 @@ class World:
 
     def is_open(self) -> bool:
         """This says whether all gates are open."""
-        server = self.replid().encode()
-        return all(self.raw.hget(self.keys.meta(one), "replid") == server for one in range(self.keys.shards))
+        metas = map(self.keys.meta, range(self.keys.shards))
+        return {self.raw.hget(meta, "replid") for meta in metas} == {self.replid().encode()}
 
     def is_clean(self, key: str) -> bool:
         """This says whether the key has nothing to be flushed."""
@@ -224,7 +224,9 @@ class Story(LockStory):
         await world.evict(E)
         while not await self._vouch(E):
             pass
-        await world.until(lambda: world.is_clean(E), "the fork to be set aside")
+        untold = DataSet(world, E)
+        await world.until(world.at_rest, "the fork to be set aside")
+        untold.take_over()
         await actor.set(E)
 
     async def _vouch(self, key: str) -> bool:
@@ -265,13 +267,11 @@ class Story(LockStory):
 
     def _poison_is_committed(self) -> bool:
         """This commits, by the real script, what only Postgres refuses: a writer with a NUL in its name."""
-        world, shard = self._world, self._world.keys.shard(POISON)
-        keys = world.keys
+        world, keys, shard = self._world, self._world.keys, self._world.keys.shard(POISON)
         names = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard)]
         commit = ["nonce", secrets.token_hex(12), "on", 0, "a\0b", "", "", 1000, 2**24, 2**24, 2**23]
         state = [POISON, "set", "*", b'{"by":"nobody"}', "json", "", "", "1"]
-        text = script("commit").text
-        answer = world.raw.eval(text, len(names) + 1, *names, keys.state(POISON), *commit, *state)
+        answer = world.raw.eval(script("commit").text, len(names) + 1, *names, keys.state(POISON), *commit, *state)
         return bool(parts_of(answer)[1] == b"OK")
 
     async def _restored(self) -> None:

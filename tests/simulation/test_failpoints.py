@@ -28,8 +28,6 @@ NOT_VISITED = {
     "session_probe": "asked only where an answer does not come: test_flusher_silence",
     "row_holders": "asked only while another session holds a shard's row: test_flusher_patience",
     "hydrate_forget": "asked only by a client that is hindered while it hydrates: visits of `states` come by it",
-    "forks_between": "asked only by the worker that takes over between a fork's COMMIT and its acknowledgement: visits"
-    " of `record_conflicts flush_watermarks COMMIT` come by it",
     "rescue_branch": "asked only when a branch of an earlier epoch comes back: test_failover_old_primary",
     "entries_known": "asked only without a fence, and of a data set that ends too early: test_flusher_unfenced",
     "newest_changes": "asked only where Postgres went back behind a restart of Redis: test_failover_postgres",
