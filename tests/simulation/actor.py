@@ -15,6 +15,7 @@ from statecache.errors import (
     Forked,
     LeaseLost,
     LockTimeout,
+    Lost,
     NotFound,
     OutcomeUnknown,
     Quarantined,
@@ -26,7 +27,7 @@ from statecache.errors import (
 from statecache.model import ABSENT, PRESENT
 from tests.simulation.history import Invoke, Recorder, Seen, seen_of
 
-_REFUSED = (VersionConflict, AlreadyExists, NotFound, Forked, Quarantined, StaleToken, StepUnknown)
+_REFUSED = (VersionConflict, AlreadyExists, NotFound, Forked, Quarantined, StaleToken, StepUnknown, Lost)
 _NOT_APPLIED = (Unavailable, LeaseLost, LockTimeout)
 LOCK_TTL_S = 1.0
 """How long a lock of a holder that died stands."""

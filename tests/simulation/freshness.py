@@ -8,7 +8,7 @@ Where servers change their roles, a history has more in it than one order of cha
     copies          what was acknowledged at `replica` began and ended while a replica could acknowledge it, and where
                     all servers were asked at that moment, a second one held it
     outcomes        what `outcome()` called applied is in its chain, what it called not applied is in none, what it
-                    called forked or quarantined was set aside; what somebody was told to be lost is in none
+                    called forked or quarantined was set aside
     moments         what was said to be durable was in Postgres at that moment, not only at some other
 
 What a change was durable since is the end of the first operation that says so: its writer's acknowledgement at
@@ -144,13 +144,10 @@ def _uncopied(operations: Sequence[Operation], told: Told) -> Iterator[Violation
 
 def _false_outcomes(operations: Sequence[Operation], evidence: Evidence, told: Told) -> Iterator[Violation]:
     for one in operations if told.rests else ():
-        if one.error.startswith("Lost:") and any(row.change_id == one.change_id for row in _chain(evidence, one)):
-            sentence = f"{one.tag} was told that {one.change_id} is lost, and it is in the chain"
-            yield Violation(kind="outcome", key=one.keys[0], operations=(one,), sentence=sentence)
         if one.kind != "ask" or one.outcome != "ok":
             continue
         key, change = one.keys[0], one.change_id
-        there = any(row.change_id == change for row in _chain(evidence, one))
+        there = any(row.change_id == change for row in evidence.chains.get(key, ()))
         losses = [loss for loss in told.losses if loss.since <= one.returned and one.invoked <= loss.until]
         true = {
             "applied": there or bool(losses),
@@ -162,10 +159,6 @@ def _false_outcomes(operations: Sequence[Operation], evidence: Evidence, told: T
         if not true:
             sentence = f"{one.tag} was told {one.verdict!r} of {change}, which is {'' if there else 'not '}in the chain"
             yield Violation(kind="outcome", key=key, operations=(one,), sentence=sentence)
-
-
-def _chain(evidence: Evidence, operation: Operation) -> Sequence[Row]:
-    return evidence.chains.get(operation.keys[0], ())
 
 
 def _not_held(operations: Sequence[Operation], told: Told) -> Iterator[Violation]:

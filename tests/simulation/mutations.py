@@ -76,6 +76,13 @@ MUTANTS = {
         "            pass\n",
         by="failpoints",
     ),
+    "false loss": Mutant(
+        "what an earlier epoch left to be flushed is taken for lost",
+        "statecache/sql/lookup_change.sql",
+        " AND start_n < %(n)s",
+        "",
+        by="chaos",
+    ),
     "persist": Mutant(
         "a commit leaves a state its time to live",
         "statecache/lua/commit.lua",

@@ -41,7 +41,7 @@ class RolesArena(Arena):
     lines = (*LINES, READER, SECOND_WORKER)
     given = SETTINGS | {"near_window_s": str(WINDOW_S)}
     writer = "tests.simulation.roles_writer"
-    expected_errors = (*EXPECTED_ERRORS, "DurabilityRefused", "Lost")
+    expected_errors = (*EXPECTED_ERRORS, "DurabilityRefused")
     behind = frozenset({"local", "primary"})
 
     def __init__(self, own: Servers, folder: Path, seed: int) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from statecache.model import ABSENT, PRESENT
+from statecache.errors import Lost
+from statecache.model import ABSENT, PRESENT, Position
 from tests.simulation.brute_force import linearizable
 from tests.simulation.checker import Evidence, Loss, Row, Verdict, check
 from tests.simulation.history import Operation, Seen
+from tests.simulation.judge import lost_in_vain
 from tests.simulation.small_histories import KEY, falsified, true_history
 
 HISTORIES_EACH = 30_000
@@ -110,6 +112,19 @@ def _with(operation: Operation, **changed: Any) -> list[Operation]:
 
 def test_a_right_history_has_no_violations() -> None:
     assert _judged(TRUE, CHAIN).violations == []
+
+
+def test_what_is_told_to_be_lost_must_not_be_at_the_place_that_was_told() -> None:
+    found = Evidence(chains={"runs/1": [Row(key="runs/1", change_id="c1", parent="", epoch=5, version=1, n=7)]})
+
+    def told(change_id: str, position: Position) -> list[str]:
+        error = Lost("runs/1", change_id, position=position, epoch=6)
+        operation = Operation(tag="t", session="s", number=1, verb="wait_durable", kind="confirm", keys=("runs/1",),
+                              invoked=0.0, error=f"Lost: {error}")  # fmt: skip
+        return lost_in_vain([operation], found)
+
+    assert told("c1", Position(4, 7)) == told("c2", Position(5, 7)) == []
+    assert "it is there" in told("c1", Position(5, 7))[0]
 
 
 def test_an_acknowledged_write_that_is_nowhere_is_lost() -> None:

@@ -116,12 +116,6 @@ def test_what_is_said_to_be_durable_is_in_postgres_at_that_moment() -> None:
     assert _kinds(said, told=Told(restoring=[Window(since=5.05, until=6.0)])) == []
 
 
-def test_what_somebody_was_told_to_be_lost_is_lost() -> None:
-    waited = _op("w0-0.s0.1", "confirm", 1.0, change_id="c1", outcome="unknown", error="Lost: it went with its Redis")
-    assert _kinds(waited) == ["outcome"]
-    assert _kinds(msgspec.structs.replace(waited, change_id="c9")) == []
-
-
 def test_while_changes_are_on_their_way_no_outcome_is_judged() -> None:
     asked = _op("w0-0.s0.1", "ask", 1.0, change_id="c9", verdict="applied")
     assert _kinds(asked) == ["outcome"]

@@ -27,6 +27,7 @@ from statecache.errors import (
     DurabilityNotMet,
     DurabilityRefused,
     Forked,
+    Lost,
     NotFound,
     OutcomeUnknown,
     Quarantined,
@@ -62,7 +63,7 @@ VERBS = {
     "transact": 8, "list": 4, "wait_durable": 5,
 }  # fmt: skip
 
-_REFUSED = (VersionConflict, AlreadyExists, NotFound, Forked, Quarantined)
+_REFUSED = (VersionConflict, AlreadyExists, NotFound, Forked, Quarantined, Lost)
 _NOT_APPLIED = (Unavailable, Backpressure, DurabilityRefused)
 
 
