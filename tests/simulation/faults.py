@@ -35,7 +35,7 @@ _LOOK_S = 0.05
 _HYDRATION = b"DESC) AS recent"
 """What the statement that reads states for Redis holds, and no other one."""
 _BACKENDS = """
-SELECT pid FROM pg_stat_activity WHERE application_name = 'statecache' AND backend_type = 'client backend'
+SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'statecache%' AND backend_type = 'client backend'
 ORDER BY state = 'active' DESC, pid
 """
 
