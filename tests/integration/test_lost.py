@@ -113,7 +113,7 @@ def test_what_is_lost_is_listed_and_calls_for_a_person(
     assert (told.status, told.out.splitlines()[1].split("\t")[:5]) == (0, ["0", "2", "2", "4", "3"])
     status = cli("status")
     assert status.status == 1
-    assert "3 positions were lost within 24 hours: `statecache lost`" in status.out
+    assert "3 positions of shard 0 were lost within 24 hours" in status.out
     shard.sql(
         "INSERT INTO conflict (change_id, key, shard, epoch, n, op, version, parent_change_id, value, encoding, schema,"
         " writer, actor, reason, at, cause)"
