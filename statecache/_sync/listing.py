@@ -110,17 +110,18 @@ class Listing:
             for shard, reply in zip(shards, replies, strict=True):
                 keys = _keys_in(reply, self._keys.unflushed(shard), prefix.encode())
                 (found if shard in opened else behind).extend(keys)
-            closed = set(shards) - opened
-            if not closed:
-                break
-            if monotonic() >= patient_until:
+            closed, missed = set(shards) - opened, None
+            settled = not closed or monotonic() >= patient_until
+            if closed and settled:
                 missed = self._missed(prefix, closed, behind, seconds)
-                if missed is None:
-                    break
+            if missed is not None:
                 self._reader.primary(missed, end=end)
+            elif settled:
+                held, shut = self._held(found, seconds)
+                if not shut:  # the gate of none of them has closed meanwhile
+                    return held
             sleep(pause)
             pause = min(pause * 2, 0.1)
-        return self._held(found, seconds)
 
     def _missed(self, prefix: str, closed: set[int], behind: Sequence[str], seconds: float) -> str | None:
         """Return a key of a closed shard of which more was seen by this process, or is behind, than Postgres holds."""
@@ -168,20 +169,22 @@ class Listing:
         }
         return opened, replies
 
-    def _held(self, keys: Sequence[str], seconds: float) -> dict[str, Record]:
-        """This reads what Redis holds of the keys whose shards are open."""
-        held: dict[str, Record] = {}
+    def _held(self, keys: Sequence[str], seconds: float) -> tuple[dict[str, Record], set[int]]:
+        """Return what Redis holds of the keys whose shards are open, and which of their shards are not."""
+        held, closed = dict[str, Record](), set[int]()
         for at in range(0, len(keys), _KEYS_PER_READ):
             some = keys[at : at + _KEYS_PER_READ]
+            shards = {*map(self._keys.shard, some)}
             reads = [("HMGET", self._keys.state(key), *FIELDS) for key in some]
-            opened, replies = self._read(sorted({*map(self._keys.shard, some)}), reads, seconds)
+            opened, replies = self._read(sorted(shards), reads, seconds)
+            closed |= shards - opened
             for key, reply in zip(some, replies, strict=True):
                 if isinstance(reply, Exception):
                     raise refusal(reply, self._keys.state(key)) from reply
                 record = record_of(self._keys.state(key), key, reply) if self._keys.shard(key) in opened else None
                 if record is not None:
                     held[key] = record
-        return held
+        return held, closed
 
     def _seen(self, sight: Sight, seconds: float) -> Sight:
         """Return the sight, or a newer one where this process has seen a newer one."""
@@ -197,7 +200,7 @@ class Listing:
             record, _ = record_of_row(row)
             found[record.key] = _newer(record, dirty.get(record.key, record))
         parked = [key for key, record in found.items() if record.op == "quarantined"]
-        held = self._held(parked, seconds)
+        held, _ = self._held(parked, seconds)
         sights = {key: Sight(record) for key, record in found.items()}
         for key in parked:
             newest = _newer(held.get(key, found[key]), found[key])

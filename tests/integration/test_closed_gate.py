@@ -161,6 +161,30 @@ async def test_what_only_redis_holds_is_neither_given_nor_hidden(
     assert sorted(await _listed(content, "runs/1", 5.0)) == ["here", "not flushed", "not flushed"]
 
 
+async def test_a_gate_that_closes_while_somebody_lists_hides_nothing(
+    make_client: MakeClient, settings: Settings, shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is dirty was told while it was open, and is asked for when it is closed."""
+    shard.open()
+    shard.raw.unlink(shard.keys.state(KEY))  # it is loaded from Postgres
+    async with AsyncStateCache(settings=settings) as agent:
+        await agent.set(KEY, "not flushed")
+    client = make_client(settings)
+    reads, read = list[str](), client.tier.redis.read_script
+
+    def closing(*given: Any, **more: Any) -> Any:
+        reads.append(given[0])
+        if len(reads) == 2:
+            shard.close()
+        if len(reads) == 4:
+            shard.open()
+        return read(*given, **more)
+
+    monkeypatch.setattr(client.tier.redis, "read_script", closing)
+    assert sorted(await _listed(client, "runs/1", 5.0)) == ["here", "not flushed"]
+    assert len(reads) > 4
+
+
 async def test_nobody_reads_less_than_it_has_seen(make_client: MakeClient, settings: Settings, shard: Shard) -> None:
     shard.open()
     client = make_client(settings)
