@@ -16,6 +16,7 @@ a thread of the library or a descriptor, is told, and the exit status is 1.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
@@ -281,6 +282,7 @@ def left_behind(descriptors: int) -> list[str]:
 def main(arguments: list[str]) -> int:
     """This is what the chaos starts."""
     folder, name, seed, sessions = arguments
+    faulthandler.enable()
     gc.collect()
     descriptors = len(os.listdir("/proc/self/fd"))
     sys.setswitchinterval(SWITCH_S)
