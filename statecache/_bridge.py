@@ -18,7 +18,7 @@ from inspect import isawaitable
 from typing import Any, TypeVar
 
 from statecache._bounding import async_opened, async_severed, async_timeout, opened, severed, timeout
-from statecache._slots import AsyncSlots, Slots
+from statecache._slots import AsyncSlot, AsyncSlots, Slot, Slots
 from statecache._sockets import (
     AsyncSocketTurn,
     SocketTurn,
@@ -70,7 +70,8 @@ def lead(ear: Slots, take: Callable[[float], bool], signal: Signal, seconds: flo
     """
     end, me = monotonic() + seconds, threading.get_ident()
     while not signal.is_set and me not in _reading and (left := end - monotonic()) > 0:
-        if not ear.acquire_now():
+        reads = ear.acquire_now()
+        if reads is None:
             return signal.wait(left)
         try:
             _reading.add(me)
@@ -78,7 +79,7 @@ def lead(ear: Slots, take: Callable[[float], bool], signal: Signal, seconds: flo
                 pass
         finally:
             _reading.discard(me)
-            ear.release()
+            reads.release()
     return signal.is_set
 
 
@@ -228,6 +229,7 @@ __all__ = [
     "AsyncBackground",
     "AsyncSeat",
     "AsyncSignal",
+    "AsyncSlot",
     "AsyncSlots",
     "AsyncSocketTurn",
     "AsyncThread",
@@ -235,6 +237,7 @@ __all__ = [
     "Background",
     "Seat",
     "Signal",
+    "Slot",
     "Slots",
     "SocketTurn",
     "Thread",

@@ -1,12 +1,34 @@
-"""Slots for tasks and slots for threads, handed out first come first served: the pair behind pools and turns."""
+"""Slots for tasks and slots for threads, handed out first come first served: the pair behind pools and turns.
+
+A thread may be interrupted anywhere, by a signal handler that raises: before it has noted what it was given, or on its
+way to give it back. So a thread's slot belongs to whoever refers to it, and is free again once nobody does.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections import deque
+from contextlib import suppress
+from weakref import ref
 
-from statecache._process import mutex
+from statecache import _process
+
+
+class AsyncSlot:
+    """This is a slot that a task has."""
+
+    __slots__ = ("_slots", "taken")
+
+    def __init__(self, slots: AsyncSlots) -> None:
+        self._slots = slots
+        self.taken = True
+
+    def release(self) -> None:
+        """Give the slot to whoever waits longest; once."""
+        if self.taken:
+            self.taken = False
+            self._slots._free_one()
 
 
 class AsyncSlots:
@@ -14,42 +36,63 @@ class AsyncSlots:
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[asyncio.Future[AsyncSlot]] = deque()
 
-    def acquire_now(self) -> bool:
-        """This takes a slot if one is free and nobody waits for it, and says whether it did."""
+    def acquire_now(self) -> AsyncSlot | None:
+        """Return a slot if one is free and nobody waits for it."""
         if self._free > 0 and not self._waiting:
             self._free -= 1
-            return True
-        return False
+            return AsyncSlot(self)
+        return None
 
-    async def acquire(self, seconds: float) -> bool:
-        """This waits for a slot for at most that many seconds and says whether it got one."""
-        if self.acquire_now():
-            return True
-        turn = asyncio.get_running_loop().create_future()
+    async def acquire(self, seconds: float) -> AsyncSlot | None:
+        """Return a slot, waiting for at most that many seconds for one to be free."""
+        if (slot := self.acquire_now()) is not None:
+            return slot
+        turn: asyncio.Future[AsyncSlot] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
             async with asyncio.timeout(seconds):
-                await turn
+                return await turn
         except BaseException as error:  # cancelled or out of time: a turn that came is passed on
             if turn.done() and not turn.cancelled():
-                self.release()
+                turn.result().release()
             elif turn in self._waiting:
                 self._waiting.remove(turn)
             if isinstance(error, TimeoutError):
-                return False
+                return None
             raise
-        return True
 
-    def release(self) -> None:
-        """This gives a slot to whoever waits longest."""
+    def _free_one(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
-                turn.set_result(None)
+                turn.set_result(AsyncSlot(self))
                 return
         self._free += 1
+
+
+class Slot:
+    """This is a slot that a thread waits for, or had."""
+
+    __slots__ = ("__weakref__", "_called", "_slots")
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._called = threading.Lock()
+
+    def release(self) -> None:
+        """Give the slot to whoever waits longest; once."""
+        self._slots._pass_on(self)
+
+
+class TakenSlot(Slot):
+    """This is a slot that a thread has. No other has a finalizer, which swallows what a handler raises."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        self.release()
 
 
 class Slots:
@@ -57,45 +100,61 @@ class Slots:
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._mutex = mutex()
-        self._waiting: deque[threading.Lock] = deque()
+        self._mutex = _process.mutex()
+        self._waiting: deque[ref[Slot]] = deque()
+        self._pid = _process.pid
 
-    def acquire_now(self) -> bool:
-        """This takes a slot if one is free and nobody waits for it, and says whether it did."""
+    def acquire_now(self) -> Slot | None:
+        """Return a slot if one is free and nobody waits for it."""
+        slot = Slot(self)
         with self._mutex:
-            if self._free > 0 and not self._waiting:
-                self._free -= 1
-                return True
-        return False
+            self._take(slot)
+        return slot if type(slot) is TakenSlot else None
 
-    def acquire(self, seconds: float) -> bool:
-        """This waits for a slot for at most that many seconds and says whether it got one."""
-        with self._mutex:
-            if self._free > 0 and not self._waiting:
-                self._free -= 1
-                return True
-            turn = threading.Lock()
-            turn.acquire()
-            self._waiting.append(turn)
+    def acquire(self, seconds: float) -> Slot | None:
+        """Return a slot, waiting for at most that many seconds for one to be free."""
+        slot = Slot(self)
+        waiting = ref(slot)
         try:
-            got = turn.acquire(timeout=max(seconds, 0.0))
+            with self._mutex:
+                self._take(slot)
+                if type(slot) is Slot:
+                    slot._called.acquire()
+                    self._waiting.append(waiting)
+            if type(slot) is Slot:
+                slot._called.acquire(timeout=max(seconds, 0.0))
+                self._leave(slot, waiting)
         except BaseException:  # a signal handler raised: a turn that came is passed on
-            if not self._withdrawn(turn):
-                self.release()
+            self._leave(slot, waiting)
+            slot.release()
             raise
-        return got or not self._withdrawn(turn)
+        return slot if type(slot) is TakenSlot else None
 
-    def _withdrawn(self, turn: threading.Lock) -> bool:
-        with self._mutex:
-            if turn not in self._waiting:
-                return False
-            self._waiting.remove(turn)
-        return True
+    def _take(self, slot: Slot) -> None:
+        if self._free > 0 and not self._waiting:
+            self._free, slot.__class__ = self._free - 1, TakenSlot
 
-    def release(self) -> None:
-        """This gives a slot to whoever waits longest."""
+    def _leave(self, slot: Slot, waiting: ref[Slot]) -> None:
         with self._mutex:
-            if self._waiting:
-                self._waiting.popleft().release()
-            else:
-                self._free += 1
+            if type(slot) is Slot:
+                with suppress(ValueError):
+                    self._waiting.remove(waiting)
+
+    def _pass_on(self, slot: Slot) -> None:
+        if self._pid != _process.pid:  # in a forked child these slots are nobody's, and who knows who has the mutex
+            return
+        with self._mutex:
+            taken = type(slot) is TakenSlot
+            heir = self._heir() if taken else None
+            if heir is not None:
+                heir.__class__, slot.__class__ = TakenSlot, Slot
+            elif taken:
+                self._free, slot.__class__ = self._free + 1, Slot
+        if heir is not None:
+            heir._called.release()
+
+    def _heir(self) -> Slot | None:
+        while self._waiting:
+            if (heir := self._waiting.popleft()()) is not None:
+                return heir
+        return None

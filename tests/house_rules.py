@@ -26,6 +26,7 @@ LAYERS = (
             "records",
             "outcomes",
             "entries",
+            "packing",
             "epochs",
             "reconcile",
             "near",

@@ -30,11 +30,12 @@ from statecache.lua import script
 from statecache.records import FIELDS, record_of
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink, Command
+    from statecache._async.connect import AsyncLink
     from statecache._async.redis import RedisTier
     from statecache.keys import KeySpace
     from statecache.model import Record
     from statecache.near import Near
+    from statecache.packing import Command
 
 _LASTS_MS = 1000
 """For how long whoever has a baton is waited for."""

@@ -152,8 +152,8 @@ class Line:
                     await self.ask(reading, seconds=self._settings.near_window_s)
 
     async def _send(self, readings: Sequence[Reading], seconds: float) -> None:
-        turn = self._turn
-        if not await turn.acquire(seconds):
+        turn = await self._turn.acquire(seconds)
+        if turn is None:
             raise RedisUnavailable("pool", detail="the tracked connection was busy")
         try:
             link = self._link
@@ -212,12 +212,12 @@ class Line:
             if monotonic() >= due:
                 await self._beat(link)
                 due = monotonic() + self._beat_s
-            if await link.has_news(self._beat_s) and await self._ear.acquire(self._beat_s):
+            if await link.has_news(self._beat_s) and (reads := await self._ear.acquire(self._beat_s)) is not None:
                 try:
                     if await link.has_news(0):  # unless somebody else has taken it meanwhile
                         await self._take(link, self._beat_s)
                 finally:
-                    self._ear.release()
+                    reads.release()
 
     async def _take(self, link: AsyncLink, seconds: float) -> bool:
         """This takes one reply or push off the connection, and says whether another one is there already.
@@ -262,8 +262,8 @@ class Line:
             if now - max(self._beating, self._came) > self._settings.near_window_s:
                 raise RedisUnavailable("timeout", detail="the tracked connection has gone silent")
             return
-        turn = self._turn
-        if not await turn.acquire(self._settings.near_window_s):
+        turn = await self._turn.acquire(self._settings.near_window_s)
+        if turn is None:
             raise RedisUnavailable("timeout", detail="the tracked connection takes nothing")
         try:
             self._beating = now
@@ -340,8 +340,8 @@ class Line:
             self._near.drop()
         finally:
             await link.close()  # whoever is sending on it is rid of it
-        if await self._turn.acquire(self._settings.near_window_s):
-            self._turn.release()
+        if (turn := await self._turn.acquire(self._settings.near_window_s)) is not None:
+            turn.release()
         self._turn, self._ear = AsyncSlots(1), AsyncSlots(1)  # whoever was interrupted with one never gives it back
         for reading in link.expected:
             if isinstance(reading, Reading):

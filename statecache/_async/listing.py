@@ -30,12 +30,12 @@ from statecache.model import Record
 from statecache.records import FIELDS, absence, record_of, record_of_row
 
 if TYPE_CHECKING:
-    from statecache._async.connect import Command
     from statecache._async.postgres import PostgresTier
     from statecache._async.reading import Reader
     from statecache._async.redis import RedisTier
     from statecache.keys import KeySpace
     from statecache.near import Near
+    from statecache.packing import Command
     from statecache.settings import Settings
 
 _PAUSE_S = 0.005

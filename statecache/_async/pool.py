@@ -16,9 +16,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from math import inf
 from typing import Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from statecache import _process
-from statecache._bridge import AsyncSlots, async_place
+from statecache._bridge import AsyncSlot, AsyncSlots, async_place
 from statecache.clock import monotonic
 from statecache.errors import Unavailable, UsageError
 
@@ -81,8 +82,8 @@ class AsyncPool(Generic[C]):
         self._slots = AsyncSlots(self._size)
         self._holds = AsyncSlots(self._holds_max)
         self._idle: list[C] = []
-        self._lent: set[C] = set()
-        self._held: dict[C, AsyncSlots] = {}
+        self._lent: WeakKeyDictionary[C, AsyncSlot] = WeakKeyDictionary()  # whoever is interrupted gives nothing back
+        self._held: WeakKeyDictionary[C, AsyncSlot] = WeakKeyDictionary()
         self._silent_since = -inf
         self.longest_wait_s = 0.0
         self._pid = _process.pid  # last: another thread that finds it right finds the rest right too
@@ -103,43 +104,44 @@ class AsyncPool(Generic[C]):
             if self._place is not None:
                 raise UsageError("it belongs to another event loop", hint="Make one client for each event loop.")
             self._place = here
-        if not self._slots.acquire_now():
-            seconds = await self._wait_for_slot(seconds)
+        slot = self._slots.acquire_now()
+        if slot is None:
+            slot, seconds = await self._wait_for_slot(seconds)
         try:
             connection = self._revived() or await self._open_one(seconds)
             if self._closed:  # meanwhile
                 await connection.close()
                 raise UsageError("it is closed", hint="Make a new client.")
         except BaseException:  # whatever hindered it, the slot is free again
-            self._slots.release()
+            slot.release()
             raise
-        self._lent.add(connection)
+        self._lent[connection] = slot
         return connection
 
     async def hold(self, seconds: float) -> C:
         """Lend a connection that is kept while something else is waited for; half of them may be at once."""
         if self._pid != _process.pid:
             self._leave_to_the_parent()
-        begun, holds = monotonic(), self._holds
-        if not await holds.acquire(seconds):
+        begun = monotonic()
+        slot = await self._holds.acquire(seconds)
+        if slot is None:
             held = f"all {self._holds_max} {self._what} connections that transactions may hold"
             raise self._busy("pool", detail=f"{held} were in use for {seconds:.3g} s")
-        connection = None
         try:
             connection = await self.take(max(seconds - (monotonic() - begun), 0.001))
-            self._held[connection] = holds
-        finally:
-            if connection is None:
-                holds.release()
+        except BaseException:  # whatever hindered it, another one may hold one
+            slot.release()
+            raise
+        self._held[connection] = slot
         return connection
 
-    def hold_now(self) -> AsyncSlots | None:
+    def hold_now(self) -> AsyncSlot | None:
         """Return what may be released again, by whoever takes a connection to hold it; None where none is to spare."""
-        return self._holds if self._size > 1 and self._holds.acquire_now() else None
+        return self._holds.acquire_now() if self._size > 1 else None
 
     def _leave_to_the_parent(self) -> None:
         """This makes the pool an empty one; what it held is kept, for even to collect it could harm the parent."""
-        for connection in (*self._idle, *self._lent):
+        for connection in (*self._idle, *self._all_lent()):
             connection.abandon()
             self._inherited.append(connection)
         self._reset()
@@ -159,33 +161,37 @@ class AsyncPool(Generic[C]):
         if not connection.alive:
             self._silent_since = max(self._silent_since, connection.silent_since)
 
-    async def _wait_for_slot(self, seconds: float) -> float:
-        """This waits for a connection to be free, and gives the seconds that are left."""
+    def _all_lent(self) -> list[C]:
+        return [one for known in self._lent.keyrefs() if (one := known()) is not None]
+
+    async def _wait_for_slot(self, seconds: float) -> tuple[AsyncSlot, float]:
+        """Return a slot once a connection is free, and the seconds that are left."""
         started = monotonic()
-        if not await self._slots.acquire(seconds):
+        slot = await self._slots.acquire(seconds)
+        if slot is None:
             raise self._busy(
                 "pool", detail=f"all {self._size} {self._what} connections were in use for {seconds:.3g} s"
             )
         waited = monotonic() - started
         self.longest_wait_s = max(self.longest_wait_s, waited)
-        return max(seconds - waited, 0.001)
+        return slot, max(seconds - waited, 0.001)
 
     def give(self, connection: C) -> None:
         """This takes a connection back, if it is not a forked parent's; whether it is alive is seen when it is lent."""
-        if self._pid != _process.pid or connection not in self._lent:
+        slot = self._lent.pop(connection, None)
+        if self._pid != _process.pid or slot is None:
             return
-        self._lent.discard(connection)
-        holds = self._held.pop(connection, None)
+        hold = self._held.pop(connection, None)
         self._note(connection)
         if not self._closed:
             self._idle.append(connection)
-        self._slots.release()
-        if holds is not None:
-            holds.release()
+        slot.release()
+        if hold is not None:
+            hold.release()
 
     async def drop_idle(self, *, all_of_them: bool = False) -> None:
         """Close the idle connections that are doubted since another one failed, or all of them."""
-        for connection in list(self._lent):
+        for connection in self._all_lent():
             self._note(connection)
         for connection in list(self._idle):
             if all_of_them or connection.heard_at <= self._silent_since:
@@ -206,5 +212,5 @@ class AsyncPool(Generic[C]):
             self._leave_to_the_parent()
         while (idle := self._revived()) is not None:
             await idle.end()
-        for connection in list(self._lent):
+        for connection in self._all_lent():
             await connection.close()

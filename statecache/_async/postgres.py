@@ -39,12 +39,19 @@ _GRACE_S = 0.05
 class AsyncSession:
     """This is one connection to Postgres, as a pool lends it."""
 
-    __slots__ = ("connection", "heard_at", "silent_since")
+    __slots__ = ("__weakref__", "connection", "heard_at", "silent_since")
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         self.connection = connection
         self.heard_at = monotonic()
         self.silent_since = -inf
+
+    async def __aenter__(self) -> AsyncSession:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        if kind is not None:  # it may be in the middle of an exchange, where nothing can be rolled back
+            await self.close()
 
     @property
     def alive(self) -> bool:
@@ -163,7 +170,7 @@ class PostgresTier:
         limit = async_timeout(seconds + _GRACE_S, connection)
         whole, begun = False, monotonic()
         try:
-            async with limit, connection.transaction():
+            async with limit, connection.transaction(), session:
                 met = await (await connection.execute(limiting, {"statement": milliseconds(seconds)})).fetchone()
                 if not self._standby_too and (met is None or met[-1]):
                     raise self._standby()

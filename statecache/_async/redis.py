@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from redis.exceptions import NoScriptError, ResponseError
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from statecache._async.connect import AsyncLink, Command, Dial, dialer
+from statecache._async.connect import AsyncLink, Dial, dialer
 from statecache._async.pool import AsyncPool
 from statecache._bridge import async_sleep
 from statecache.clock import monotonic
@@ -25,6 +25,7 @@ from statecache.settings import masked, pin_difference
 
 if TYPE_CHECKING:
     from statecache.keys import KeySpace
+    from statecache.packing import Command
     from statecache.settings import Settings
 
 

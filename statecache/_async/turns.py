@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from statecache import _process
-from statecache._bridge import AsyncSlots
+from statecache._bridge import AsyncSlot, AsyncSlots
 from statecache.clock import monotonic
 
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ class AsyncTurn:
         self._turns = turns
         self._key = key
         self._end = end
-        self._mine = False
+        self._mine: AsyncSlot | None = None
 
     @property
     def record(self) -> Record | None:
         """This is what the one before has committed, if that is known."""
-        return self._queue.record if self._mine else None
+        return self._queue.record if self._mine is not None else None
 
     def committed(self, record: Record) -> None:
         """This tells the next one where to begin."""
@@ -102,8 +102,8 @@ class AsyncTurn:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        if self._mine:
-            self._queue.slots.release()
+        if self._mine is not None:
+            self._mine.release()
         self._leave()
 
     def _leave(self) -> None:

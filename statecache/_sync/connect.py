@@ -16,7 +16,6 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from hiredis import pack_command
 from redis.backoff import NoBackoff
 from redis.connection import Connection, parse_url
 from redis.exceptions import (
@@ -46,6 +45,7 @@ from statecache._bridge import (
 from statecache._sync.pool import silent_since
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
+from statecache.packing import Command, packed
 from statecache.settings import masked
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from statecache.lua import Script
     from statecache.settings import Settings
 
-Command = Sequence[Any]
 Dial = Callable[[], Any]
 """Makes a redis-py connection that is not yet connected."""
 _MESSAGES_MAX = 16
@@ -121,8 +120,8 @@ class Link:
     """
 
     __slots__ = (
-        "_connection", "_known", "_pid", "_turn", "_where", "ahead_ms", "expected", "greeting_s", "heard_at",
-        "in_message", "levels", "silent_since", "watching",
+        "__weakref__", "_connection", "_known", "_pid", "_turn", "_where", "ahead_ms", "expected", "greeting_s",
+        "heard_at", "in_message", "levels", "silent_since", "watching",
     )  # fmt: skip
 
     def __init__(self, connection: Any, where: str) -> None:
@@ -196,12 +195,12 @@ class Link:
             raise UsageError("the connection belongs to another process", hint="Begin anew in a forked child.")
         if not connection.is_connected:
             raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
-        packed = _packed(commands)
+        spelled = packed(commands)
         replies: list[Any] = []
         whole, sent = False, monotonic()
         try:
             with deadline(connection, seconds):
-                connection.send_packed_command(packed)
+                connection.send_packed_command(spelled)
                 for _ in commands:
                     try:
                         replies.append(connection.read_response())
@@ -270,7 +269,7 @@ class Link:
         try:
             self.expected += expected
             with sending(self._connection, seconds, self._turn):
-                self._connection.send_packed_command(_packed(commands))
+                self._connection.send_packed_command(packed(commands))
             sent = True
         except (RedisError, OSError, AttributeError) as error:  # the last: closed by another thread
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
@@ -361,10 +360,3 @@ def _stay_closed(**_: object) -> None:
 def _passed_on(message: Any) -> Any:
     """This is redis-py's handler of a push: whoever waits for the connection's next message gets it."""
     return message
-
-
-def _packed(commands: Sequence[Command]) -> list[bytes]:
-    """This spells commands as one piece of RESP; redis-py's own packing takes three times as long for a script."""
-    if len(commands) == 1:
-        return [pack_command(tuple(commands[0]))]
-    return [b"".join([pack_command(tuple(command)) for command in commands])]

@@ -58,13 +58,14 @@ class Events:
             self._reset()
         if self.listens(channel):
             return
-        if not self._turn.acquire(max(end - monotonic(), 0.001)):
+        turn = self._turn.acquire(max(end - monotonic(), 0.001))
+        if turn is None:
             return
         try:
             with suppress(RedisUnavailable):
                 self._subscribe(channel, hear, end)
         finally:
-            self._turn.release()
+            turn.release()
 
     def confirmed(self, channel: str, hear: Callable[[bytes], None], *, end: float) -> bool:
         """This does the same, and says whether every event from now on will be heard, unless the connection breaks."""

@@ -154,8 +154,8 @@ class Line:
                     self.ask(reading, seconds=self._settings.near_window_s)
 
     def _send(self, readings: Sequence[Reading], seconds: float) -> None:
-        turn = self._turn
-        if not turn.acquire(seconds):
+        turn = self._turn.acquire(seconds)
+        if turn is None:
             raise RedisUnavailable("pool", detail="the tracked connection was busy")
         try:
             link = self._link
@@ -214,12 +214,12 @@ class Line:
             if monotonic() >= due:
                 self._beat(link)
                 due = monotonic() + self._beat_s
-            if link.has_news(self._beat_s) and self._ear.acquire(self._beat_s):
+            if link.has_news(self._beat_s) and (reads := self._ear.acquire(self._beat_s)) is not None:
                 try:
                     if link.has_news(0):  # unless somebody else has taken it meanwhile
                         self._take(link, self._beat_s)
                 finally:
-                    self._ear.release()
+                    reads.release()
 
     def _take(self, link: Link, seconds: float) -> bool:
         """This takes one reply or push off the connection, and says whether another one is there already.
@@ -264,8 +264,8 @@ class Line:
             if now - max(self._beating, self._came) > self._settings.near_window_s:
                 raise RedisUnavailable("timeout", detail="the tracked connection has gone silent")
             return
-        turn = self._turn
-        if not turn.acquire(self._settings.near_window_s):
+        turn = self._turn.acquire(self._settings.near_window_s)
+        if turn is None:
             raise RedisUnavailable("timeout", detail="the tracked connection takes nothing")
         try:
             self._beating = now
@@ -342,8 +342,8 @@ class Line:
             self._near.drop()
         finally:
             link.close()  # whoever is sending on it is rid of it
-        if self._turn.acquire(self._settings.near_window_s):
-            self._turn.release()
+        if (turn := self._turn.acquire(self._settings.near_window_s)) is not None:
+            turn.release()
         self._turn, self._ear = Slots(1), Slots(1)  # whoever was interrupted with one never gives it back
         for reading in link.expected:
             if isinstance(reading, Reading):

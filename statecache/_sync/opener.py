@@ -47,8 +47,9 @@ class Opener:
         """This returns when the shard is open; it is tried until `end`, then Unavailable(reason="epoch")."""
         if self._pid != _process.pid:
             self._reset()
-        turn, times = self._turns.setdefault(shard, Slots(1)), self._times.get(shard, 0)
-        if not turn.acquire(max(end - monotonic(), 0.001)):
+        turns, times = self._turns.setdefault(shard, Slots(1)), self._times.get(shard, 0)
+        turn = turns.acquire(max(end - monotonic(), 0.001))
+        if turn is None:
             raise Unavailable("epoch", detail=f"shard {shard} is still being opened")
         try:
             if self._times.get(shard, 0) == times:

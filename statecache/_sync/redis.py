@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from statecache._bridge import sleep
-from statecache._sync.connect import Command, Dial, Link, dialer
+from statecache._sync.connect import Dial, Link, dialer
 from statecache._sync.pool import Pool
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
@@ -27,6 +27,7 @@ from statecache.settings import masked, pin_difference
 
 if TYPE_CHECKING:
     from statecache.keys import KeySpace
+    from statecache.packing import Command
     from statecache.settings import Settings
 
 

@@ -172,6 +172,7 @@ class Soak:
 
     def lent(self) -> list[str]:
         """This says what the client believes to be lent although nobody uses it any more."""
+        gc.collect()  # what was interrupted may wait for that
         tier = self._cache.tier
         pools: dict[str, Any] = {"Redis": tier.redis.pool, "Postgres": tier.postgres.pool}
         return [

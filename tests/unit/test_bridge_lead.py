@@ -31,11 +31,13 @@ def test_who_waits_reads_until_its_own_answer_is_there_and_all_that_is_there_alr
 
 def test_who_comes_when_somebody_reads_is_woken_by_that_one() -> None:
     ear, mine = Slots(1), Signal()
-    assert ear.acquire_now()
+    reads = ear.acquire_now()
+    assert reads is not None
     waiter = threading.Timer(0, lambda: mine.set())
     waiter.start()
     assert lead(ear, lambda _: False, mine, LIMIT_S)
     waiter.join()
+    assert ear.acquire_now() is None
 
 
 def test_a_signal_handler_that_interrupts_who_reads_waits_for_nothing() -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
-from typing import Any
 
 import pytest
 
 from statecache import _process
 from statecache._async.pool import AsyncPool, silent_since
-from statecache._bridge import AsyncSlots, Slots
 from statecache._sync.pool import Pool
 from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable, UsageError
@@ -147,31 +144,6 @@ async def test_a_cancelled_waiter_takes_no_slot_along() -> None:
     assert await waiting[2] is line
     pool.give(line)
     assert await pool.take(1) is line
-
-
-async def test_a_slot_that_frees_itself_while_its_waiter_gives_up_is_not_lost() -> None:
-    """The timeout has cancelled the waiter, which has not run since: that is when the slot is given back."""
-    slots = AsyncSlots(1)
-    assert await slots.acquire(1)
-    waiter = asyncio.create_task(slots.acquire(WAIT_S))
-    await asyncio.sleep(0)
-    waiter.cancel()
-    slots.release()
-    with pytest.raises(asyncio.CancelledError):
-        await waiter
-    assert await slots.acquire(0.01)
-
-
-async def test_a_waiter_that_is_served_and_cancelled_at_once_hands_its_slot_on() -> None:
-    slots = AsyncSlots(1)
-    assert await slots.acquire(1)
-    waiter = asyncio.create_task(slots.acquire(WAIT_S))
-    await asyncio.sleep(0)
-    slots.release()
-    waiter.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiter
-    assert await slots.acquire(0.01)
 
 
 async def test_a_connection_that_cannot_be_opened_gives_its_slot_back() -> None:
@@ -345,54 +317,3 @@ def test_threads_share_it_and_each_line_has_one_borrower() -> None:
         sys.setswitchinterval(before)
     pool.close()
     assert [line for line in lines if line.alive] == []
-
-
-def test_threads_are_served_in_the_order_in_which_they_came() -> None:
-    slots, served, standing = Slots(1), list[int](), threading.Event()
-    assert slots.acquire(1)
-
-    def wait(number: int) -> None:
-        assert slots.acquire(WAIT_S)
-        served.append(number)
-        slots.release()
-
-    threads = []
-    for number in range(8):
-        threads.append(threading.Thread(target=wait, args=(number,)))
-        threads[-1].start()
-        while len(slots._waiting) <= number:
-            standing.wait(0.001)
-    slots.release()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert served == list(range(8))
-
-
-def test_a_thread_that_gives_up_takes_no_slot_along() -> None:
-    slots = Slots(1)
-    assert slots.acquire(1)
-    assert not slots.acquire(0.01)
-    slots.release()
-    assert slots.acquire(0.01)
-
-
-def test_a_thread_whose_wait_a_signal_handler_ends_takes_no_slot_along() -> None:
-    slots = Slots(1)
-    inside: Any = slots._mutex
-    assert slots.acquire_now()
-
-    def interrupt(*_: object) -> None:
-        if slots._waiting and not inside._is_owned():  # else it does not wait yet
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            slots.acquire(WAIT_S)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-    slots.release()
-    assert slots.acquire_now()

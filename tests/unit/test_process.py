@@ -11,6 +11,7 @@ import pytest
 
 from statecache._process import Mutex
 from statecache.errors import UsageError
+from statecache.packing import packed
 
 LIMIT_S = 60.0
 
@@ -69,3 +70,26 @@ def test_a_handler_that_raises_leaves_it_free_wherever_it_comes() -> None:
         signal.signal(signal.SIGALRM, before)
     assert met > 1000
     assert is_free(mutex)
+
+
+def test_a_handler_that_raises_while_numbers_are_packed_ends_no_process() -> None:
+    """Of what a handler interrupts in the middle, the library that packs would read what is not there."""
+    command, met = ("SET", "key", b"value", 2**60, 0.5, *range(2000)), 0
+    whole = packed([command])
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        while met < 300:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4)
+                while True:
+                    assert packed([command]) == whole
+            except InterruptedError:
+                met += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert b"".join(packed([command, command])) == whole[0] * 2

@@ -27,8 +27,9 @@ from statecache_workers.holdings import Head, Heads, Holding, head_of, set_apart
 from statecache_workers.places import Place
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink, Command
+    from statecache._async.connect import AsyncLink
     from statecache.keys import KeySpace
+    from statecache.packing import Command
     from statecache.settings import Settings
 
 WAIT_GRACE_S = 0.25
@@ -385,9 +386,8 @@ class Streams:
     async def ring(self, link: AsyncLink) -> None:
         """This rings for the other workers; where it cannot, they find out for themselves, only later."""
         with contextlib.suppress(RedisUnavailable):
-            await link.run(
-                [("XADD", self._keys.bell(), "MAXLEN", 1, "*", "shards", "moved")], seconds=self._settings.timeout_s
-            )
+            ring = ("XADD", self._keys.bell(), "MAXLEN", 1, "*", "shards", "moved")
+            await link.run([ring], seconds=self._settings.timeout_s)
 
 
 def _stock(reply: Sequence[Any], head: Head, heads: Heads, *, flushed: int) -> Stock:

@@ -1,0 +1,173 @@
+"""Slots: first come first served, and whoever is interrupted, wherever it is, takes none along."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import pytest
+
+from statecache._bridge import AsyncSlots, Slots
+from statecache._sync.pool import Pool
+from statecache.errors import RedisUnavailable
+
+WAIT_S = 20.0
+TIMES = 4000
+
+
+class Line:
+    """This is a connection to nowhere."""
+
+    alive, heard_at, silent_since = True, 0.0, -inf
+
+    def close(self) -> None:
+        """This closes nothing."""
+
+    abandon = let_go = end = close
+
+
+def _interrupted(work: Callable[[], object], looks: Callable[[], object], right: object) -> None:
+    """Do the work again and again, as a signal handler that raises ends it, and look each time what is left."""
+    met = 0
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for number in range(TIMES):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 50))
+                for _ in range(50):
+                    work()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except InterruptedError:
+                met += 1
+            assert looks() == right, f"after {met} interruptions"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert met > TIMES / 2
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_who_is_interrupted_while_it_is_lent_a_connection_keeps_none(hold: bool) -> None:
+    pool: Pool[Any] = Pool(lambda _: Line(), size=2, busy=RedisUnavailable, what="Redis")
+
+    def work() -> None:
+        line = pool.hold(1) if hold else pool.take(1)
+        try:
+            assert line.alive
+        finally:
+            pool.give(line)
+
+    _interrupted(work, lambda: (pool.lent, pool._slots._free, pool._holds._free), (0, 2, 1))
+
+
+def test_who_is_interrupted_on_its_way_to_give_a_slot_back_keeps_none() -> None:
+    slots = Slots(1)
+
+    def work() -> None:
+        slot = slots.acquire(1)
+        assert slot is not None
+        slot.release()
+
+    _interrupted(work, lambda: slots._free, 1)
+
+
+def test_who_gives_up_waiting_and_is_interrupted_stands_in_nobodys_way() -> None:
+    slots = Slots(1)
+
+    def work() -> None:
+        mine = slots.acquire_now()
+        assert slots.acquire(1e-6) is None
+        assert mine is not None
+        mine.release()
+
+    _interrupted(work, lambda: slots._free, 1)
+
+
+async def test_a_slot_that_frees_itself_while_its_waiter_gives_up_is_not_lost() -> None:
+    """The timeout has cancelled the waiter, which has not run since: that is when the slot is given back."""
+    slots = AsyncSlots(1)
+    first = await slots.acquire(1)
+    assert first is not None
+    waiter = asyncio.create_task(slots.acquire(WAIT_S))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    first.release()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert await slots.acquire(0.01)
+
+
+async def test_a_waiter_that_is_served_and_cancelled_at_once_hands_its_slot_on() -> None:
+    slots = AsyncSlots(1)
+    first = await slots.acquire(1)
+    assert first is not None
+    waiter = asyncio.create_task(slots.acquire(WAIT_S))
+    await asyncio.sleep(0)
+    first.release()
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert await slots.acquire(0.01)
+
+
+def test_threads_are_served_in_the_order_in_which_they_came() -> None:
+    slots, served, standing = Slots(1), list[int](), threading.Event()
+    first = slots.acquire(1)
+    assert first is not None
+
+    def wait(number: int) -> None:
+        slot = slots.acquire(WAIT_S)
+        served.append(number)
+        assert slot is not None
+        slot.release()
+
+    threads = []
+    for number in range(8):
+        threads.append(threading.Thread(target=wait, args=(number,)))
+        threads[-1].start()
+        while len(slots._waiting) <= number:
+            standing.wait(0.001)
+    first.release()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert served == list(range(8))
+
+
+def test_a_thread_that_gives_up_takes_no_slot_along() -> None:
+    slots = Slots(1)
+    first = slots.acquire(1)
+    assert first is not None
+    assert not slots.acquire(0.01)
+    first.release()
+    assert slots.acquire(0.01)
+
+
+def test_a_thread_whose_wait_a_signal_handler_ends_takes_no_slot_along() -> None:
+    slots = Slots(1)
+    inside: Any = slots._mutex
+    first = slots.acquire_now()
+    assert first is not None
+
+    def interrupt(*_: object) -> None:
+        if slots._waiting and not inside._is_owned():  # else it does not wait yet
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            slots.acquire(WAIT_S)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    first.release()
+    assert slots.acquire_now()
