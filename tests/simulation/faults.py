@@ -35,7 +35,7 @@ _LOOK_S = 0.05
 _HYDRATION = b"DESC) AS recent"
 """What the statement that reads states for Redis holds, and no other one."""
 _BACKENDS = """
-SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'statecache%' AND backend_type = 'client backend'
+SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'statecache%%' AND backend_type = 'client backend'
 ORDER BY state = 'active' DESC, pid
 """
 
@@ -62,10 +62,15 @@ class Faults(NetworkFaults):
         return []
 
     async def strike(self, strike: Strike) -> bool:
-        """This carries one fault out and says whether it struck."""
+        """This carries one fault out and says whether it struck: a server that is down is not struck.
+
+        A statement that never reached a server, because psycopg cannot read it, is a mistake of the programme.
+        """
         try:
             return bool(await getattr(self, f"_{strike.kind}")(strike))
-        except (redis.RedisError, psycopg.Error, OSError):
+        except (redis.RedisError, psycopg.Error, OSError) as error:
+            if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
+                raise
             return False
 
     async def _stalled(self, seconds: float, shards: Collection[int] | None = None) -> dict[int, str]:

@@ -66,18 +66,21 @@ def test_every_kind_of_fault_can_be_carried_out(profile: Profile) -> None:
 
 
 @pytest.mark.parametrize("kind", ["worker_kill", "flushall"])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("the server did not come back"), psycopg.ProgrammingError("it did not come back as %")]
+)
 async def test_a_fault_that_fails_of_itself_ends_the_run(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that does not come back is no fault that met nothing: what would be judged afterwards means nothing."""
 
     async def failing(faults: Faults, strike: Strike) -> bool:
-        raise RuntimeError("the server did not come back")
+        raise error
 
     monkeypatch.setattr(Faults, f"_{kind}", failing)
     nowhere = SimpleNamespace(redis_url="redis://127.0.0.1:1/0", postgres_url="postgresql://127.0.0.1:1/x")
     one = Run(Arena(cast("Servers", nowhere), tmp_path, 1), Result(seed=1, seconds=0.1), lambda line: None)
-    with pytest.raises(RuntimeError, match="did not come back"):
+    with pytest.raises(type(error), match="did not come back"):
         await one.chaos([Strike(kind=kind, at_s=0.0, lasts_s=0.0, pick=0.0)], 0.1)
 
 
@@ -91,6 +94,7 @@ async def test_what_is_falsified_at_rest_is_found(tmp_path: Path) -> None:
                 break
         else:
             pytest.fail(f"after {TRIES_MAX} s the sessions have not done all that they can do")
+        assert await one._faults.strike(Strike(kind="backend_terminate", at_s=0.0, lasts_s=0.0, pick=0.0))
         await one.settle()
         operations = journals(tmp_path)
         verdict, wrong = judge(here, operations, [])
