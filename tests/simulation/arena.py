@@ -225,6 +225,17 @@ class Arena:
         said, _ = await process.communicate()
         return process.returncode, said.decode(errors="replace")
 
+    async def claim(self) -> tuple[int | None, str]:
+        """Give an operator's word that this Redis takes the place of whatever server the rows name."""
+
+        def named() -> list[str]:
+            query = f"SELECT DISTINCT replid FROM {self.settings.postgres_schema}.shard"
+            with self.postgres() as connection:
+                return [str(replid) for (replid,) in connection.execute(query.encode())]
+
+        given_up = await asyncio.to_thread(named)
+        return await self.statecache("epoch", "claim", "all", *(f"--from={replid}" for replid in given_up))
+
     async def restart(self, name: str) -> None:
         """This starts a killed server again, beside the loop."""
         await asyncio.to_thread(self.own.restart, name)

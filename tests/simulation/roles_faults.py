@@ -292,7 +292,7 @@ class RolesFaults(ForkFaults):
 
     async def _claimed(self) -> None:
         """Give an operator's word that this is the primary."""
-        status, said = await self._roles.statecache("epoch", "claim", "all", "--yes")
+        status, said = await self._roles.claim()
         if status:
             self.findings.append(f"claim: `statecache epoch claim` ended with {status}: {said}")
 
