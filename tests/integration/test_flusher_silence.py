@@ -15,6 +15,7 @@ from statecache._async.postgres_connection import SILENCE_S
 from statecache.errors import PostgresUnavailable
 from statecache.settings import masked
 from statecache_workers.database import Call
+from statecache_workers.runner import LEAVE_S
 from statecache_workers.worker import Worker
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
@@ -48,6 +49,22 @@ async def test_a_flush_that_falls_silent_is_given_up_soon_and_holds_no_rows(
         await flush_through(worker)
     assert sum(flushed(psql).values()) == 1
     assert rows(psql, STUCK, _name(worker)) == []
+
+
+@pytest.mark.parametrize("silently", [False, True])
+async def test_a_worker_whose_connection_has_died_unseen_gives_its_shards_back_on_another(
+    make_worker: MakeWorker, settings: Settings, postgres_proxy: FaultProxy, psql: Psql, *, silently: bool
+) -> None:
+    worker = make_worker(through(settings, postgres=postgres_proxy))
+    await flush(worker)
+    if silently:
+        postgres_proxy.freeze(postgres_proxy.ports)
+    else:
+        postgres_proxy.cut_all()
+    async with asyncio.timeout(LEAVE_S):
+        assert await worker.leave()
+    assert rows(psql, "SELECT shard FROM shard WHERE owner IS NOT NULL") == []
+    assert rows(psql, "SELECT id FROM worker") == []
 
 
 async def test_a_write_waits_a_few_seconds_for_a_half_open_postgres(

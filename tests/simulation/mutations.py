@@ -222,4 +222,11 @@ MUTANTS = {
         "",
         by="locks redis_hold writer_pause",
     ),
+    "leaving worker": Mutant(
+        "a worker that ends over a connection that has died unseen keeps its shards until their leases are over",
+        "workers/statecache_workers/worker.py",
+        "                if self._database is None or self._database.alive:\n",
+        "                if True:\n",
+        by="postgres left_silent",
+    ),
 }

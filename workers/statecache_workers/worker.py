@@ -369,17 +369,25 @@ class Worker:
         return {shard: head.n for shard, head in self.heads.of.items() if isinstance(head, Head)}
 
     async def leave(self) -> bool:
-        """This gives all shards back, and says whether that worked."""
+        """Give all shards back, and say whether that worked; a connection that had died unseen is replaced once."""
         try:
-            if self._database is None or not self._database.alive:
-                self._database = Database(await self.postgres.session(), self.settings)
-            await self.ownership.leave(self._database)
+            try:
+                await self._sign_off()
+            except PostgresUnavailable:
+                if self._database is None or self._database.alive:
+                    raise
+                await self._sign_off()
             if self.share.live > 1 and self._link is not None and self._link.alive:
                 await self.flusher.streams.ring(self._link)
         except (PostgresUnavailable, ConfigurationError) as error:
             warn("not_given_back", detail=str(error))
             return False
         return True
+
+    async def _sign_off(self) -> None:
+        if self._database is None or not self._database.alive:
+            self._database = Database(await self.postgres.session(), self.settings)
+        await self.ownership.leave(self._database)
 
     async def close(self) -> None:
         """This closes every connection."""
