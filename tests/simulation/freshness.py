@@ -4,7 +4,8 @@ Where servers change their roles, a history has more in it than one order of cha
 
     durable reads   what Postgres held durable when a read began, the read shows, or something later: a fenced one
                     always, one of the primary when it was so for longer than the trust window, one from near a command
-                    later; but for a process that was led to an old primary, which cannot know that it is one
+                    later; but for a process that was led to an old primary, which cannot know that it is one. Who saw
+                    nothing may have seen a deletion that a loss took away again
     copies          what was acknowledged at `replica` began and ended while a replica could acknowledge it, and where
                     all servers were asked at that moment, a second one held it
     outcomes        what `outcome()` called applied is in its chain, what it called not applied is in none, what it
@@ -25,6 +26,9 @@ import msgspec
 from tests.simulation.ages import Bounds
 from tests.simulation.checker import Evidence, Loss, Row, Violation
 from tests.simulation.history import Operation, Seen
+
+DELETING = ("delete", "transaction", "transact")
+"""The verbs that may delete."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +79,7 @@ def judge_freshness(
 
 
 def _stale(operations: Sequence[Operation], evidence: Evidence, told: Told, bounds: Bounds) -> Iterator[Violation]:
-    durable = {key: _Durable(key, chain, operations) for key, chain in evidence.chains.items()}
+    durable = {key: _Durable(key, chain, operations, told.losses) for key, chain in evidence.chains.items()}
     gone = [loss for loss in told.losses if "postgres" in loss.levels]
     for read in operations:
         if read.kind != "read" or read.outcome != "ok":
@@ -94,9 +98,11 @@ def _stale(operations: Sequence[Operation], evidence: Evidence, told: Told, boun
 class _Durable:
     """Since when each place of one chain was known to be durable."""
 
-    def __init__(self, key: str, chain: Sequence[Row], operations: Sequence[Operation]) -> None:
+    def __init__(self, key: str, chain: Sequence[Row], operations: Sequence[Operation], losses: Sequence[Loss]) -> None:
         self._key = key
         self._chain = chain
+        self._operations = operations
+        self._losses = losses
         self._places = {row.change_id: at for at, row in enumerate(chain, 1)}
         said = [
             (one.returned, self._places[one.change_id], one)
@@ -118,11 +124,33 @@ class _Durable:
         if not at or place is None or place >= self._highest[at - 1][0]:
             return
         wanted, by = self._highest[at - 1]
+        if not seen.change_id and self._deleted_for_a_while(read, by):
+            return
         sentence = (
             f"{read.tag}, {read.mode}, saw {'version ' + str(place) if seen.change_id else seen.op},"
             f" {read.invoked - by.returned:.3f} s after {by.tag} was told that version {wanted} is durable"
         )
         yield Violation(kind="durable read", key=self._key, operations=(read, by), sentence=sentence)
+
+    def _deleted_for_a_while(self, read: Operation, by: Operation) -> bool:
+        """Say whether the read, in the time of a loss, may have seen a deletion that it took; not one from before `by`.
+
+        What is durable may be deleted at a level that the fault does not survive, and be there again when it is over.
+        """
+        return any(
+            loss.since <= min(read.returned, one.returned) and max(read.invoked, one.invoked) <= loss.until
+            for loss in self._losses
+            for one in self._operations
+            if one.invoked <= read.returned and one.returned > by.invoked and self._is_lost_deletion(one)
+        )
+
+    def _is_lost_deletion(self, one: Operation) -> bool:
+        if one.kind != "write" or one.outcome == "fail" or self._key not in one.keys:
+            return False
+        if one.change_id in self._places or any(row.tag == one.tag for row in self._chain):
+            return False
+        told = [seen.op for seen in one.written if seen.key == self._key]
+        return told == ["delete"] if told else one.verb in DELETING
 
     def _last(self, op: str) -> int:
         """Return the last place at which the key was absent, or present: what is blamed the least."""

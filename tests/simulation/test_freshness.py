@@ -61,6 +61,41 @@ def test_what_is_durable_is_read(read: Operation, kinds: list[str]) -> None:
     assert _kinds(DURABLE, read) == kinds
 
 
+SETS = {KEY: CHAIN[:2]}
+LOST = Loss(since=1.5, until=7.0, levels=frozenset({"memory"}))
+EARLY = msgspec.structs.replace(LOST, since=0.2)
+DELETION = _op(
+    "w2-0.s0.1", "write", 2.0, verb="delete", change_id="c9", written=(Seen(key=KEY, op="delete", change_id="c9"),)
+)
+
+
+@pytest.mark.parametrize(
+    ("deletion", "read", "losses", "kinds"),
+    [
+        (DELETION, _read(6.0), [LOST], []),
+        (DELETION, _read(6.0), [], ["durable read"]),
+        (DELETION, _read(6.0, "c1"), [LOST], ["durable read"]),  # it saw something, and that is older
+        (DELETION, _read(7.5), [LOST], ["durable read"]),  # when it was over
+        (msgspec.structs.replace(DELETION, outcome="fail"), _read(6.0), [LOST], ["durable read"]),
+        (msgspec.structs.replace(DELETION, invoked=6.5, returned=6.6), _read(6.0), [LOST], ["durable read"]),
+        (
+            msgspec.structs.replace(DELETION, invoked=0.5, returned=0.6),
+            _read(6.0),
+            [EARLY],
+            ["durable read"],
+        ),  # before it
+        (msgspec.structs.replace(DELETION, keys=("runs/2",)), _read(6.0), [LOST], ["durable read"]),
+        (msgspec.structs.replace(DELETION, written=(), verb="set"), _read(6.0), [LOST], ["durable read"]),
+        (msgspec.structs.replace(DELETION, written=(), verb="transact", outcome="unknown"), _read(6.0), [LOST], []),
+    ],
+)
+def test_who_sees_nothing_may_have_seen_a_deletion_that_was_lost(
+    deletion: Operation, read: Operation, losses: list[Loss], kinds: list[str]
+) -> None:
+    found = judge_freshness([DURABLE, deletion, read], Evidence(chains=SETS), Told(losses=losses), bounds=BOUNDS)
+    assert [one.kind for one in found] == kinds
+
+
 def test_an_absence_before_the_first_change_is_old_too() -> None:
     confirmed = _op("w0-0.s0.2", "confirm", 5.0, change_id="c4")
     assert _kinds(confirmed, _read(6.0, "")) == ["durable read"]
