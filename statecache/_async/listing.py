@@ -4,6 +4,10 @@ The dirty keys are read first and Postgres after them, so a key that is flushed 
 two sights of one key the higher version counts. A listing is not a snapshot: it shows each key as of some moment
 between the call and the end of the iteration.
 
+A Postgres that was put back to what it held before lacks what Redis takes for flushed, until a worker has flushed it
+again. So each page comes with the watermarks of the same moment, and where one is lower than what Redis has of it, what
+was written beyond that one counts as dirty too: Redis keeps its keys as long as its entries.
+
 Where a shard's gate is closed, Postgres alone is believed, and only where it holds no less than Redis does, unless the
 setting `stale_reads` accepts that. No state is listed that is older than one that this process has seen: such a one is
 read by itself, and so is one that it has seen and a shard with a closed gate does not show.
@@ -43,6 +47,8 @@ _GATE_S = 0.5
 """For how long a gate that was found closed is waited for at most."""
 _PAGE = 500
 _KEYS_PER_READ = 200
+_FLUSHED = 5
+"""Where a shard's watermark stands in what the script `heads` tells of it."""
 
 Order = Literal["key", "newest"]
 
@@ -57,6 +63,17 @@ class Sight(msgspec.Struct, frozen=True):
     def is_listed(self) -> bool:
         """This says whether there is a state, or was one that only quarantine holds."""
         return self.record.exists or self.record.op == "quarantined"
+
+
+class Overlay(msgspec.Struct, frozen=True):
+    """What Redis holds that Postgres may not have, by key, and the watermark of each open shard that this goes by."""
+
+    records: dict[str, Record]
+    flushed: dict[int, int]
+
+    def lacking(self, watermarks: Sequence[int]) -> bool:
+        """Return whether Postgres, with these watermarks, lacks more than this holds."""
+        return any(watermarks[shard] < flushed for shard, flushed in self.flushed.items())
 
 
 class Listing:
@@ -81,9 +98,12 @@ class Listing:
     async def sights(self, prefix: str, *, order: Order, limit: int | None, seconds: float) -> AsyncIterator[Sight]:
         """This gives the same, and of each whether it is in quarantine."""
         prefix, shard = checked_prefix_of_list(prefix, self._keys.shards)
-        dirty = await self._dirty(prefix, range(self._keys.shards) if shard is None else [shard], seconds)
+        shards = range(self._keys.shards) if shard is None else [shard]
         given = 0
-        pages = self._by_key(prefix, dirty, seconds) if order == "key" else self._newest(prefix, dirty, limit, seconds)
+        if order == "key":
+            pages = self._by_key(prefix, shards, seconds)
+        else:
+            pages = self._newest(prefix, shards, limit, seconds)
         async for found in pages:
             if limit is not None and given >= limit:
                 return
@@ -92,8 +112,12 @@ class Listing:
                 given += 1
                 yield sight
 
-    async def _dirty(self, prefix: str, shards: Sequence[int], seconds: float) -> dict[str, Record]:
+    async def _dirty(
+        self, prefix: str, shards: Sequence[int], seconds: float, watermarks: Sequence[int] = ()
+    ) -> Overlay:
         """Return the states under the prefix that Postgres may not have yet, tombstones too, of the open shards.
+
+        Given the watermarks of a Postgres that went back, these count where they are lower than what Redis has of them.
 
         A gate that is closed is left a moment to open, and so is one behind which there is more than Postgres holds,
         for all of the time.
@@ -102,13 +126,16 @@ class Listing:
         patient_until = monotonic() + min(_GATE_S, seconds / 4)
         while True:
             text = script("dirty").text
-            commands = [("EVAL", text, 2, names.meta(shard), names.unflushed(shard)) for shard in shards]
+            commands = [
+                ("EVAL", text, 2, names.meta(shard), names.unflushed(shard), *watermarks[shard : shard + 1])
+                for shard in shards
+            ]
             opened, replies = await self._read(shards, commands, max(end - monotonic(), 0.001))
             found, behind = list[str](), list[str]()
             for shard, reply in zip(shards, replies, strict=True):
                 keys = _keys_in(reply, self._keys.unflushed(shard), prefix.encode())
                 (found if shard in opened else behind).extend(keys)
-            closed, missed = set(shards) - opened, None
+            closed, missed = set(shards) - opened.keys(), None
             settled = not closed or monotonic() >= patient_until
             if closed and settled:
                 missed = await self._missed(prefix, closed, behind, seconds)
@@ -117,7 +144,8 @@ class Listing:
             elif settled:
                 held, shut = await self._held(found, seconds)
                 if not shut:  # the gate of none of them has closed meanwhile
-                    return held
+                    told = {shard: min([flushed, *watermarks[shard : shard + 1]]) for shard, flushed in opened.items()}
+                    return Overlay(held, told)
             await async_sleep(pause)
             pause = min(pause * 2, 0.1)
 
@@ -152,8 +180,8 @@ class Listing:
 
     async def _read(
         self, shards: Sequence[int], commands: Sequence[Command], seconds: float
-    ) -> tuple[set[int], list[Any]]:
-        """Return which of the shards are open on the server, and its replies to the commands behind that."""
+    ) -> tuple[dict[int, int], list[Any]]:
+        """Return which of the shards are open on the server, with their watermarks, and its replies to the commands."""
         metas = [self._keys.meta(shard) for shard in shards]
         try:
             answer, *replies = await self._redis.read_script(
@@ -161,13 +189,11 @@ class Listing:
             )
         except ResponseError as error:
             raise refusal(error, metas[0]) from error
-        if self._stale_reads:
-            return set(shards), replies
         server, _, *heads = answer
         opened = {
-            shard
+            shard: int(head[_FLUSHED] or 0) if isinstance(head, list) else 0
             for shard, head in zip(shards, heads, strict=True)
-            if isinstance(head, list) and head[0] and head[1] == server
+            if self._stale_reads or (isinstance(head, list) and head[0] and head[1] == server)
         }
         return opened, replies
 
@@ -179,7 +205,7 @@ class Listing:
             shards = {*map(self._keys.shard, some)}
             reads = [("HMGET", self._keys.state(key), *FIELDS) for key in some]
             opened, replies = await self._read(sorted(shards), reads, seconds)
-            closed |= shards - opened
+            closed |= shards - opened.keys()
             for key, reply in zip(some, replies, strict=True):
                 if isinstance(reply, Exception):
                     raise refusal(reply, self._keys.state(key)) from reply
@@ -211,40 +237,57 @@ class Listing:
             sights[key] = Sight(newest, parked=newest.change_id == found[key].change_id)
         return sights
 
-    async def _by_key(self, prefix: str, dirty: dict[str, Record], seconds: float) -> AsyncIterator[Sight]:
+    async def _by_key(self, prefix: str, shards: Sequence[int], seconds: float) -> AsyncIterator[Sight]:
         """This merges two sequences in byte order of their keys."""
-        waiting = sorted(dirty, key=str.encode, reverse=True)
+        overlay = await self._dirty(prefix, shards, seconds)
+        waiting = sorted(overlay.records, key=str.encode, reverse=True)
         after, more = "", True
         while more:
             parameters = {"prefix": prefix, "beyond": _beyond(prefix), "after": after, "limit": _PAGE}
-            rows = await self._postgres.fetch("list_by_key", parameters, seconds=seconds)
+            rows, watermarks = await self._page("list_by_key", parameters, seconds)
             more = len(rows) == _PAGE
-            for after, sight in (await self._overlaid(rows, dirty, seconds)).items():
+            if overlay.lacking(watermarks):
+                overlay = await self._dirty(prefix, shards, seconds, watermarks)
+                beyond = (key for key in overlay.records if key.encode() > after.encode())
+                waiting = sorted(beyond, key=str.encode, reverse=True)
+            for after, sight in (await self._overlaid(rows, overlay.records, seconds)).items():
                 while waiting and waiting[-1].encode() < after.encode():
-                    yield Sight(dirty[waiting.pop()])
+                    yield Sight(overlay.records[waiting.pop()])
                 if waiting and waiting[-1] == after:
                     waiting.pop()
                 yield sight
         while waiting:
-            yield Sight(dirty[waiting.pop()])
+            yield Sight(overlay.records[waiting.pop()])
 
     async def _newest(
-        self, prefix: str, dirty: dict[str, Record], limit: int | None, seconds: float
+        self, prefix: str, shards: Sequence[int], limit: int | None, seconds: float
     ) -> AsyncIterator[Sight]:
         """This asks for more where the limit is not reached, for what is in quarantine may turn out to be deleted."""
-        wanted = None if limit is None else limit + len(dirty)
+        overlay = await self._dirty(prefix, shards, seconds)
+        wanted = None if limit is None else limit + len(overlay.records)
         while True:
             parameters = {"prefix": prefix, "beyond": _beyond(prefix), "limit": wanted}
-            rows = await self._postgres.fetch("list_newest", parameters, seconds=seconds)
-            sights = await self._overlaid(rows, dirty, seconds)
+            rows, watermarks = await self._page("list_newest", parameters, seconds)
+            if overlay.lacking(watermarks):
+                overlay = await self._dirty(prefix, shards, seconds, watermarks)
+                wanted = None if limit is None else limit + len(overlay.records)
+                continue
+            sights = await self._overlaid(rows, overlay.records, seconds)
             if limit is None or wanted is None or len(rows) < wanted:
                 break
             if sum(sight.is_listed for sight in sights.values()) >= limit:
                 break
             wanted *= 2
-        found = {key: Sight(record) for key, record in dirty.items()} | sights
+        found = {key: Sight(record) for key, record in overlay.records.items()} | sights
         for sight in sorted(found.values(), key=lambda one: (one.record.updated_at, one.record.key), reverse=True):
             yield sight
+
+    async def _page(
+        self, name: str, parameters: dict[str, Any], seconds: float
+    ) -> tuple[list[tuple[Any, ...]], list[int]]:
+        """Return a page of rows, and the watermark of every shard at the moment of that page."""
+        watermarks, *rows = await self._postgres.fetch(name, parameters, seconds=seconds)
+        return rows, [int(flushed) for flushed in watermarks[-1]]
 
 
 def _keys_in(reply: Any, redis_key: str, start: bytes) -> list[str]:

@@ -228,7 +228,7 @@ async def namespaces(settings: Settings) -> list[str]:
         after = ""
         while True:
             asked = {"prefix": "", "beyond": _LAST, "after": after, "limit": 1}
-            rows = await cache.tier.postgres.fetch("list_by_key", asked, seconds=seconds)
+            _, *rows = await cache.tier.postgres.fetch("list_by_key", asked, seconds=seconds)
             if not rows:
                 return sorted(found, key=str.encode)
             found.add(namespace := rows[0][0].partition("/")[0])

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
 
 from statecache import AsyncStateCache, CodecError, InvalidKey, PostgresUnavailable, Quarantined, Settings, State
@@ -13,6 +14,7 @@ from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fix_flusher import Agents, flush
 from tests.fix_servers import MakeClient, every_redis
+from tests.simulation.story import Backup
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -126,6 +128,26 @@ async def test_a_state_that_is_flushed_during_the_listing_is_not_missed(
         seen.append(state.key)
         await flush(worker)
     assert seen == [f"runs/{number}" for number in range(4)]
+
+
+async def test_what_a_postgres_lacks_that_went_back_is_listed_from_redis(
+    client: AsyncStateCache, make_client: MakeClient, settings: Settings, worker: Worker,
+    psql: psycopg.Connection[Any],
+) -> None:  # fmt: skip
+    await client.set("runs/1", "old")
+    await client.set("runs/2", "to be deleted")
+    await flush(worker)
+    backup = Backup(psql)
+    await client.set("runs/1", "new")
+    await client.delete("runs/2")
+    await client.set("runs/3", "later")
+    await flush(worker)
+    backup.put_back()
+    other = make_client(settings)
+    order: Any
+    for order in ("key", "newest"):
+        found = {state.key: state.value async for state in other.list("runs/", order=order)}
+        assert found == {"runs/1": "new", "runs/3": "later"}
 
 
 @every_redis

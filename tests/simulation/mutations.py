@@ -229,4 +229,11 @@ MUTANTS = {
         "                if True:\n",
         by="postgres left_silent",
     ),
+    "listing after a restore": Mutant(
+        "what a Postgres lacks that went back is not looked for in Redis",
+        "statecache/lua/dirty.lua",
+        "if ARGV[1] and tonumber(ARGV[1]) < tonumber(flushed) then flushed = ARGV[1] end\n",
+        "",
+        by="postgres restored",
+    ),
 }
