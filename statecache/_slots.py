@@ -108,8 +108,7 @@ class Slots:
         """Return a slot if one is free and nobody waits for it."""
         slot = Slot(self)
         with self._mutex:
-            self._take(slot)
-        return slot if type(slot) is TakenSlot else None
+            return slot if self._take(slot) else None
 
     def acquire(self, seconds: float) -> Slot | None:
         """Return a slot, waiting for at most that many seconds for one to be free."""
@@ -117,22 +116,23 @@ class Slots:
         waiting = ref(slot)
         try:
             with self._mutex:
-                self._take(slot)
-                if type(slot) is Slot:
-                    slot._called.acquire()
-                    self._waiting.append(waiting)
-            if type(slot) is Slot:
-                slot._called.acquire(timeout=max(seconds, 0.0))
-                self._leave(slot, waiting)
+                if self._take(slot):
+                    return slot
+                slot._called.acquire()
+                self._waiting.append(waiting)
+            slot._called.acquire(timeout=max(seconds, 0.0))
+            self._leave(slot, waiting)
         except BaseException:  # a signal handler raised: a turn that came is passed on
             self._leave(slot, waiting)
             slot.release()
             raise
         return slot if type(slot) is TakenSlot else None
 
-    def _take(self, slot: Slot) -> None:
+    def _take(self, slot: Slot) -> bool:
         if self._free > 0 and not self._waiting:
             self._free, slot.__class__ = self._free - 1, TakenSlot
+            return True
+        return False
 
     def _leave(self, slot: Slot, waiting: ref[Slot]) -> None:
         with self._mutex:
@@ -145,13 +145,14 @@ class Slots:
             return
         with self._mutex:
             taken = type(slot) is TakenSlot
-            heir = self._heir() if taken else None
-            if heir is not None:
-                heir.__class__, slot.__class__ = TakenSlot, Slot
-            elif taken:
+            if not taken:
+                return
+            heir = self._heir()
+            if heir is None:
                 self._free, slot.__class__ = self._free + 1, Slot
-        if heir is not None:
-            heir._called.release()
+                return
+            heir.__class__, slot.__class__ = TakenSlot, Slot
+        heir._called.release()
 
     def _heir(self) -> Slot | None:
         while self._waiting:

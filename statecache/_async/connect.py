@@ -30,6 +30,7 @@ from redis.exceptions import (
 from statecache import _process
 from statecache._async.pool import silent_since
 from statecache._bridge import (
+    AsyncSlot,
     AsyncSocketTurn,
     async_deadline,
     async_dialing,
@@ -119,7 +120,7 @@ class AsyncLink:
 
     __slots__ = (
         "__weakref__", "_connection", "_known", "_pid", "_turn", "_where", "ahead_ms", "expected", "greeting_s",
-        "heard_at", "in_message", "levels", "silent_since", "watching",
+        "heard_at", "hold", "in_message", "levels", "silent_since", "slot", "watching",
     )  # fmt: skip
 
     def __init__(self, connection: Any, where: str) -> None:
@@ -136,6 +137,8 @@ class AsyncLink:
         self.levels: dict[str, float] = {}
         self.heard_at = monotonic()
         self.silent_since = -inf
+        self.slot: AsyncSlot | None = None
+        self.hold: AsyncSlot | None = None
 
     @classmethod
     async def open(cls, dial: Dial, settings: Settings, seconds: float = inf) -> AsyncLink:

@@ -21,7 +21,7 @@ from psycopg import errors as pg
 
 from statecache._async.pool import AsyncPool, silent_since
 from statecache._async.postgres_connection import brief, connect, milliseconds
-from statecache._bridge import async_severed, async_sleep, async_timeout
+from statecache._bridge import AsyncSlot, async_severed, async_sleep, async_timeout
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
@@ -39,12 +39,14 @@ _GRACE_S = 0.05
 class AsyncSession:
     """This is one connection to Postgres, as a pool lends it."""
 
-    __slots__ = ("__weakref__", "connection", "heard_at", "silent_since")
+    __slots__ = ("__weakref__", "connection", "heard_at", "hold", "silent_since", "slot")
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         self.connection = connection
         self.heard_at = monotonic()
         self.silent_since = -inf
+        self.slot: AsyncSlot | None = None
+        self.hold: AsyncSlot | None = None
 
     async def __aenter__(self) -> AsyncSession:
         return self

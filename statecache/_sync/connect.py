@@ -31,6 +31,7 @@ from redis.retry import Retry
 
 from statecache import _process
 from statecache._bridge import (
+    Slot,
     SocketTurn,
     deadline,
     dialing,
@@ -121,7 +122,7 @@ class Link:
 
     __slots__ = (
         "__weakref__", "_connection", "_known", "_pid", "_turn", "_where", "ahead_ms", "expected", "greeting_s",
-        "heard_at", "in_message", "levels", "silent_since", "watching",
+        "heard_at", "hold", "in_message", "levels", "silent_since", "slot", "watching",
     )  # fmt: skip
 
     def __init__(self, connection: Any, where: str) -> None:
@@ -138,6 +139,8 @@ class Link:
         self.levels: dict[str, float] = {}
         self.heard_at = monotonic()
         self.silent_since = -inf
+        self.slot: Slot | None = None
+        self.hold: Slot | None = None
 
     @classmethod
     def open(cls, dial: Dial, settings: Settings, seconds: float = inf) -> Link:

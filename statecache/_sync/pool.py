@@ -38,11 +38,14 @@ class Pooled(Protocol):
     """This is what a pool can lend: something that knows whether it is alive and can be closed.
 
     `heard_at` is when something was last heard on it; `silent_since`, of one that failed, the moment up to which others
-    that were not heard later are doubted with it.
+    that were not heard later are doubted with it. `slot` and `hold` are the pool's: while it is lent, its place among
+    those that may be, while it is held, among those that may be held. So who is interrupted keeps no place.
     """
 
     heard_at: float
     silent_since: float
+    slot: Slot | None
+    hold: Slot | None
 
     @property
     def alive(self) -> bool:
@@ -82,8 +85,7 @@ class Pool(Generic[C]):
         self._slots = Slots(self._size)
         self._holds = Slots(self._holds_max)
         self._idle: list[C] = []
-        self._lent: WeakKeyDictionary[C, Slot] = WeakKeyDictionary()  # whoever is interrupted gives nothing back
-        self._held: WeakKeyDictionary[C, Slot] = WeakKeyDictionary()
+        self._opened: WeakKeyDictionary[C, None] = WeakKeyDictionary()
         self._silent_since = -inf
         self.longest_wait_s = 0.0
         self._pid = _process.pid  # last: another thread that finds it right finds the rest right too
@@ -91,7 +93,7 @@ class Pool(Generic[C]):
     @property
     def lent(self) -> int:
         """This is the number of connections that are lent by this process."""
-        return len(self._lent) if self._pid == _process.pid else 0
+        return len(self._all_lent()) if self._pid == _process.pid else 0
 
     def take(self, seconds: float) -> C:
         """This lends a connection, waiting for at most that many seconds for one to be free."""
@@ -108,14 +110,14 @@ class Pool(Generic[C]):
         if slot is None:
             slot, seconds = self._wait_for_slot(seconds)
         try:
-            connection = self._revived() or self._open_one(seconds)
+            connection = self._revived() or self._new(seconds)
             if self._closed:  # meanwhile
                 connection.close()
                 raise UsageError("it is closed", hint="Make a new client.")
         except BaseException:  # whatever hindered it, the slot is free again
             slot.release()
             raise
-        self._lent[connection] = slot
+        connection.slot = slot
         return connection
 
     def hold(self, seconds: float) -> C:
@@ -132,7 +134,7 @@ class Pool(Generic[C]):
         except BaseException:  # whatever hindered it, another one may hold one
             slot.release()
             raise
-        self._held[connection] = slot
+        connection.hold = slot
         return connection
 
     def hold_now(self) -> Slot | None:
@@ -162,7 +164,13 @@ class Pool(Generic[C]):
             self._silent_since = max(self._silent_since, connection.silent_since)
 
     def _all_lent(self) -> list[C]:
-        return [one for known in self._lent.keyrefs() if (one := known()) is not None]
+        opened = (known() for known in self._opened.keyrefs())  # of a set that other threads change meanwhile
+        return [one for one in opened if one is not None and one.slot is not None]
+
+    def _new(self, seconds: float) -> C:
+        connection = self._open_one(seconds)
+        self._opened[connection] = None
+        return connection
 
     def _wait_for_slot(self, seconds: float) -> tuple[Slot, float]:
         """Return a slot once a connection is free, and the seconds that are left."""
@@ -178,10 +186,10 @@ class Pool(Generic[C]):
 
     def give(self, connection: C) -> None:
         """This takes a connection back, if it is not a forked parent's; whether it is alive is seen when it is lent."""
-        slot = self._lent.pop(connection, None)
+        slot, connection.slot = connection.slot, None
+        hold, connection.hold = connection.hold, None
         if self._pid != _process.pid or slot is None:
             return
-        hold = self._held.pop(connection, None)
         self._note(connection)
         if not self._closed:
             self._idle.append(connection)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import errors as pg
 
-from statecache._bridge import severed, sleep, timeout
+from statecache._bridge import Slot, severed, sleep, timeout
 from statecache._sync.pool import Pool, silent_since
 from statecache._sync.postgres_connection import brief, connect, milliseconds
 from statecache.clock import monotonic
@@ -41,12 +41,14 @@ _GRACE_S = 0.05
 class Session:
     """This is one connection to Postgres, as a pool lends it."""
 
-    __slots__ = ("__weakref__", "connection", "heard_at", "silent_since")
+    __slots__ = ("__weakref__", "connection", "heard_at", "hold", "silent_since", "slot")
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.connection = connection
         self.heard_at = monotonic()
         self.silent_since = -inf
+        self.slot: Slot | None = None
+        self.hold: Slot | None = None
 
     def __enter__(self) -> Session:
         return self

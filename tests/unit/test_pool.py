@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,8 @@ class Line:
         self.alive = True
         self.heard_at = 0.0
         self.silent_since = -inf
+        self.slot: Any = None
+        self.hold: Any = None
         self.abandoned = False
         self.closed = 0
 
@@ -52,6 +55,8 @@ class SyncLine:
         self.alive = True
         self.heard_at = 0.0
         self.silent_since = -inf
+        self.slot: Any = None
+        self.hold: Any = None
         self.closed = 0
 
     def let_go(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ class Line:
     alive = True
     heard_at = 0.0
     silent_since = -inf
+    slot: Any = None
+    hold: Any = None
 
     def let_go(self) -> None:
         """This has nothing to let go of."""

@@ -23,6 +23,8 @@ class Line:
     """This is a connection to nowhere."""
 
     alive, heard_at, silent_since = True, 0.0, -inf
+    slot: Any = None
+    hold: Any = None
 
     def close(self) -> None:
         """This closes nothing."""
