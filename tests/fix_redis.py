@@ -35,7 +35,7 @@ class FakePostgres:
         self.asked: list[str] = []
 
     def rows(self, name: str) -> list[tuple[Any, ...]]:
-        """This notes the statement's name and gives no rows, but for the one of watermarks that a listing begins with."""
+        """This notes the statement's name and gives no rows, but the watermarks that a listing begins with."""
         self.asked.append(name)
         return [([],)] if name.startswith("list_") else []
 

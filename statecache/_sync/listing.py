@@ -20,7 +20,7 @@ for such a state, and may hold it for a while; once it does not, the record says
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -73,9 +73,9 @@ class Overlay(msgspec.Struct, frozen=True):
     records: dict[str, Record]
     flushed: dict[int, int]
 
-    def lacking(self, watermarks: Sequence[int]) -> bool:
+    def lacking(self, watermarks: Mapping[int, int]) -> bool:
         """Return whether Postgres, with these watermarks, lacks more than this holds."""
-        return any(watermarks[shard] < flushed for shard, flushed in self.flushed.items())
+        return any(watermarks.get(shard, 0) < flushed for shard, flushed in self.flushed.items())
 
 
 class Listing:
@@ -114,7 +114,9 @@ class Listing:
                 given += 1
                 yield sight
 
-    def _dirty(self, prefix: str, shards: Sequence[int], seconds: float, watermarks: Sequence[int] = ()) -> Overlay:
+    def _dirty(
+        self, prefix: str, shards: Sequence[int], seconds: float, watermarks: Mapping[int, int] | None = None
+    ) -> Overlay:
         """Return the states under the prefix that Postgres may not have yet, tombstones too, of the open shards.
 
         Given the watermarks of a Postgres that went back, these count where they are lower than what Redis has of them.
@@ -126,8 +128,9 @@ class Listing:
         patient_until = monotonic() + min(_GATE_S, seconds / 4)
         while True:
             text = script("dirty").text
+            went_back = {} if watermarks is None else {shard: [watermarks.get(shard, 0)] for shard in shards}
             commands = [
-                ("EVAL", text, 2, names.meta(shard), names.unflushed(shard), *watermarks[shard : shard + 1])
+                ("EVAL", text, 2, names.meta(shard), names.unflushed(shard), *went_back.get(shard, ()))
                 for shard in shards
             ]
             opened, replies = self._read(shards, commands, max(end - monotonic(), 0.001))
@@ -144,7 +147,7 @@ class Listing:
             elif settled:
                 held, shut = self._held(found, seconds)
                 if not shut:  # the gate of none of them has closed meanwhile
-                    told = {shard: min([flushed, *watermarks[shard : shard + 1]]) for shard, flushed in opened.items()}
+                    told = {shard: min([flushed, *went_back.get(shard, ())]) for shard, flushed in opened.items()}
                     return Overlay(held, told)
             sleep(pause)
             pause = min(pause * 2, 0.1)
@@ -276,10 +279,12 @@ class Listing:
         for sight in sorted(found.values(), key=lambda one: (one.record.updated_at, one.record.key), reverse=True):
             yield sight
 
-    def _page(self, name: str, parameters: dict[str, Any], seconds: float) -> tuple[list[tuple[Any, ...]], list[int]]:
+    def _page(
+        self, name: str, parameters: dict[str, Any], seconds: float
+    ) -> tuple[list[tuple[Any, ...]], dict[int, int]]:
         """Return a page of rows, and the watermark of every shard at the moment of that page."""
-        watermarks, *rows = self._postgres.fetch(name, parameters, seconds=seconds)
-        return rows, [int(flushed) for flushed in watermarks[-1]]
+        (*_, watermarks), *rows = self._postgres.fetch(name, parameters, seconds=seconds)
+        return rows, {int(shard): int(flushed) for shard, flushed in (one.split() for one in watermarks)}
 
 
 def _keys_in(reply: Any, redis_key: str, start: bytes) -> list[str]:

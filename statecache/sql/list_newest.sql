@@ -1,9 +1,9 @@
--- This gives the live states under a prefix that changed last, newest first, those in quarantine too; before them one row
--- without a key, in whose last column stand the watermarks of all shards at that moment.
+-- This gives the live states under a prefix that changed last, newest first, those in quarantine too; before them one
+-- row without a key, in whose last column stand the numbers and watermarks of all shards at that moment.
 SELECT * FROM (
     SELECT NULL AS key, NULL AS op, NULL AS value, NULL AS version, NULL AS epoch, NULL AS n, NULL AS change_id,
            NULL AS parent_change_id, NULL AS encoding, NULL AS schema, NULL AS writer, NULL AS updated_at,
-           ARRAY(SELECT flushed::text FROM {schema}.shard ORDER BY shard) AS recent
+           ARRAY(SELECT format('%%s %%s', shard, flushed) FROM {schema}.shard) AS recent
     UNION ALL
     (SELECT key, op, value, version, epoch, n, change_id, parent_change_id, encoding, schema, writer, updated_at,
             ARRAY[]::text[]
