@@ -11,12 +11,16 @@ from statecache import State
 
 
 class Change(msgspec.Struct):
-    """This is one change of a key; its change_id is '' as long as only its writer could know it."""
+    """This is one change of a key; its change_id is '' as long as only its writer could know it.
+
+    `state` is what its writer was given.
+    """
 
     op: str
     value: int | None
     change_id: str
     durable: bool = False
+    state: State[Any] | None = None
 
 
 class Expectation:
@@ -24,6 +28,7 @@ class Expectation:
 
     def __init__(self) -> None:
         self._chains: dict[str, list[Change]] = {}
+        self._shortened: set[str] = set()
 
     def written(self) -> list[str]:
         """These are the keys that were ever written, lost ones too."""
@@ -36,6 +41,10 @@ class Expectation:
     def exists(self, key: str) -> bool:
         """This says whether the last change left a value."""
         return bool(self.chain(key)) and self.chain(key)[-1].op == "set"
+
+    def is_durable(self, key: str) -> bool:
+        """This says whether Postgres holds all that anybody may have seen of the key, what was lost included."""
+        return key not in self._shortened and all(change.durable for change in self.chain(key))
 
     def value(self, key: str) -> int | None:
         """This is the current value."""
@@ -52,7 +61,7 @@ class Expectation:
         if not waiting:
             chain.append(Change(op, value, state.change_id))
         at = waiting[0] if waiting else len(chain) - 1
-        chain[at].change_id = state.change_id
+        chain[at].change_id, chain[at].state = state.change_id, state
         parent = chain[at - 1].change_id if at else ""
         assert (state.key, state.version, state.value) == (key, at + 1, value)
         assert not parent or state.parent_change_id == parent
@@ -72,10 +81,15 @@ class Expectation:
             for change in chain:
                 change.durable = True
 
-    def lost_what_was_not_flushed(self) -> None:
-        """This forgets what only Redis held."""
-        for chain in self._chains.values():
+    def lost_what_was_not_flushed(self) -> list[State[Any]]:
+        """This forgets what only Redis held, and gives what was acknowledged of that."""
+        lost = []
+        for key, chain in self._chains.items():
+            if not self.is_durable(key):
+                self._shortened.add(key)
+            lost += [change.state for change in chain if change.state is not None and not change.durable]
             chain[:] = [change for change in chain if change.durable]
+        return lost
 
     def in_redis(self, key: str, found: dict[bytes, bytes], *, dirty: bool, lasts: bool) -> None:
         """This compares a state's hash: it may be missing only where it is clean, and expire only then."""

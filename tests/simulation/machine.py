@@ -5,10 +5,13 @@ that: each answer of a verb, each state in Redis after each step, and after a la
 
     clients    set (blind, with the right or a stale expected), create, update, delete, transactions, get, list
     refusals   a stale expected, a used change_id, a disk that is not synced, a right that is lost
-    readers    one is so slow that others write, and its state is evicted, before it installs what it has read
+    sharing    transactions that need more connections, enforced locks, types of two releases
+    readers    one is so slow that others write, and its state is evicted, before it installs what it has read; behind a
+               closed gate nothing is given, or what is current
     network    the request or the reply of a commit is lost, others write up to eight times before it is repeated
     worker     flushes, lets entries leave so that states get a time to live, loses the acknowledgement, is replaced
-    servers    clean states are evicted, what has a time to live expires, Redis gets a new replid, Redis is emptied
+    servers    clean states are evicted, what has a time to live expires, Redis gets a new replid, Redis is emptied,
+               and what is lost with it is told to be lost
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ from itertools import count
 from typing import Any, TypeVar
 
 import psycopg
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from statecache import AlreadyExists, AsyncStateCache, NotFound, Settings, StateCache, VersionConflict
+from statecache import AlreadyExists, AsyncStateCache, Lost, NotFound, Settings, State, StateCache, VersionConflict
 from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable
 from statecache.keys import KeySpace
@@ -33,16 +37,22 @@ from tests.dirtiness import evict, is_dirty
 from tests.fix_flusher import flush
 from tests.fix_servers import plain_client
 from tests.simulation.expectation import Change, Expectation
-from tests.simulation.refusals import CLIENTS, GROUPS, KEYS, NAMES, PAIRS, Refusals, with_user_of_its_own
+from tests.simulation.reads import Reads
+from tests.simulation.refusals import CLIENTS, KEYS, PAIRS, with_user_of_its_own
 from tests.simulation.remains import nothing_is_dirty, tidied
-from tests.simulation.wires import Lost, Wire
+from tests.simulation.sharing import Sharing
+from tests.simulation.wires import Lost as LostPart
+from tests.simulation.wires import Wire
 
 T = TypeVar("T")
 
 MakeDeployment = Callable[[], Settings]
+TOLD_S = 2.0
+LOST_ASKED = 2
+"""Of how many of the changes that are lost with their Redis it is asked what became of them."""
 
 
-class CacheMachine(Refusals):
+class CacheMachine(Reads, Sharing):
     """This is one deployment, two clients and a worker, and what they ought to hold."""
 
     def __init__(self, make_deployment: MakeDeployment) -> None:
@@ -57,11 +67,12 @@ class CacheMachine(Refusals):
         self.values = count(1)
         self.ahead_s = 0.0
         self.whole = True
+        self.flushed_from: set[str] = set()
         agent = with_user_of_its_own(self.settings, self.raw)
         self.wires = [Wire(agent, self.runner.get_loop()) for _ in range(2)]
         self.clients: list[AsyncStateCache] = [self._client(0), self._client(1)]
         self.worker = self._worker()
-        self.run(flush(self.worker))
+        self.run(self._flush())
 
     def _client(self, which: int) -> AsyncStateCache:
         settings = self.settings.model_copy(update={"writer": f"client {which}"})
@@ -186,10 +197,10 @@ class CacheMachine(Refusals):
 
     @rule(who=CLIENTS, key=KEYS, lost=st.sampled_from(("request", "reply")), between=st.integers(0, 8),
           blind=st.booleans())  # fmt: skip
-    def lose_a_commit(self, who: int, key: str, lost: Lost, between: int, blind: bool) -> None:
+    def lose_a_commit(self, who: int, key: str, lost: LostPart, between: int, blind: bool) -> None:
         self.run(self._lose(who, key, lost, between, blind=blind))
 
-    async def _lose(self, who: int, key: str, lost: Lost, between: int, *, blind: bool) -> None:
+    async def _lose(self, who: int, key: str, lost: LostPart, between: int, *, blind: bool) -> None:
         value, other, late = next(self.values), self.clients[1 - who], False
         chain = self.expected.chain(key)
         expecting: dict[str, Any] = {} if blind or not chain else {"expected": chain[-1].change_id}
@@ -214,10 +225,10 @@ class CacheMachine(Refusals):
         assert not self.wires[who].armed
 
     @rule(who=CLIENTS, pair=PAIRS, lost=st.sampled_from(("request", "reply")))
-    def lose_a_transaction(self, who: int, pair: tuple[str, str], lost: Lost) -> None:
+    def lose_a_transaction(self, who: int, pair: tuple[str, str], lost: LostPart) -> None:
         self.run(self._lose_transaction(who, pair, lost))
 
-    async def _lose_transaction(self, who: int, pair: tuple[str, str], lost: Lost) -> None:
+    async def _lose_transaction(self, who: int, pair: tuple[str, str], lost: LostPart) -> None:
         values = dict.fromkeys(pair, 0)
         async with self.clients[who].transaction(*pair) as tx:
             for key in pair:
@@ -227,54 +238,16 @@ class CacheMachine(Refusals):
         for key in pair:
             self.expected.took(key, "set", values[key], tx.states[key])
 
-    # Reading.
-
-    @rule(who=CLIENTS, key=KEYS)
-    def get(self, who: int, key: str) -> None:
-        state = self.run(self.clients[who].get(key))
-        self.expected.shows(key, state)
-
-    @rule(key=KEYS, between=st.integers(1, 2))
-    def read_slowly(self, key: str, between: int) -> None:
-        """Between a reader's look into Postgres and its install others write, all is flushed, and the state evicted."""
-        self.run(self._read_slowly(self.clients[0], key, between))
-
-    async def _read_slowly(self, client: AsyncStateCache, key: str, between: int) -> None:
-        await self._flush()
-        self.evict(key)
-        tip = self.expected.chain(key)[-1].change_id if self.expected.exists(key) else None
-        postgres: Any = client.tier.postgres
-        fetch = postgres.fetch
-
-        async def slowly(*args: Any, **more: Any) -> Any:
-            rows = await fetch(*args, **more)
-            postgres.fetch = fetch
-            for _ in range(between):
-                await self._set(self.clients[1], key)
-            await self._flush()
-            self.evict(key)
-            return rows
-
-        postgres.fetch = slowly
-        state = await client.get(key)
-        # A client that has seen what was lost with its Redis reads again before it believes less.
-        assert (state.change_id if state else None) in (tip, self.expected.chain(key)[-1].change_id)
-
-    @rule(who=CLIENTS, group=st.sampled_from(GROUPS), newest=st.booleans())
-    def list(self, who: int, group: str, newest: bool) -> None:
-        self.run(self._list(self.clients[who], group, "newest" if newest else "key"))
-
-    async def _list(self, client: AsyncStateCache, group: str, order: Any) -> None:
-        found = {state.key: state async for state in client.list(group, order=order)}
-        for key in (group + name for name in NAMES):
-            self.expected.shows(key, found.pop(key, None))
-        assert not found
-
     # The worker.
 
     async def _flush(self) -> None:
         await flush(self.worker)
         self.expected.flushed()
+        self.flushed_from |= self._lineage()
+
+    def _lineage(self) -> set[str]:
+        """Return the servers on which the shards were opened last."""
+        return {row[0] for row in self.psql.execute("SELECT replid FROM shard")}
 
     @rule()
     def flush(self) -> None:
@@ -301,7 +274,7 @@ class CacheMachine(Refusals):
         await self.worker.close()
         self.psql.execute("UPDATE shard SET lease_until = now() - interval '1 second'")
         self.psql.execute("UPDATE worker SET beat_until = now() - interval '1 second'")
-        self.worker = self._worker()
+        self.worker, self.flushed_from = self._worker(), set()
         await self._flush()
 
     # The servers.
@@ -327,10 +300,24 @@ class CacheMachine(Refusals):
 
     @rule()
     def empty_redis(self) -> None:
-        """All that was not flushed is lost; a worker adopts the empty server."""
+        """All that was not flushed is lost; a worker that has flushed from the server before adopts the empty one."""
+        if not self._lineage() <= self.flushed_from:
+            self.run(self._flush())
         self.raw.unlink(*self.raw.keys(f"{self.settings.prefix}:*"))
-        self.expected.lost_what_was_not_flushed()
+        lost = self.expected.lost_what_was_not_flushed()
         self.run(self._flush())
+        for state in lost[-LOST_ASKED:]:
+            self.run(self._ask_for_lost(state))
+
+    async def _ask_for_lost(self, state: State[Any]) -> None:
+        """A position that has died is told to be lost, and from then on it is in the list of what is."""
+        with pytest.raises(Lost):
+            await self.clients[0].wait_durable(state, timeout=TOLD_S)
+        assert state.position is not None
+        query = "SELECT count(*) FROM lost WHERE shard = %s AND %s BETWEEN first_n AND last_n"
+        recorded = self.psql.execute(query, [self.keys.shard(state.key), state.position.n]).fetchone()
+        assert recorded is not None
+        assert recorded[0] > 0
 
     @rule(who=CLIENTS)
     def restart_a_client(self, who: int) -> None:
