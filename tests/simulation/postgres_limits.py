@@ -35,7 +35,7 @@ CREATE OR REPLACE FUNCTION statecache.slow() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM pg_sleep({ROW_S}); RETURN NEW; END $$;
 CREATE TRIGGER slow BEFORE INSERT ON statecache.change FOR EACH ROW EXECUTE FUNCTION statecache.slow();
 """
-OURS = "FROM pg_stat_activity WHERE application_name = 'statecache' AND backend_type = 'client backend'"
+OURS = "FROM pg_stat_activity WHERE application_name LIKE 'statecache%' AND backend_type = 'client backend'"
 
 
 class PostgresLimits(Faults):
