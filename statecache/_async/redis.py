@@ -24,6 +24,7 @@ from statecache.lua import script
 from statecache.settings import masked, pin_difference
 
 if TYPE_CHECKING:
+    from statecache._async.pairing import Pairing
     from statecache.keys import KeySpace
     from statecache.packing import Command
     from statecache.settings import Settings
@@ -74,9 +75,12 @@ def refusal(error: Exception, redis_key: str) -> StateCacheError:
 class RedisTier:
     """This exchanges commands with the Redis primary."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, *, dial: Dial | None = None) -> None:
+    def __init__(
+        self, settings: Settings, keys: KeySpace, *, dial: Dial | None = None, pairing: Pairing | None = None
+    ) -> None:
         self._settings = settings
         self._keys = keys
+        self._pairing = pairing
         self._dial = dial or dialer(settings)
         self._dial_tracked = None if dial else dialer(settings, protocol=3)
         self.cluster = ""
@@ -114,6 +118,8 @@ class RedisTier:
         link = await AsyncLink.open(dial, self._settings, seconds)
         try:
             await self._greet(link, min(max(end - monotonic(), 0.001), self._settings.connect_timeout_s))
+            if self._pairing is not None and self.cluster:
+                await self._pairing.compare(self.cluster, max(end - monotonic(), 0.001))
         except BaseException:  # a connection that was not greeted is never used
             await link.close()
             raise
@@ -145,6 +151,7 @@ class RedisTier:
                 hint="Grant these commands on these keys.",
             )
         link.ahead_ms, link.greeting_s = int(now_ms) - sent * 1000, monotonic() - sent
+        self.cluster = cluster
         if not shards:
             return
         found = {"shards": shards, "hash": hashed, "prefix": prefix, "postgres_schema": schema}
@@ -152,7 +159,6 @@ class RedisTier:
         difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
         if difference:
             raise ConfigurationError(f"this Redis is {difference}", hint=f"{remedy[0].upper()}{remedy[1:]}.")
-        self.cluster = cluster
 
     async def exchange(self, commands: Sequence[Command], *, seconds: float, patience: float = 1.0) -> list[Any]:
         """This runs commands on one connection and gives their replies, error replies as values. It never repeats.

@@ -21,6 +21,7 @@ from statecache._async.line import Line
 from statecache._async.listing import Listing
 from statecache._async.losses import Losses
 from statecache._async.opener import Opener
+from statecache._async.pairing import Pairing
 from statecache._async.policies import Policies
 from statecache._async.postgres import PostgresTier
 from statecache._async.reading import Reader
@@ -49,8 +50,8 @@ class Tiers:
         self.observer = observer
         self.rng = rng
         self.keys = KeySpace(prefix=settings.prefix, shards=settings.shards)
-        self.redis = redis = RedisTier(settings, self.keys, dial=dial)
         self.postgres = PostgresTier(settings, self.keys, cluster=lambda: redis.cluster)
+        self.redis = redis = RedisTier(settings, self.keys, dial=dial, pairing=Pairing(self.postgres))
         self.opener = Opener(settings, self.keys, self.redis, self.postgres)
         self.hydrator = Hydrator(settings, self.keys, self.redis, self.postgres, self.opener, new_token=new_change_id)
         self.near = Near(

@@ -24,6 +24,7 @@ from statecache._sync.line import Line
 from statecache._sync.listing import Listing
 from statecache._sync.losses import Losses
 from statecache._sync.opener import Opener
+from statecache._sync.pairing import Pairing
 from statecache._sync.policies import Policies
 from statecache._sync.postgres import PostgresTier
 from statecache._sync.reading import Reader
@@ -51,8 +52,8 @@ class Tiers:
         self.observer = observer
         self.rng = rng
         self.keys = KeySpace(prefix=settings.prefix, shards=settings.shards)
-        self.redis = redis = RedisTier(settings, self.keys, dial=dial)
         self.postgres = PostgresTier(settings, self.keys, cluster=lambda: redis.cluster)
+        self.redis = redis = RedisTier(settings, self.keys, dial=dial, pairing=Pairing(self.postgres))
         self.opener = Opener(settings, self.keys, self.redis, self.postgres)
         self.hydrator = Hydrator(settings, self.keys, self.redis, self.postgres, self.opener, new_token=new_change_id)
         self.near = Near(

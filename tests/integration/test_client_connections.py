@@ -16,6 +16,7 @@ from statecache import (
     PostgresUnavailable,
     RedisUnavailable,
     Settings,
+    State,
     Unavailable,
     UsageError,
 )
@@ -232,13 +233,63 @@ async def test_settings_that_differ_from_the_pin_are_refused_by_both_tiers(
     assert redis_raw.keys(f"{settings.prefix}:*:state:*") == states
 
 
+@pytest.mark.parametrize(
+    "what", ["what Redis holds", "what it lacks", "a blind write", "a write at postgres", "a list"]
+)
 async def test_two_tiers_of_two_deployments_are_not_mixed(
-    make_client: MakeClient, make_settings: MakeSettings, settings: Settings, psql: psycopg.Connection[Any]
+    what: str, make_client: MakeClient, settings: Settings, psql: psycopg.Connection[Any], cache: AsyncStateCache
 ) -> None:
     """The second deployment has the first one's names, on a Redis of its own: only the cluster's identity tells."""
+    await cache.set("runs/first", 1)
     psql.execute("UPDATE cluster SET id = gen_random_uuid()")
-    with pytest.raises(ConfigurationError, match="Redis belongs to cluster"):
-        await make_client(settings).get("runs/first")
+    client = make_client(settings)
+    calls: dict[str, Any] = {
+        "what Redis holds": partial(client.get, "runs/first"),
+        "what it lacks": partial(client.get, "runs/second"),
+        "a blind write": partial(client.set, "runs/first", 2),
+        "a write at postgres": partial(client.set, "runs/first", 2, durability="postgres"),
+        "a list": partial(_listed, client),
+    }
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="Redis belongs to cluster"):
+            await calls[what]()
+    found = await cache.get("runs/first", read="primary")
+    assert found is not None
+    assert found.value == 1
+
+
+async def _listed(client: AsyncStateCache) -> list[State[Any]]:
+    return [state async for state in client.list("runs/")]
+
+
+async def test_a_redis_of_another_deployment_behind_the_same_address_is_refused(
+    behind: AsyncStateCache, proxy: FaultProxy, settings: Settings, keys: KeySpace, redis_raw: Any
+) -> None:
+    await behind.set("runs/first", 1)
+    identity = redis_raw.hget(keys.meta(0), "cluster")
+    for shard in range(settings.shards):
+        redis_raw.hset(keys.meta(shard), "cluster", "another")
+    proxy.cut_all()
+    with pytest.raises(ConfigurationError, match="Redis belongs to cluster another"):
+        await behind.get("runs/first", read="primary")
+    for shard in range(settings.shards):
+        redis_raw.hset(keys.meta(shard), "cluster", identity)
+    assert (await behind.set("runs/first", 2)).version == 2
+
+
+async def test_redis_serves_who_has_never_reached_postgres(
+    make_client: MakeClient, settings: Settings, postgres_proxy: FaultProxy, cache: AsyncStateCache
+) -> None:
+    await cache.set("runs/first", 1)
+    postgres_proxy.freeze()
+    client = make_client(through(settings, postgres=postgres_proxy).model_copy(update={"timeout_s": 1.0}))
+    assert (await client.set("runs/first", 2)).version == 2
+    found = await client.get("runs/first")  # on another connection, for which nobody waits for Postgres again
+    assert found is not None
+    assert found.version == 2
+    assert postgres_proxy.connections == 1
+    postgres_proxy.thaw()
+    assert await client.get("runs/second") is None
 
 
 async def test_a_schema_that_asks_for_newer_code_is_refused(

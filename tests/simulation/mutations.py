@@ -236,4 +236,11 @@ MUTANTS = {
         "",
         by="postgres restored",
     ),
+    "two installations": Mutant(
+        "an agent does not ask whether its Redis and its Postgres belong together",
+        "statecache/_async/redis.py",
+        "                await self._pairing.compare(self.cluster, max(end - monotonic(), 0.001))\n",
+        "                pass\n",
+        by="deployments agents_wrong_redis readers_wrong_redis",
+    ),
 }
