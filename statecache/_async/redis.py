@@ -84,6 +84,8 @@ class RedisTier:
         self._dial = dial or dialer(settings)
         self._dial_tracked = None if dial else dialer(settings, protocol=3)
         self.cluster = ""
+        self.lacks_rights = False
+        """Whether the last greeting said that the user may not run all that is needed."""
         self.pool = AsyncPool(self.link, size=settings.redis_connections_max, busy=RedisUnavailable, what="Redis")
 
     @property
@@ -135,6 +137,7 @@ class RedisTier:
                 reason = "role" if code_of(error) in DEMOTED else "loading"
                 raise RedisUnavailable(reason, detail=str(error)) from error
             if code_of(error) == "NOPERM":
+                self.lacks_rights = True
                 raise refusal(error, keys.greeting()[-1]) from error
             raise ConfigurationError(f"Redis refuses the greeting: {error}", hint=_SERVERS) from error
         shards, hashed, prefix, schema, cluster, now_ms, role, *hindrances = [
@@ -145,6 +148,7 @@ class RedisTier:
         lacking = [what.removeprefix("!") for what in hindrances if what.startswith("!")]
         if lacking:
             raise ConfigurationError(f"this Redis server lacks {', '.join(lacking)}", hint=_SERVERS)
+        self.lacks_rights = bool(hindrances)
         if hindrances:
             raise ConfigurationError(
                 "the Redis user may not run " + ", ".join(sorted(set(hindrances))),

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -194,6 +195,26 @@ async def test_a_wrong_password_is_told_at_once_and_never_shown(settings: Settin
         assert told["reason"] == "authentication"
         assert "not-the-password" not in repr(process.lines)
         assert await process.ended() == 4
+
+
+async def test_a_right_that_it_lacks_when_it_connects_again_is_waited_for(
+    agents: Agents, settings: Settings, redis_raw: Any
+) -> None:
+    """At its start it would be told, and end; in mid-life whoever took the right away may give it back."""
+    name, parts = settings.prefix, urlsplit(settings.redis_url)
+    redis_raw.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", "~*", "&*", "+@all")
+    url = parts._replace(netloc=f"{name}:secret@{parts.netloc.rpartition('@')[2]}").geturl()
+    async with _ready(settings, redis_url=url) as process:
+        redis_raw.execute_command("ACL", "SETUSER", name, "-persist")
+        redis_raw.execute_command("CLIENT", "KILL", "USER", name)
+        while "may not run PERSIST" not in (await process.until("outage"))["detail"]:
+            continue  # at first it is told that the connection is gone
+        redis_raw.execute_command("ACL", "SETUSER", name, "+persist")
+        agents.commit(agents.key_on(0))
+        await _until_flushed(agents, 0, 1)
+        process.send(signal.SIGTERM)
+        assert await process.ended() == 0
+    redis_raw.acl_deluser(name)
 
 
 @pytest.fixture(scope="module")

@@ -152,9 +152,14 @@ class Arena:
                 self.start_writer(name)
         for name, process in list(self.workers.items()):
             if not process.is_running():
-                self.crashes.append(f"{name} ended with {process.returncode}: {_last(process)}")
+                if not self.may_end(process):
+                    self.crashes.append(f"{name} ended with {process.returncode}: {_last(process)}")
                 del self.workers[name]
                 self.start_worker()
+
+    def may_end(self, worker: Process) -> bool:
+        """Say whether a worker had to end by itself."""
+        return False
 
     async def ready(self) -> None:
         """This returns when every worker has said that it is ready."""

@@ -2,13 +2,17 @@
 
     rights_lost    one of the commands that a commit runs is refused for a while, for everybody
 
-Nothing is half applied by that, what is refused is not applied, and when the right is back all goes on by itself.
+Nothing is half applied by that, what is refused is not applied, and when the right is back all goes on by itself. A
+worker that is started in between says what it may not run and ends, as with any configuration that does not fit; who
+runs it starts it again. One that has been ready goes on.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from statecache.testing.process import Process
+from statecache_workers.runner import CONFIGURATION
 from tests.simulation.arena import EXPECTED_ERRORS, Arena
 from tests.simulation.faults import Faults
 from tests.simulation.nemesis import Strike
@@ -21,6 +25,11 @@ class RightsArena(Arena):
     """Writers who are told that their rights do not suffice."""
 
     expected_errors = (*EXPECTED_ERRORS, "ConfigurationError", "DurabilityRefused")
+
+    def may_end(self, worker: Process) -> bool:
+        """Say whether a worker ended because it was started without a right, and said so."""
+        said = worker.written()
+        return worker.returncode == CONFIGURATION and b"Redis user may not run" in said and b'"ready"' not in said
 
 
 class RightsFaults(Faults):

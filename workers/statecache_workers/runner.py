@@ -117,7 +117,7 @@ class Runner:
         while not self._stop.is_set():
             try:
                 await self._patiently(self._work, give_up=self._stop.is_set)
-            except Unavailable:
+            except (Unavailable, ConfigurationError):
                 if not self._stop.is_set():
                     raise
 
@@ -148,6 +148,9 @@ class Runner:
                 await work()
 
     def _passes(self, error: BaseException) -> bool:
+        """Say whether to try again: what was allowed once, a user or a right of his, may be given back."""
+        if isinstance(error, ConfigurationError):
+            return self._connected and self.worker.redis.lacks_rights
         return isinstance(error, Unavailable) and (self._connected or error.reason != "authentication")
 
     def _note(self, state: RetryCallState) -> None:

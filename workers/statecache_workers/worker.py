@@ -122,7 +122,7 @@ class Worker:
         begun = self._monotonic()
         try:
             return await self._turn()
-        except Unavailable as error:
+        except (Unavailable, ConfigurationError) as error:
             self._trouble = str(error)
             self.forget()
             raise
