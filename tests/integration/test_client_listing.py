@@ -14,7 +14,7 @@ from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fix_flusher import Agents, flush
 from tests.fix_servers import MakeClient, every_redis
-from tests.simulation.story import Backup
+from tests.simulation.backups import Backup
 
 
 class Run(msgspec.Struct, frozen=True):

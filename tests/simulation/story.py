@@ -35,6 +35,7 @@ from statecache.keys import KeySpace
 from statecache.lua import parts_of, script
 from tests.dirtiness import dirty_keys, evict, is_dirty
 from tests.simulation.actor import Actor
+from tests.simulation.backups import Backup, DataSet
 from tests.simulation.boundaries import situation
 from tests.simulation.children import signal_all, state_of, thaw
 from tests.simulation.sampler import Sampler
@@ -54,8 +55,8 @@ WATCHED = (*KEYS, E, LOCKED, CROWD)
 ENTRIES_KEPT = 9
 """More entries than this a shard's stream does not keep behind the watermark."""
 PATIENCE_S, ADOPTION_S, LOOK_S = 12.0, 4.0, 0.004
+ROUNDS, ROUND_S = 3, PATIENCE_S / 3
 _BACKENDS = "SELECT pid, state FROM pg_stat_activity WHERE backend_type LIKE 'client%' AND pid <> pg_backend_pid()"
-_CLEAR = "for _, name in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', name) end"
 
 
 class World:
@@ -77,11 +78,15 @@ class World:
 
     async def until(self, holds: Callable[[], bool], what: str, *, within_s: float = PATIENCE_S) -> None:
         """Look again and again until it holds."""
+        if not await self.comes_about(holds, within_s=within_s):
+            raise AssertionError(f"{what} did not come about within {within_s:g} s")
+
+    async def comes_about(self, holds: Callable[[], bool], *, within_s: float) -> bool:
+        """Look again and again until it holds, and say whether it came to that."""
         end = monotonic() + within_s
-        while not holds():
-            if monotonic() > end:
-                raise AssertionError(f"{what} did not come about within {within_s:g} s")
+        while not (held := holds()) and monotonic() <= end:
             await passing(LOOK_S)
+        return held
 
     def at_rest(self) -> bool:
         """This says whether everything is flushed and acknowledged, and every gate is open."""
@@ -251,12 +256,15 @@ class Story(LockStory):
             world.look()
 
     async def _until_gone(self, changes: str) -> None:
-        """This writes until what is the newest entry of E's stream now has left it."""
+        """Write until what is the newest entry of E's stream now has left it; a shard's new owner counts bytes anew."""
         world = self._world
         newest = world.raw.xinfo_stream(changes)["last-generated-id"]
-        for _ in range(ENTRIES_KEPT + 2):
-            await self._actor.set(E)
-        await world.until(lambda: not world.raw.xrange(changes, newest, newest), "entries to leave")
+        for _ in range(ROUNDS):
+            for _ in range(ENTRIES_KEPT + 2):
+                await self._actor.set(E)
+            if await world.comes_about(lambda: not world.raw.xrange(changes, newest, newest), within_s=ROUND_S):
+                return
+        raise AssertionError(f"entries to leave did not come about within {PATIENCE_S:g} s")
 
     async def _poison(self) -> None:
         world = self._world
@@ -316,71 +324,13 @@ class Story(LockStory):
         world, actor = self._world, self._actor
         await world.until(world.at_rest, "everything to be flushed")
         DataSet(world, None).take_over()
-        try:
-            await world.until(world.is_open, "a worker to adopt the empty server", within_s=ADOPTION_S)
-        except AssertionError:  # the one that may was killed, and who came after it knows nothing of that server
+        if not await world.comes_about(world.is_open, within_s=ADOPTION_S):
+            # The worker that may adopt it was killed, and who came after that one knows nothing of the server before.
             given_up = [row[0] for row in world.psql.execute("SELECT DISTINCT replid FROM shard")]
             await claim(world.settings, range(world.keys.shards), by="a person", given_up=given_up)
         await actor.get(B)
         await actor.set(A)
         world.look()
-
-
-class Backup:
-    """This is what Postgres held at some moment, but for who owns which shard."""
-
-    def __init__(self, psql: psycopg.Connection[Any]) -> None:
-        self._psql = psql
-        with psql.transaction():
-            for table in ("state", "shard"):
-                psql.execute(f"DROP TABLE IF EXISTS older_{table}".encode())
-                psql.execute(f"CREATE TABLE older_{table} AS SELECT * FROM {table}".encode())
-
-    def age(self) -> int:
-        """This is how many change-sets Postgres has taken since."""
-        query = "SELECT sum(s.flushed - o.flushed) FROM shard s JOIN older_shard o USING (shard)"
-        (found,) = self._psql.execute(query).fetchall()
-        return int(found[0])
-
-    def put_back(self) -> None:
-        """This makes Postgres hold it again, in one moment."""
-        psql = self._psql
-        with psql.transaction():
-            psql.execute("SELECT 1 FROM shard ORDER BY shard FOR UPDATE")
-            psql.execute("DELETE FROM change c USING older_shard o WHERE c.shard = o.shard AND c.n > o.flushed")
-            psql.execute("DELETE FROM state")
-            psql.execute("INSERT INTO state SELECT * FROM older_state")
-            psql.execute(
-                "UPDATE shard s SET flushed = o.flushed, entries = o.entries, bytes = o.bytes, excepted = o.excepted "
-                "FROM older_shard o WHERE o.shard = s.shard"
-            )
-
-
-class DataSet:
-    """This is what a Redis that takes over brings along of one key's shard: an older copy, or of all shards nothing."""
-
-    def __init__(self, world: World, key: str | None) -> None:
-        self._world = world
-        raw, keys = world.raw, world.keys
-        self._names = f"{keys.meta(keys.shard(key))}".removesuffix("meta") + "*" if key else f"{keys.prefix}:*"
-        there = raw.keys(self._names) if key else []
-        with raw.pipeline(transaction=True) as together:  # a worker may just be letting entries leave
-            for name in there:
-                together.pttl(name).dump(name)
-            told = together.execute()
-        self._held = [one for one in zip(there, told[::2], told[1::2], strict=True) if one[2] is not None]
-
-    def take_over(self) -> None:
-        """This makes it so in one moment, with another replid; every connection ends."""
-        raw = self._world.raw
-        with raw.pipeline(transaction=True) as together:
-            together.execute_command("REPLICAOF", "127.0.0.1", "1")
-            together.execute_command("REPLICAOF", "NO", "ONE")
-            together.eval(_CLEAR, 0, self._names)
-            for name, ttl, dumped in self._held:
-                together.restore(name, max(ttl, 0), dumped, replace=True)
-            together.execute()
-        raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
 
 async def passing(seconds: float) -> None:
