@@ -28,6 +28,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
+from math import inf
 from typing import Any, cast
 
 import msgspec
@@ -57,6 +58,7 @@ class PostgresFaults(PostgresLimits):
     _base: tuple[Any, float] | None = None
     _silent: Fault | None = None
     _evictable = False
+    _forgotten_at = -inf
 
     # Postgres goes back.
 
@@ -69,7 +71,8 @@ class PostgresFaults(PostgresLimits):
             self._retained_until(since)
         return True
 
-    async def _put_back(self, copy: Any, what: str) -> None:
+    async def _put_back(self, copy: Any, what: str, *, claimed: bool = False) -> None:
+        """Restore a copy; one that names a Redis which forgot everything since needs a person's word for this one."""
         workers = [*self._here.workers.values()]
         for worker in workers:
             await asyncio.to_thread(worker.pause)
@@ -78,7 +81,16 @@ class PostgresFaults(PostgresLimits):
         await self._wait(UNSEEN_S)
         for worker in workers:
             worker.resume()
+        if claimed:
+            await self._claimed()
         await self._flushed_again(what)
+
+    async def _claimed(self) -> None:
+        servers = await self._here.sql("SELECT DISTINCT replid FROM statecache.shard")
+        given_up = [word for (server,) in servers for word in ("--from", server)]
+        status, said = await self._here.statecache("epoch", "claim", "all", *given_up)
+        if status:
+            self.findings.append(f"claim: `statecache epoch claim` ended with {status}: {said}")
 
     @asynccontextmanager
     async def _restoring(self) -> AsyncIterator[None]:
@@ -112,7 +124,8 @@ class PostgresFaults(PostgresLimits):
             copy, at = self._base
             if monotonic() - at < RETENTION_S + 4:
                 return False
-            await self._put_back(copy, "a restore of what was retained no more")
+            claimed = self._forgotten_at > at
+            await self._put_back(copy, "a restore of what was retained no more", claimed=claimed)
             self.told.losses.append(Loss(since=at, until=monotonic(), levels=EVERYTHING))
             self._base = None
         return True
@@ -193,6 +206,7 @@ class PostgresFaults(PostgresLimits):
         async with here.redis_turn:
             await asyncio.to_thread(here.own.kill, "redis")
             shutil.rmtree(here.own.folder / "redis" / "appendonlydir", ignore_errors=True)
+            self._forgotten_at = monotonic()
             async with self._restoring():
                 await comes_back
             await here.restart("redis")
