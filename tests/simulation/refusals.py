@@ -20,6 +20,7 @@ from statecache import (
     DurabilityNotMet,
     DurabilityRefused,
     OutcomeUnknown,
+    RedisUnavailable,
     Settings,
     VersionConflict,
 )
@@ -104,7 +105,7 @@ class Refusals(RuleBasedStateMachine):
             self.raw.config_set("appendfsync", "always")
             assert (await client.set(key, change.value, **repeat)).version == at + 1
             self.raw.config_set("appendfsync", "no")
-            with pytest.raises((DurabilityNotMet, DurabilityRefused, OutcomeUnknown)):
+            with pytest.raises((DurabilityNotMet, DurabilityRefused, OutcomeUnknown, RedisUnavailable)):
                 await client.set(key, change.value, timeout=0.25, **repeat)
         finally:
             self.raw.config_set("appendfsync", "everysec")
