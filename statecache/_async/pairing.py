@@ -41,14 +41,15 @@ class Pairing:
         if self._pid != _process.pid:
             self._reset()
         end = monotonic() + seconds
-        if not await self._turn.acquire(seconds):
+        turn = await self._turn.acquire(seconds)
+        if turn is None:
             raise RedisUnavailable("timeout", detail="Postgres has not said yet whether it belongs to this Redis")
         try:
             known = self._postgres.cluster
             if cluster != known and (known or not self._unreached):
                 await self._ask(max(end - monotonic(), 0.001) * _PATIENCE)
         finally:
-            self._turn.release()
+            turn.release()
 
     async def _ask(self, seconds: float) -> None:
         try:
