@@ -97,6 +97,11 @@ class Arena:
         self.redis_turn = asyncio.Lock()
         self.postgres_turn = asyncio.Lock()
 
+    @classmethod
+    def lacking(cls) -> str:
+        """Return what this machine lacks for it; nothing where it has all."""
+        return ""
+
     # Processes.
 
     def tree(self, name: str) -> Path:

@@ -73,6 +73,11 @@ class DebianArena(RolesArena):
 
     redis_server = Path(shutil.which("redis-server") or "redis-server")
 
+    @classmethod
+    def lacking(cls) -> str:
+        """Return what this machine lacks for it; nothing where it has all."""
+        return "" if shutil.which("redis-server") else "there is no redis-server on PATH"
+
 
 CHAOS = Profile("chaos", nemesis.KINDS, nemesis.ALONE, Arena, Faults)
 PROFILES = {
