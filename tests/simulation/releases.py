@@ -27,7 +27,7 @@ from tests.simulation.nemesis import KINDS as EVERY_KIND
 from tests.simulation.nemesis import Strike
 
 PREVIOUS = "10f8664"
-"""The release before: a tag or a commit; not one that drops fields which it does not know, as nothing mends that here."""
+"""The release before: a tag or a commit. One that drops fields which it does not know cannot be helped any more."""
 AGENT_S = 30.0
 KINDS = {
     "swapped": (8.0, 0.1, 0.5),
