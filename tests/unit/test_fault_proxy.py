@@ -216,3 +216,18 @@ async def test_new_connections_are_led_elsewhere_and_those_that_stand_stay(
         fresh.close()
         proxy.cut_all()
         assert await caller.line() == b""
+
+
+class Hasty(FaultProxy):
+    """A proxy that cuts each connection in the moment in which it accepts it."""
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super()._accept(reader, writer)
+        self.cut_all()
+
+
+async def test_a_connection_that_is_cut_as_it_is_accepted_ends(echo: tuple[Echo, int]) -> None:
+    async with Hasty("127.0.0.1", echo[1]) as proxy:
+        caller = Caller(*await asyncio.open_connection("127.0.0.1", proxy.port))
+        assert await caller.line() == b""
+        caller.close()
