@@ -166,10 +166,11 @@ class FaultProxy:
                 self._lines[port].flowing.clear()
 
     def thaw(self) -> None:
-        """This lets everything flow again."""
+        """This lets everything flow again, but over connections that a fault has silenced for good."""
         self._flowing.set()
         for line in self._lines.values():
-            line.flowing.set()
+            if not line.silenced:
+                line.flowing.set()
 
     @property
     def ports(self) -> set[int]:
@@ -273,6 +274,7 @@ class _Line:
         self._holds = 0
         self.flowing = asyncio.Event()
         self.flowing.set()
+        self.silenced = False
         self.delay_s = 0.0
         task = asyncio.current_task()
         assert task is not None
@@ -310,6 +312,7 @@ class _Line:
         if fault.kind in ("cut", "silence"):
             await self._hand_on(self._to_server, data[: max(data.find(fault.at), 0)])
             if fault.kind == "silence":
+                self.silenced = True
                 self.flowing.clear()
             fault.strike()
             await self._proxy.flow(self)
