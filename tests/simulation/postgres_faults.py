@@ -10,7 +10,7 @@
     default_encoding   the database's default is another client_encoding; keys are not ASCII
     default_path       … another search_path     default_read_only   … read-only transactions
     read_only          the server takes no writes for a while
-    row_locked         a stranger holds the row of one shard: the others go on
+    row_locked         a stranger holds the row of one shard: the others go on, and `status` names him
     batch_slow         a batch that has piled up cannot be written within a statement's time
     disk_full          the disk of the changes is full for a while
     flush_silent       the worker's connection dies silently in the middle of a flush, and is cut seconds later

@@ -119,6 +119,9 @@ class PostgresLimits(Faults):
                     self.findings.append(f"stalled: {told} other shards were flushed up to {late}")
                     break
                 await self._wait(0.5)
+            status, said = await here.statecache("status")
+            if not status or "held by pid" not in said:
+                self.findings.append(f"untold: the row of shard {locked} is held, and status says: {said[-300:]}")
         finally:
             connection.close()
             here.start_worker()
