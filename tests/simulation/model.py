@@ -31,6 +31,7 @@ def deployment(site: Site, prefix: str = "m") -> Settings:
     settings = Settings(
         redis_url=site.redis_url("embedded"), postgres_url=site.postgres_url, prefix=name, postgres_schema=name,
         shards=2, timeout_s=10.0, hydrate_token_s=0.1, retention_s=0.0, lease_renew_s=0.05, read="primary",
+        redis_connections_max=4,
     )  # fmt: skip
     migrate(settings)
     return settings
