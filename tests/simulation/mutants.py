@@ -25,7 +25,8 @@ import msgspec
 
 from statecache.clock import monotonic
 from statecache.settings import process_environment
-from tests.simulation.mutations import MUTANTS, Mutant
+from tests.simulation.mutations import MUTANTS
+from tests.simulation.mutations.mutant import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("statecache", "workers", "tests")
@@ -37,6 +38,7 @@ INSTRUMENTS = {
     "coherence": ("tests.simulation.coherence", "--seconds", "30", "--seed", SEED),
     "steps": ("tests.acceptance.step_kills", "--times", "4", "--seed", SEED),
     "chaos": ("tests.simulation.chaos", "--seconds", "60", "--seed", SEED),
+    "scenarios": ("tests.simulation.scenarios",),
 } | {
     profile: ("tests.simulation.chaos", "--profile", profile, "--seconds", "60", "--seed", SEED)
     for profile in ("roles", "debian", "postgres", "locks", "threads", "deployments", "rights")
@@ -53,7 +55,7 @@ class Caught(NamedTuple):
 
 
 def mutated(folder: Path, mutant: Mutant) -> Path:
-    """This copies the tree, with what is not committed yet too, and takes the mutant's piece out."""
+    """This copies the tree, with what is not committed yet too, and takes the mutant's pieces out."""
     listed = subprocess.run(
         ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-co", "--exclude-standard", "-z", "--", *FOLDERS,
          "pyproject.toml"], cwd=ROOT, capture_output=True, check=True,
@@ -63,11 +65,12 @@ def mutated(folder: Path, mutant: Mutant) -> Path:
         if source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(source.read_bytes())
-    path = folder / mutant.path
-    text = path.read_text()
-    if text.count(mutant.old) != 1:
-        raise SystemExit(f"{mutant.path} has changed: adapt this mutant to it: {mutant.what}")
-    path.write_text(text.replace(mutant.old, mutant.new))
+    for piece in mutant.pieces():
+        path = folder / piece.path
+        text = path.read_text()
+        if text.count(piece.old) != 1:
+            raise SystemExit(f"{piece.path} has changed: adapt this mutant to it: {mutant.what}")
+        path.write_text(text.replace(piece.old, piece.new))
     return folder
 
 

@@ -10,14 +10,17 @@ from tests.simulation import mutants
 from tests.simulation.mutants import INSTRUMENTS, ROOT, Caught, Hunt, hunt, mutated
 from tests.simulation.mutations import MUTANTS
 from tests.simulation.profiles import PROFILES
+from tests.simulation.scenarios import SCENARIOS
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_differs_from_the_tree_in_one_piece(name: str, tmp_path: Path) -> None:
-    mutant = MUTANTS[name]
-    copy = mutated(tmp_path, mutant)
-    text = (ROOT / mutant.path).read_text()
-    assert (copy / mutant.path).read_text() == text.replace(mutant.old, mutant.new) != text
+def test_a_mutant_differs_from_the_tree_in_its_pieces(name: str, tmp_path: Path) -> None:
+    copy = mutated(tmp_path, MUTANTS[name])
+    for piece in MUTANTS[name].pieces():
+        text = (ROOT / piece.path).read_text()
+        assert text.count(piece.old) == 1
+        assert piece.old not in (changed := (copy / piece.path).read_text()) or piece.old in piece.new
+        assert changed != text
     for module, *_ in INSTRUMENTS.values():
         assert (copy / f"{module.replace('.', '/')}.py").is_file()
 
@@ -27,7 +30,14 @@ def test_a_mutant_names_instruments_and_kinds_that_there_are(name: str) -> None:
     for instrument in MUTANTS[name].by.split(","):
         known, *kinds = instrument.split()
         assert known in INSTRUMENTS
-        assert {*kinds} <= {*(PROFILES[known].table if kinds else ())}
+        table = SCENARIOS if known == "scenarios" else PROFILES[known].table if kinds else ()
+        assert {*kinds} <= {*table}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_scenario_is_a_test_of_the_suite(name: str) -> None:
+    path, test = SCENARIOS[name]
+    assert f"def {test}" in (ROOT / path).read_text()
 
 
 def test_the_mean_number_of_runs_is_over_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,11 @@
+"""What is taken out of a copy of the tree, one thing at a time: each keeps a promise, and has to be missed."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations.agents import AGENTS
+from tests.simulation.mutations.durable import DURABLE
+from tests.simulation.mutations.gates import GATES
+from tests.simulation.mutations.hot import HOT
+from tests.simulation.mutations.near import NEAR
+
+MUTANTS = HOT | DURABLE | GATES | NEAR | AGENTS

@@ -1,0 +1,85 @@
+"""Locks and steps."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations.mutant import Mutant
+
+AGENTS = {
+    "claim renewed": Mutant(
+        "the claim of a step that lasts is not renewed",
+        "statecache/_async/claims.py",
+        "            if due:\n",
+        "            if False:\n",
+        by="steps",
+    ),
+    "claim taken again": Mutant(
+        "a claim that was lost in an outage is not taken again",
+        "statecache/_async/claims.py",
+        'self._leases._call("take", one, link, seconds)',
+        'self._leases._call("renew", one, link, seconds)',
+        by="steps",
+    ),
+    "claim watched": Mutant(
+        "whoever finds the claim of a step that was begun free takes its agent for dead at once",
+        "statecache/_async/claims.py",
+        "        elif begun and not (watched and self._watch.saw(monotonic() - now)):\n",
+        "        elif False:\n",
+        by="steps",
+    ),
+    "lock": Mutant(
+        "a lock is given away while somebody has it",
+        "statecache/lua/lease.lua",
+        "if not lease or until_ms <= now then\n",
+        "if true then lease = nil\n",
+        by="locks worker_kill",
+    ),
+    "fencing token": Mutant(
+        "a commit does not ask whether its lease still stands",
+        "statecache/lua/commit.lua",
+        "    if stands ~= token then return { nonce, 'STALE', lock, token, holder or '' } end\n",
+        "",
+        by="locks redis_hold writer_pause",
+    ),
+    "holder's reads": Mutant(
+        "the holder of a lock reads what its process keeps near",
+        "statecache/_async/lease.py",
+        '            self._reads = "primary"\n',
+        "            pass\n",
+        by="locks tracked_late",
+    ),
+    "result kept": Mutant(
+        "the result of a step whose lease was lost while it ran is thrown away",
+        "statecache/_async/step_call.py",
+        "        locks = self._scope.unguarded(write.key)\n",
+        "        locks = self._locks([write])\n",
+        by="locks step_leased",
+    ),
+    "pool for all": Mutant(
+        "transactions may hold all connections, so that what is called inside of them gets none",
+        "statecache/_async/pool.py",
+        "        self._holds_max = max(1, size // 2)\n",
+        "        self._holds_max = size\n",
+        by="model",
+    ),
+    "policy kept": Mutant(
+        "locks that a namespace enforces are kept by those alone who know that",
+        "statecache/lua/commit.lua",
+        "  if enforced and not guarded then return { nonce, 'POLICY', 'enforced' } end\n",
+        "",
+        by="model",
+    ),
+    "newer schema": Mutant(
+        "an older release writes over what it has not read of a newer one's value",
+        "statecache/_async/scope.py",
+        "        if codec.schema != record.schema and record.exists:\n",
+        "        if False:\n",
+        by="model",
+    ),
+    "typed losses": Mutant(
+        "what a subclass adds inside of a container is left out when it is stored",
+        "statecache/losses.py",
+        "    if typed and kind is not gets and is_record(kind) and is_record(gets):\n",
+        "    if False:\n",
+        by="model",
+    ),
+}

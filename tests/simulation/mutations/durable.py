@@ -1,0 +1,113 @@
+"""What workers write to Postgres, and what they let leave Redis."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations.mutant import Mutant, Piece
+
+DURABLE = {
+    "watermark": Mutant(
+        "a flush does not compare the row's watermark with where it read from",
+        "workers/statecache_workers/flusher.py",
+        "if row is not None and row.flushed == one.start.n and agree(row, one.head, server):",
+        "if row is not None and agree(row, one.head, server):",
+    ),
+    "evictability": Mutant(
+        "a state whose moment was missed is never evictable again",
+        "workers/statecache_workers/janitor.py",
+        "self._keys.unflushed(shard), 0, last,",
+        "self._keys.unflushed(shard), last, last,",
+        by="model",
+    ),
+    "synced commit": Mutant(
+        "a worker's COMMIT waits for the disk only where the role's default does",
+        "statecache/sql/local_limits.sql",
+        "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'\n"
+        "                                             ELSE current_setting('synchronous_commit') END",
+        "current_setting('synchronous_commit')",
+        by="postgres commit_unsynced",
+    ),
+    "encoding": Mutant(
+        "a connection to Postgres says in the database's default encoding what is UTF-8",
+        "statecache/_async/postgres_connection.py",
+        '            client_encoding="utf8",\n',
+        "",
+        by="postgres default_encoding",
+    ),
+    "halved": Mutant(
+        "a batch that Postgres cannot write in time is repeated as it was",
+        "workers/statecache_workers/sizing.py",
+        "        self._part = max(min(self._part, tried) / 2, 1 / self._entries_max)\n",
+        "        self._part = min(1.0, tried + self._part)\n",
+        by="postgres batch_slow",
+    ),
+    "locked rows": Mutant(
+        "the leases of all shards wait for the one row that somebody else holds",
+        "statecache/sql/shards_renew.sql",
+        " FOR UPDATE SKIP LOCKED\n",
+        " FOR UPDATE\n",
+        by="postgres row_locked",
+    ),
+    "warnings": Mutant(
+        "a COMMIT that was not replicated is believed where the database's default hides warnings",
+        "statecache/sql/local_limits.sql",
+        "       set_config('client_min_messages', 'warning', true),\n",
+        "",
+        by="postgres commit_cancelled",
+    ),
+    "retention": Mutant(
+        "entries leave the stream as soon as they are flushed, where they were committed long ago",
+        "workers/statecache_workers/flusher.py",
+        "        for place in one.places(retention.step_bytes):\n",
+        "        first = next((entry.change_set for entry in one.entries if entry.change_set), None)\n"
+        "        now -= __import__('time').time() - first.at.timestamp() if first else 0.0\n"
+        "        for place in one.places(retention.step_bytes):\n",
+        by="postgres restored_behind",
+    ),
+    "leaving worker": Mutant(
+        "a worker that ends over a connection that has died unseen keeps its shards until their leases are over",
+        "workers/statecache_workers/worker.py",
+        "                if self._database is None or self._database.alive:\n",
+        "                if True:\n",
+        by="postgres left_silent",
+    ),
+    "rescue": Mutant(
+        "what is set aside leaves Redis although Postgres may not hold it",
+        "statecache/_async/postgres_connection.py",
+        "    if doubt := doubt_of(tag, warnings):\n",
+        '    if doubt := doubt_of("COMMIT", Warnings(connection)):\n',
+        by="scenarios rescue",
+        also=(
+            Piece(
+                "statecache/_sync/postgres_connection.py",
+                "    if doubt := doubt_of(tag, warnings):\n",
+                '    if doubt := doubt_of("COMMIT", Warnings(connection)):\n',
+            ),
+        ),
+    ),
+    "silent flush": Mutant(
+        "nobody ends a session in the middle of whose flush the connection died",
+        "workers/statecache_workers/database.py",
+        '        self._probing = asyncio.create_task(self._probe(limit), name="probe")\n',
+        "        pass\n",
+        by="postgres left_silent",
+        also=(
+            Piece(
+                "workers/statecache_workers/ownership.py",
+                "            if share.held or share.unowned:\n",
+                "            if False:\n",
+            ),
+            Piece(
+                "statecache/sql/local_limits.sql",
+                "            THEN set_config('transaction_timeout', %(transaction)s, true) END,\n",
+                "            THEN %(transaction)s::text END,\n",
+            ),
+        ),
+    ),
+    "holder of a row": Mutant(
+        "status does not tell who holds the row of a shard that no worker can take",
+        "statecache/cli/attention.py",
+        "    reasons += [*_held(sample.held), *_hindered(sample.workers or ())]\n",
+        "",
+        by="postgres row_locked",
+    ),
+}

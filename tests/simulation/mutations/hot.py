@@ -1,0 +1,67 @@
+"""Commits in Redis, how they are acknowledged, and what readers install."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations.mutant import Mutant
+
+HOT = {
+    "dedupe": Mutant(
+        "a repeated commit is not known again",
+        "statecache/lua/commit.lua",
+        "if seen then\n",
+        "if false then\n",
+    ),
+    "fence": Mutant(
+        "a commit does not ask whether this server opened the epoch",
+        "statecache/lua/commit.lua",
+        "if not epoch or replid ~= server then\n",
+        "if not epoch then\n",
+    ),
+    "absence": Mutant(
+        "what was expected to be absent is overwritten",
+        "statecache/_async/scope.py",
+        "        return ABSENT\n",
+        "        return BLIND\n",
+        by="model,chaos",
+    ),
+    "rights": Mutant(
+        "a commit writes whether or not it may write all of it",
+        "statecache/lua/commit.lua",
+        "local may, lacking = redis.acl_check_cmd, nil\n",
+        "local may, lacking = nil, nil\n",
+        by="model",
+    ),
+    "copies": Mutant(
+        "a change that is looked up is acknowledged at any level",
+        "statecache/_async/repeats.py",
+        "        if commit.durability in COPIED:\n",
+        "        if False:\n",
+        by="model",
+    ),
+    "used change_id": Mutant(
+        "a change_id that stands for another value is answered as a repeat",
+        "statecache/lua/commit.lua",
+        "        if op and (op ~= ARGV[at + 1] or value ~= ARGV[at + 3]) then\n",
+        "        if false then\n",
+        by="model",
+    ),
+    "persist": Mutant(
+        "a commit leaves a state its time to live",
+        "statecache/lua/commit.lua",
+        "    call('PERSIST', redis_key)\n",
+        "",
+    ),
+    "hydration token": Mutant(
+        "a reader installs what it has read whatever happened meanwhile",
+        "statecache/lua/hydrate_install.lua",
+        "if standing and string.sub(standing, 1, #mine) == mine and redis.call('EXISTS', KEYS[i]) == 0 then",
+        "if redis.call('EXISTS', KEYS[i]) == 0 then",
+    ),
+    "replicas counted": Mutant(
+        "nobody counts how many replicas have acknowledged",
+        "statecache/_async/levels.py",
+        "        if reached < wanted:\n",
+        "        if False:\n",
+        by="roles replica_freeze",
+    ),
+}

@@ -1,0 +1,65 @@
+"""Named scenarios, for what no drawn history shows: each is a test of the suite, run by itself.
+
+    python -m tests.simulation.scenarios [--kinds NAME …]
+
+Why the other instruments do not see it:
+
+    swapped       SWAPDB puts another data set behind the server: nobody else who uses these servers could go on
+    shorter       a Redis without a fence comes back without its end: all arenas, and their judges, have the fence
+    went_back     a Redis goes back within an epoch: no server does that under a fence
+    restarts      a Postgres went back behind two restarts of Redis, and nobody wrote between these
+    rescue        the COMMIT of a rescue is cut short: that takes a standby that is cut off and an old branch at once
+    old_tail      what an old primary takes before it is wiped: below `postgres` it may be lost, so no judge misses it
+    frozen        a verb ends in time beside a server that hangs: where processes are starved and stopped, many end late
+    decoded       what decoded values take in memory: nothing that is read or written is wrong by it
+
+The exit status is pytest's of the first that fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import pytest
+
+SCENARIOS = {
+    "swapped": (
+        "tests/integration/test_failover_roles.py",
+        "test_another_data_set_behind_the_same_server_is_noticed_by_the_heartbeat",
+    ),
+    "shorter": ("tests/integration/test_flusher_unfenced.py", "test_a_redis_that_came_back_shorter"),
+    "rescue": (
+        "tests/integration/test_failover_old_primary.py",
+        "test_what_is_set_aside_leaves_redis_only_when_postgres_holds_it_for_sure",
+    ),
+    "old_tail": (
+        "tests/integration/test_failover_old_primary.py",
+        "test_what_an_old_primary_still_takes_is_kept_before_it_is_wiped",
+    ),
+    "frozen": ("tests/integration/test_client_bounds.py", "test_every_verb_ends"),
+    "went_back": (
+        "tests/integration/test_near_order.py",
+        "test_a_state_that_went_back_is_neither_listed_nor_read_in_a_transaction",
+    ),
+    "restarts": (
+        "tests/integration/test_flusher_epochs.py",
+        "test_a_postgres_of_before_two_restarts_of_redis_needs_nobody",
+    ),
+    "decoded": ("tests/unit/test_near_shared.py", "test_what_is_decoded_for_all_readers_counts_too"),
+}
+
+
+def main() -> int:
+    """This runs from the command line."""
+    parser = argparse.ArgumentParser(description="Run named scenarios.")
+    parser.add_argument("--kinds", nargs="+", choices=SCENARIOS, default=[*SCENARIOS])
+    for kind in parser.parse_args().kinds:
+        path, words = SCENARIOS[kind]
+        if status := pytest.main([path, "-k", words, "-n", "0", "-q", "-p", "no:cacheprovider"]):
+            return int(status)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
