@@ -36,19 +36,13 @@ from tests.simulation.threads_arena import ThreadsArena
 
 SWITCHED_ON: dict[str, tuple[str, ...]] = {
     "chaos": tuple(nemesis.KINDS),
-    "postgres": (
-        "commit_unsynced", "default_path", "default_read_only", "read_only", "disk_full", "flush_silent", "worker_kill",
-        "writer_kill", "backend_terminate", "commit_drop_reply", "table_lock",
-    ),
+    "postgres": tuple(nemesis.POSTGRES),
     "deployments": (
         "readers_wrong_postgres", "readers_empty", "readers_prefix", "readers_schema", "agents_empty", "agents_prefix",
         "agents_schema", "workers_wrong_redis", "workers_wrong_postgres", "workers_prefix", "workers_schema",
         "migrate_wrong_redis", "migrate_wrong_postgres", "migrate_prefix", "migrate_schema",
     ),
-    "locks": (
-        "writer_kill", "writer_pause", "worker_kill", "redis_kill", "redis_pause", "redis_reset", "redis_drop_reply",
-        "client_kill", "postgres_kill",
-    ),
+    "locks": tuple(nemesis.LOCKS),
     "roles": (
         "replica_freeze", "replica_slow", "replica_cut", "primary_restart", "primary_killed", "worker_kill",
         "writer_kill",
