@@ -123,14 +123,14 @@ async def test_without_postgres_nothing_is_read_unless_stale_states_are_accepted
     client = make_client(alone)
     for key in (KEY, GONE):
         with pytest.raises(Unavailable, match="gate of shard") as refused:
-            await client.get(key, read=read, timeout=0.5)
+            await client.get(key, read=read, timeout=1)
         assert refused.value.reason == "epoch"
     content = make_client(alone.model_copy(update={"stale_reads": True}))
     found = await content.get(KEY, read=read)
     assert found is not None
     assert found.value == "old"
     with pytest.raises(Unavailable) as refused:
-        await content.get(GONE, read=read, timeout=0.5)
+        await content.get(GONE, read=read, timeout=1)
     assert refused.value.reason == "epoch"
     shard.open()
     assert (await client.get(KEY, read=read)) == found
