@@ -2,8 +2,9 @@
 
 The two URLs may name two installations whose keys, prefix and schema are the same; only the identities differ that both
 tiers hold. Postgres is asked once, on the first connection to Redis, and again where a new connection leads to a Redis
-of another identity. Redis serves without Postgres: where that cannot be reached, and was not before, nothing is
-compared until it is; every connection to Postgres compares too.
+of another identity. Redis serves without Postgres: where that cannot be reached, or has been silent for
+`connect_timeout_s`, and was not heard before, nothing is compared until it is reached; every connection to Postgres
+compares too.
 """
 
 from __future__ import annotations
@@ -13,25 +14,24 @@ from typing import TYPE_CHECKING
 from statecache import _process
 from statecache._bridge import AsyncSlots
 from statecache.clock import monotonic
-from statecache.errors import PostgresUnavailable, RedisUnavailable
+from statecache.errors import PostgresUnavailable
 
 if TYPE_CHECKING:
     from statecache._async.postgres import PostgresTier
-
-_PATIENCE = 0.5
-"""The part of a caller's time that a silent Postgres may take: the rest is for Redis."""
+    from statecache.settings import Settings
 
 
 class Pairing:
     """This compares a client's two tiers; of its tasks one asks Postgres and the others wait for the answer."""
 
-    def __init__(self, postgres: PostgresTier) -> None:
+    def __init__(self, settings: Settings, postgres: PostgresTier) -> None:
+        self._connect_timeout_s = settings.connect_timeout_s
         self._postgres = postgres
         self._reset()
 
     def _reset(self) -> None:
         self._turn = AsyncSlots(1)
-        self._unreached = False
+        self._patience_s = self._connect_timeout_s
         self._pid = _process.pid
 
     async def compare(self, cluster: str, seconds: float) -> None:
@@ -43,20 +43,26 @@ class Pairing:
         end = monotonic() + seconds
         turn = await self._turn.acquire(seconds)
         if turn is None:
-            raise RedisUnavailable("timeout", detail="Postgres has not said yet whether it belongs to this Redis")
+            raise PostgresUnavailable("timeout", detail="it has not said yet whether it belongs to this Redis")
         try:
-            known = self._postgres.cluster
-            if cluster != known and (known or not self._unreached):
-                await self._ask(max(end - monotonic(), 0.001) * _PATIENCE)
+            if cluster != self._postgres.cluster:
+                await self._ask(end)
         finally:
             turn.release()
 
-    async def _ask(self, seconds: float) -> None:
+    async def _ask(self, end: float) -> None:
+        """Ask Postgres, unless it was waited for long enough; PostgresUnavailable where it may still answer."""
+        known, began = self._postgres.cluster, monotonic()
+        if not known and self._patience_s <= 0:
+            return
+        seconds = max(min(end - began, self._connect_timeout_s if known else self._patience_s), 0.001)
         try:
             session = await self._postgres.session(seconds)  # which compares
         except PostgresUnavailable:
-            if self._postgres.cluster:
+            took = monotonic() - began
+            silent = took > seconds * 0.9  # else it refused
+            self._patience_s = self._patience_s - took if silent else 0.0
+            if known or self._patience_s > 0:
                 raise
-            self._unreached = True
         else:
             await session.close()

@@ -53,7 +53,7 @@ class Tiers:
         self.rng = rng
         self.keys = KeySpace(prefix=settings.prefix, shards=settings.shards)
         self.postgres = PostgresTier(settings, self.keys, cluster=lambda: redis.cluster)
-        self.redis = redis = RedisTier(settings, self.keys, dial=dial, pairing=Pairing(self.postgres))
+        self.redis = redis = RedisTier(settings, self.keys, dial=dial, pairing=Pairing(settings, self.postgres))
         self.opener = Opener(settings, self.keys, self.redis, self.postgres)
         self.hydrator = Hydrator(settings, self.keys, self.redis, self.postgres, self.opener, new_token=new_change_id)
         self.near = Near(

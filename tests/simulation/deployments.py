@@ -49,6 +49,8 @@ from tests.simulation.writer import KEYS
 WORKS_S = 3.5
 ENDS_S = 15.0
 TIMEOUT_S = 0.5
+REFUSED_S = 10.0
+"""The timeout of who is refused as soon as Postgres has answered, however busy the machine is."""
 OTHERS = "other"
 """How the other deployment's values are marked."""
 WHO = ("readers", "agents", "workers", "migrate")
@@ -105,7 +107,9 @@ class DeploymentsFaults(Faults):
             "prefix": {"prefix": "another"},
             "schema": {"postgres_schema": "another"},
         }[where]
-        settings = here.direct.model_copy(update=told | {"timeout_s": TIMEOUT_S, "writer": "a stranger"})
+        timeout_s = REFUSED_S if where.startswith("wrong") else TIMEOUT_S
+        timeouts = {"timeout_s": timeout_s, "connect_timeout_s": max(timeout_s, here.settings.connect_timeout_s)}
+        settings = here.direct.model_copy(update=told | timeouts | {"writer": "a stranger"})
         await {"readers": self._readers, "agents": self._agents, "workers": self._workers, "migrate": self._migrates}[
             who
         ](settings, f"{who} with {where}")
