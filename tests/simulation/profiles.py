@@ -37,17 +37,13 @@ from tests.simulation.threads_arena import ThreadsArena
 SWITCHED_ON: dict[str, tuple[str, ...]] = {
     "chaos": tuple(nemesis.KINDS),
     "postgres": tuple(nemesis.POSTGRES),
-    "deployments": (
-        "readers_wrong_postgres", "readers_empty", "readers_prefix", "readers_schema", "agents_empty", "agents_prefix",
-        "agents_schema", "workers_wrong_redis", "workers_wrong_postgres", "workers_prefix", "workers_schema",
-        "migrate_wrong_redis", "migrate_wrong_postgres", "migrate_prefix", "migrate_schema",
-    ),
+    "deployments": tuple(deployments.KINDS),
     "locks": tuple(nemesis.LOCKS),
-    "roles": (
-        "replica_freeze", "replica_slow", "replica_cut", "primary_restart", "primary_killed", "worker_kill",
-        "writer_kill",
-    ),
+    "roles": tuple(nemesis.ROLES),
+    "debian": tuple(nemesis.ROLES),
     "threads": tuple(nemesis.THREADS),
+    "rights": tuple(nemesis.RIGHTS),
+    "releases": tuple(releases.KINDS),
 }  # fmt: skip
 """The kinds of each profile that the test suite's short runs draw from: one line a profile."""
 
