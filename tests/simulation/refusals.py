@@ -32,6 +32,8 @@ NAMES = ("", "/plan", "/log")
 CLIENTS = st.sampled_from((0, 1))
 KEYS = st.sampled_from([group + name for group in GROUPS for name in NAMES])
 PAIRS = st.sampled_from([(group, group + name) for group in GROUPS for name in NAMES[1:]])
+FORGOTTEN = 9
+"""After so many others a change is no longer in its state's `recent`, and is looked up where it is repeated."""
 _WORD = "secret"
 
 
@@ -91,14 +93,15 @@ class Refusals(RuleBasedStateMachine):
             state = await client.set(key, change.value, change_id=change.change_id)
             assert (state.version, state.change_id) == (at + 1, change.change_id)
 
-    @rule(who=CLIENTS, key=KEYS, back=st.integers(0, 9))
-    def repeat_at_disk(self, who: int, key: str, back: int) -> None:
-        chain = self.expected.chain(key)
-        if back < len(chain) and chain[-1 - back].change_id and chain[-1 - back].op == "set":
-            self.run(self._repeat_at_disk(self.clients[who], key, len(chain) - 1 - back))
+    @rule(who=CLIENTS, key=KEYS, more=st.sampled_from((0, 1, FORGOTTEN)))
+    def repeat_at_disk(self, who: int, key: str, more: int) -> None:
+        self.run(self._repeat_at_disk(self.clients[who], key, more))
 
-    async def _repeat_at_disk(self, client: AsyncStateCache, key: str, at: int) -> None:
+    async def _repeat_at_disk(self, client: AsyncStateCache, key: str, more: int) -> None:
         """The disk is synced, so the level is given; then it no longer is, and finding the change is not enough."""
+        for _ in range(1 + more):
+            await self._set(client, key)
+        at = len(self.expected.chain(key)) - 1 - more
         change = self.expected.chain(key)[at]
         repeat: dict[str, Any] = {"change_id": change.change_id, "durability": "disk"}
         try:
