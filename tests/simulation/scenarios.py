@@ -11,6 +11,7 @@ Why the other instruments do not see it:
     rescue        the COMMIT of a rescue is cut short: that takes a standby that is cut off and an old branch at once
     old_tail      what an old primary takes before it is wiped: below `postgres` it may be lost, so no judge misses it
     frozen        a verb ends in time beside a server that hangs: where processes are starved and stopped, many end late
+    began_before  what is read is older than asked for by less than a command may take, which no judge of ages blames
     decoded       what decoded values take in memory: nothing that is read or written is wrong by it
 
 The exit status is pytest's of the first that fails.
@@ -46,6 +47,7 @@ SCENARIOS = {
         "tests/integration/test_flusher_epochs.py",
         "test_a_postgres_of_before_two_restarts_of_redis_needs_nobody",
     ),
+    "began_before": ("tests/integration/test_near.py", "test_less_staleness_is_not_had_from_a_read_that_began_before"),
     "decoded": ("tests/unit/test_near_shared.py", "test_what_is_decoded_for_all_readers_counts_too"),
 }
 

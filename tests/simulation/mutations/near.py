@@ -94,7 +94,7 @@ NEAR = {
         "statecache/_async/listing.py",
         "        if self._near.seen(record.key, (record.epoch, record.version)):\n",
         "        if True:\n",
-        by="postgres restored standby_promoted",
+        by="scenarios went_back",
     ),
     "cancelled verb": Mutant(
         "who is cancelled beside a Postgres that hangs waits until psycopg gives up asking it to stop",
@@ -109,5 +109,12 @@ NEAR = {
         " if not seen(key, (one.epoch, one.version))), None)\n",
         " if not (seen or one)), None)\n",
         by="scenarios went_back",
+    ),
+    "shared reading": Mutant(
+        "who asks for what is not stale shares a read that began before that",
+        "statecache/_async/reading.py",
+        "        if not mine and max_stale is not None and now - reading.begun > max_stale:\n",
+        "        if False:\n",
+        by="scenarios began_before",
     ),
 }
