@@ -60,7 +60,7 @@ class Refusals(RuleBasedStateMachine):
         state = await client.set(key, value, **more)
         self.expected.took(key, "set", value, state)
 
-    @rule(who=CLIENTS, key=KEYS, back=st.integers(-1, 3))
+    @rule(who=CLIENTS, key=KEYS, back=st.integers(-3, 2))
     def set_what_was_expected(self, who: int, key: str, back: int) -> None:
         chain = self.expected.chain(key)
         if back < len(chain):
