@@ -1,17 +1,14 @@
-"""The profiles of the chaos: which servers there are, who writes, what strikes, and which kinds break nothing today.
+"""The profiles of the chaos: which servers there are, who writes, and what strikes.
 
-    chaos       one Valkey, one Postgres: what kills, freezes, cuts, squeezes and empties them, and the network
-    roles       a primary and two replicas that change their roles, behind an address that moves
-    debian      the same with the machine's `redis-server` in place of the Valkey
-    threads     processes of many threads that share a synchronous client, one of them over TLS
-    deployments     two deployments, and who is pointed at the wrong servers
-    rights      a Redis user loses rights in the middle of its life
-    releases    the release before beside the present one
-    locks       holders of locks and agents that run steps are stopped, killed, cut off and told late
-    postgres    a Postgres that goes back, changes its place, is full, slow, read-only, or set up by somebody else
-
-A kind of faults that finds a defect joins `SWITCHED_ON` of its profile when the defect is gone: the short runs of the
-test suite draw from these kinds only, `make chaos PROFILE=…` from all.
+chaos       one Valkey, one Postgres: what kills, freezes, cuts, squeezes and empties them, and the network
+roles       a primary and two replicas that change their roles, behind an address that moves
+debian      the same with the machine's `redis-server` in place of the Valkey
+threads     processes of many threads that share a synchronous client, one of them over TLS
+deployments     two deployments, and who is pointed at the wrong servers
+rights      a Redis user loses rights in the middle of its life
+releases    the release before beside the present one
+locks       holders of locks and agents that run steps are stopped, killed, cut off and told late
+postgres    a Postgres that goes back, changes its place, is full, slow, read-only, or set up by somebody else
 """
 
 from __future__ import annotations
@@ -33,19 +30,6 @@ from tests.simulation.rights_faults import RightsArena, RightsFaults
 from tests.simulation.roles_arena import RolesArena
 from tests.simulation.roles_faults import RolesFaults
 from tests.simulation.threads_arena import ThreadsArena
-
-SWITCHED_ON: dict[str, tuple[str, ...]] = {
-    "chaos": tuple(nemesis.KINDS),
-    "postgres": tuple(nemesis.POSTGRES),
-    "deployments": tuple(deployments.KINDS),
-    "locks": tuple(nemesis.LOCKS),
-    "roles": tuple(nemesis.ROLES),
-    "debian": tuple(nemesis.ROLES),
-    "threads": tuple(nemesis.THREADS),
-    "rights": tuple(nemesis.RIGHTS),
-    "releases": tuple(releases.KINDS),
-}  # fmt: skip
-"""The kinds of each profile that the test suite's short runs draw from: one line a profile."""
 
 
 class Profile(NamedTuple):
