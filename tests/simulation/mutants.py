@@ -102,6 +102,8 @@ def _first_finding(lines: list[str]) -> str:
     for at, line in enumerate(lines):
         if "VIOLATED" in line:
             return " ".join(part.strip() for part in lines[at : at + 2])
+        if at and line.startswith("Failing test case"):  # of the model: behind the end of a traceback
+            return lines[at - 1]
     told = [
         line
         for line in lines
