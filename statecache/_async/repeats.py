@@ -138,6 +138,18 @@ class Repeats(Together):
         self._count_copies(commit, replies)
         return committed
 
+    async def copied(self, commit: Commit) -> bool:
+        """Return once copies of a change that is known to be applied are counted; False where it is found nowhere."""
+        keys = [write.key for write in commit.writes]
+        while True:
+            found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
+            if found is None:
+                await self._pause(commit, RedisUnavailable("copies", detail=_ELSEWHERE))
+                return False
+            if replies := await self._confirmed(commit, found):
+                self._count_copies(commit, replies)
+                return True
+
     async def _confirmed(self, commit: Commit, found: Found) -> list[Any]:
         """Return the replies of the server that holds the change; none for looking again."""
         link = await self._link_for(commit, max(commit.end - monotonic(), 0.001))

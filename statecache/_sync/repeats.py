@@ -140,6 +140,18 @@ class Repeats(Together):
         self._count_copies(commit, replies)
         return committed
 
+    def copied(self, commit: Commit) -> bool:
+        """Return once copies of a change that is known to be applied are counted; False where it is found nowhere."""
+        keys = [write.key for write in commit.writes]
+        while True:
+            found = self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
+            if found is None:
+                self._pause(commit, RedisUnavailable("copies", detail=_ELSEWHERE))
+                return False
+            if replies := self._confirmed(commit, found):
+                self._count_copies(commit, replies)
+                return True
+
     def _confirmed(self, commit: Commit, found: Found) -> list[Any]:
         """Return the replies of the server that holds the change; none for looking again."""
         link = self._link_for(commit, max(commit.end - monotonic(), 0.001))

@@ -28,6 +28,7 @@ from statecache import steps
 from statecache._bridge import called, finished, sleep
 from statecache._sync.commits import new_change_id
 from statecache._sync.durable import HELD
+from statecache._sync.levels import COPIED
 from statecache._sync.observing import note
 from statecache._sync.step_records import Held, held_step, record_write
 from statecache.clock import monotonic, wall
@@ -167,8 +168,12 @@ class StepCall:
 
     def _given(self, held: Held, end: float) -> bool:
         """This returns when the result that is given is as durable as it was asked to be; False where it was lost."""
-        if self._terms.durability != "postgres" or held.record is None:
+        level = self._terms.durability
+        if level == "memory" or held.record is None:
             return True
+        if level in COPIED:
+            writes = [self._write(held.step, held.record.parent_change_id, held.encoding)]
+            return self._tier.committer.copied(self._new(writes, level, end, locks=None, change_id=held.change_id))
         position = Position.parse(held.record.position) or Position(0, 0)
         durable = self._tier.durable
         return durable.wait(self._shard, position, held.change_id, [self._record_key], end=end) == HELD
@@ -311,9 +316,10 @@ class StepCall:
 
     def _overtaken(self, step: StepRecord) -> Any:
         """This gives the result that someone else kept of the same effect, or says that they went on without it."""
-        _, held = held_step(self._tier, self._record_key, end=self._scope.end_of(self._terms.timeout))
+        end = self._scope.end_of(self._terms.timeout)
+        _, held = held_step(self._tier, self._record_key, end=end)
         same = held is not None and (self._terms.idempotent or held.step.attempts == step.attempts)
-        if held is not None and same and held.step.status in ("done", "ran"):
+        if held is not None and same and held.step.status in ("done", "ran") and self._given(held, end):
             return self._decoded(held)
         status = "gone" if held is None else held.step.status
         raise self._unknown(step, f"its function returned, but others had taken the step over, which is now {status}")
@@ -336,10 +342,12 @@ class StepCall:
     def _locks(self, writes: list[Write]) -> Locks | None:
         return self._scope.locks_of([write.key for write in writes])
 
-    def _new(self, writes: list[Write], durability: str, end: float, *, locks: Locks | None) -> Commit:
+    def _new(
+        self, writes: list[Write], durability: str, end: float, *, locks: Locks | None, change_id: str | None = None
+    ) -> Commit:
         return self._tier.committer.new(
             writes, self._shard, durability=durability, actor=self._terms.actor, reason=self._terms.reason, end=end,
-            locks=locks,
+            change_id=change_id, locks=locks,
         )  # fmt: skip
 
     def _write(self, step: StepRecord, expected: str, encoding: Encoding) -> Write:

@@ -16,6 +16,7 @@ from statecache import (
     OutcomeUnknown,
     Settings,
     StateCacheError,
+    Step,
     Unavailable,
 )
 from statecache.clock import monotonic
@@ -28,6 +29,7 @@ from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
 from tests.fix_flusher import flush
 from tests.fix_servers import MakeClient, MakeSettings, plain_client
+from tests.integration.test_client_durability import at_work
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -160,6 +162,26 @@ async def test_only_the_server_that_holds_a_change_confirms_it(
     pair_raw.hset(keys.meta(shard), "replid", "another-server")
     assert confirmed(state.change_id, str(state.position)) == [b"nonce", b"GONE"]
     assert pair_raw.hget(keys.meta(shard), written) == b"2"
+
+
+# Steps.
+
+
+async def test_a_step_that_is_called_again_gives_its_result_once_copies_of_it_are_counted(
+    make_client: MakeClient, settings: Settings, pair: Servers
+) -> None:
+    """The first call was told that they are lacking; who calls it again is not given the result without them."""
+    ran: list[Step] = []
+    async with at_work(settings):
+        pair.pause("replica-1")
+        try:
+            for _ in range(2):
+                with pytest.raises(DurabilityNotMet, match="0 of 1 copies"):
+                    await make_client(settings).step(KEY, "charge", ran.append, durability="replica", timeout=2)
+        finally:
+            pair.resume("replica-1")
+        await make_client(settings).step(KEY, "charge", ran.append, durability="replica")
+    assert len(ran) == 1
 
 
 # What a server can give.
