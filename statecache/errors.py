@@ -155,7 +155,7 @@ class OutcomeUnknown(StateCacheError):
 
 
 class DurabilityNotMet(StateCacheError):
-    """Change {change_id} is applied, but {reached} of {wanted} copies acknowledged it at level {level!r}."""
+    """Change {change_id} is applied, but {reached} of {wanted} copies acknowledged it at level {level!r}{why}."""
 
     hint = "The change is not lost; it may not survive a fault of the primary yet."
     change_id: str
@@ -163,9 +163,19 @@ class DurabilityNotMet(StateCacheError):
     reached: int
     wanted: int
     applied: bool
+    reason: str
 
-    def __init__(self, change_id: str, *, level: str, reached: int, wanted: int, applied: bool = True) -> None:
-        super().__init__(change_id=change_id, level=level, reached=reached, wanted=wanted, applied=applied)
+    def __init__(
+        self, change_id: str, *, level: str, reached: int, wanted: int, applied: bool = True, reason: str = ""
+    ) -> None:
+        super().__init__(
+            change_id=change_id, level=level, reached=reached, wanted=wanted, applied=applied, reason=reason
+        )
+
+    @property
+    def problem(self) -> str:
+        """This says why none was counted, where the server refused to."""
+        return self._filled(why=f": {_unended(self.reason)}" if self.reason else "")
 
 
 class DurabilityRefused(StateCacheError):

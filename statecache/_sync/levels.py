@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from statecache._sync.redis import code_of
 from statecache.clock import monotonic
 from statecache.errors import DurabilityNotMet, DurabilityRefused, UsageError
 from statecache.model import DURABILITIES
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 COPIED = ("replica", "disk")
 """The levels that copies acknowledge, on the connection of the commit."""
 _ASK_AGAIN_S = 60.0
+_WAIT_FOR_NONE = {"replica": ("WAIT", 0, 1), "disk": ("WAITAOF", 0, 0, 1)}
+"""The level's command, waiting for no copy: whether it is there, and this user may run it, is seen by that."""
 
 
 class Levels:
@@ -58,14 +61,16 @@ class Levels:
             ("INFO", "replication"),
             ("CONFIG", "GET", "save"),
             ("CONFIG", "GET", "appendfsync"),
-            ("COMMAND", "INFO", "WAITAOF"),
+            _WAIT_FOR_NONE[level],
         ]
-        kept, copies, save, fsync, known = link.run(commands, seconds=seconds)
+        kept, copies, save, fsync, waited = link.run(commands, seconds=seconds)
+        if isinstance(waited, Exception):
+            return _without(commands[-1][0], waited)
         if isinstance(kept, Exception) or isinstance(copies, Exception):
             return "INFO is refused, so what the server keeps is not known; grant +info"
         append_only = b"aof_enabled:1" in kept
         if level == "disk":
-            return _against_disk(append_only, _setting(fsync), known)
+            return _against_disk(append_only, _setting(fsync))
         return _against_replica(append_only, save, copies, self._settings.replicas)
 
     def replicas_of(self, level: str) -> int:
@@ -82,7 +87,7 @@ class Levels:
         """This raises DurabilityNotMet where the wait's reply counts fewer copies than the level asks for."""
         wanted = 1 if level == "disk" else self._settings.replicas
         if isinstance(reply, Exception):
-            raise DurabilityNotMet(change_id, level=f"{level}: {reply}", reached=0, wanted=wanted)
+            raise DurabilityNotMet(change_id, level=level, reached=0, wanted=wanted, reason=str(reply))
         reached = reply[0] if isinstance(reply, list) else reply
         if reached < wanted:
             raise DurabilityNotMet(change_id, level=level, reached=reached, wanted=wanted)
@@ -91,6 +96,15 @@ class Levels:
 def too_few_replicas(connected: int, wanted: int) -> str:
     """Return the reason why `replica` is refused where fewer are connected than must acknowledge."""
     return f"{connected} replicas are connected and {wanted} must acknowledge"
+
+
+def _without(command: Any, error: Exception) -> str:
+    """Return the reason why a level is refused whose command the server refuses."""
+    if code_of(error) == "NOPERM":
+        return f"this user may not run {command}; grant +{command.lower()}"
+    if "unknown command" in str(error).lower():
+        return f"this server has no {command} (Redis or Valkey 7.2 and newer have it)"
+    return f"{command} is refused ({error})"
 
 
 def _against_replica(append_only: bool, save: Any, copies: bytes, wanted: int) -> str:
@@ -105,9 +119,7 @@ def _against_replica(append_only: bool, save: Any, copies: bytes, wanted: int) -
     return "the primary keeps nothing over a restart (no append-only file, no snapshots)"
 
 
-def _against_disk(append_only: bool, fsync: str | None, known: Any) -> str:
-    if isinstance(known, Exception) or not known or known[0] is None:
-        return "this server has no WAITAOF (Redis or Valkey 7.2 and newer have it)"
+def _against_disk(append_only: bool, fsync: str | None) -> str:
     if not append_only:
         return "this server has no append-only file (appendonly no)"
     if fsync is None:

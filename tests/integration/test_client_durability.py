@@ -306,6 +306,8 @@ async def test_a_level_that_the_server_cannot_give_is_refused_with_the_reason(
         ("config", "on", "disk", "CONFIG GET appendfsync is refused"),
         ("info", "off", "disk", "INFO is refused"),
         ("info", "off", "replica", "INFO is refused"),
+        ("wait", "on", "replica", "may not run WAIT"),
+        ("waitaof", "on", "disk", "may not run WAITAOF"),
     ],
 )
 async def test_what_may_not_be_asked_of_the_server_is_not_assumed(
@@ -318,6 +320,21 @@ async def test_what_may_not_be_asked_of_the_server_is_not_assumed(
     try:
         with pytest.raises(DurabilityRefused, match=reason):
             await make_client(asking).set(KEY, 1, durability=level)
+        assert await make_client(paired).get(KEY) is None
+    finally:
+        pair_raw.acl_deluser(name)
+
+
+async def test_what_needs_no_asking_about_the_server_is_given_without_the_right_to_ask(
+    make_client: MakeClient, paired: Settings, pair_raw: Any
+) -> None:
+    """That a command is there is seen by running it."""
+    name = paired.prefix
+    pair_raw.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", "~*", "&*", "+@all", "-command")
+    where = paired.redis_url.rpartition("@")[2]
+    asking = paired.model_copy(update={"redis_url": f"redis://{name}:secret@{where}"})
+    try:
+        assert (await make_client(asking).set(KEY, 1, durability="disk")).version == 1
     finally:
         pair_raw.acl_deluser(name)
 
@@ -354,7 +371,7 @@ async def test_a_disk_that_ceases_to_be_synced_is_told_and_the_change_is_applied
     finally:
         for name, value in kept.items():
             pair_raw.config_set(name, value)
-    assert (caught.value.applied, caught.value.level.partition(":")[0]) == (True, "disk")
+    assert (caught.value.applied, caught.value.level) == (True, "disk")
     assert (await client.get(KEY)).version == 3  # type: ignore[union-attr]
 
 

@@ -208,7 +208,7 @@ async def test_an_agent_that_lacks_any_of_them_is_refused_something(deployment: 
             assert command.partition("|")[0] in refused or command in denied(raw, "lesser"), command
     raw.acl_deluser("lesser")
     assert let_in == given & {
-        "blmpop", "rpush", "spublish", "ssubscribe", "wait", "waitaof", "config|get", "command|info", "client|tracking",
+        "blmpop", "rpush", "spublish", "ssubscribe", "wait", "waitaof", "config|get", "client|tracking",
         "client|caching",
     }  # fmt: skip
 
