@@ -14,6 +14,7 @@ import psycopg
 
 from statecache import _process
 from statecache._async.gate import Gate, Outcome
+from statecache._async.postgres_connection import brief
 from statecache._bridge import AsyncSlots, async_severed, async_sleep
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
@@ -69,7 +70,7 @@ class Opener:
                 if monotonic() + pause > end:
                     if refused:
                         self._gate.refuse(refused)
-                    detail = f"shard {shard} waits for its epoch: {_first_line(error)}"
+                    detail = f"shard {shard} waits for its epoch: {brief(error)}"
                     raise Unavailable("epoch", detail=detail) from error
                 refused = {}
             except RedisUnavailable:
@@ -97,13 +98,9 @@ class Opener:
             whole = True
         except psycopg.ProgrammingError as error:
             hint = "Run `statecache migrate`; grant agents SELECT on the tables and EXECUTE on begin_epoch."
-            raise ConfigurationError(f"Postgres: {_first_line(error)}", hint=hint) from error
+            raise ConfigurationError(f"Postgres: {brief(error)}", hint=hint) from error
         finally:
             if not whole:
                 await session.close()
             self._postgres.pool.give(session)
         return outcome
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -21,6 +21,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict
 
 from statecache._bridge import async_opened
@@ -43,6 +44,7 @@ SILENCE_S = KEEPALIVES_IDLE_S + KEEPALIVES_INTERVAL_S * KEEPALIVES_COUNT
 STATEMENTS_MAX = 6
 """How many times the time of one statement a transaction may take."""
 _UP = "Is the server up, the URL right?"
+_READ_ONLY = " (it is a standby, or default_transaction_read_only is on for the role, the database or the server)"
 _QUOTED = '"'
 """What libpq quotes of a conninfo that it cannot read may be a piece of a password."""
 
@@ -169,9 +171,10 @@ async def _roll_back(connection: psycopg.AsyncConnection[Any]) -> None:
 
 
 def brief(error: BaseException) -> str:
-    """Return the first line of what an error says."""
+    """Return the first line of what an error says, and whose word it is that a transaction only reads."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    said = lines[0] if lines else type(error).__name__
+    return said + _READ_ONLY if isinstance(error, pg.ReadOnlySqlTransaction) else said
 
 
 def _unquoted(text: str) -> str:

@@ -137,7 +137,7 @@ def _what_it_is(facts: PostgresFacts) -> Iterator[Finding]:
                     "give the primary's URL: STATECACHE_POSTGRES_URL")  # fmt: skip
     elif facts.settings.get("default_transaction_read_only") == "on":
         yield warning("postgres", f"the role {facts.role} reads only (default_transaction_read_only)",
-                      "it can open no gate after a failover, and run no worker",
+                      "it can open no gate after a failover, migrate nothing, record no policy",
                       f"ALTER ROLE {facts.role} SET default_transaction_read_only = off")  # fmt: skip
     if facts.encoding != "UTF8":
         yield error("postgres", f"the database's encoding is {facts.encoding}",

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, ConfigurationError, Settings
+from statecache import AsyncStateCache, ConfigurationError, PostgresUnavailable, Settings, Unavailable
 from statecache._async.migrate import migrate
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
@@ -39,6 +39,7 @@ DEFAULTS = {
     "transform_null_equals": "on",
     "xmlbinary": "hex",
 }
+READ_ONLY = "default_transaction_read_only is on"
 _numbers = count(1)
 
 Psql = psycopg.Connection[Any]
@@ -108,6 +109,27 @@ async def test_defaults_of_a_role_or_a_database_change_nothing(
         value = DEFAULTS[name]
         site.postgres.execute(f"ALTER {of} {odd} SET {name} = '{value}'".encode())
         await _round(make_settings(migrated=False, postgres_url=url))
+
+
+async def test_a_role_that_reads_only_by_default_is_taken_at_its_word_and_says_so(
+    make_settings: MakeSettings, site: Site, redis_raw: Any
+) -> None:
+    """It is set on purpose, as on a role for people who look."""
+    with _database(site) as (odd, url):
+        settings = make_settings(migrated=False, postgres_url=url)
+        await migrate(settings)
+        site.postgres.execute(f"ALTER ROLE {odd} SET default_transaction_read_only = on".encode())
+        with pytest.raises(ConfigurationError, match=READ_ONLY):
+            await migrate(settings)
+        async with AsyncStateCache(settings=settings) as cache:
+            await cache.set(KEY, 1)
+            with pytest.raises(PostgresUnavailable, match=READ_ONLY):
+                await cache.namespace("runs", locking="enforced").set("new", 1)
+            meta = (keys := KeySpace(settings.prefix, settings.shards)).meta(keys.shard(KEY))
+            redis_raw.hset(meta, mapping={"claimed": redis_raw.hget(meta, "replid"), "replid": ""})
+            with pytest.raises(Unavailable, match=READ_ONLY) as caught:
+                await cache.set(KEY, 2, timeout=1)
+        assert caught.value.reason == "epoch"
 
 
 async def test_the_encoding_of_the_environment_changes_nothing(
