@@ -39,7 +39,10 @@ DEMOTED = ("READONLY", "MASTERDOWN")
 FINAL = ("authentication", "tls")
 """Reasons for which a connection is refused that no repeating changes."""
 _RIGHTS = ("NOPERM", "ACL failure", "can't run this command", "can't access at least one of the keys")
-_SERVERS = "Use Redis 7.0, Valkey 7.2 or newer; behind a proxy that hides what they can do, set fence=off."
+_SERVERS = (
+    "Use Redis 7.0, Valkey 7.2 or newer, and take no command away by rename-command; "
+    "behind a proxy that hides what they can do, set fence=off."
+)
 
 
 def code_of(error: Exception) -> str:
@@ -145,7 +148,7 @@ class RedisTier:
         ]
         if role not in ("master", ""):
             raise no_primary(self._settings, f"it is a {role}")
-        lacking = [what.removeprefix("!") for what in hindrances if what.startswith("!")]
+        lacking = dict.fromkeys(what.removeprefix("!") for what in hindrances if what.startswith("!"))
         if lacking:
             raise ConfigurationError(f"this Redis server lacks {', '.join(lacking)}", hint=_SERVERS)
         self.lacks_rights = bool(hindrances)

@@ -76,7 +76,7 @@ async def ask(settings: Settings) -> RedisFacts:
         config=_pairs(config),
         config_refused=str(config) if isinstance(config, Exception) else "",
         pin=[] if isinstance(pin, Exception) or pin[0] is None else [(part or b"").decode() for part in pin],
-        lacking=[one[1:] for one in hindrances if one.startswith("!")],
+        lacking=list(dict.fromkeys(one[1:] for one in hindrances if one.startswith("!"))),
         greeting_refused=[one for one in hindrances if not one.startswith("!")],
         agent_refused=agent,
         worker_refused=worker,
@@ -140,7 +140,7 @@ def findings(facts: RedisFacts, settings: Settings, *, worker: bool) -> Iterator
 def _what_it_is(facts: RedisFacts, settings: Settings) -> Iterator[Finding]:
     if facts.lacking:
         yield error("redis", f"{software(facts.info) or 'the server'} lacks {', '.join(facts.lacking)}",
-                    "clients refuse it", "use Redis 7.0, Valkey 7.2 or newer")  # fmt: skip
+                    "clients refuse it", "use Redis 7.0, Valkey 7.2 or newer, without rename-command")  # fmt: skip
     if facts.info.get("role") == "slave":
         yield error("redis", "this is a replica", "it takes no writes", "give the primary's URL: STATECACHE_REDIS_URL")
     if facts.info.get("cluster_enabled") == "1":

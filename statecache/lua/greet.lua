@@ -32,7 +32,9 @@ if check then
   }
   if fenced then needed[#needed + 1] = { 'INFO', 'replication' } end
   for _, command in ipairs(needed) do
-    if not check(unpack(command)) then answer[#answer + 1] = command[1] .. ' ' .. (command[2] or '') end
+    local known, allowed = pcall(check, unpack(command))
+    if not known then answer[#answer + 1] = '!the command ' .. command[1] end
+    if known and not allowed then answer[#answer + 1] = command[1] .. ' ' .. (command[2] or '') end
   end
 end
 if fenced then

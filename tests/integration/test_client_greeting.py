@@ -11,6 +11,7 @@ from statecache import AsyncStateCache, ConfigurationError, Settings
 from statecache._async import redis as tier
 from statecache.keys import KeySpace
 from statecache.lua import Script, script
+from statecache.testing import servers
 from tests.fix_servers import MakeClient, every_redis
 
 WITHOUT = {
@@ -47,6 +48,17 @@ async def test_a_server_that_lacks_what_the_fence_needs_is_refused(
             await cache.set("runs/42", 1)
     assert "fence=off" in str(caught.value)
     assert {*redis_raw.scan_iter(f"{settings.prefix}:*")} == before
+
+
+@pytest.mark.parametrize("command", ["UNLINK", "INFO", "EVALSHA"])
+async def test_a_command_that_was_taken_away_is_named(
+    make_client: MakeClient, settings: Settings, command: str
+) -> None:
+    with servers(workers=0, migrate=False, fsync=False, redis_config={"rename-command": f'{command} ""'}) as own:
+        client = make_client(settings.model_copy(update={"redis_url": own.redis_url}))
+        with pytest.raises(ConfigurationError, match=f"lacks the command {command}[ .]") as caught:
+            await client.set("runs/42", 1)
+    assert "rename-command" in str(caught.value)
 
 
 async def test_a_rule_that_would_put_keys_on_other_shards_is_refused_by_both_tiers(
