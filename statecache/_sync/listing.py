@@ -56,9 +56,10 @@ Order = Literal["key", "newest"]
 
 
 class Sight(msgspec.Struct, frozen=True):
-    """This is a record as a listing saw it; `parked` says that its change is in quarantine."""
+    """A record as a listing saw it; `stored` says that Postgres holds it, `parked` that its change is in quarantine."""
 
     record: Record
+    stored: bool = False
     parked: bool = False
 
     @property
@@ -224,13 +225,11 @@ class Listing:
 
     def _overlaid(self, rows: Sequence[Sequence[Any]], dirty: dict[str, Record], seconds: float) -> dict[str, Sight]:
         """This overlays rows with what is dirty, and those of quarantined changes with what Redis holds of them."""
-        found: dict[str, Record] = {}
-        for row in rows:
-            record, _ = record_of_row(row)
-            found[record.key] = _newer(record, dirty.get(record.key, record))
+        stored = {record.key: record for record, _ in map(record_of_row, rows)}
+        found = {key: _newer(record, dirty.get(key, record)) for key, record in stored.items()}
         parked = [key for key, record in found.items() if record.op == "quarantined"]
         held, _ = self._held(parked, seconds)
-        sights = {key: Sight(record) for key, record in found.items()}
+        sights = {key: Sight(record, stored=record.change_id == stored[key].change_id) for key, record in found.items()}
         for key in parked:
             newest = _newer(held.get(key, found[key]), found[key])
             sights[key] = Sight(newest, parked=newest.change_id == found[key].change_id)

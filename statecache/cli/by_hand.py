@@ -116,18 +116,6 @@ def _named(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} has no form in JSON")
 
 
-async def watermarks(cache: AsyncStateCache, *, seconds: float) -> dict[int, int]:
-    """This gives each shard's watermark, as Redis knows it."""
-    keys = cache.tier.keys
-    replies = await cache.tier.redis.read(
-        [("HGET", keys.meta(shard), "flushed") for shard in range(keys.shards)], seconds=seconds
-    )
-    for shard, reply in enumerate(replies):
-        if isinstance(reply, Exception):
-            raise refusal(reply, keys.meta(shard)) from reply
-    return {shard: int(reply or 0) for shard, reply in enumerate(replies)}
-
-
 async def fate_of(cache: AsyncStateCache, record: Record) -> Fate:
     """This says whether Postgres holds the record's change; Postgres is asked only where Redis cannot tell."""
     position = Position.parse(record.position)
@@ -190,18 +178,17 @@ async def rm(settings: Settings, key: str, more: dict[str, Any]) -> State[None] 
 
 
 async def ls(settings: Settings, prefix: str, *, newest: bool, limit: int) -> tuple[list[dict[str, Any]], bool]:
-    """This lists; the watermarks are read first, so what is at or below one came from Postgres."""
+    """This lists; whether Postgres holds a state is what the listing saw, whatever this Redis knows of it."""
     found: list[dict[str, Any]] = []
     async with AsyncStateCache(settings=await patient(settings)) as cache:
         seconds = cache.settings.timeout_s
-        marks = await watermarks(cache, seconds=seconds)
         sights = cache.tier.listing.sights(
             prefix, order="newest" if newest else "key", limit=limit + 1 if limit else None, seconds=seconds
         )
         async for sight in sights:
             record, shard = sight.record, cache.tier.keys.shard(sight.record.key)
             position = Position.parse(record.position) or Position(0, 0)
-            fate = _parked(shard, position) if sight.parked else Fate(durable=position.n <= marks[shard])
+            fate = _parked(shard, position) if sight.parked else Fate(durable=sight.stored)
             found.append({
                 "key": record.key, "version": record.version, "epoch": record.epoch, "change_id": record.change_id,
                 "updated_at": record.updated_at, "durable": fate.durable, "quarantined_as": fate.quarantined_as,

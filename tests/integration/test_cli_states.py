@@ -67,6 +67,17 @@ def test_all_that_is_known_of_a_state(cli: CommandLine, sync_cache: StateCache) 
     assert "durable           not yet\n" in shown.err
 
 
+async def test_what_is_listed_from_postgres_is_durable_whatever_redis_knows_of_it(
+    cli: CommandLine, cache: AsyncStateCache, settings: Settings, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The URL leads to an empty Redis."""
+    await cache.set("runs/1", 1)
+    await flush(worker)
+    monkeypatch.setenv("STATECACHE_REDIS_URL", f"{settings.redis_url.rpartition('/')[0]}/1")
+    (found,) = (await cli.beside("ls", "runs", "--json")).json["states"]
+    assert (found["key"], found["durable"]) == ("runs/1", True)
+
+
 async def test_what_postgres_holds_is_called_durable_and_a_forked_change_is_not(
     cli: CommandLine, cache: AsyncStateCache, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
 ) -> None:
