@@ -143,6 +143,26 @@ def guards_of(keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def forgotten(recorded: str, copies: Iterable[object]) -> tuple[int, list[str]]:
+    """Return a revision above all that Redis has seen and the namespaces to record again, where Postgres went back.
+
+    `recorded` are Postgres' policies, asked for after the copies that the shards have. A copy that is not older and
+    not the same is of a Postgres that knew more: locks that either of them says are enforced stay so. (0, []) without.
+    """
+    newer: dict[str, int] = {}
+    for copy in copies:
+        text = copy.decode("utf-8", "replace") if isinstance(copy, bytes) else ""
+        if text and text != recorded and _revision(text) >= _revision(recorded):
+            newer[text] = _revision(text)
+    names = {name for text in (recorded, *newer) for name in text.split()[1:]}
+    return (max(newer.values()) + 1, sorted(names)) if newer else (0, [])
+
+
+def _revision(policies: str) -> int:
+    number = policies.partition(" ")[0]
+    return int(number) if number.isascii() and number.isdigit() else 0
+
+
 class Waiting(msgspec.Struct, kw_only=True, eq=False):
     """This is what a waiter knows. Moments are on the clock for waiting; `holder` has the lock, as last heard.
 

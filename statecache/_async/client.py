@@ -112,7 +112,7 @@ class AsyncStateCache(AsyncVerbs[Any]):
 
         `locking="enforced"` is recorded for the namespace before the first lock or commit, and kept by all who write to
         it from then on, by whatever view; without it what is recorded holds. `"advisory"` where enforced is recorded is
-        UsageError at the first commit. `statecache policy` changes it.
+        UsageError at the first commit. `statecache policy` changes it, for views that say otherwise too.
         """
         policy = Policy(
             type=type,

@@ -108,14 +108,13 @@ class Scope(Generic[D]):
     def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks | None:  # noqa: ARG002
         """This says what a commit of these keys has to do with locks; None, as most have nothing."""
         locking = self._policy.locking
-        if locking == "enforced" or (locking is None and self.tier.policies.enforces(keys[0])):
+        if locking != "advisory" and self.tier.policies.enforces(keys[0], locking):
             return Locks((), guards_of(keys), locking)
         return None if locking is None else Locks((), (), locking)
 
     def unguarded(self, key: str) -> Locks | None:
         """Return what a commit has to do with locks that no lock may be in the way of."""
-        enforced = self._policy.locking == "enforced" or self.tier.policies.enforces(key)
-        return Locks((), UNGUARDED) if enforced else None
+        return Locks((), UNGUARDED) if self.tier.policies.enforces(key, self._policy.locking) else None
 
     def state_of(self, record: Record, type: Any = None) -> State[Any] | None:  # noqa: A002
         """This decodes a record; None for a tombstone or an absence."""

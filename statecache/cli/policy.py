@@ -59,7 +59,8 @@ def policy(
     """Show how the locks of namespaces are kept, or change it for all who write to one, from their next commit on.
 
     Enforced locks take no commit but their holder's; advisory ones guard what is written by a lease alone. A view of
-    the client that says locking="enforced" records it; only this command takes it back, which --yes has to confirm.
+    the client that says locking="enforced" records it, where nothing is recorded yet; only this command takes it back,
+    which --yes has to confirm, and that holds for such views too.
     Exit status 1 where nothing is recorded of NAMESPACE.
 
     \b

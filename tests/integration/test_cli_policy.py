@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import psycopg
 import pytest
 
 from statecache import AsyncStateCache, LockHeld, Settings
+from statecache.keys import KeySpace
 from tests.command_line import CommandLine
+from tests.fix_flusher import rows
 
 
 @pytest.fixture
@@ -49,3 +54,14 @@ def test_bad_calls_are_refused(cli: CommandLine) -> None:
     assert cli("policy", "--locking", "enforced").status == 2
     assert cli("policy", "runs", "--locking", "strict").status == 2
     assert cli("policy", "runs/42").status == 2
+
+
+async def test_nothing_is_recorded_where_the_urls_name_two_deployments(
+    cli: CommandLine, psql: psycopg.Connection[Any], redis_raw: Any, keys: KeySpace
+) -> None:
+    redis_raw.hset(keys.meta(0), "cluster", "another")
+    for more in (("enforced",), ("advisory", "--yes")):
+        told = await cli.beside("policy", "runs", "--locking", *more)
+        assert told.status == 3
+        assert "cluster another" in told.err
+    assert rows(psql, "SELECT count(*) FROM namespace") == [(0,)]

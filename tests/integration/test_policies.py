@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pytest
@@ -12,9 +12,13 @@ from statecache import AsyncStateCache, LockHeld, PostgresUnavailable, Settings,
 from statecache.keys import KeySpace
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
-from tests.fix_flusher import rows
+from tests.fix_flusher import Log, flush, rows
 from tests.fix_servers import MakeClient
 from tests.integration.test_client_durability import at_work
+
+if TYPE_CHECKING:
+    from statecache.model import Locking
+    from statecache_workers.worker import Worker
 
 KEY = "runs/42"
 Psql = psycopg.Connection[Any]
@@ -153,3 +157,65 @@ async def test_what_postgres_does_not_know_is_not_promised(
     state = await far.get(KEY)
     assert state is not None
     assert state.value == 0
+
+
+@pytest.mark.parametrize("since", [False, True])
+async def test_what_a_postgres_that_went_back_knows_no_more_is_recorded_again_from_redis(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace, log: Log, since: bool
+) -> None:
+    """What is enforced on either side is; `since`, others were recorded under the revision that Redis has too."""
+    for name, locking in (("runs", "enforced"), ("users", "enforced"), ("runs", "advisory")):
+        await cache.tier.policies.record(name, cast("Locking", locking), seconds=10.0)
+    psql.execute("DELETE FROM namespace WHERE name = 'users'")
+    psql.execute("UPDATE namespace SET locking = 'enforced', revision = 1")
+    if since:
+        psql.execute("INSERT INTO namespace VALUES ('jobs', 'enforced', 3, 'somebody')")
+    await flush(worker)
+    names = ["jobs", "runs", "users"] if since else ["runs", "users"]
+    assert rows(psql, "SELECT name, locking FROM namespace ORDER BY name") == [(name, "enforced") for name in names]
+    ((newest,),) = rows(psql, "SELECT max(revision) FROM namespace")
+    assert newest > 3
+    copies = {redis_raw.hget(keys.meta(shard), "enforced").decode() for shard in range(keys.shards)}
+    assert copies == {" ".join([str(newest), *names, ""])}
+    (told,) = log.of("policies_went_back")
+    assert told["namespaces"] == names
+    assert (await cache.set(KEY, 1)).version == 1
+
+
+async def test_a_word_takes_effect_whatever_postgres_has_forgotten(
+    client: AsyncStateCache, cache: AsyncStateCache, psql: Psql
+) -> None:
+    for name in ("runs", "users"):
+        await cache.tier.policies.record(name, "enforced", seconds=10.0)
+    psql.execute("DELETE FROM namespace")
+    psql.execute("INSERT INTO namespace VALUES ('jobs', 'enforced', 2, 'somebody')")
+    await cache.tier.policies.record("runs", "advisory", seconds=10.0)
+    async with cache.lock(KEY), cache.lock("users/a"), cache.lock("jobs/a"):
+        await client.set(KEY, 1)
+        for key in ("users/a", "jobs/a"):
+            with pytest.raises(LockHeld):
+                await client.set(key, 1)
+    found = rows(psql, "SELECT name, locking FROM namespace ORDER BY name")
+    assert found == [("jobs", "enforced"), ("runs", "advisory"), ("users", "enforced")]
+
+
+async def test_a_word_against_enforced_locks_stands_until_the_next_word_whatever_views_say(
+    client: AsyncStateCache, make_client: MakeClient, settings: Settings, psql: Psql, cache: AsyncStateCache
+) -> None:
+    old, locker = client.namespace("runs", locking="enforced"), make_client(settings)
+    await old.set("42", 1)
+    await cache.tier.policies.record("runs", "advisory", seconds=10.0)
+    views = [old, make_client(settings).namespace("runs", locking="enforced")]
+    async with views[1].lock("42"):
+        for view in views:
+            await view.set("42", 2)
+            await view.set("42/plan", 2)
+    assert rows(psql, "SELECT locking FROM namespace") == [("advisory",)]
+    await cache.tier.policies.record("runs", "enforced", seconds=10.0)
+    async with locker.lock(KEY):
+        for view in views:
+            with pytest.raises(LockHeld):
+                await view.set("42", 3)
+    async with views[1].lock("42"):
+        with pytest.raises(LockHeld):
+            await views[0].set("42", 4)

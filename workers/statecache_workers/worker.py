@@ -31,6 +31,7 @@ from statecache_workers.holdings import Head, Heads, Holding, set_apart
 from statecache_workers.janitor import Janitor
 from statecache_workers.logs import alarm, say, warn, whisper
 from statecache_workers.ownership import Ownership, Share, look_again
+from statecache_workers.policies import restore_policies
 from statecache_workers.room import ASK, ROOM_S, shortage
 from statecache_workers.settling import settle
 from statecache_workers.strays import expel
@@ -69,16 +70,14 @@ class Worker:
         self.stocks: dict[int, Stock] = {}
         self.share = Share()
         self.turn_s = Buckets(SECONDS)
-        self.ready = False
+        self.ready = self.full = self._joined = False
         self.taking = True
         self._monotonic = monotonic
         self._nudge = asyncio.Event()
-        self._joined = False
         self._next_tend = monotonic()
         self._leased_until = self._next_measure = self._next_room = self._uneven_until = monotonic()
         self.avoidance = Avoidance(settings.lease_s)
         self._trouble = self._given_up_for = ""
-        self.full = False
         self._woken: list[int] = []
         self._flushed = (0, 0)
         self._next_report = monotonic() + REPORT_S
@@ -257,6 +256,7 @@ class Worker:
         if settled.opened:
             self.gatekeeper.agreed(heads.server)
             await tell_of_tails(database, self.flusher.streams.ended, settled.opened, by=self.id)
+            await restore_policies(link, database, self.keys, by=self.id, seconds=self.settings.timeout_s)
         if settled.unsure:
             self.refresh()
         if settled.closed:
