@@ -148,9 +148,10 @@ class Quarantine:
 
 
 @contextlib.asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[Quarantine]:
-    """This connects to Postgres, which must be the one that the settings mean."""
-    session = await PostgresTier(settings, KeySpace(settings.prefix, settings.shards)).session()
+async def opened(settings: Settings, *, cluster: str = "") -> AsyncIterator[Quarantine]:
+    """This connects to Postgres, which must be the one that the settings mean, and of that cluster if it is given."""
+    keys = KeySpace(settings.prefix, settings.shards)
+    session = await PostgresTier(settings, keys, cluster=lambda: cluster).session()
     database = Database(session, settings)
     try:
         yield Quarantine(settings, database)
@@ -168,7 +169,7 @@ async def retry(settings: Settings, places: Sequence[Place] | None) -> list[Done
     tier = RedisTier(settings, KeySpace(settings.prefix, settings.shards))
     link = await tier.link()
     try:
-        async with opened(settings) as quarantine:
+        async with opened(settings, cluster=tier.cluster) as quarantine:
             asked = await _asked(quarantine, places)
             done, behind = [], None
             for parked in newest_first(asked):

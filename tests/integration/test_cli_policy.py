@@ -9,8 +9,9 @@ import pytest
 
 from statecache import AsyncStateCache, LockHeld, Settings
 from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
 from tests.command_line import CommandLine
-from tests.fix_flusher import rows
+from tests.fix_flusher import Agents, flush, rows
 
 
 @pytest.fixture
@@ -65,3 +66,14 @@ async def test_nothing_is_recorded_where_the_urls_name_two_deployments(
         assert told.status == 3
         assert "cluster another" in told.err
     assert rows(psql, "SELECT count(*) FROM namespace") == [(0,)]
+
+
+async def test_nothing_is_taken_out_of_quarantine_where_the_urls_name_two_deployments(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: psycopg.Connection[Any], redis_raw: Any, keys: KeySpace
+) -> None:
+    agents.commit("runs/1", reason="a\0b")
+    await flush(worker)
+    redis_raw.hset(keys.meta(0), "cluster", "another")
+    told = await cli.beside("quarantine", "retry", "all")
+    assert (told.status, told.out) == (3, "")
+    assert "cluster another" in told.err
