@@ -10,11 +10,15 @@ The pin (shard count, hash, group rule, prefix) is written in the transaction of
 after, before anything is changed. A schema whose `min_code` is above ours is refused; later steps of a newer release
 that still lets our code in are left alone, which is what a rolling upgrade looks like from the older side.
 
+A Redis that answers is compared before anything is made: one that is pinned to another prefix or schema, or belongs to
+another cluster, must not leave a schema behind that is pinned to this one.
+
 At the end a fresh Redis is adopted: a client never may, for it might have been pointed at the wrong one.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,7 +29,7 @@ from statecache._sync.gate import Gate
 from statecache._sync.postgres import PostgresTier
 from statecache._sync.postgres_connection import brief, connect
 from statecache._sync.redis import RedisTier
-from statecache.errors import ConfigurationError, PostgresUnavailable
+from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable
 from statecache.keys import GROUP_RULE, HASH, KeySpace
 from statecache.settings import masked
 from statecache.sql import CODE, Migration, migrations, statement
@@ -63,8 +67,13 @@ def migrate(settings: Settings, *, redis: bool = True) -> MigrationReport:
     connection = _connection(settings)
     try:
         schema = _Schema(settings, connection)
-        if schema.begin():
+        if schema.is_pinned():
             _compare(postgres)
+        if redis:
+            _greet(tier)
+        if tier.cluster not in ("", postgres.cluster):
+            raise _another_cluster(settings, tier.cluster, postgres.cluster)
+        schema.begin()
         report = schema.bring_up_to_date()
     finally:
         connection.close()
@@ -82,13 +91,19 @@ class _Schema:
         self._schema = settings.postgres_schema
         self._connection = connection
 
-    def begin(self) -> bool:
-        """This makes the schema and the list of what was applied, and says whether there is a pin to compare with."""
+    def is_pinned(self) -> bool:
+        """Return whether there is a pin to compare with."""
+        try:
+            return bool(self._run("migrate_pinned")[0][0])
+        except psycopg.Error as error:
+            raise self._translated(error, "the schema") from error
+
+    def begin(self) -> None:
+        """Make the schema and the list of what was applied."""
         try:
             with self._connection.transaction():
                 self._run("migrate_lock")
                 self._run("migrate_begin")
-                return bool(self._run("migrate_pinned")[0][0])
         except psycopg.Error as error:
             raise self._translated(error, "the schema") from error
 
@@ -154,6 +169,22 @@ def _connection(settings: Settings) -> psycopg.Connection[Any]:
     raise ConfigurationError(
         f"{masked(settings.postgres_url)}: the encoding of this database is {encoding}",
         hint="Use another: CREATE DATABASE … TEMPLATE template0 ENCODING 'UTF8'.",
+    )
+
+
+def _greet(tier: RedisTier) -> None:
+    """Compare the pin of a Redis that answers; one that is away is met again at the end, when the schema is done."""
+    with suppress(RedisUnavailable):
+        link = tier.link()
+        link.close()
+
+
+def _another_cluster(settings: Settings, of_redis: str, of_postgres: str) -> ConfigurationError:
+    where = f"{masked(settings.postgres_url)}, schema {settings.postgres_schema}"
+    return ConfigurationError(
+        f"Redis belongs to cluster {of_redis}, {where}, to {of_postgres or 'none yet'}",
+        hint="Name the Postgres of this Redis, or another Redis. Where that Postgres is lost for good: "
+        "`statecache migrate --no-redis`, then `statecache epoch claim`.",
     )
 
 

@@ -276,3 +276,16 @@ def test_an_operator_claims_shards_that_nobody_else_may_open(
     assert run(["epoch", "claim", "2", "--from", "f" * 40, "--from", replid]) == 0
     assert capsys.readouterr().out.startswith("shard 2: epoch 2, ")
     assert run(["migrate"]) == 0
+
+
+async def test_nothing_is_made_where_the_redis_is_pinned_to_something_else(fresh: Settings) -> None:
+    await migrate(fresh)
+    (old,) = rows(fresh, "SELECT id::text FROM {schema}.cluster")[0]
+    second = f"{fresh.postgres_schema}_second"
+    with pytest.raises(ConfigurationError, match=f"pinned to postgres_schema {fresh.postgres_schema}"):
+        await migrate(with_other(fresh, postgres_schema=second))
+    assert rows(fresh, f"SELECT to_regnamespace('{second}')") == [(None,)]
+    rows(fresh, "DROP SCHEMA {schema} CASCADE")
+    with pytest.raises(ConfigurationError, match=f"cluster {old}, .* to none yet"):
+        await migrate(fresh)
+    assert rows(fresh, f"SELECT to_regnamespace('{fresh.postgres_schema}')") == [(None,)]
