@@ -34,6 +34,9 @@ Where the **fence is off** no replid tells that a data set came back without its
 the shard is open only where that is the row's. What it holds between the two must be what Postgres holds there, entry
 by entry; an entry that Postgres does not know parts it from the lineage, and it is a branch from there on.
 
+Where **meta and stream are both gone** and states stay, as on a server that evicts any key, the data set ends at the
+newest position that one of its states names. What lies beyond the watermark is dirty, and is flushed from the hashes.
+
 Either way data set and lineage hold the same log up to the **common point**: the end of the data set, or the lowest
 start of any epoch after its own, whichever is lower. An epoch that starts at n says: the lineage's log before me is
 what it was up to n, and nothing else. So what a data set holds beyond the common point belongs to no lineage, and what
@@ -115,6 +118,17 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     def own(self) -> int:
         """This is the epoch in which the data set was last open, told by meta or else by the stream's end."""
         return self.last[0] if self.epoch is None else self.epoch
+
+    @property
+    def is_bare(self) -> bool:
+        """This says whether neither meta nor stream tells anything of the data set; its states may."""
+        return self.epoch is None and self.last == (0, 0)
+
+    def ending(self, end: tuple[int, int] | None) -> Look:
+        """Return what is known of a bare data set whose newest state stands at `end`; any other as it is."""
+        if end is None or not self.is_bare:
+            return self
+        return msgspec.structs.replace(self, last=end, n=end[1])
 
     @property
     def strays(self) -> bool:

@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 from psycopg import errors as pg
+from redis.exceptions import NoPermissionError
 
 from statecache._async.calls import Calls
 from statecache._async.comparing import continued, parted
 from statecache._async.deletion import ANY, Deletion
+from statecache._async.hashes import ends
 from statecache._async.rescue import Branch, Rescue
 from statecache.epochs import (
     Look,
@@ -135,6 +137,8 @@ class Attempt:
         self._may_begin = False
         self._policies = "0 "
         self._looks: dict[int, Look] = {}
+        self._ends: dict[int, tuple[int, int]] = {}
+        """Where data sets end that have neither meta nor stream: at the newest of their states."""
 
     async def run(self, shards: Sequence[int]) -> Outcome:
         """This opens what it may."""
@@ -179,7 +183,23 @@ class Attempt:
                 refused[row.shard] = verdict
             elif isinstance(look, Look) and verdict is not None:
                 seen.append(_Seen(row=row, look=look, verdict=verdict))
-        return seen, refused
+        return await self._find_ends(seen, refused), refused
+
+    async def _find_ends(self, seen: Sequence[_Seen], refused: dict[int, Refusal]) -> list[_Seen]:
+        bare = [one.row.shard for one in seen if one.look.is_bare]
+        if not bare:
+            return list(seen)
+        try:
+            self._ends = await ends(self._link, self._keys, bare, seconds=self._seconds)
+        except NoPermissionError:
+            why = "its meta and its stream are gone, and to look for its states takes the right to run SCAN"
+            refused |= dict.fromkeys(bare, Refusal(why=why, wait=self._gate.authority == "client"))
+        return [self._ended(one) for one in seen if one.row.shard not in refused]
+
+    def _ended(self, one: _Seen) -> _Seen:
+        look = one.look.ending(self._ends.get(one.row.shard))
+        verdict = msgspec.structs.replace(one.verdict, seen=max(one.verdict.seen, look.last[0]))
+        return msgspec.structs.replace(one, look=look, verdict=verdict)
 
     def _decide(self, row: Row, look: Look, pin: Pin) -> Opening | Refusal | None:
         return decide(row, look, self._gate.authority, pin=pin, vouched=self._gate.vouched)
@@ -197,7 +217,7 @@ class Attempt:
         if parts[0] == "FOREIGN":
             return Refusal(why=parts[2], redis_key=parts[1])
         try:
-            return look_of(parts)
+            return look_of(parts).ending(self._ends.get(shard))
         except ValueError as error:
             return Refusal(why=str(error), redis_key=self._keys.meta(shard))
 
@@ -351,11 +371,13 @@ class Attempt:
         ]  # fmt: skip
 
     async def _set_aside(self, one: _Raised) -> Branch:
-        """This goes through the stream where it holds what is no lineage's, or where Postgres has gone back."""
+        """Go through the stream where it holds what is no lineage's, or Postgres has gone back; else through states."""
         look, common = one.seen.look, one.seen.common
+        rescue = Rescue(self._link, self._connection, self._settings, seconds=self._seconds)
+        if common is not None and one.shard in self._ends:
+            return await rescue.set_aside_states(self._keys, one.shard, look, common=common, flushed=one.flushed)
         if common is None or not (must_set_aside(look, common) or look.flushed > one.flushed):
             return Branch()
-        rescue = Rescue(self._link, self._connection, self._settings, seconds=self._seconds)
         return await rescue.set_aside(
             one.shard, self._keys.changes(one.shard), look, common=common, flushed=one.flushed
         )

@@ -12,22 +12,32 @@ Again is the same: what was kept already stays as it is, so whoever dies in the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import psycopg
 from psycopg import errors as pg
 
+from statecache._async.hashes import beyond
 from statecache._async.postgres_connection import committed
 from statecache._bridge import async_timeout
-from statecache.entries import INTEGER_MAX, ForeignEntry, NewerFormat, change_set, salvaged, storable
+from statecache.entries import (
+    INTEGER_MAX,
+    ForeignEntry,
+    NewerFormat,
+    change_set,
+    change_set_of_states,
+    salvaged,
+    storable,
+)
 from statecache.epochs import BRANCH, Look, Totals
-from statecache.model import Change, ChangeSet
+from statecache.model import Change, ChangeSet, Position
 from statecache.sql import statement
 
 if TYPE_CHECKING:
     from statecache._async.connect import AsyncLink
+    from statecache.keys import KeySpace
     from statecache.settings import Settings
 
 _PAGE = 100
@@ -72,9 +82,19 @@ class Rescue:
 
     async def set_aside(self, shard: int, changes: str, look: Look, *, common: int, flushed: int) -> Branch:
         """Keep in Postgres what stands beyond the common point, and tell what there is on either side of it."""
-        branch = Branch()
         last = b"%d-%d" % look.last  # what comes behind it was written by whoever opened the shard meanwhile
-        async for page in self._pages(changes, b"-", last):
+        return await self._set_aside(shard, self._pages(changes, b"-", last), look, common=common, flushed=flushed)
+
+    async def set_aside_states(self, keys: KeySpace, shard: int, look: Look, *, common: int, flushed: int) -> Branch:
+        """Do the same of a data set whose stream is gone, by what the hashes of its states hold."""
+        pages = self._states(keys, shard, min(common, flushed))
+        return await self._set_aside(shard, pages, look, common=common, flushed=flushed)
+
+    async def _set_aside(
+        self, shard: int, pages: AsyncIterator[list[_Entry]], look: Look, *, common: int, flushed: int
+    ) -> Branch:
+        branch = Branch()
+        async for page in pages:
             aside: list[_Entry] = []
             for entry in page:
                 if (entry.epoch, entry.n) > (look.own, look.n):
@@ -120,6 +140,10 @@ class Rescue:
                 return
             start = b"(" + reply[-1][0]
 
+    async def _states(self, keys: KeySpace, shard: int, n: int) -> AsyncIterator[list[_Entry]]:
+        async for page in beyond(self._link, keys, shard, n, seconds=self._seconds):
+            yield [_of_state(position, state) for position, state in page]
+
     async def _keep(self, shard: int, entries: Sequence[_Entry]) -> None:
         """This keeps entries; where Postgres refuses the data of some, one by one, and those raw."""
         try:
@@ -157,6 +181,17 @@ def _read(entry_id: bytes, fields: Sequence[bytes]) -> _Entry:
     except (ForeignEntry, NewerFormat) as error:
         fault = str(error)
     return _Entry(entry_id, fields, int(epoch), int(n), read, fault)
+
+
+def _of_state(position: Position, state: Mapping[str, bytes]) -> _Entry:
+    fields = [part for name, value in state.items() for part in (name.encode(), value)]
+    fields[:0] = [b"key1", state.get("key", b"")]  # as an entry names it
+    read, fault = None, ""
+    try:
+        read = change_set_of_states(position, (0, 0), [state])
+    except ForeignEntry as error:
+        fault = str(error)
+    return _Entry(b"%d-%d" % position, fields, *position, read, fault)
 
 
 def _changes_in(entries: Sequence[_Entry]) -> int:

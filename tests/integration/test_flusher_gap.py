@@ -123,6 +123,29 @@ async def test_a_deleted_stream_is_repaired_and_written_to_again(
     assert rows(psql, "SELECT version, n, gap FROM change ORDER BY version") == [(1, 1, False), (2, 2, False)]
 
 
+async def test_states_that_outlive_meta_and_stream_are_written_from_their_hashes(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
+) -> None:
+    """As a server that evicts any key leaves them: what was acknowledged is served, so it has to reach Postgres."""
+    await flush(worker)
+    group = agents.key_on(0)
+    agents.commit((f"{group}/a", "flushed"))
+    await flush(worker)
+    agents.commit((f"{group}/a", "newer"))
+    agents.commit((f"{group}/b", "overwritten"))
+    agents.commit((f"{group}/b", "only in Redis"))
+    redis_raw.delete(keys.meta(0), keys.changes(0), keys.unflushed(0))
+    await flush(worker)
+    assert rows(psql, "SELECT key, version, value, gap FROM change WHERE n > 1 ORDER BY key") == [
+        (f"{group}/a", 2, b"newer", False), (f"{group}/b", 2, b"only in Redis", True),
+    ]  # fmt: skip
+    assert rows(psql, "SELECT first_n, last_n, cause, positions FROM lost") == [(2, 4, "gap", 1)]
+    assert agents.dirty(0) == set()
+    agents.commit((f"{group}/a", "later"))
+    await flush(worker)
+    assert rows(psql, "SELECT n, version FROM state WHERE key = %s", f"{group}/a") == [(5, 3)]
+
+
 async def test_the_states_of_one_lost_commit_are_repaired_as_one(
     agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
 ) -> None:

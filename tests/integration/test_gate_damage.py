@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from statecache.errors import Unavailable
+from tests.dirtiness import dirty_keys
 from tests.fix_servers import MakeSettings
 from tests.gate_world import SHARD, World, once, world
 
@@ -89,6 +90,60 @@ def test_a_stream_deleted_by_hand_does_not_take_the_dirty_states_with_it(shard: 
     meta = shard.meta(a)
     assert int(meta["entries"]) - int(meta["flushed_entries"]) == 2
     assert str(shard.put(a, KEY, 3).position) == f"{opened.epoch}-4"
+
+
+def test_states_that_outlive_meta_and_stream_still_tell_where_the_data_set_ends(shard: World) -> None:
+    """They alone hold what is not flushed: it stays, and is known to be dirty."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, 1)
+    shard.flush(a)
+    dirty = [shard.put(a, KEY, 2), shard.put(a, "runs/43", 1)]
+    shard.raw(a).delete(shard.keys.meta(SHARD), shard.keys.changes(SHARD), shard.keys.unflushed(SHARD))
+
+    (opened,) = shard.open(a, "worker")
+
+    assert (opened.start_n, opened.dropped, opened.conflicts) == (3, 0, 0)
+    assert shard.meta(a)["n"] == "3"
+    assert dirty_keys(shard.raw(a), shard.keys, SHARD) == {KEY: 2, "runs/43": 3}
+    for state in dirty:
+        assert shard.state(a, state.key)["change_id"] == state.change_id
+
+
+def test_states_of_another_branch_are_set_aside_though_their_meta_and_stream_are_gone(shard: World) -> None:
+    """An operator gives the lineage's server up for an old primary, of which nothing but states is left."""
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    shard.put(a, KEY, 1)
+    shard.put(a, "runs/44", 1)
+    shard.in_step(a)
+    shard.promote(b)
+    shard.open(b, "client")
+    alone = [shard.put(a, KEY, "branch"), shard.put(a, "runs/43", "branch")]
+    shard.put(b, "runs/44", "the lineage")
+    shard.flush(b)
+    shard.raw(a).delete(shard.keys.meta(SHARD), shard.keys.changes(SHARD))
+
+    (opened,) = shard.open(a, "operator")
+
+    assert (opened.start_n, opened.conflicts) == (3, 2)
+    assert shard.conflicts() == {one.change_id for one in alone}
+    shard.check(a)
+
+
+def test_who_may_not_go_through_the_states_leaves_the_gate_closed(shard: World) -> None:
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, 1)
+    raw = shard.raw(a)
+    raw.delete(shard.keys.meta(SHARD), shard.keys.changes(SHARD))
+    raw.execute_command("ACL", "SETUSER", "default", "-scan")
+    with pytest.raises(Unavailable, match="SCAN"):
+        shard.open(a, "worker")
+    raw.execute_command("ACL", "SETUSER", "default", "+scan")
+    (opened,) = shard.open(a, "worker")
+    assert opened.start_n == 1
 
 
 def test_another_programs_entry_makes_nothing_stale(shard: World) -> None:
