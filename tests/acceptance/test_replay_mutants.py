@@ -1,8 +1,8 @@
 """What holds the promise is taken out of a copy of the package, piece by piece, and the replay's audit sees it.
 
-Each break is applied to a fresh copy that only this test's processes import. The fence matters only in the short time
-between a restart of Redis and the opening of the next epoch, so that break is given several seeds; the copy without
-any break passes with the same ones.
+Each break is applied to a fresh copy that only this test's processes import. The fence, which stands before commits and
+before reads, matters only in the short time between a restart of Redis and the opening of the next epoch, so that break
+is given several seeds; the copy without any break passes with the same ones.
 """
 
 from __future__ import annotations
@@ -27,33 +27,34 @@ SECONDS = 150
 
 
 class Break(NamedTuple):
-    """This takes something out of a file of the package: edits, what to kill, and words of the findings expected."""
+    """This takes something out of files of the package: edits, what to kill, and words of the findings expected."""
 
-    path: str
-    edits: dict[str, str]
+    edits: dict[str, dict[str, str]]
     kill: str
     told: tuple[str, ...]
 
 
 BREAKS = {
     "flusher skips changes": Break(
-        "statecache/sql/flush_changes.sql",
         {
-            "reason, gap, at\n    FROM batch\n": "reason, gap, at\n    FROM batch WHERE mod(n, 5) <> 3\n",
-            "(SELECT count(*) FROM added)": "(SELECT count(*) FROM batch)",
+            "statecache/sql/flush_changes.sql": {
+                "reason, gap, at\n    FROM batch\n": "reason, gap, at\n    FROM batch WHERE mod(n, 5) <> 3\n",
+                "(SELECT count(*) FROM added)": "(SELECT count(*) FROM batch)",
+            }
         },
         "",
         ("is lost",),
     ),
     "dedupe is gone": Break(
-        "statecache/lua/commit.lua",
-        {"if seen then\n": "if false then\n"},
+        {"statecache/lua/commit.lua": {"if seen then\n": "if false then\n"}},
         "agent,redis",
         ("was applied when the cache denied it",),
     ),
     "fence is gone": Break(
-        "statecache/lua/commit.lua",
-        {"if not epoch or replid ~= server then\n": "if not epoch then\n"},
+        {
+            "statecache/lua/commit.lua": {"if not epoch or replid ~= server then\n": "if not epoch then\n"},
+            "statecache/lua/fenced_read.lua": {"if not open then\n": "if not epoch then\n"},
+        },
         "redis",
         ("is lost", "outside its epoch", "are in conflict"),
     ),
@@ -84,13 +85,14 @@ def copied(folder: Path) -> Path:
 
 
 def broken(folder: Path, broken_by: Break) -> Path:
-    """This copies the packages and takes a piece out; the piece must be there, once."""
-    path = copied(folder) / broken_by.path
-    text = path.read_text()
-    for old, new in broken_by.edits.items():
-        assert text.count(old) == 1, f"{broken_by.path} has changed: adapt this break to it"
-        text = text.replace(old, new)
-    path.write_text(text)
+    """This copies the packages and takes pieces out; each must be there, once."""
+    copied(folder)
+    for name, edits in broken_by.edits.items():
+        text = (folder / name).read_text()
+        for old, new in edits.items():
+            assert text.count(old) == 1, f"{name} has changed: adapt this break to it"
+            text = text.replace(old, new)
+        (folder / name).write_text(text)
     return folder
 
 
