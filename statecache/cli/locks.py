@@ -31,7 +31,8 @@ def locks(
 
     A holder that lives renews its lease, so what is left of it says little. --break gives the lock to whoever waits
     for it, and all that its holder still writes under it is refused; it asks first on a terminal, unless --yes. Exit
-    status 1 where KEY is not locked. It takes the rights of a worker: HGETALL.
+    status 1 where KEY is not locked, 3 where this Redis holds no data set of this deployment. It takes the rights of a
+    worker: HGETALL.
 
     \b
     Examples:

@@ -10,8 +10,10 @@ from statecache._async.client import AsyncStateCache
 from statecache._async.redis import refusal
 from statecache.cli.reach import patient
 from statecache.clock import monotonic
+from statecache.errors import ConfigurationError
 from statecache.leases import Standing, lease_of, queue_of
 from statecache.model import Token
+from statecache.settings import masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -46,6 +48,12 @@ async def locks(settings: Settings, key: str | None) -> list[Lock]:
         names = [name for shard in shards for name in (keys.leases(shard), keys.waiters(shard))]
         commands = [("TIME",), *(("HGETALL", name) for name in names)]
         (seconds, micros), *replies = await cache.tier.redis.read(commands, seconds=settings.timeout_s)
+    if not any(replies):  # a shard that was opened has these keys, whoever holds a lock
+        raise ConfigurationError(
+            f"{masked(settings.redis_url)}: no data set under the prefix {keys.prefix!r} has been opened here",
+            hint="Name the Redis and the prefix of the deployment. Where they are right, Redis lost its data: see "
+            "`statecache status`.",
+        )
     now_ms = int(seconds) * 1000 + int(micros) // 1000
     found: list[Lock] = []
     for at in range(0, len(names), 2):

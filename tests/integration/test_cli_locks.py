@@ -10,6 +10,7 @@ import typer
 
 from statecache import AsyncStateCache, Settings, StaleToken, Token
 from statecache.cli import locks as command
+from statecache.keys import KeySpace
 from tests.command_line import CommandLine
 from tests.fix_locks import KEY, LONG, Place, entered
 
@@ -96,3 +97,22 @@ async def test_a_lease_that_was_given_meanwhile_is_not_broken(cache: AsyncStateC
     assert place.lease().token == Token(1, 8)
     assert await cache.tier.leases.take_away(KEY, Token(1, 8), end=asyncio.get_running_loop().time() + LONG)
     assert place.lease() is None
+
+
+async def test_a_redis_that_cannot_know_is_not_asked_who_holds_what(
+    cli: CommandLine, redis_raw: Any, keys: KeySpace, settings: Settings
+) -> None:
+    """Another database of the server, another prefix: there every lock would be free."""
+    others = (
+        ("--redis-url", f"{settings.redis_url.rpartition('/')[0]}/9"),
+        ("--redis-url", f"{settings.redis_url.rpartition('/')[0]}/9", KEY),
+        ("--redis-url", f"{settings.redis_url.rpartition('/')[0]}/9", "--break", KEY, "--yes"),
+    )
+    for other in others:
+        told = await cli.beside("locks", *other)
+        assert (told.status, told.out) == (3, "")
+        assert f"no data set under the prefix '{settings.prefix}' has been opened here" in told.err
+    redis_raw.hset(keys.meta(0), "cluster", "another")
+    told = await cli.beside("locks")
+    assert told.status == 3
+    assert "cluster another" in told.err
