@@ -16,7 +16,9 @@ from statecache.cli.screen import counted, print_json, print_labelled, print_tab
 from statecache.cli.status import FINDING, OK, refuses_user, status_of
 from statecache.cli.told import origin_told, text_of
 from statecache.clock import monotonic
+from statecache.epochs import Pin, Refusal, decide
 from statecache.errors import ConfigurationError, DurabilityRefused, StateCacheError, Unavailable
+from statecache.keys import HASH
 from statecache.model import DURABILITIES
 from statecache.settings import masked, variable_of
 
@@ -121,6 +123,8 @@ def between(redis: RedisFacts | None, postgres: PostgresFacts | None, settings: 
     if redis and postgres and redis.pin[4:] and postgres.cluster and redis.pin[4] != postgres.cluster[0]:
         found.append(error("both", f"Redis belongs to cluster {redis.pin[4]}, Postgres to {postgres.cluster[0]}",
                            "clients and workers refuse them", "name the two tiers of one deployment"))  # fmt: skip
+    elif redis is not None:
+        found += _closed(redis, postgres, settings)
     for where, facts in (("Redis", redis), ("Postgres", postgres)):
         if facts is not None and abs(facts.ahead_s) > CLOCKS_APART_S:
             off = f"{abs(facts.ahead_s):.1f} s {'ahead of' if facts.ahead_s > 0 else 'behind'}"
@@ -130,16 +134,53 @@ def between(redis: RedisFacts | None, postgres: PostgresFacts | None, settings: 
     return found
 
 
+def refusals(redis: RedisFacts, postgres: PostgresFacts | None, settings: Settings) -> dict[int, Refusal]:
+    """Return why shards may be opened neither by agents nor by a worker that starts. Pure."""
+    refused: dict[int, Refusal] = {}
+    for row in postgres.rows if postgres is not None else ():
+        look = redis.looks.get(row.shard)
+        pin = Pin(str(settings.shards), HASH, row.cluster)
+        verdict = None if look is None else decide(row, look, "worker", pin=pin)
+        if isinstance(verdict, Refusal) and not verdict.wait:
+            refused[row.shard] = verdict
+    return refused
+
+
+def _closed(redis: RedisFacts, postgres: PostgresFacts | None, settings: Settings) -> list[Finding]:
+    """Find no data set, or one that only an operator may open. A pin that differs is told elsewhere."""
+    refused = refusals(redis, postgres, settings)
+    servers = sorted({row.replid for row in postgres.rows if row.shard in refused}) if postgres is not None else []
+    named = " ".join(f"--from {replid}" for replid in servers if replid)
+    claim = f"name the deployment's Redis in STATECACHE_REDIS_URL; if this one is: statecache epoch claim all {named}"
+    if not redis.pin and redis.info:
+        return [error("redis", f"no data set under the prefix {settings.prefix!r} has been opened here",
+                      "every commit is refused until it is adopted, if this is the right Redis",
+                      claim if named else "statecache migrate")]  # fmt: skip
+    if named and list(redis.pin[:2]) == [str(settings.shards), HASH]:
+        shard, reason = min(refused.items())
+        return [error("both", f"{len(refused)} of {settings.shards} shards may not be opened, {shard} first: "
+                      f"{reason.why}", "commits to them are refused", claim)]  # fmt: skip
+    return []
+
+
 async def _levels(settings: Settings, redis: RedisFacts | None, postgres: PostgresFacts | None) -> list[LevelSeen]:
     refused = (
         await _refusals(settings) if redis is not None else dict.fromkeys(DURABILITIES, "Redis could not be asked")
     )
+    if redis is not None and not refused["memory"] and _all_closed(redis, postgres, settings):
+        refused = dict.fromkeys(DURABILITIES, "no shard is open here: every commit is refused")
     if not refused["postgres"]:
         refused["postgres"] = _against_postgres(postgres)
     return [
         LevelSeen(level=level, given=not refused[level], why=refused[level] or _worth(level, settings, redis, postgres))
         for level in DURABILITIES
     ]
+
+
+def _all_closed(redis: RedisFacts, postgres: PostgresFacts | None, settings: Settings) -> bool:
+    """Say whether no shard is open, nor will be by itself."""
+    refused = refusals(redis, postgres, settings)
+    return bool(redis.looks) and all(look.epoch is None or shard in refused for shard, look in redis.looks.items())
 
 
 async def _refusals(settings: Settings) -> dict[str, str]:

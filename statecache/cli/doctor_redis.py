@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +17,7 @@ from statecache._async.connect import AsyncLink, dialer
 from statecache.cli.findings import Finding, error, note, warning
 from statecache.cli.sample import info_of, software
 from statecache.clock import wall
+from statecache.epochs import Look, look_of
 from statecache.keys import HASH, KeySpace
 from statecache.lua import script
 from statecache.settings import pin_difference
@@ -45,6 +47,8 @@ class RedisFacts(msgspec.Struct, frozen=True, kw_only=True):
     ahead_s: float
     full: bool = False
     """Whether it is nearly full of what may not be evicted."""
+    looks: Mapping[int, Look] = {}
+    """What it says of each shard, as far as it can be read."""
 
 
 async def ask(settings: Settings) -> RedisFacts:
@@ -66,6 +70,7 @@ async def ask(settings: Settings) -> RedisFacts:
         greeting = await _script(link, "greet", keys.greeting(), [settings.fence], seconds)
         agent = await _script(link, "rights", [], _beyond_the_greeting(keys), seconds)
         worker = await _script(link, "rights", [], _of_workers(keys), seconds)
+        looks = await _looks(link, keys, settings.fence, seconds)
     finally:
         await link.close()
     hindrances = greeting[7:]
@@ -82,6 +87,7 @@ async def ask(settings: Settings) -> RedisFacts:
         worker_refused=worker,
         ahead_s=at - middle.timestamp(),
         full=isinstance(info, bytes) and shortage(info.decode("utf-8", "replace")) is not None,
+        looks=looks,
     )
 
 
@@ -94,6 +100,17 @@ async def _script(
     except ResponseError:
         return [""] * 7 + ["EVAL"] if name == "greet" else []
     return [part.decode("utf-8", "replace") for part in reply]
+
+
+async def _looks(link: AsyncLink, keys: KeySpace, fence: str, seconds: float) -> dict[int, Look]:
+    """Return what the data set says of each shard; what is another program's, or may not be read, says nothing."""
+    found: dict[int, Look] = {}
+    for shard in range(keys.shards):
+        fixed = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard)]
+        with suppress(ResponseError, ValueError):
+            reply = await link.script(script("gate_look"), fixed, [fence], seconds=seconds)
+            found[shard] = look_of([part.decode("utf-8", "replace") for part in reply])
+    return found
 
 
 def _pairs(reply: Any) -> dict[str, str]:
@@ -146,10 +163,7 @@ def _what_it_is(facts: RedisFacts, settings: Settings) -> Iterator[Finding]:
     if facts.info.get("cluster_enabled") == "1":
         yield warning("redis", "this is a Redis Cluster node", "keys of other nodes' slots are out of reach here",
                       "use one primary, with replicas")  # fmt: skip
-    if not facts.pin and facts.info:
-        yield error("redis", f"no data set under the prefix {settings.prefix!r} has been opened here",
-                    "a worker has to adopt it, or this is the wrong Redis", "statecache migrate")  # fmt: skip
-    elif facts.pin:
+    if facts.pin:
         names = ("shards", "hash", "prefix", "postgres_schema")
         ours = (str(settings.shards), HASH, settings.prefix, settings.postgres_schema)
         what, remedy = pin_difference(dict(zip(names, facts.pin, strict=False)), dict(zip(names, ours, strict=True)))

@@ -14,7 +14,7 @@ from statecache.keys import KeySpace
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from tests.command_line import CommandLine
-from tests.fix_servers import plain_client
+from tests.fix_servers import MakeSettings, plain_client
 
 GOOD = {
     "maxmemory": "1gb",
@@ -213,6 +213,39 @@ def test_a_redis_without_a_data_set_is_named(cli: CommandLine, raw: Any, own: Se
     finally:
         raw.hset(meta, mapping=held)
     assert (status, findings["no data set under the prefix 'sc' has been opened here"]) == (1, "error")
+
+
+def test_a_redis_that_takes_the_place_of_another_one_is_an_operators_to_claim(
+    cli: CommandLine, raw: Any, psql: Psql, own: Settings
+) -> None:
+    """Nobody else may open it, neither agents nor `migrate`: no level is given."""
+    ((replid,),) = psql.execute("SELECT DISTINCT replid FROM statecache.shard").fetchall()
+    empty = f"{own.redis_url.rpartition('/')[0]}/9"
+    status, findings, levels = found(cli, "--redis-url", empty)
+    assert (status, findings["no data set under the prefix 'sc' has been opened here"]) == (1, "error")
+    assert ["every commit is refused" in why for why in levels.values()] == [True] * 4
+    told = cli("doctor", "--redis-url", empty)
+    assert f"statecache epoch claim all --from {replid}" in told.out
+    assert "statecache migrate" not in told.out
+    psql.execute("UPDATE statecache.shard SET replid = 'another', epoch = 9 WHERE shard = 3")
+    try:
+        status, findings, levels = found(cli)
+    finally:
+        psql.execute("UPDATE statecache.shard SET replid = %s, epoch = 1 WHERE shard = 3", (replid,))
+    (what,) = [what for what in findings if "may not be opened" in what]
+    assert (status, findings[what], what.startswith("1 of 4 shards may not be opened, 3 first: ")) == (1, "error", True)
+    assert levels["memory"] == ""
+
+
+def test_a_redis_that_nobody_has_opened_yet_is_for_migrate(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = make_settings(migrated=False)
+    cli = CommandLine(settings, monkeypatch, capsys)
+    assert cli("migrate", "--no-redis").status == 0
+    facts = cli("doctor", "--json").json
+    assert "statecache migrate" in [one["remedy"] for one in facts["findings"]]
+    assert ["every commit is refused" in one["why"] for one in facts["levels"]] == [True] * 4
 
 
 def test_shards_that_no_worker_owns_are_an_error_with_its_remedy(cli: CommandLine, psql: Psql) -> None:
