@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 LISTED = 50
-_COLUMNS = ("shard", "epoch", "from", "to", "lost", "age", "cause", "opened by", "reported by", "keys")
+_COLUMNS = ("shard", "ended by epoch", "from", "to", "lost", "age", "cause", "opened by", "reported by", "keys")
 
 
 class LostRange(msgspec.Struct, frozen=True, kw_only=True):
     """This is a range of positions of a shard that went with an epoch, or were missing when one was flushed.
 
-    `epoch` began without them (cause `tail`), or met the gap. `positions` of the range were lost; `kept` of them have
-    come back since, in conflict or quarantine, with the server that held them. `keys` are examples.
+    The epoch `ended_by` began without them (cause `tail`), or met the gap. `positions` of the range were lost; `kept`
+    of them have come back since, in conflict or quarantine, with the server that held them. `keys` are examples.
     """
 
     shard: int
-    epoch: int
+    ended_by: int
     first_n: int
     last_n: int
     cause: str
@@ -88,7 +88,7 @@ def lost(
     now = wall()
     rows = [
         (
-            str(one.shard), str(one.epoch), str(one.first_n), str(one.last_n), str(one.lost),
+            str(one.shard), str(one.ended_by), str(one.first_n), str(one.last_n), str(one.lost),
             time_text((now - one.reported_at).total_seconds()), one.cause, one.opened_by or "", one.reported_by,
             ", ".join(one.keys),
         )

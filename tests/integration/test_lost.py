@@ -104,13 +104,14 @@ def test_what_is_lost_is_listed_and_calls_for_a_person(
     listed = cli("lost", "--json")
     (found,) = listed.json["lost"]
     facts = {
-        name: found[name] for name in ("shard", "epoch", "first_n", "last_n", "cause", "positions", "kept", "keys")
+        name: found[name] for name in ("shard", "ended_by", "first_n", "last_n", "cause", "positions", "kept", "keys")
     }
-    assert facts == {"shard": 0, "epoch": 2, "first_n": 2, "last_n": 4, "cause": "tail", "positions": 3, "kept": 0,
+    assert facts == {"shard": 0, "ended_by": 2, "first_n": 2, "last_n": 4, "cause": "tail", "positions": 3, "kept": 0,
                      "keys": [KEY]}  # fmt: skip
     assert found["opened_by"] == found["reported_by"] == shard.client(a).settings.writer
     told = cli("lost")
-    assert (told.status, told.out.splitlines()[1].split("\t")[:5]) == (0, ["0", "2", "2", "4", "3"])
+    assert (told.status, told.out.splitlines()[0].split("\t")[:2]) == (0, ["shard", "ended by epoch"])
+    assert told.out.splitlines()[1].split("\t")[:5] == ["0", "2", "2", "4", "3"]
     status = cli("status")
     assert status.status == 1
     assert "3 positions of shard 0 were lost within 24 hours" in status.out
