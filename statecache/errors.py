@@ -133,7 +133,7 @@ class StepUnknown(StateCacheError):
 class OutcomeUnknown(StateCacheError):
     """The outcome of change {change_id}{where} is not known: {reason}."""
 
-    hint = "Repeat the same write with change_id= of this error, which is applied at most once, or ask outcome()."
+    hint = "Ask outcome(), or repeat the same set, create or delete with change_id=: it is applied at most once."
     change_id: str
     keys: tuple[str, ...]
     reason: str

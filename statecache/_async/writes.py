@@ -185,7 +185,8 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
     ) -> State[None] | None:
         """This deletes the state and gives its tombstone, or None where there was nothing to delete.
 
-        `expected` is as in `set`: with None there is nothing to delete, or that is a VersionConflict.
+        `expected` is as in `set`: with None there is nothing to delete, or that is a VersionConflict. A delete that
+        found nothing leaves nothing behind: repeated with its `change_id`, it deletes what is there by then.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         if expected is None:
