@@ -133,17 +133,19 @@ async def test_a_worker_that_may_not_acknowledge_gives_its_shards_up(
     """As with rights that were taken away: every turn ends with an outage, and every turn begins with a renewal."""
     quick = settings.model_copy(update=QUICK)
     hindered, good = make_worker(quick), make_worker(quick)
+    trouble = "SELECT trouble FROM worker WHERE id = %s"
 
     async def refused(*_: Any) -> Any:
         raise RedisUnavailable("refused", detail="NOPERM this user may not run evalsha")
 
     monkeypatch.setattr(hindered.flusher.acknowledgement, "tell", refused)
     async with working(hindered, good):
+        await _until(lambda: any("NOPERM" in told for (told,) in rows(psql, trouble, hindered.id)))
         await _until(lambda: set(good.holdings) == {0, 1, 2, 3})
         for shard in range(4):
             agents.commit(agents.key_on(shard))
         await _until(lambda: all(agents.meta(shard)["flushed"] == "1" for shard in range(4)))
-    assert "NOPERM" in rows(psql, "SELECT trouble FROM worker WHERE id = %s", hindered.id)[0][0]
+    assert "NOPERM" in rows(psql, trouble, hindered.id)[0][0]
 
 
 async def test_alone_it_keeps_trying(

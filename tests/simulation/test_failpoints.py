@@ -35,6 +35,7 @@ NOT_VISITED = {
     "confirm": "asked only at `replica` and `disk`, where a repeat finds its change: test_commit_copies",
     "set_locking": "asked only where a view enforces locks for the first time: test_policies",
     "set_policy": "asked only where a view enforces locks for the first time: test_policies",
+    "namespaces": "asked only where a view enforces locks for the first time: test_policies",
     "standing": "asked only while a client goes down: test_client_closing",
     "measure": "asked only where entries were deleted by hand before they were flushed: test_flusher_gap",
 }
