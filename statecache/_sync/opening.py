@@ -167,7 +167,9 @@ class Attempt:
             raise ConfigurationError("Postgres has no row for some shards", hint="Run `statecache migrate`.")
         self._may_begin = all(row[5] for row in rows)
         self._policies = rows[0][6] if rows else self._policies
-        return [Row(shard=row[0], epoch=row[1], replid=row[2], flushed=row[3], cluster=row[4]) for row in rows]
+        return [
+            Row(shard=row[0], epoch=row[1], replid=row[2], flushed=row[3], cluster=row[4], now_s=row[7]) for row in rows
+        ]
 
     def _look(self, rows: Sequence[Row]) -> tuple[list[_Seen], dict[int, Refusal]]:
         replies = self._calls.scripts("gate_look", [(self._fixed(row.shard), [self._settings.fence]) for row in rows])

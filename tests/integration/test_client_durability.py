@@ -216,7 +216,7 @@ async def test_a_commit_that_was_lost_with_its_redis_is_applied_again(make_clien
                 "SELECT version, change_id FROM statecache.change WHERE key = %s", (KEY,)
             ).fetchall()
         assert found == [(1, state.change_id)]
-        assert state.epoch == 2
+        assert state.epoch > 1
 
 
 # Replica and disk.

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from statecache import Settings
+from statecache import Lost, Settings
 from statecache.cli.sample import Sample, Sampler
 from statecache.clock import monotonic
 from statecache.epochs import Authority
@@ -201,6 +201,41 @@ def test_what_postgres_forgot_is_dirty_again_when_the_gate_opens(tiers: Servers,
     assert dirty_keys(shard.raw(a), shard.keys, 0) == {KEY: 1, "runs/43": 2}
     assert shard.flush(a) == 2
     shard.check(a)
+
+
+@pytest.mark.parametrize("authority", ["worker", "operator"])
+def test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it(
+    tiers: Servers, shard: World, tmp_path: Path, authority: Authority
+) -> None:
+    """Only an agent remembers what it was acknowledged in an epoch of that number: it is told that it is lost."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, "kept")
+    shard.flush(a)
+    backup = Backup(tiers, tmp_path)
+    a.restart()
+    shard.open(a, "client")
+    agent = shard.client(a)
+    gone = [agent.set(KEY, number) for number in range(5)]
+    shard.flush(a)
+    assert [agent.wait_durable(state) for state in gone] == gone
+    backup.put_back()
+    shard.raw(a).flushall()
+
+    (opened,) = shard.open(a, authority)
+
+    assert opened.start_n == 1
+    newest = agent.set("runs/43", "in the new lineage")
+    assert newest.epoch == opened.epoch > gone[-1].epoch
+    found = agent.get(KEY)
+    assert found is not None
+    assert found.value == "kept"
+    assert [one.change_id for one in agent.lost()] == [state.change_id for state in gone]
+    assert shard.sql("SELECT epoch, first_n, last_n, cause FROM lost") == [(opened.epoch, 2, 6, "tail")]
+    with pytest.raises(Lost):
+        agent.wait_durable(gone[-1], timeout=60)
+    outcome = agent.outcome(gone[-1].change_id, KEY, position=gone[-1].position)
+    assert (outcome.verdict, outcome.settled) == ("lost", True)
 
 
 def test_a_claimer_whom_postgres_fails_leaves_the_gate_to_the_next(tiers: Servers, shard: World) -> None:

@@ -270,7 +270,7 @@ async def test_epoch_and_server_are_asked_for_before_the_entries(
     assert rows(psql, "SELECT count(*) FROM change") == [(0,)]
     assert agents.meta(0)["flushed"] == "0"
     await flush_through(worker)
-    assert rows(psql, "SELECT change_id, epoch, n FROM change") == [("a" * 24, 2, 1)]
+    assert rows(psql, "SELECT change_id, epoch > 1, n FROM change") == [("a" * 24, True, 1)]
 
 
 async def test_epoch_and_server_are_asked_for_before_the_entries_that_are_read_ahead(
@@ -288,7 +288,7 @@ async def test_epoch_and_server_are_asked_for_before_the_entries_that_are_read_a
     _once_before(monkeypatch, worker.flusher, "_write", next_is_another_shard)
     _wiped_after_read(monkeypatch, agents, worker, 2, agents.key_on(0))
     await flush_through(worker)
-    assert rows(psql, "SELECT change_id, epoch, n FROM change WHERE shard = 0") == [("a" * 24, 2, 1)]
+    assert rows(psql, "SELECT change_id, epoch > 1, n FROM change WHERE shard = 0") == [("a" * 24, True, 1)]
     assert rows(psql, "SELECT count(*) FROM change WHERE shard = 1") == [(2,)]
 
 

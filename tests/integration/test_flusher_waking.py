@@ -125,7 +125,7 @@ async def test_what_a_glance_read_before_everything_was_wiped_is_not_flushed(
         await worker.turn()
     assert rows(psql, "SELECT count(*) FROM change") == [(0,)]
     await flush_through(worker)
-    assert rows(psql, "SELECT change_id, epoch, n FROM change") == [("a" * 24, 2, 1)]
+    assert rows(psql, "SELECT change_id, epoch > 1, n FROM change") == [("a" * 24, True, 1)]
 
 
 async def _rung(worker: Worker) -> bool:
@@ -231,7 +231,7 @@ async def test_what_a_survey_read_before_everything_was_wiped_is_not_flushed(
         await worker.turn()
     assert rows(psql, "SELECT count(*) FROM change") == before
     await flush_through(worker)
-    assert rows(psql, f"SELECT change_id, epoch FROM change WHERE key = '{key}'") == [("a" * 24, 2)]
+    assert rows(psql, f"SELECT change_id, epoch > 1 FROM change WHERE key = '{key}'") == [("a" * 24, True)]
 
 
 async def test_a_survey_of_a_server_that_has_forgotten_its_scripts_takes_no_entry_that_was_read_too_early(

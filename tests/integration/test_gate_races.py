@@ -179,8 +179,8 @@ def test_an_opener_that_pauses_while_the_server_is_flushed_and_opened_anew_does_
 
     assert shard.open(a, "worker", tap=once(step, meanwhile)) == []
     epochs = [epoch for epoch, _ in shard.epochs()]
-    assert epochs == [*range(1, len(epochs) + 1)]
-    assert written[0].epoch == epochs[-1]
+    begun_before = [2] if step in ("after begin_epoch", "before gate_open") else []
+    assert epochs == [1, *begun_before, written[0].epoch]
     shard.check(a)
     shard.put(a, KEY, "goes on")
     assert shard.flush(a) == 2
@@ -286,7 +286,7 @@ def test_what_another_opened_since_the_row_was_read_is_not_closed_again(shard: W
         shard.open(a, "worker")
 
     assert shard.open(a, authority, tap=once("after shards", another_opens)) == []
-    assert [epoch for epoch, _ in shard.epochs()] == [1, 2]
+    assert len(shard.epochs()) == 2
     shard.check(a)
 
 

@@ -33,6 +33,8 @@ from statecache.epochs import (
 PIN = Pin("64", "crc32", "a-cluster")
 ROW = Row(shard=7, epoch=5, replid="a")
 REFUSED, WAIT = ("refused",) * 3, ("wait", "refused")
+NOW_S = 1_800_000_000
+DATED = msgspec.structs.replace(ROW, now_s=NOW_S)
 FRESH = Row(shard=7, epoch=0, replid="")
 EMPTY = Look(
     epoch=None, replid="", claimed=(), claim="", claim_until="", claim_left_ms=0, last=(0, 0), n=0, totals=None,
@@ -85,9 +87,13 @@ def verdicts(row: Row, seen: Look, pin: Pin = PIN) -> list[str]:
         ("an old primary", look(server="a"), Row(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
         ("an old primary, restarted", look(), Row(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
         ("nothing at all", EMPTY, ROW, [*WAIT, "above 5", "above 5"]),
+        ("nothing at all: Postgres may have forgotten epochs, too", EMPTY, DATED, [*WAIT, *[f"above {NOW_S}"] * 2]),
+        ("a data set tells its epoch: no need for a clock", look(server="s"), DATED, ["above 5"] * 4),
         ("nothing, and somebody died adopting it", look(EMPTY, claim="x", claimed=("s",)), ROW,
          [*WAIT, "above 5", "above 5"]),
         ("meta was deleted", look(EMPTY, last=(5, 100), n=100), ROW, [*WAIT, "above 5", "above 5"]),
+        ("nothing, and nobody was ever here, by the clock", EMPTY, msgspec.structs.replace(FRESH, now_s=NOW_S),
+         ["wait", *["above 0"] * 3]),
         ("nothing, and nobody was ever here", EMPTY, FRESH, ["wait", "above 0", "above 0", "above 0"]),
         ("another database of the server that the row names", look(EMPTY, server="a"), ROW,
          [*WAIT, "above 5", "above 5"]),
