@@ -133,13 +133,23 @@ class PostgresTier:
         difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
         if difference:
             raise ConfigurationError(f"this schema is {difference}", hint=f"{remedy[0].upper()}{remedy[1:]}.")
+        self._check_pair(cluster)
+        self.cluster = cluster
+
+    def check_pair(self) -> None:
+        """Raise ConfigurationError where Redis and Postgres are known to be of two clusters.
+
+        A connection to Postgres compares when it is made; Redis may have been greeted only since.
+        """
+        if self.cluster:
+            self._check_pair(self.cluster)
+
+    def _check_pair(self, cluster: str) -> None:
         if self._redis_cluster() not in ("", cluster):
             raise ConfigurationError(
                 f"Redis belongs to cluster {self._redis_cluster()}, Postgres to {cluster}",
                 hint="redis_url and postgres_url must name the two tiers of one deployment.",
             )
-
-        self.cluster = cluster
 
     def fetch(self, name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
         """This runs a statement that changes nothing and gives its rows; again after a fault, for that many seconds."""

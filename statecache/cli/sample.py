@@ -18,7 +18,7 @@ from statecache._async.redis import RedisTier
 from statecache.cli.screen import size_text
 from statecache.cli.status import CONFIGURATION, status_of
 from statecache.clock import monotonic, wall
-from statecache.errors import StateCacheError, Unavailable
+from statecache.errors import ConfigurationError, StateCacheError, Unavailable
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache.records import time_of
@@ -121,7 +121,12 @@ class Sampler:
 
     async def take(self, *, strict: bool = False) -> Sample:
         """This looks; with `strict` a configuration that does not fit is raised, and a user that a server refuses."""
-        answers = await asyncio.gather(self._ask_redis(), self._ask_postgres(), return_exceptions=True)
+        asked = (self._ask_redis(), self._ask_postgres())
+        answers: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
+        try:
+            self._postgres.check_pair()
+        except ConfigurationError as error:
+            answers[1] = error
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, (StateCacheError, TimeoutError)):
                 raise answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -23,6 +24,7 @@ import pytest
 from statecache import Settings
 from statecache.cli.attention import GATES
 from statecache.cli.sample import Sampler
+from statecache.cli.status import CONFIGURATION
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
@@ -220,6 +222,37 @@ async def test_looking_survives_an_outage_of_either_server(settings: Settings, r
     psql.execute("ALTER TABLE away RENAME TO shard")
     assert (await sampler.take()).postgres.reachable
     await sampler.close()
+
+
+async def test_a_look_never_takes_two_deployments_for_one(
+    cli: CommandLine, agents: Agents, settings: Settings, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever tier answers first: Postgres compares when it is connected to, and may not know of a Redis yet."""
+    agents.commit("runs/1")
+    psql.execute("UPDATE cluster SET id = gen_random_uuid()")
+    postgres_answered = asyncio.Event()
+    ask_redis, ask_postgres = Sampler._ask_redis, Sampler._ask_postgres
+
+    async def redis_last(sampler: Sampler) -> Any:
+        await postgres_answered.wait()
+        return await ask_redis(sampler)
+
+    async def postgres_first(sampler: Sampler) -> Any:
+        try:
+            return await ask_postgres(sampler)
+        finally:
+            postgres_answered.set()
+
+    monkeypatch.setattr(Sampler, "_ask_redis", redis_last)
+    monkeypatch.setattr(Sampler, "_ask_postgres", postgres_first)
+    shown = await cli.beside("status")
+    assert shown.status == CONFIGURATION
+    assert "Redis belongs to cluster" in shown.err
+    sampler = Sampler(settings, patience_s=WAIT_S)
+    seen = await sampler.take()
+    await sampler.close()
+    assert "Redis belongs to cluster" in seen.postgres.trouble
+    assert (seen.redis.reachable, seen.workers) == (True, None)
 
 
 def test_lines_for_programs_come_until_nobody_reads_on(cli: CommandLine) -> None:

@@ -58,7 +58,9 @@ class Worker:
         self.id = f"{settings.writer}:{secrets.token_hex(4)}"
         self.keys = KeySpace(settings.prefix, settings.shards)
         self.redis = RedisTier(settings, self.keys)
-        self.postgres = PostgresTier(settings, self.keys, name=f"statecache worker {self.id[-8:]}")
+        self.postgres = PostgresTier(
+            settings, self.keys, cluster=lambda: self.redis.cluster, name=f"statecache worker {self.id[-8:]}"
+        )
         self.ownership = Ownership(settings, owner=self.id)
         self.flusher = Flusher(settings, self.keys, owner=self.id, monotonic=monotonic)
         self.janitor = Janitor(settings, self.keys, self.flusher.streams, monotonic=monotonic)
@@ -104,11 +106,7 @@ class Worker:
             if self._waker is not None:
                 await self._waker.close()  # the server behind it may be another one than that which answers now
             self._link = await self.redis.link()
-        if self.redis.cluster and self.redis.cluster != self.postgres.cluster:
-            raise ConfigurationError(
-                f"this Redis belongs to the cluster {self.redis.cluster}, this Postgres is {self.postgres.cluster}",
-                hint="One of the URLs, the prefix or the schema is another installation's.",
-            )
+        self.postgres.check_pair()
         return self._link, self._database
 
     def forget(self) -> None:
