@@ -8,11 +8,16 @@ Why the other instruments do not see it:
     shorter       a Redis without a fence comes back without its end: all arenas, and their judges, have the fence
     went_back     a Redis goes back within an epoch: no server does that under a fence
     restarts      a Postgres went back behind two restarts of Redis, and nobody wrote between these
+    issued_twice  both tiers go back at once: what is lost by that was promised by neither, only that it is told
     rescue        the COMMIT of a rescue is cut short: that takes a standby that is cut off and an old branch at once
     old_tail      what an old primary takes before it is wiped: below `postgres` it may be lost, so no judge misses it
     frozen        a verb ends in time beside a server that hangs: where processes are starved and stopped, many end late
     began_before  what is read is older than asked for by less than a command may take, which no judge of ages blames
     decoded       what decoded values take in memory: nothing that is read or written is wrong by it
+    conditions    what status tells a person: no judge reads it
+    slow_network  a read that takes longer than the trust window: what is kept or not is right either way
+    too_few       a commit that too few replicas can acknowledge: that it is refused late, or written, breaks no promise
+    replayed      a step that is begun anew although Postgres has it: it is found out before its function is called
 
 The exit status is pytest's of the first that fails.
 """
@@ -39,6 +44,10 @@ SCENARIOS = {
         "test_what_an_old_primary_still_takes_is_kept_before_it_is_wiped",
     ),
     "frozen": ("tests/integration/test_client_bounds.py", "test_every_verb_ends"),
+    "issued_twice": (
+        "tests/integration/test_failover_postgres.py",
+        "test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it",
+    ),
     "went_back": (
         "tests/integration/test_near_order.py",
         "test_a_state_that_went_back_is_neither_listed_nor_read_in_a_transaction",
@@ -48,6 +57,13 @@ SCENARIOS = {
         "test_a_postgres_of_before_two_restarts_of_redis_needs_nobody",
     ),
     "began_before": ("tests/integration/test_near.py", "test_less_staleness_is_not_had_from_a_read_that_began_before"),
+    "conditions": ("tests/integration/test_cli_conditions.py", "test_status_tells_of_it_and_what_to_do"),
+    "slow_network": ("tests/integration/test_near_many.py", "test_a_slow_network_brings_them_all_the_same"),
+    "too_few": ("tests/integration/test_commit_copies.py", "test_too_few_replicas_are_refused_at_the_call"),
+    "replayed": (
+        "tests/integration/test_steps_claimed.py",
+        "test_a_step_that_is_replayed_after_redis_lost_its_record_leaves_no_conflict",
+    ),
     "decoded": ("tests/unit/test_near_shared.py", "test_what_is_decoded_for_all_readers_counts_too"),
 }
 

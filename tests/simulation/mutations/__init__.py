@@ -7,5 +7,6 @@ from tests.simulation.mutations.durable import DURABLE
 from tests.simulation.mutations.gates import GATES
 from tests.simulation.mutations.hot import HOT
 from tests.simulation.mutations.near import NEAR
+from tests.simulation.mutations.operators import OPERATORS
 
-MUTANTS = HOT | DURABLE | GATES | NEAR | AGENTS
+MUTANTS = HOT | DURABLE | GATES | NEAR | AGENTS | OPERATORS

@@ -26,6 +26,20 @@ AGENTS = {
         "        elif False:\n",
         by="steps",
     ),
+    "claim of a waiter": Mutant(
+        "whoever waits for a step keeps the claim that it got, and its agent cannot take it again",
+        "statecache/_async/claims.py",
+        "            await self._claims.give_back(holding)\n            if not watched:\n",
+        "            if not watched:\n",
+        by="steps",
+    ),
+    "roll of an epoch": Mutant(
+        "what a client knows of a key's steps is believed after a failover too",
+        "statecache/lua/commit.lua",
+        "ARGV[at + 7] == 'e' .. epoch)",
+        "string.sub(ARGV[at + 7], 1, 1) == 'e')",
+        by="scenarios replayed",
+    ),
     "lock": Mutant(
         "a lock is given away while somebody has it",
         "statecache/lua/lease.lua",

@@ -131,4 +131,11 @@ GATES = {
         "                pass\n",
         by="deployments agents_wrong_redis readers_wrong_redis",
     ),
+    "numbers of epochs": Mutant(
+        "an epoch on an empty Redis takes the next number, which a Postgres that went back may have issued before",
+        "statecache/epochs.py",
+        "row.now_s if row.epoch and look.is_bare else 0",
+        "0",
+        by="scenarios issued_twice",
+    ),
 }

@@ -64,4 +64,11 @@ HOT = {
         "        if False:\n",
         by="roles replica_freeze",
     ),
+    "too few replicas": Mutant(
+        "a commit that too few replicas can acknowledge is written, and its copies are waited for in vain",
+        "statecache/lua/commit.lua",
+        "  if tonumber(connected) < tonumber(replicas) then return { nonce, 'REPLICAS', connected, replicas } end\n",
+        "",
+        by="scenarios too_few",
+    ),
 }

@@ -117,4 +117,11 @@ NEAR = {
         "        if False:\n",
         by="scenarios began_before",
     ),
+    "bytes are life": Mutant(
+        "a tracked connection is given up whose heartbeat waits behind much that is read",
+        "statecache/_async/line.py",
+        "if now - max(self._beating, self._came) > self._settings.near_window_s:",
+        "if now - self._beating > self._settings.near_window_s:",
+        by="scenarios slow_network",
+    ),
 }

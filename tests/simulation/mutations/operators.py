@@ -1,0 +1,45 @@
+"""What is told to those who run it."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations.mutant import Mutant
+
+_ATTENTION = "statecache/cli/attention.py"
+
+OPERATORS = {
+    "closed gates told": Mutant(
+        "status says nothing of a shard that nobody can write to",
+        _ATTENTION,
+        "*_gates(found, sample.shards), ",
+        "",
+        by="scenarios conditions",
+    ),
+    "bricked shards told": Mutant(
+        "status says nothing of a stream that goes on beyond what its meta knows",
+        _ATTENTION,
+        ', *_beyond(history.get("strays", {}))]',
+        "]",
+        by="scenarios conditions",
+    ),
+    "full servers told": Mutant(
+        "status says nothing of a Redis that refuses commits for want of memory or disk",
+        _ATTENTION,
+        "    yield from found.redis.problems\n",
+        "",
+        by="scenarios conditions",
+    ),
+    "hindered workers told": Mutant(
+        "status says nothing of a worker that cannot flush",
+        _ATTENTION,
+        "        if worker.trouble or left:\n",
+        "        if False:\n",
+        by="scenarios conditions",
+    ),
+    "losses told": Mutant(
+        "status says nothing of positions that are gone",
+        _ATTENTION,
+        "[*reasons, *_lost(history), *_aside(found)]",
+        "[*reasons, *_aside(found)]",
+        by="scenarios conditions",
+    ),
+}
