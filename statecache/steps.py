@@ -69,7 +69,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     """This says which exceptions of a step's function mean that it may run again, and how often it does at once.
 
     `on` are exceptions after which the effect did not happen, or may happen twice. The pauses between the `times`
-    double from `pause_s`, up to half a minute.
+    are drawn at random up to a bound that doubles from `pause_s`, up to half a minute.
     """
 
     times: int = 3
@@ -83,10 +83,6 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"retry pause_s={self.pause_s} is not from 0 to {PAUSE_S_MAX:g} seconds")
         if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in self.on):
             raise UsageError("retry on= is not a tuple of exception classes")
-
-    def pause(self, tried: int) -> float:
-        """This gives the seconds to wait after that many tries."""
-        return float(min(self.pause_s * 2 ** min(tried - 1, 20), PAUSE_S_MAX))
 
 
 _NO_RESULT = msgspec.Raw()

@@ -39,6 +39,7 @@ LAYERS = (
         "statecache.sql",
         "statecache.settings",
         "statecache.clock",
+        "statecache.backoff",
         "statecache._bridge",
         "statecache._process",
         "statecache._signals",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import msgspec
@@ -61,7 +60,6 @@ class AsyncStateCache(AsyncVerbs[Any]):
         redis_url: str | None = None,
         postgres_url: str | None = None,
         settings: Settings | None = None,
-        rng: Random | None = None,
         dial: Dial | None = None,
         observer: Observer | None = None,
         **more: Any,
@@ -72,7 +70,7 @@ class AsyncStateCache(AsyncVerbs[Any]):
             settings = Settings(**given)
         elif given:
             settings = Settings(**{**settings.model_dump(), **given})
-        super().__init__(Tiers(settings, rng=rng or SystemRandom(), dial=dial, observer=observer), Policy(), "")
+        super().__init__(Tiers(settings, dial=dial, observer=observer), Policy(), "")
 
     @property
     def settings(self) -> Settings:

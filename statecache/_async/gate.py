@@ -17,6 +17,7 @@ from redis.exceptions import ResponseError
 from statecache._async.opening import Attempt, Opened, Outcome
 from statecache._async.redis import refusal
 from statecache._bridge import async_sleep
+from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.epochs import Authority, Look, Refusal
 from statecache.errors import ForeignData, Unavailable
@@ -66,7 +67,8 @@ class Gate:
         Raises Unavailable(reason="epoch") when one of them may not be opened by this authority, or not in time, and
         ForeignData where one of its keys is another program's; the others are open then all the same.
         """
-        token, end, pause = self.new_token(), monotonic() + 3 * self.settings.claim_s, 0.01
+        token, end = self.new_token(), monotonic() + 3 * self.settings.claim_s
+        backoff = Backoff(0.01, 0.25)
         opened: list[Opened] = []
         final: dict[int, Refusal] = {}
         waiting: Sequence[int] = sorted(set(shards))
@@ -80,8 +82,7 @@ class Gate:
             if waiting and monotonic() > end:
                 self.refuse(final or outcome.refused)
             if waiting and not outcome.opened:
-                await async_sleep(pause)
-                pause = min(pause * 2, 0.25)
+                await async_sleep(backoff.take())
         if final:
             self.refuse(final)
         return opened

@@ -21,6 +21,7 @@ import msgspec
 
 from statecache._async.redis import refusal
 from statecache._bridge import async_sleep
+from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set
 from statecache.errors import StateCacheError, Unavailable, UsageError
@@ -90,20 +91,19 @@ async def leave(tier: Tiers, seconds: float) -> Left:
 
 
 async def _calls_end(tier: Tiers, end: float) -> None:
-    pause = 0.002
+    backoff = Backoff(0.002, 0.05)
     while tier.accounts.under_way or tier.redis.pool.lent or tier.postgres.pool.lent or tier.line.reading:
         left = end - monotonic()
         if left <= 0:
             return
-        await async_sleep(min(pause, left))
-        pause = min(pause * 2, 0.05)
+        await async_sleep(min(backoff.take(), left))
 
 
 async def _flushed(tier: Tiers, end: float) -> list[Standing]:
     """This asks Postgres until all is settled, or nothing more can be expected in time."""
     tails = tier.accounts.tails()
     standings = [Standing(tail, -1, 0, held=False) for tail in tails]
-    pause = 0.005
+    backoff = Backoff(0.005, 0.25)
     while tails:
         try:
             standings = await _ask(tier, tails, max(end - monotonic(), _LATE_S))
@@ -112,8 +112,7 @@ async def _flushed(tier: Tiers, end: float) -> list[Standing]:
         left = end - monotonic()
         if left <= 0 or all(one.settled or one.lost for one in standings):
             break
-        await async_sleep(min(pause, left))
-        pause = min(pause * 2, 0.25)
+        await async_sleep(min(backoff.take(), left))
     return standings
 
 

@@ -30,6 +30,7 @@ from statecache import _process
 from statecache._async.connect import let_go
 from statecache._async.redis import DEMOTED, code_of, refusal
 from statecache._bridge import AsyncBackground, AsyncSignal, AsyncSlots, async_lead
+from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
 from statecache.lua import script
@@ -173,7 +174,7 @@ class Line:
 
     async def _live(self) -> None:
         """This connects and serves, again and again, until the client is closed."""
-        pause = _PAUSE_S
+        backoff = Backoff(_PAUSE_S, _PAUSE_S_MAX)
         while not self._closed:
             try:
                 link = await self._redis.tracked_link()
@@ -183,7 +184,7 @@ class Line:
             except StateCacheError as error:
                 self.hindrance = str(error)
             else:
-                pause, self.hindrance = _PAUSE_S, ""
+                backoff, self.hindrance = Backoff(_PAUSE_S, _PAUSE_S_MAX), ""
                 try:
                     await self._serve(link)
                 except (RedisUnavailable, ForeignData) as error:
@@ -192,9 +193,8 @@ class Line:
                         await self._redis.pool.drop_idle(all_of_them=True)
                 finally:
                     await self._part(link)
-            if await self._stopped.wait(pause):
+            if await self._stopped.wait(backoff.take()):
                 return
-            pause = min(pause * 2, _PAUSE_S_MAX)
 
     def _untracked(self, error: StateCacheError) -> None:
         self._not_before = monotonic() + _UNTRACKED_S

@@ -26,6 +26,7 @@ from redis.exceptions import ResponseError
 
 from statecache._async.redis import refusal
 from statecache._bridge import async_sleep
+from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import ForeignData
 from statecache.keys import checked_prefix_of_list
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from statecache.packing import Command
     from statecache.settings import Settings
 
-_PAUSE_S = 0.005
 _GATE_S = 0.5
 """For how long a gate that was found closed is waited for at most."""
 _PAGE = 500
@@ -123,7 +123,7 @@ class Listing:
         A gate that is closed is left a moment to open, and so is one behind which there is more than Postgres holds,
         for all of the time.
         """
-        end, pause, names = monotonic() + seconds, _PAUSE_S, self._keys
+        end, backoff, names = monotonic() + seconds, Backoff(0.005, 0.1), self._keys
         patient_until = monotonic() + min(_GATE_S, seconds / 4)
         while True:
             text = script("dirty").text
@@ -148,8 +148,7 @@ class Listing:
                 if not shut:  # the gate of none of them has closed meanwhile
                     told = {shard: min([flushed, *went_back.get(shard, ())]) for shard, flushed in opened.items()}
                     return Overlay(held, told)
-            await async_sleep(pause)
-            pause = min(pause * 2, 0.1)
+            await async_sleep(backoff.take())
 
     async def _missed(self, prefix: str, closed: set[int], behind: Sequence[str], seconds: float) -> str | None:
         """Return a key of a closed shard of which more was seen by this process, or is behind, than Postgres holds."""

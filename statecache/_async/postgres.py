@@ -22,6 +22,7 @@ from psycopg import errors as pg
 from statecache._async.pool import AsyncPool, silent_since
 from statecache._async.postgres_connection import brief, connect, milliseconds
 from statecache._bridge import AsyncSlot, async_severed, async_sleep, async_timeout
+from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
@@ -151,7 +152,7 @@ class PostgresTier:
 
     async def fetch(self, name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
         """This runs a statement that changes nothing and gives its rows; again after a fault, for that many seconds."""
-        end, pause = monotonic() + seconds, 0.01
+        end, backoff = monotonic() + seconds, Backoff(0.01, 0.25)
         while True:
             left = max(end - monotonic(), 0.001)
             try:
@@ -162,10 +163,9 @@ class PostgresTier:
                     self.pool.give(session)
             except PostgresUnavailable as error:
                 await self.pool.drop_idle()
-                if error.reason not in ("connect", "connection", "standby") or monotonic() + pause > end:
+                if error.reason not in ("connect", "connection", "standby") or backoff.outlasts(end):
                     raise
-            await async_sleep(pause)
-            pause = min(pause * 2, 0.25)
+            await async_sleep(backoff.take())
 
     async def _run(
         self, session: AsyncSession, name: str, parameters: Mapping[str, Any], seconds: float

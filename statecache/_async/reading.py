@@ -24,6 +24,7 @@ from redis.exceptions import ResponseError
 
 from statecache._async.redis import found_at, refusal
 from statecache._bridge import AsyncSignal, async_sleep
+from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
 from statecache.errors import ConfigurationError, ForeignData, PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.records import FIELDS, absence, record_of, record_of_row
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from statecache.near import Near, Reading
     from statecache.settings import Settings
 
-_PAUSE_S = 0.005
 _GATE_S = 0.5
 """For how long a gate that was found closed is waited for, before Postgres is asked, and how long that may take."""
 
@@ -95,7 +95,7 @@ class Reader:
         return await self._read(key, end, least=least, to_write=False)
 
     async def _read(self, key: str, end: float, *, least: int, to_write: bool) -> Record:
-        pause, begun = 0.0, monotonic()
+        backoff, asking, begun = Backoff(0.005, 0.25), False, monotonic()
         hindrance: Unavailable | None = None
         while True:
             found = await self._found(key, end, hindrance)
@@ -105,13 +105,13 @@ class Reader:
             if isinstance(found, Closed):
                 record, hindrance = await self._behind_the_gate(key, found.place, begun, end)
             else:
-                record, hindrance = await self._believed(found, end, asking=pause > 0)
+                record, hindrance = await self._believed(found, end, asking=asking)
             if record is not None and record.version >= least:
                 return record
-            if monotonic() + pause > end:
+            if backoff.outlasts(end):
                 raise hindrance or Unavailable("version", detail=f"{key!r} has not reached version {least}")
-            await async_sleep(pause)
-            pause = min(max(pause * 2, _PAUSE_S), 0.25)
+            await async_sleep(backoff.take())
+            asking = True
 
     async def _believed(self, found: Found, end: float, *, asking: bool) -> tuple[Record | None, Unavailable | None]:
         """Return the record if it is not older than what was seen, or what was seen is proven to be gone.
@@ -253,7 +253,7 @@ class Reader:
         """This gives the record of what Postgres says is the current lineage; Unavailable where it cannot be had."""
         if self._settings.fence != "on":
             raise ConfigurationError("a fenced read needs the fence", hint="Set fence=on, or read the primary.")
-        pause, hindrance = _PAUSE_S, None
+        backoff, hindrance = Backoff(0.005, 0.25), None
         while True:
             found = await self._found(key, end, hindrance)
             if isinstance(found, Closed):
@@ -271,7 +271,6 @@ class Reader:
                     hindrance = Unavailable("version", detail=f"{key!r} has not reached version {least}")
                 else:
                     await self._redis.pool.drop_idle(all_of_them=True)
-            if monotonic() + pause > end:
+            if backoff.outlasts(end):
                 raise hindrance
-            await async_sleep(pause)
-            pause = min(pause * 2, 0.25)
+            await async_sleep(backoff.take())

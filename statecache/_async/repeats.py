@@ -8,7 +8,6 @@ the WAIT stands behind that one, on the same connection. A server that does not 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoScriptError
@@ -61,13 +60,11 @@ class Repeats(Together):
         levels: Levels,
         line: Line,
         accounts: Accounts,
-        rng: Random,
     ) -> None:
         super().__init__(settings, keys, redis, levels)
         self._durable = durable
         self._line = line
         self._accounts = accounts
-        self._rng = rng
 
     async def _link_for(self, commit: Commit, seconds: float) -> AsyncLink | None:
         """Lend a connection to a server that can give the commit's level; None for trying again."""
@@ -201,7 +198,7 @@ class Repeats(Together):
         await async_sleep(lingers_s)
 
     async def _pause(self, commit: Commit, error: RedisUnavailable) -> None:
-        if error.reason in FINAL or monotonic() + commit.pause > commit.end:
+        if error.reason in FINAL or commit.backoff.outlasts(commit.end):
             commit.fail(error)
         await self._wait_a_little(commit, error)
 
@@ -209,5 +206,4 @@ class Repeats(Together):
         """This pauses before the next attempt; what was in the way is told where no time is left for one."""
         commit.hindrance = hindrance
         note(retries=1)
-        await async_sleep(commit.pause * self._rng.uniform(0.5, 1.0))
-        commit.pause = min(commit.pause * 2, 0.25)
+        await async_sleep(commit.backoff.take())

@@ -29,6 +29,7 @@ from statecache._async.levels import COPIED
 from statecache._async.observing import note
 from statecache._async.step_records import Held, held_step, record_write
 from statecache._bridge import async_called, async_finished, async_sleep
+from statecache.backoff import Backoff, pause_s
 from statecache.clock import monotonic, wall
 from statecache.codec import codec_for
 from statecache.errors import (
@@ -100,7 +101,7 @@ class AsyncStepCall:
         self._claim = scope.tier.claims.of(self._record_key)
         self._new_in: int | None = None
         self._forks: set[str] = set()
-        self._pause = 0.005
+        self._backoff = Backoff(0.005, min(_PAUSE_S_MAX, self._claim.pause_s_max))
 
     async def result(self) -> Any:
         """This gives the step's result, from its function or from its record."""
@@ -180,11 +181,10 @@ class AsyncStepCall:
 
     async def _wait(self, end: float) -> None:
         """This lets whoever runs the step go on for a while."""
-        if monotonic() + self._pause + _ANSWER_S > end:
+        if self._backoff.outlasts(end - _ANSWER_S):
             raise self._busy()
         note(retries=1)
-        await async_sleep(self._pause * self._tier.rng.uniform(0.5, 1.0))
-        self._pause = min(self._pause * 2, _PAUSE_S_MAX, self._claim.pause_s_max)
+        await async_sleep(self._backoff.take())
 
     def _busy(self) -> Unavailable:
         if self._claim.is_anothers:
@@ -263,7 +263,7 @@ class AsyncStepCall:
                 tried += 1
                 if tried > retry.times:
                     raise
-            await async_sleep(retry.pause(tried))
+            await async_sleep(pause_s(tried, retry.pause_s, steps.PAUSE_S_MAX))
 
     async def _end(self, held: Held, data: bytes) -> Any:
         """This commits the result, and what it makes of the value, and gives it as every later call will get it."""
@@ -285,7 +285,7 @@ class AsyncStepCall:
 
     async def _commit_result(self, held: Held, value: Any, data: bytes) -> None:
         """This commits the result with what `apply` makes of the value, again where the value was changed meanwhile."""
-        end, pause = self._scope.end_of(self._terms.timeout), 0.001
+        end, backoff = self._scope.end_of(self._terms.timeout), Backoff(0.001, 0.1)
         done = steps.ended(held.step, "done", at=wall(), result=data)
         while True:
             writes = [self._write(done, held.change_id, held.encoding)]
@@ -297,14 +297,13 @@ class AsyncStepCall:
             except VersionConflict as conflict:
                 if conflict.key == self._record_key:
                     raise _Overtaken from conflict
-                if monotonic() + pause > end:
+                if backoff.outlasts(end):
                     raise
             else:
                 return
             note(retries=1, conflicts=1)
             self._before = None
-            await async_sleep(self._tier.rng.uniform(0, pause))
-            pause = min(pause * 2, 0.1)
+            await async_sleep(backoff.take())
 
     async def _applied(self, apply: Callable[[Any, Any], Any], result: Any, end: float) -> Write:
         """This gives the write of what the result makes of the value."""

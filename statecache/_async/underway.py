@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from statecache.backoff import Backoff
 from statecache.errors import OutcomeUnknown, StateCacheError
 from statecache.leases import Locks
 from statecache.model import ABSENT, BLIND, PRESENT, Write
@@ -36,7 +37,7 @@ class Commit(msgspec.Struct, kw_only=True):
     redis_keys: list[str]
     doubt: StateCacheError | None = None
     repeat: bool = False
-    pause: float = 0.005
+    backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(0.005, 0.25))
     pinned: dict[int, str] = {}
     nonce: bytes = b""
     latest: float = 0.0

@@ -14,6 +14,7 @@ from statecache._async.scope import checked_text
 from statecache._async.stepping import AsyncStepping
 from statecache._async.transaction import AsyncTransaction
 from statecache._bridge import async_called, async_sleep
+from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import Lost, VersionConflict
 from statecache.model import Durability, Policy, State
@@ -63,7 +64,7 @@ class AsyncVerbs(AsyncStepping[D], AsyncLocks[D], AsyncAsks[D], Generic[D]):
         timeout: float | None = None,
     ) -> Any:
         """This runs the function in a transaction, again where someone else was quicker, and gives its result."""
-        end, pause = self.end_of(timeout), 0.001
+        end, backoff = self.end_of(timeout), Backoff(0.001, 0.1)
         who, why = checked_text(actor, "actor"), checked_text(reason, "reason")
         while True:
             left = max(end - monotonic(), 0.001)
@@ -73,13 +74,12 @@ class AsyncVerbs(AsyncStepping[D], AsyncLocks[D], AsyncAsks[D], Generic[D]):
                     async with opened as tx:
                         result = await async_called(function(tx))
             except VersionConflict:
-                if monotonic() + pause > end:
+                if backoff.outlasts(end):
                     raise
             else:
                 return result
             note(retries=1, conflicts=1)
-            await async_sleep(self.tier.rng.uniform(0, pause))
-            pause = min(pause * 2, 0.1)
+            await async_sleep(backoff.take())
 
     async def wait_durable(self, state: State[V], *, timeout: float | None = None) -> State[V]:
         """This returns when Postgres holds the state's change in the current lineage.

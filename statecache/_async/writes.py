@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statecache._async.answers import Absent
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from statecache.model import Record
 
 _PAUSE_S_MAX = 0.25
+_RANDOM = SystemRandom()
 _SPREAD_MAX = 1024
 D = TypeVar("D")
 V = TypeVar("V")
@@ -122,7 +124,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
                 if await baton.comes():
                     record = baton.record
                 elif spread > 1 and not baton.held:  # others want it too: spread over as many attempts as it takes
-                    await async_sleep(self.tier.rng.uniform(0, min(took * spread, _PAUSE_S_MAX)))
+                    await async_sleep(_RANDOM.uniform(0, min(took * spread, _PAUSE_S_MAX)))
                 begun, fresh = monotonic(), record is None or record is baton.record
                 if record is None:
                     record = await self.tier.reader.record(key, end=end)

@@ -27,6 +27,7 @@ from statecache._bridge import sleep
 from statecache._sync.durable import NOWHERE, found_in
 from statecache._sync.redis import refusal
 from statecache._sync.scope import Scope, checked_change_id
+from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, Unavailable, UsageError
 from statecache.keys import checked_key
@@ -84,7 +85,7 @@ class Inquiry:
         doubt = self._doubts.get(change_id)
         if doubt is not None and key not in doubt.unsettled.keys:
             raise UsageError(f"change {change_id} wrote {doubt.unsettled.keys[0]!r} and not {key!r}")
-        pause, reason = 0.005, _NO_ANSWER
+        backoff, reason = Backoff(0.005, 0.25), _NO_ANSWER
         while (now := monotonic()) < end:
             doubt = self._doubts.get(change_id)
             over = doubt is not None and doubt.until < now  # asked before looking: what comes later is refused
@@ -100,8 +101,7 @@ class Inquiry:
                 return found
             if found is not None and (doubt is None or doubt.until > end):
                 break
-            sleep(max(min(pause, end - monotonic()), 0.0))
-            pause = min(pause * 2, 0.25)
+            sleep(max(min(backoff.take(), end - monotonic()), 0.0))
         return Outcome(change_id=change_id, key=key, verdict="unknown", reason=reason)
 
     def _look(self, change_id: str, key: str, position: Position, end: float) -> Outcome | None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 from statecache._sync.answers import Committed, committed_of, error_of, is_lasting
@@ -84,10 +83,9 @@ class Committer(Repeats):
         accounts: Accounts,
         losses: Losses,
         policies: Policies,
-        rng: Random,
     ) -> None:
         super().__init__(
-            settings, keys, redis, durable=durable, levels=levels, line=line, accounts=accounts, rng=rng
+            settings, keys, redis, durable=durable, levels=levels, line=line, accounts=accounts
         )  # fmt: skip
         self._opener = opener
         self._policies = policies
@@ -260,7 +258,7 @@ class Committer(Repeats):
             if not isinstance(refused, (ForeignData, ConfigurationError)):
                 self._certain(commit, refused, lasting=is_lasting(commit, reply))
                 return None
-            if "equal or smaller" not in refused.reason or monotonic() + commit.pause > commit.end:
+            if "equal or smaller" not in refused.reason or commit.backoff.outlasts(commit.end):
                 commit.fail(refused)
             self._wait_a_little(commit, refused)  # somebody's entry is in the way, which a worker will remove
         else:

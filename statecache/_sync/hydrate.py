@@ -26,6 +26,7 @@ from redis.exceptions import ResponseError
 from statecache._bridge import beside, sleep
 from statecache._sync.observing import note
 from statecache._sync.redis import FINAL, found_at, patience_for, refusal
+from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import Backpressure, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
@@ -87,7 +88,7 @@ class Hydrator:
     ) -> dict[str, Record]:
         """This does it; `tokens` are at any moment those of ours that may stand."""
         loaded: dict[str, Record] = {}
-        pause = 0.002
+        backoff = Backoff(0.002, 0.1)
         waiting: Unavailable | None = None
         while True:
             try:
@@ -95,11 +96,10 @@ class Hydrator:
             except RedisUnavailable as error:
                 if error.reason in ("refused", "memory", *FINAL):
                     raise
-                if monotonic() + pause > end:
+                if backoff.outlasts(end):
                     raise error if waiting is None else waiting from error
                 note(retries=1)
-                sleep(pause)
-                pause = min(pause * 2, 0.1)
+                sleep(backoff.take())
                 continue
             if "FENCED" in verdicts.values() and not to_write:
                 return loaded
@@ -115,11 +115,10 @@ class Hydrator:
                 return loaded
             why = "not yet in Postgres" if "DIRTY" in verdicts.values() else "another reader is loading it"
             waiting = Unavailable("hydration", detail=f"{missing[0]!r} is not in Redis and {why}")
-            if monotonic() + pause > end:
+            if backoff.outlasts(end):
                 raise waiting
             if "FENCED" not in verdicts.values():
-                sleep(pause)
-                pause = min(pause * 2, 0.1)
+                sleep(backoff.take())
 
     def _begin(
         self, shard: int, missing: list[str], tokens: list[str], end: float, *, to_write: bool

@@ -11,6 +11,7 @@ from redis.exceptions import ResponseError
 
 from statecache._bridge import sleep
 from statecache._sync.redis import AGAIN, DEMOTED, FINAL, code_of, found_at, refusal
+from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
 from statecache.errors import RedisUnavailable
 from statecache.leases import COMING_S, PLACE_S, WAITERS_MAX, Holding, shown_holder
@@ -56,17 +57,17 @@ class LeaseRequests:
 
     def _ask(self, verb: str, holding: Holding, *, end: float) -> Answer:
         """This runs the script until it answers; again after a fault, for the request says what was done already."""
-        pause, repeated = 0.005, False
+        backoff, repeated = Backoff(0.005, 0.25), False
         while True:
             started = boottime()
             try:
                 reply = self._once(verb, holding, max(end - monotonic(), 0.001))
             except ResponseError as error:
                 refused = refusal(error, self._keys.leases(holding.shard))
-                if code_of(error) not in AGAIN or monotonic() + pause > end:
+                if code_of(error) not in AGAIN or backoff.outlasts(end):
                     raise refused from error
             except RedisUnavailable as error:
-                if error.reason in ("pool", *FINAL) or monotonic() + pause > end:
+                if error.reason in ("pool", *FINAL) or backoff.outlasts(end):
                     raise
                 repeated = True
             else:
@@ -78,10 +79,9 @@ class LeaseRequests:
                     continue
                 if verdict != "LATE":
                     return Answer(verdict, rest, started, repeated)
-                if monotonic() + pause > end:
+                if backoff.outlasts(end):
                     raise RedisUnavailable("late", detail="the server got the request after its time")
-            sleep(pause)
-            pause = min(pause * 2, 0.25)
+            sleep(backoff.take())
 
     def _once(self, verb: str, holding: Holding, seconds: float) -> list[str]:
         most_s, end = min(seconds, self._timeout_s), monotonic() + seconds

@@ -23,6 +23,7 @@ import msgspec
 
 from statecache._bridge import sleep
 from statecache._sync.redis import refusal
+from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set
 from statecache.errors import StateCacheError, Unavailable, UsageError
@@ -92,20 +93,19 @@ def leave(tier: Tiers, seconds: float) -> Left:
 
 
 def _calls_end(tier: Tiers, end: float) -> None:
-    pause = 0.002
+    backoff = Backoff(0.002, 0.05)
     while tier.accounts.under_way or tier.redis.pool.lent or tier.postgres.pool.lent or tier.line.reading:
         left = end - monotonic()
         if left <= 0:
             return
-        sleep(min(pause, left))
-        pause = min(pause * 2, 0.05)
+        sleep(min(backoff.take(), left))
 
 
 def _flushed(tier: Tiers, end: float) -> list[Standing]:
     """This asks Postgres until all is settled, or nothing more can be expected in time."""
     tails = tier.accounts.tails()
     standings = [Standing(tail, -1, 0, held=False) for tail in tails]
-    pause = 0.005
+    backoff = Backoff(0.005, 0.25)
     while tails:
         try:
             standings = _ask(tier, tails, max(end - monotonic(), _LATE_S))
@@ -114,8 +114,7 @@ def _flushed(tier: Tiers, end: float) -> list[Standing]:
         left = end - monotonic()
         if left <= 0 or all(one.settled or one.lost for one in standings):
             break
-        sleep(min(pause, left))
-        pause = min(pause * 2, 0.25)
+        sleep(min(backoff.take(), left))
     return standings
 
 

@@ -32,6 +32,7 @@ from statecache import _process
 from statecache._bridge import Background, Signal, Slots, lead
 from statecache._sync.connect import let_go
 from statecache._sync.redis import DEMOTED, code_of, refusal
+from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
 from statecache.lua import script
@@ -175,7 +176,7 @@ class Line:
 
     def _live(self) -> None:
         """This connects and serves, again and again, until the client is closed."""
-        pause = _PAUSE_S
+        backoff = Backoff(_PAUSE_S, _PAUSE_S_MAX)
         while not self._closed:
             try:
                 link = self._redis.tracked_link()
@@ -185,7 +186,7 @@ class Line:
             except StateCacheError as error:
                 self.hindrance = str(error)
             else:
-                pause, self.hindrance = _PAUSE_S, ""
+                backoff, self.hindrance = Backoff(_PAUSE_S, _PAUSE_S_MAX), ""
                 try:
                     self._serve(link)
                 except (RedisUnavailable, ForeignData) as error:
@@ -194,9 +195,8 @@ class Line:
                         self._redis.pool.drop_idle(all_of_them=True)
                 finally:
                     self._part(link)
-            if self._stopped.wait(pause):
+            if self._stopped.wait(backoff.take()):
                 return
-            pause = min(pause * 2, _PAUSE_S_MAX)
 
     def _untracked(self, error: StateCacheError) -> None:
         self._not_before = monotonic() + _UNTRACKED_S

@@ -18,6 +18,7 @@ from statecache import _process
 from statecache._bridge import Slots, severed, sleep
 from statecache._sync.gate import Gate, Outcome
 from statecache._sync.postgres_connection import brief
+from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
 
@@ -61,7 +62,7 @@ class Opener:
 
     def _open(self, shard: int, end: float) -> None:
         """This tries again and again; an attempt for which too little time was left tells what the one before met."""
-        token, pause = self._gate.new_token(), 0.01
+        token, backoff = self._gate.new_token(), Backoff(0.01, 0.25)
         refused: dict[int, Refusal] = {}
         while True:
             seconds = max(min(end - monotonic(), self._timeout_s), 0.001)
@@ -69,23 +70,22 @@ class Opener:
                 refused = self._attempt(shard, token, seconds).refused
             except (PostgresUnavailable, psycopg.Error) as error:
                 self._postgres.pool.drop_idle()
-                if monotonic() + pause > end:
+                if backoff.outlasts(end):
                     if refused:
                         self._gate.refuse(refused)
                     detail = f"shard {shard} waits for its epoch: {brief(error)}"
                     raise Unavailable("epoch", detail=detail) from error
                 refused = {}
             except RedisUnavailable:
-                if refused and monotonic() + pause > end:
+                if refused and backoff.outlasts(end):
                     self._gate.refuse(refused)
                 raise
             else:
                 if not refused:
                     return
-                if not refused[shard].wait or monotonic() + pause > end:
+                if not refused[shard].wait or backoff.outlasts(end):
                     self._gate.refuse(refused)
-            sleep(pause)
-            pause = min(pause * 2, 0.25)
+            sleep(backoff.take())
 
     def _attempt(self, shard: int, token: str, seconds: float) -> Outcome:
         session = self._postgres.pool.take(seconds)

@@ -24,6 +24,7 @@ from psycopg import errors as pg
 from statecache._bridge import Slot, severed, sleep, timeout
 from statecache._sync.pool import Pool, silent_since
 from statecache._sync.postgres_connection import brief, connect, milliseconds
+from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
@@ -153,7 +154,7 @@ class PostgresTier:
 
     def fetch(self, name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
         """This runs a statement that changes nothing and gives its rows; again after a fault, for that many seconds."""
-        end, pause = monotonic() + seconds, 0.01
+        end, backoff = monotonic() + seconds, Backoff(0.01, 0.25)
         while True:
             left = max(end - monotonic(), 0.001)
             try:
@@ -164,10 +165,9 @@ class PostgresTier:
                     self.pool.give(session)
             except PostgresUnavailable as error:
                 self.pool.drop_idle()
-                if error.reason not in ("connect", "connection", "standby") or monotonic() + pause > end:
+                if error.reason not in ("connect", "connection", "standby") or backoff.outlasts(end):
                     raise
-            sleep(pause)
-            pause = min(pause * 2, 0.25)
+            sleep(backoff.take())
 
     def _run(self, session: Session, name: str, parameters: Mapping[str, Any], seconds: float) -> list[tuple[Any, ...]]:
         work = partial(self._rows, session, name, parameters, seconds)

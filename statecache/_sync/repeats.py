@@ -10,7 +10,6 @@ the WAIT stands behind that one, on the same connection. A server that does not 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoScriptError
@@ -63,13 +62,11 @@ class Repeats(Together):
         levels: Levels,
         line: Line,
         accounts: Accounts,
-        rng: Random,
     ) -> None:
         super().__init__(settings, keys, redis, levels)
         self._durable = durable
         self._line = line
         self._accounts = accounts
-        self._rng = rng
 
     def _link_for(self, commit: Commit, seconds: float) -> Link | None:
         """Lend a connection to a server that can give the commit's level; None for trying again."""
@@ -203,7 +200,7 @@ class Repeats(Together):
         sleep(lingers_s)
 
     def _pause(self, commit: Commit, error: RedisUnavailable) -> None:
-        if error.reason in FINAL or monotonic() + commit.pause > commit.end:
+        if error.reason in FINAL or commit.backoff.outlasts(commit.end):
             commit.fail(error)
         self._wait_a_little(commit, error)
 
@@ -211,5 +208,4 @@ class Repeats(Together):
         """This pauses before the next attempt; what was in the way is told where no time is left for one."""
         commit.hindrance = hindrance
         note(retries=1)
-        sleep(commit.pause * self._rng.uniform(0.5, 1.0))
-        commit.pause = min(commit.pause * 2, 0.25)
+        sleep(commit.backoff.take())

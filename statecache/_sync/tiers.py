@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
@@ -45,12 +44,9 @@ if TYPE_CHECKING:
 class Tiers:
     """This wires one client's parts together; nothing is connected before it is needed."""
 
-    def __init__(
-        self, settings: Settings, *, rng: Random, dial: Dial | None = None, observer: Observer | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, *, dial: Dial | None = None, observer: Observer | None = None) -> None:
         self.settings = settings
         self.observer = observer
-        self.rng = rng
         self.keys = KeySpace(prefix=settings.prefix, shards=settings.shards)
         self.postgres = PostgresTier(settings, self.keys, cluster=lambda: redis.cluster)
         self.redis = redis = RedisTier(settings, self.keys, dial=dial, pairing=Pairing(settings, self.postgres))
@@ -105,7 +101,6 @@ class Tiers:
             accounts=self.accounts,
             losses=self.losses,
             policies=self.policies,
-            rng=rng,
         )
         finalize(self, _let_go, self.line, self.events, redis.pool, self.postgres.pool).atexit = False
 

@@ -20,6 +20,7 @@ from redis.exceptions import NoScriptError
 
 from statecache._bridge import sleep
 from statecache._sync.redis import DEMOTED, FINAL, code_of, found_at, refusal
+from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
 from statecache.keys import checked_key
@@ -83,7 +84,7 @@ class Transaction:
 
     def _begin(self) -> None:
         """This watches and reads every key, as often as it takes until all of them are there."""
-        end, pause = self._verbs.moment_of(self._timeout), 0.005
+        end, backoff = self._verbs.moment_of(self._timeout), Backoff(0.005, 0.25)
         self._end_at = end
         self._tier.committer.prepare(self._durability, self._shard, end=end)
         while not self._records:
@@ -95,10 +96,9 @@ class Transaction:
                 self._leave()
                 if error.reason != "pool":
                     self._tier.redis.pool.drop_idle()
-                if error.reason in ("refused", *FINAL) or monotonic() + pause > end:
+                if error.reason in ("refused", *FINAL) or backoff.outlasts(end):
                     raise
-                sleep(pause)
-                pause = min(pause * 2, 0.25)
+                sleep(backoff.take())
                 continue
             except BaseException:  # nothing may stay watched on a pooled connection
                 self._leave()

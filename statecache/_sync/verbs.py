@@ -16,6 +16,7 @@ from statecache._sync.observing import note, observe
 from statecache._sync.scope import checked_text
 from statecache._sync.stepping import Stepping
 from statecache._sync.transaction import Transaction
+from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import Lost, VersionConflict
 from statecache.model import Durability, Policy, State
@@ -65,7 +66,7 @@ class Verbs(Stepping[D], Locks[D], Asks[D], Generic[D]):
         timeout: float | None = None,
     ) -> Any:
         """This runs the function in a transaction, again where someone else was quicker, and gives its result."""
-        end, pause = self.end_of(timeout), 0.001
+        end, backoff = self.end_of(timeout), Backoff(0.001, 0.1)
         who, why = checked_text(actor, "actor"), checked_text(reason, "reason")
         while True:
             left = max(end - monotonic(), 0.001)
@@ -75,13 +76,12 @@ class Verbs(Stepping[D], Locks[D], Asks[D], Generic[D]):
                     with opened as tx:
                         result = called(function(tx))
             except VersionConflict:
-                if monotonic() + pause > end:
+                if backoff.outlasts(end):
                     raise
             else:
                 return result
             note(retries=1, conflicts=1)
-            sleep(self.tier.rng.uniform(0, pause))
-            pause = min(pause * 2, 0.1)
+            sleep(backoff.take())
 
     def wait_durable(self, state: State[V], *, timeout: float | None = None) -> State[V]:
         """This returns when Postgres holds the state's change in the current lineage.

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statecache._bridge import called, sleep
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from statecache.model import Record
 
 _PAUSE_S_MAX = 0.25
+_RANDOM = SystemRandom()
 _SPREAD_MAX = 1024
 D = TypeVar("D")
 V = TypeVar("V")
@@ -122,7 +124,7 @@ class Writes(Reads[D], Generic[D]):
                 if baton.comes():
                     record = baton.record
                 elif spread > 1 and not baton.held:  # others want it too: spread over as many attempts as it takes
-                    sleep(self.tier.rng.uniform(0, min(took * spread, _PAUSE_S_MAX)))
+                    sleep(_RANDOM.uniform(0, min(took * spread, _PAUSE_S_MAX)))
                 begun, fresh = monotonic(), record is None or record is baton.record
                 if record is None:
                     record = self.tier.reader.record(key, end=end)

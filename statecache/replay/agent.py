@@ -30,6 +30,7 @@ import msgspec
 from statecache import AsyncStateCache
 from statecache._async.commits import new_change_id
 from statecache._bridge import async_sleep
+from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import (
     AlreadyExists,
@@ -134,19 +135,18 @@ class Agent:
         return await self._commit(last, advanced(before, run.messages[last.index]))
 
     async def _read(self, run_id: str) -> State[RunState] | None:
-        end, pause = monotonic() + self._job.patience_s, 0.01
+        end, backoff = monotonic() + self._job.patience_s, Backoff(0.01, PAUSE_MAX_S)
         while True:
             try:
                 return await self._cache.get(key_of(run_id), type=RunState)
             except _OUTAGE:
                 if monotonic() > end:
                     raise
-            await async_sleep(pause)
-            pause = min(pause * 2, PAUSE_MAX_S)
+            await async_sleep(backoff.take())
 
     async def _commit(self, sent: Sent, value: RunState) -> State[RunState] | None:
         """This gives the state after the message, or what is there instead where the change was refused for good."""
-        end, pause = monotonic() + self._job.patience_s, 0.01
+        end, backoff = monotonic() + self._job.patience_s, Backoff(0.01, PAUSE_MAX_S)
         while True:
             invoke = Invoke(
                 at=monotonic(), run=sent.run, index=sent.index, change_id=sent.change_id, expected=sent.expected
@@ -172,8 +172,7 @@ class Agent:
             else:
                 self._acknowledged(state, found=False)
                 return state
-            await async_sleep(pause)
-            pause = min(pause * 2, PAUSE_MAX_S)
+            await async_sleep(backoff.take())
 
     async def _send(self, sent: Sent, value: RunState) -> State[RunState]:
         key = key_of(sent.run)

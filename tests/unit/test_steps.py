@@ -16,7 +16,6 @@ from statecache.keys import checked_key
 from statecache.steps import (
     ERROR_CHARACTERS_MAX,
     NEVER,
-    PAUSE_S_MAX,
     Status,
     StepRecord,
     Verdict,
@@ -223,11 +222,6 @@ def test_other_retries_are_refused(retry: Any) -> None:
 def test_a_retry_that_makes_no_sense_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="retry"):
         Retry(**more)
-
-
-def test_pauses_double_up_to_a_limit() -> None:
-    retry = Retry(pause_s=0.5)
-    assert [retry.pause(tried) for tried in (1, 2, 3, 50, 1000)] == [0.5, 1.0, 2.0, PAUSE_S_MAX, PAUSE_S_MAX]
 
 
 def test_the_error_names_the_key_and_what_to_do() -> None:

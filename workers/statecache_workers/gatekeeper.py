@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from statecache._async.gate import Gate, Opened
+from statecache.backoff import pause_s
 from statecache.clock import monotonic as real_monotonic
 from statecache.errors import ForeignData, Unavailable
 from statecache_workers.logs import alarm, crash, say, warn
@@ -126,7 +127,7 @@ class Gatekeeper:
             self.opening = frozenset()
             for shard in shards:
                 tries = self._tries[shard] = self._tries.get(shard, 0) + 1
-                self._not_before[shard] = self._monotonic() + min(PAUSE_MAX_S, PAUSE_S * 2 ** min(tries, 10))
+                self._not_before[shard] = self._monotonic() + pause_s(tries, PAUSE_S, PAUSE_MAX_S)
             self._done()
 
     async def _opened(self, shards: list[int]) -> list[Opened]:
