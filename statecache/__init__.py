@@ -60,9 +60,9 @@ from statecache.steps import Done, NotDone, Retry, Step
 
 if TYPE_CHECKING:
     from statecache._async.client import AsyncStateCache
-    from statecache._async.lease import AsyncLease
+    from statecache._async.verbs import AsyncLease
     from statecache._sync.client import StateCache
-    from statecache._sync.lease import Lease
+    from statecache._sync.verbs import Lease
     from statecache.settings import Settings
 
 __version__ = "0.1.0"
@@ -123,9 +123,9 @@ __all__ = [
 ]
 
 _LAZY = {
-    "AsyncLease": "statecache._async.lease",
+    "AsyncLease": "statecache._async.verbs",
     "AsyncStateCache": "statecache._async.client",
-    "Lease": "statecache._sync.lease",
+    "Lease": "statecache._sync.verbs",
     "StateCache": "statecache._sync.client",
     "Settings": "statecache.settings",
 }

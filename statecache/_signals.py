@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -88,7 +88,7 @@ class AsyncTold:
                 await self._event.wait()
         return self.told
 
-    async def seen_through(self, work: Coroutine[Any, Any, None]) -> None:
+    async def seen_through(self, work: Awaitable[object]) -> None:
         """This waits for the end of something short, whatever cancels this task meanwhile."""
         task = asyncio.ensure_future(work)
         while not task.done():
@@ -148,7 +148,7 @@ class Told:
                 break
         return self.told
 
-    def seen_through(self, done: None) -> None:
+    def seen_through(self, done: object) -> None:
         """This does nothing: what is short is done."""
 
 

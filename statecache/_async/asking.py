@@ -17,18 +17,16 @@ is unknown.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from statecache._async.durable import NOWHERE, found_in
 from statecache._async.redis import refusal
-from statecache._async.scope import AsyncScope, checked_change_id
 from statecache._bridge import async_sleep
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, Unavailable, UsageError
-from statecache.keys import checked_key
 from statecache.model import Outcome, Position, Verdict
 
 if TYPE_CHECKING:
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
-D = TypeVar("D")
 _SET_ASIDE: dict[str, Verdict] = {"conflict": "forked", "quarantine": "quarantined"}
 _PAGE = 1000
 _STRANGER = (
@@ -200,20 +197,3 @@ def _judged(
 
 def _reason(doubt: Doubt | None) -> str:
     return _STRANGER if doubt is None else _ARRIVING
-
-
-class AsyncAsks(AsyncScope[D], Generic[D]):
-    """This is the verb that asks what became of a change."""
-
-    async def outcome(
-        self, change_id: str, name: str, *, position: Position | None = None, timeout: float | None = None
-    ) -> Outcome:
-        """This says what became of a change whose outcome was never learnt; `name` is any of the keys it wrote.
-
-        The change_id is that of an `OutcomeUnknown`, or of one of `unsettled()` after a call was cancelled. That a
-        change is not applied, and never will be, is said only to the client that sent it, once none of its attempts
-        can be executed any more: within the timeout of that write, which is waited for here. That it was applied and is
-        lost is said where its `position` is known: given here, or among the last thousand of this client.
-        """
-        key, end = checked_key(self.full(name)), self.end_of(timeout)
-        return await self.tier.inquiry.outcome(checked_change_id(change_id), key, position=position, end=end)

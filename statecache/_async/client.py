@@ -163,7 +163,7 @@ class AsyncStateCache(AsyncVerbs[Any]):
         second signal ends it at once. `told.stop()` does what a signal does, where there are none: on other threads
         than the main one signals are left alone.
         """
-        return AsyncUntilTold(self, drain=drain, signals=signals)
+        return AsyncUntilTold(self.close, drain=drain, signals=signals)
 
     async def __aenter__(self) -> Self:
         return self

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache._async.answers import Committed, committed_of, error_of, is_lasting
 from statecache._async.durable import HELD
-from statecache._async.observing import note
+from statecache._async.noting import note
 from statecache._async.repeats import Repeats
 from statecache._async.underway import Commit
 from statecache.clock import monotonic

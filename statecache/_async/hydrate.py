@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from statecache._async.observing import note
+from statecache._async.noting import note
 from statecache._async.redis import FINAL, found_at, patience_for, refusal
 from statecache._bridge import async_beside, async_sleep
 from statecache.backoff import Backoff

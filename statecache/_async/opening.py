@@ -39,7 +39,6 @@ from statecache.epochs import (
     Totals,
     branch_refusal,
     common_point,
-    decide,
     head_totals,
     look_of,
     must_set_aside,
@@ -51,8 +50,8 @@ from statecache.errors import ConfigurationError
 from statecache.keys import HASH
 
 if TYPE_CHECKING:
+    from statecache._async.candidate import Candidate
     from statecache._async.connect import AsyncLink
-    from statecache._async.gate import Gate
 
 _POSITIONS_PER_PAGE = 20_000
 _MEANWHILE = Refusal(why="others are opening it, or hold its row in Postgres", wait=True)
@@ -123,17 +122,18 @@ class Attempt:
     """This is one attempt: what is the same in all of its steps."""
 
     def __init__(
-        self, gate: Gate, link: AsyncLink, connection: psycopg.AsyncConnection[Any], *, token: str, seconds: float
-    ) -> None:
-        self._gate = gate
-        self._settings = gate.settings
-        self._keys = gate.keys
+        self, candidate: Candidate, link: AsyncLink, connection: psycopg.AsyncConnection[Any], *, token: str,
+        seconds: float,
+    ) -> None:  # fmt: skip
+        self._candidate = candidate
+        self._settings = candidate.settings
+        self._keys = candidate.keys
         self._link = link
         self._connection = connection
         self._token = token
         self._seconds = seconds
-        self._calls = Calls(link, connection, gate.settings.postgres_schema, seconds=seconds)
-        self._claim_ms = round(gate.settings.claim_s * 1000)
+        self._calls = Calls(link, connection, candidate.settings.postgres_schema, seconds=seconds)
+        self._claim_ms = round(candidate.settings.claim_s * 1000)
         self._may_begin = False
         self._policies = "0 "
         self._looks: dict[int, Look] = {}
@@ -178,7 +178,7 @@ class Attempt:
         for row, reply in zip(rows, replies, strict=True):
             look = self._looked(row.shard, reply)
             pin = Pin(str(self._keys.shards), HASH, row.cluster)
-            verdict = look if isinstance(look, Refusal) else self._decide(row, look, pin)
+            verdict = look if isinstance(look, Refusal) else self._candidate.decide(row, look, pin)
             if isinstance(look, Look):
                 self._looks[row.shard] = look
             if isinstance(verdict, Refusal):
@@ -195,7 +195,7 @@ class Attempt:
             self._ends = await ends(self._link, self._keys, bare, seconds=self._seconds)
         except NoPermissionError:
             why = "its meta and its stream are gone, and to look for its states takes the right to run SCAN"
-            refused |= dict.fromkeys(bare, Refusal(why=why, wait=self._gate.authority == "client"))
+            refused |= dict.fromkeys(bare, Refusal(why=why, wait=self._candidate.authority == "client"))
         return [self._ended(one) for one in seen if one.row.shard not in refused]
 
     def _ended(self, one: _Seen) -> _Seen:
@@ -203,16 +203,13 @@ class Attempt:
         verdict = msgspec.structs.replace(one.verdict, seen=max(one.verdict.seen, look.last[0]))
         return msgspec.structs.replace(one, look=look, verdict=verdict)
 
-    def _decide(self, row: Row, look: Look, pin: Pin) -> Opening | Refusal | None:
-        return decide(row, look, self._gate.authority, pin=pin, vouched=self._gate.vouched)
-
     def _looked(self, shard: int, reply: Sequence[bytes]) -> Look | Refusal:
         look = self._parsed(shard, reply)
         if isinstance(look, Refusal) or not look.claim:
             return look
         if look.claim == self._token:
             return msgspec.structs.replace(look, claim_left_ms=0)
-        return self._gate.outlived(shard, look)
+        return self._candidate.outlived(shard, look)
 
     def _parsed(self, shard: int, reply: Sequence[bytes]) -> Look | Refusal:
         parts = [part.decode("utf-8", "replace") for part in reply]
@@ -262,9 +259,9 @@ class Attempt:
                 continue
             one = msgspec.structs.replace(each, later=starts.get(each.row.shard), parted=await self._parted(each))
             aside = must_set_aside(one.look, one.common)
-            if one.parted is not None and self._gate.authority != "operator":
+            if one.parted is not None and self._candidate.authority != "operator":
                 refused[one.row.shard] = parted_refusal(one.row, one.parted)
-            elif aside and self._gate.authority == "client":
+            elif aside and self._candidate.authority == "client":
                 refused[one.row.shard] = Refusal(why=f"it holds {aside}, which a worker has to set aside", wait=True)
             else:
                 compared.append(one)
@@ -272,20 +269,20 @@ class Attempt:
 
     async def _rescue(self, refused: dict[int, Refusal]) -> None:
         """Keep what an old primary has taken by itself, as far as it has come; it goes when that is made a replica."""
-        old = [shard for shard, refusal in refused.items() if refusal.branch and self._gate.authority == "worker"]
+        old = [shard for shard, refusal in refused.items() if refusal.branch and self._candidate.authority == "worker"]
         if not old:
             return
-        gate, looks = self._gate, self._looks
+        candidate, looks = self._candidate, self._looks
         starts = await self._calls.fetch("later_starts", {"shards": old, "epochs": [looks[shard].own for shard in old]})
         rescue = Rescue(self._link, self._connection, self._settings, seconds=self._seconds)
         for shard, common in starts:
             look, place = looks[shard], (looks[shard].server, shard)
             if look.n > common and look.pin.cluster:
-                start = gate.rescued_up_to.get(place, b"-")
-                kept, gate.rescued_up_to[place] = await rescue.keep(
+                start = candidate.rescued_up_to.get(place, b"-")
+                kept, candidate.rescued_up_to[place] = await rescue.keep(
                     shard, self._keys.changes(shard), look, common=common, start=start
                 )
-                gate.rescued += kept
+                candidate.rescued += kept
 
     async def _parted(self, one: _Seen) -> int | None:
         span = unproven(one.row, one.look)
@@ -321,7 +318,7 @@ class Attempt:
                 "seen": [one.verdict.seen for one in group.values()],
                 "last": [one.common or 0 for one in group.values()],
                 "replid": server,
-                "by": self._gate.by,
+                "by": self._candidate.by,
                 "wait": wait,
             }
             try:

@@ -14,7 +14,7 @@ from redis.exceptions import NoScriptError
 
 from statecache._async.answers import Committed
 from statecache._async.levels import COPIED
-from statecache._async.observing import note
+from statecache._async.noting import note
 from statecache._async.redis import AGAIN, FINAL, code_of, refusal
 from statecache._async.together import Together
 from statecache._bridge import async_sleep

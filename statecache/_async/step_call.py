@@ -26,7 +26,7 @@ from statecache import steps
 from statecache._async.commits import new_change_id
 from statecache._async.durable import HELD
 from statecache._async.levels import COPIED
-from statecache._async.observing import note
+from statecache._async.noting import note
 from statecache._async.step_records import Held, held_step, record_write
 from statecache._bridge import async_called, async_finished, async_sleep
 from statecache.backoff import Backoff, pause_s

@@ -17,22 +17,23 @@ told twice       the second signal ends the block at once, wherever it is, and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from statecache._async.leaving import checked_drain
 from statecache._signals import SIGNALS, AsyncTold
 
 if TYPE_CHECKING:
-    from statecache._async.client import AsyncStateCache
     from statecache.model import Left
 
 
 class AsyncUntilTold:
     """This is the stretch of an agent's work until it is told to stop; with it ends the client."""
 
-    def __init__(self, cache: AsyncStateCache, *, drain: float, signals: Sequence[int] = SIGNALS) -> None:
-        self._cache = cache
+    def __init__(
+        self, close: Callable[..., Awaitable[Left]], *, drain: float, signals: Sequence[int] = SIGNALS
+    ) -> None:
+        self._close = close
         self._drain = checked_drain(drain)
         self._signals = tuple(signals)
         self._told = AsyncTold()
@@ -75,11 +76,11 @@ class AsyncUntilTold:
         """This closes the client; a second signal, in the block or here, cuts everything short but the closing."""
         if not self._told.hurried:
             try:
-                self.left = await self._cache.close(drain=self._drain)
+                self.left = await self._close(drain=self._drain)
             except BaseException:  # a second signal came meanwhile, or it is passed on
                 if not self._told.hurried:
                     raise
             else:
                 return
-        await self._told.seen_through(self._cache.close())
+        await self._told.seen_through(self._close())
         raise SystemExit(128 + (self.signal or 0)) from error

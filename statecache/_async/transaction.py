@@ -29,8 +29,8 @@ from statecache.records import FIELDS, record_of
 if TYPE_CHECKING:
     from statecache._async.answers import Committed
     from statecache._async.connect import AsyncLink
+    from statecache._async.scope import AsyncScope
     from statecache._async.underway import Commit
-    from statecache._async.verbs import AsyncVerbs
 
 
 class AsyncTransaction:
@@ -41,7 +41,7 @@ class AsyncTransaction:
     """
 
     def __init__(
-        self, verbs: AsyncVerbs[Any], names: tuple[str, ...], *, durability: str | None, actor: str, reason: str,
+        self, verbs: AsyncScope[Any], names: tuple[str, ...], *, durability: str | None, actor: str, reason: str,
         timeout: float | None,
     ) -> None:  # fmt: skip
         self._verbs = verbs

@@ -7,7 +7,7 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statecache._async.answers import Absent
-from statecache._async.observing import note
+from statecache._async.noting import note
 from statecache._async.reads import AsyncReads
 from statecache._async.scope import expected_of
 from statecache._bridge import async_called, async_sleep

@@ -165,7 +165,7 @@ class StateCache(Verbs[Any]):
         second signal ends it at once. `told.stop()` does what a signal does, where there are none: on other threads
         than the main one signals are left alone.
         """
-        return UntilTold(self, drain=drain, signals=signals)
+        return UntilTold(self.close, drain=drain, signals=signals)
 
     def __enter__(self) -> Self:
         return self

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache._sync.answers import Committed, committed_of, error_of, is_lasting
 from statecache._sync.durable import HELD
-from statecache._sync.observing import note
+from statecache._sync.noting import note
 from statecache._sync.repeats import Repeats
 from statecache._sync.underway import Commit
 from statecache.clock import monotonic

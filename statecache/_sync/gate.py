@@ -12,16 +12,16 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import psycopg
 from redis.exceptions import ResponseError
 
 from statecache._bridge import sleep
+from statecache._sync.candidate import Candidate
 from statecache._sync.opening import Attempt, Opened, Outcome
 from statecache._sync.redis import refusal
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
-from statecache.epochs import Authority, Look, Refusal
+from statecache.epochs import Authority, Refusal
 from statecache.errors import ForeignData, Unavailable
 from statecache.settings import masked
 
@@ -36,8 +36,7 @@ class Gate:
 
     `vouched` are the replids of servers in whose place this Redis stands (see `epochs.decide`).
 
-    It counts the epochs that it opened, the changes that it set aside, and those that it kept of an old primary that
-    goes on by itself; those of attempts that ended in an error too.
+    It counts the epochs that it opened and the changes that it set aside.
     """
 
     def __init__(
@@ -52,14 +51,14 @@ class Gate:
     ) -> None:
         self.settings = settings
         self.keys = keys
-        self.by = by
-        self.authority: Authority = authority
-        self.vouched = vouched
         self.new_token = new_token
-        self.epochs_opened = self.conflicts = self.rescued = 0
-        self.rescued_up_to: dict[tuple[str, int], bytes] = {}
-        """Where to go on in the stream of a shard on a server that is another branch."""
-        self._standing: dict[int, tuple[str, float]] = {}
+        self.epochs_opened = self.conflicts = 0
+        self._candidate = Candidate(settings, keys, by=by, authority=authority, vouched=vouched)
+
+    @property
+    def rescued(self) -> int:
+        """How many changes it kept of old primaries that go on by themselves."""
+        return self._candidate.rescued
 
     def open(self, link: Link, connection: psycopg.Connection[Any], shards: Sequence[int]) -> list[Opened]:
         """This opens those of the shards whose gate is closed and gives what it opened; open ones are left alone.
@@ -101,7 +100,7 @@ class Gate:
         An error reply of Redis is translated, Postgres' errors are psycopg's.
         """
         try:
-            return Attempt(self, link, connection, token=token, seconds=seconds).run(shards)
+            return Attempt(self._candidate, link, connection, token=token, seconds=seconds).run(shards)
         except ResponseError as error:
             raise refusal(error, self.keys.meta(min(shards))) from error
 
@@ -112,17 +111,6 @@ class Gate:
             raise ForeignData(reason.redis_key, reason=reason.why)
         where = f"{masked(self.settings.redis_url)} and {masked(self.settings.postgres_url)}"
         raise Unavailable("epoch", detail=f"{len(refused)} closed shards, {shard} first, at {where}: {reason.why}")
-
-    def outlived(self, shard: int, look: Look) -> Look:
-        """This ends a claim that did not move for its whole time by our clock: the server's may have been set back."""
-        claim = f"{look.claim} {look.claim_until}"
-        now = monotonic()
-        known, since = self._standing.get(shard, ("", now))
-        if known != claim:
-            self._standing[shard] = (claim, now)
-        elif now - since > self.settings.claim_s:
-            return msgspec.structs.replace(look, claim_left_ms=0)
-        return look
 
 
 __all__ = ["Gate", "Opened", "Outcome"]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from statecache._bridge import beside, sleep
-from statecache._sync.observing import note
+from statecache._sync.noting import note
 from statecache._sync.redis import FINAL, found_at, patience_for, refusal
 from statecache.backoff import Backoff
 from statecache.clock import monotonic

@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError
 from statecache._bridge import sleep
 from statecache._sync.answers import Committed
 from statecache._sync.levels import COPIED
-from statecache._sync.observing import note
+from statecache._sync.noting import note
 from statecache._sync.redis import AGAIN, FINAL, code_of, refusal
 from statecache._sync.together import Together
 from statecache.clock import monotonic

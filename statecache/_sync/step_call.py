@@ -29,7 +29,7 @@ from statecache._bridge import called, finished, sleep
 from statecache._sync.commits import new_change_id
 from statecache._sync.durable import HELD
 from statecache._sync.levels import COPIED
-from statecache._sync.observing import note
+from statecache._sync.noting import note
 from statecache._sync.step_records import Held, held_step, record_write
 from statecache.backoff import Backoff, pause_s
 from statecache.clock import monotonic, wall

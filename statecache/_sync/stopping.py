@@ -19,22 +19,21 @@ told twice       the second signal ends the block at once, wherever it is, and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from statecache._signals import SIGNALS, Told
 from statecache._sync.leaving import checked_drain
 
 if TYPE_CHECKING:
-    from statecache._sync.client import StateCache
     from statecache.model import Left
 
 
 class UntilTold:
     """This is the stretch of an agent's work until it is told to stop; with it ends the client."""
 
-    def __init__(self, cache: StateCache, *, drain: float, signals: Sequence[int] = SIGNALS) -> None:
-        self._cache = cache
+    def __init__(self, close: Callable[..., Left], *, drain: float, signals: Sequence[int] = SIGNALS) -> None:
+        self._close = close
         self._drain = checked_drain(drain)
         self._signals = tuple(signals)
         self._told = Told()
@@ -77,11 +76,11 @@ class UntilTold:
         """This closes the client; a second signal, in the block or here, cuts everything short but the closing."""
         if not self._told.hurried:
             try:
-                self.left = self._cache.close(drain=self._drain)
+                self.left = self._close(drain=self._drain)
             except BaseException:  # a second signal came meanwhile, or it is passed on
                 if not self._told.hurried:
                     raise
             else:
                 return
-        self._told.seen_through(self._cache.close())
+        self._told.seen_through(self._close())
         raise SystemExit(128 + (self.signal or 0)) from error

@@ -31,8 +31,8 @@ from statecache.records import FIELDS, record_of
 if TYPE_CHECKING:
     from statecache._sync.answers import Committed
     from statecache._sync.connect import Link
+    from statecache._sync.scope import Scope
     from statecache._sync.underway import Commit
-    from statecache._sync.verbs import Verbs
 
 
 class Transaction:
@@ -43,7 +43,7 @@ class Transaction:
     """
 
     def __init__(
-        self, verbs: Verbs[Any], names: tuple[str, ...], *, durability: str | None, actor: str, reason: str,
+        self, verbs: Scope[Any], names: tuple[str, ...], *, durability: str | None, actor: str, reason: str,
         timeout: float | None,
     ) -> None:  # fmt: skip
         self._verbs = verbs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statecache._bridge import called, sleep
 from statecache._sync.answers import Absent
-from statecache._sync.observing import note
+from statecache._sync.noting import note
 from statecache._sync.reads import Reads
 from statecache._sync.scope import expected_of
 from statecache.clock import boottime, monotonic

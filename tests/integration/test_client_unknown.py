@@ -20,6 +20,7 @@ from statecache import (
     State,
     Unavailable,
     VersionConflict,
+    backoff,
 )
 from statecache._async import opener
 from statecache._async.connect import AsyncLink
@@ -265,7 +266,8 @@ async def test_an_opening_for_which_no_time_is_left_tells_what_the_one_before_it
 
     monkeypatch.setattr(Gate, "attempt", attempted)
     monkeypatch.setattr(opener, "async_sleep", overslept)
-    monkeypatch.setattr(opener, "monotonic", lambda: monotonic() + ahead[0])
+    for module in (opener, backoff):
+        monkeypatch.setattr(module, "monotonic", lambda: monotonic() + ahead[0])
     with pytest.raises(Unavailable, match="somebody is at it") as caught:
         await client.set(KEY, 2, timeout=30)
     assert caught.value.reason == "epoch"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+import statecache._async.noting as async_noting
 import statecache._async.observing as async_observing
 import statecache._sync.observing as sync_observing
 from statecache import (
@@ -280,7 +281,8 @@ async def test_a_client_without_an_observer_reads_no_clock_and_has_the_bare_verb
     def forbidden() -> float:
         raise AssertionError("a clock was read")
 
-    monkeypatch.setattr(async_observing, "monotonic", forbidden)
+    for module in (async_noting, async_observing):
+        monkeypatch.setattr(module, "monotonic", forbidden)
     async with AsyncStateCache(settings=fake.settings, dial=fake.dial) as client:
         view = client.namespace("runs")
         for one in (client, view):

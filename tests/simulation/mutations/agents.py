@@ -56,7 +56,7 @@ AGENTS = {
     ),
     "holder's reads": Mutant(
         "the holder of a lock reads what its process keeps near",
-        "statecache/_async/lease.py",
+        "statecache/_async/verbs.py",
         '            self._reads = "primary"\n',
         "            pass\n",
         by="locks tracked_late",
