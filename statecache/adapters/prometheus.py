@@ -41,17 +41,17 @@ SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 
 
 class _NearCaches(Collector):
-    """This sums up the near caches of clients whenever the registry is read; it costs their reads nothing."""
+    """The near caches of the watched clients, summed up when the registry is read; their reads pay nothing for it."""
 
     def __init__(self) -> None:
         self.clients: WeakSet[Any] = WeakSet()
 
     def describe(self) -> Iterator[Metric]:
-        """This names what there will be."""
+        """Yield the same metrics as `collect`: the registry takes their names from here."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        """This counts."""
+        """Yield the metrics, summed over the clients that are still there."""
         stand = [client.near for client in list(self.clients)]
         for name, told in (
             ("hits", "Local reads that were answered in the process."),
@@ -71,7 +71,7 @@ class _NearCaches(Collector):
 
 
 class PrometheusObserver:
-    """This counts what it is told of, in a registry; the names can be taken there once."""
+    """An observer that counts calls of verbs in a registry, which takes the names of its metrics only once."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         try:
@@ -104,11 +104,11 @@ class PrometheusObserver:
         self._by_outcome: dict[tuple[str, str], Counter] = {}
 
     def watches(self, client: Any) -> None:
-        """This counts the client's near cache too, for as long as the client is there."""
+        """Count the client's near cache too, for as long as the client lives."""
         self._near.clients.add(client)
 
     def ended(self, operation: Operation) -> None:
-        """This counts one call."""
+        """Count one call of a verb, and what was tried again inside of it."""
         verb, outcome = operation.verb, operation.outcome
         known = self._by_verb.get(verb) or self._known(verb)
         ended = self._by_outcome.get((verb, outcome))
@@ -124,7 +124,7 @@ class PrometheusObserver:
                 counter.inc(times)
 
     def _known(self, verb: str) -> tuple[Histogram, Counter, Counter, Counter]:
-        """This looks up a verb's series, once; they begin at zero."""
+        """Return a verb's series; the first call creates them, at zero."""
         found = self._by_verb[verb] = (
             self._seconds.labels(verb),
             self._retries.labels(verb),

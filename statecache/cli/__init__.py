@@ -13,7 +13,7 @@ NEEDS = "statecache: the command line needs typer and rich: pip install 'stateca
 
 
 def main() -> None:
-    """This runs the command line and ends the process with its exit status."""
+    """Run the command line and end the process with its exit status."""
     try:
         sys.exit(_status())
     except KeyboardInterrupt:  # while modules are still being read

@@ -21,7 +21,7 @@ _LAST = "\U0010ffff"
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what became of a state's change; `durable` is None where Postgres could not be asked.
+    """What became of a state's change; `durable` is None where Postgres could not be asked.
 
     `quarantined_as` is the id under which `statecache quarantine` knows the change, empty for any other.
     """
@@ -39,7 +39,7 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(Fate, frozen=True, kw_only=True):
-    """This is a state with everything that is known of it."""
+    """A state with everything that is known of it."""
 
     key: str
     exists: bool
@@ -57,7 +57,7 @@ class Seen(Fate, frozen=True, kw_only=True):
     bytes: int
 
     def facts(self) -> list[tuple[str, str]]:
-        """This gives all but the value, as text."""
+        """Return all but the value, as pairs of name and text."""
         names = (
             "key", "epoch", "version", "change_id", "parent_change_id", "position", "updated_at", "writer", "encoding",
             "schema", "bytes",
@@ -65,7 +65,7 @@ class Seen(Fate, frozen=True, kw_only=True):
         return [(name, str(getattr(self, name))) for name in names] + [("durable", str(self))]
 
     def absence(self) -> str:
-        """This says why there is no value."""
+        """Return in words why there is no value."""
         if self.op == "quarantined":
             return (
                 f"version {self.version} is in quarantine (change {self.change_id}); see `statecache quarantine list`"
@@ -76,7 +76,7 @@ class Seen(Fate, frozen=True, kw_only=True):
 
 
 def seen_of(record: Record, fate: Fate) -> Seen:
-    """This shows a record."""
+    """Return what there is to show of a record."""
     value = json_of(record.value, record.encoding, key=record.key) if record.exists else b"null"
     return Seen(
         key=record.key,
@@ -100,7 +100,7 @@ def seen_of(record: Record, fate: Fate) -> Seen:
 
 
 def json_of(value: bytes, encoding: str, *, key: str) -> bytes:
-    """This gives a stored value as JSON; what JSON has no word for as an object that names it."""
+    """Return a stored value as JSON, a msgpack extension as an object; raise CodecError for what is neither."""
     try:
         if encoding == "msgpack":
             return msgspec.json.encode(msgspec.msgpack.decode(value), enc_hook=_named)
@@ -117,7 +117,7 @@ def _named(value: Any) -> Any:
 
 
 async def fate_of(cache: AsyncStateCache, record: Record) -> Fate:
-    """This says whether Postgres holds the record's change; Postgres is asked only where Redis cannot tell."""
+    """Return whether Postgres holds the record's change, and where it went if not; ask it only if Redis cannot tell."""
     position = Position.parse(record.position)
     if position is None:
         return Fate(durable=record.op == "absent")
@@ -152,14 +152,14 @@ def _parked(shard: int, position: Position) -> Fate:
 
 
 async def get(settings: Settings, key: str) -> Seen:
-    """This reads a state from the primary."""
+    """Read a state from the primary."""
     async with AsyncStateCache(settings=await patient(settings)) as cache:
         record = await cache.tier.reader.primary(key, end=cache.end_of(None))
         return seen_of(record, await fate_of(cache, record))
 
 
 async def put(settings: Settings, key: str, value: Any, *, create: bool, more: dict[str, Any]) -> State[Any]:
-    """This writes a value; with `create` only where there is none."""
+    """Write a value; with `create` only where there is none."""
     async with AsyncStateCache(settings=await patient(settings)) as cache:
         verb = cache.create if create else cache.set
         written: State[Any] = await verb(key, value, **more)
@@ -167,7 +167,7 @@ async def put(settings: Settings, key: str, value: Any, *, create: bool, more: d
 
 
 async def rm(settings: Settings, key: str, more: dict[str, Any]) -> State[None] | None:
-    """This deletes; a quarantined change counts as something to delete, which the verb alone would not find."""
+    """Delete a state, also a quarantined change, which the verb alone would not find; return the tombstone, if any."""
     async with AsyncStateCache(settings=await patient(settings)) as cache:
         tombstone = await cache.delete(key, **more)
         if tombstone is None:
@@ -178,7 +178,7 @@ async def rm(settings: Settings, key: str, more: dict[str, Any]) -> State[None] 
 
 
 async def ls(settings: Settings, prefix: str, *, newest: bool, limit: int) -> tuple[list[dict[str, Any]], bool]:
-    """This lists; whether Postgres holds a state is what the listing saw, whatever this Redis knows of it."""
+    """Return states and whether there are more; `durable` is what the listing saw, whatever this Redis knows of it."""
     found: list[dict[str, Any]] = []
     async with AsyncStateCache(settings=await patient(settings)) as cache:
         seconds = cache.settings.timeout_s
@@ -199,7 +199,7 @@ async def ls(settings: Settings, prefix: str, *, newest: bool, limit: int) -> tu
 
 
 async def namespaces(settings: Settings) -> list[str]:
-    """This names the namespaces that hold live states, or changes that are not yet in Postgres.
+    """Return the namespaces that hold live states, or changes that are not yet in Postgres, sorted.
 
     Postgres is asked for the first key behind each namespace in turn: so many look-ups in the index as there are.
     """

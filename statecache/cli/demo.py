@@ -86,18 +86,18 @@ def demo(
 
 
 def status_of(report: Report) -> int:
-    """This gives the exit status that a report leads to."""
+    """Return the exit status that a report leads to."""
     return OK if report.audit_ok and all(report.kills.values()) else FINDING
 
 
 def facts(played: Played, *, seconds: float) -> dict[str, Any]:
-    """This is the object of --json: the replay's report, the seconds of all of it, and one run's story."""
+    """Return the object of --json: the replay's report, the seconds of all of it, and one run's story."""
     found: dict[str, Any] = msgspec.to_builtins(played.report)
     return found | {"seconds": round(seconds, 1), "story": msgspec.to_builtins(played.story)}
 
 
 def lines_to_try(seed: int) -> list[str]:
-    """These are commands to go on with; each works as it stands."""
+    """Return commands to go on with; each works as it stands."""
     name = program()
     return [
         f"{name} demo --seed {seed} --keep",
@@ -107,7 +107,7 @@ def lines_to_try(seed: int) -> list[str]:
 
 
 def program() -> str:
-    """This says how a shell here finds this very command: by its name, by its path, or through Python."""
+    """Return how a shell here finds this very command: by its name, by its path, or through Python."""
     beside = Path(sys.executable).with_name("statecache")
     found = shutil.which("statecache")
     if found is not None and beside.exists() and Path(found).samefile(beside):
@@ -119,7 +119,7 @@ def program() -> str:
 
 
 def lines_to_look(stage: Stage, key: str) -> list[str]:
-    """These are lines for another terminal while the servers are up; the first two say where those are."""
+    """Return lines for another terminal while the servers are up; the first two set the servers' URLs."""
     from statecache.keys import KeySpace
     from statecache.testing.binaries import postgres_install
 
@@ -145,7 +145,7 @@ def _short(path: str) -> str:
 
 
 def _keep(played: Played, screen: Console, interrupts: _Interrupts) -> None:
-    """This leaves the servers up, with a worker so that what is written reaches Postgres, until the interrupt."""
+    """Leave the servers up until the interrupt, with a worker so that what is written reaches Postgres."""
     from statecache._bridge import Signal
     from statecache.cli import demo_view
 
@@ -164,7 +164,7 @@ def _keep(played: Played, screen: Console, interrupts: _Interrupts) -> None:
 
 
 class _Interrupts:
-    """This raises KeyboardInterrupt at the first SIGINT, SIGTERM or SIGHUP, and lets none of them disturb the end."""
+    """A block in which the first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt, and none disturbs the end."""
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -183,11 +183,11 @@ class _Interrupts:
             signal.signal(number, signal.SIG_IGN if interrupted else before)
 
     def ignore(self) -> None:
-        """This makes signals mean nothing from now on."""
+        """Ignore signals from now on."""
         self._over = True
 
     def ignore_unless(self, wanted: bool) -> None:
-        """This does the same where no further one is wanted."""
+        """Ignore signals from now on, unless one more is wanted."""
         self._over = not wanted
 
     def _handle(self, _: int, __: FrameType | None) -> None:

@@ -45,7 +45,7 @@ _DOING = {"flushers": "workers", "the flush": "the flush into Postgres"}
 
 
 class View:
-    """This shows how the replay stands; it is what the supervisor calls at every turn."""
+    """The display of a replay: the supervisor calls it at every turn."""
 
     def __init__(self, screen: Console, options: Options) -> None:
         self._screen = screen
@@ -76,7 +76,7 @@ class View:
         self.close()
 
     def close(self) -> float:
-        """This takes the panel away and gives the seconds since it came."""
+        """Take the panel away and return the seconds since it came."""
         self._ending.close()
         return monotonic() - self._began
 
@@ -87,7 +87,7 @@ class View:
             self._lines.tell(standing, began=self._began, now=monotonic())
 
     def panel(self) -> RenderableType:
-        """This draws how it stands for the size that the terminal has at that moment."""
+        """Draw how the replay stands, for the size that the terminal has at that moment."""
         now, (columns, lines) = monotonic(), self._screen.size
         width = min(columns, WIDTH_MAX)
         rows = Table.grid(padding=(0, 2, 0, 0))
@@ -119,20 +119,20 @@ class View:
 
 
 class Rate:
-    """This is the growth of a number over the last seconds."""
+    """The growth of a number over the last seconds."""
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, int]] = deque()
 
     def note(self, number: int, now: float) -> None:
-        """This notes the number, at most ten times a second."""
+        """Record the number, at most ten times a second."""
         if not self._looks or now - self._looks[-1][0] >= 0.1:
             self._looks.append((now, number))
         while self._looks[0][0] < now - RATE_S:
             self._looks.popleft()
 
     def per_s(self, now: float) -> float:
-        """This gives the growth per second."""
+        """Return the growth per second."""
         looks = list(self._looks)
         if not looks or now <= looks[0][0]:
             return 0.0
@@ -140,7 +140,7 @@ class Rate:
 
 
 class Lines:
-    """This tells a replay in plain lines: what it does, who was killed, who came back, and now and then how far."""
+    """A replay in plain lines: what it does, who was killed, who came back, and now and then how far it is."""
 
     def __init__(self, screen: Console, messages: int) -> None:
         self._screen = screen
@@ -150,7 +150,7 @@ class Lines:
         self._known: list[Casualty] = []
 
     def tell(self, standing: Standing, *, began: float, now: float) -> None:
-        """This says what has changed since the last call."""
+        """Print what has changed since the last call."""
         if standing.doing != self._doing:
             self._doing = standing.doing
             self.say(now - began, doing_text(standing.doing))
@@ -167,13 +167,13 @@ class Lines:
             self.say(now - began, f"{standing.acknowledged} of {self._messages} acknowledged, {behind} not flushed yet")
 
     def say(self, seconds: float, text: str) -> None:
-        """This writes a line at once, whoever reads."""
+        """Print a line at once, also into a pipe or a file."""
         self._screen.print(f"{seconds:5.1f} s  {plain(text)}", soft_wrap=True)
         self._screen.file.flush()
 
 
 def headline(options: Options) -> str:
-    """This says what is about to happen."""
+    """Return the line that says what is about to happen."""
     return (
         f"seed {options.seed}: {options.agents} agents, {options.flushers} workers, "
         f"{len(options.runs)} recorded runs, {options.messages} messages"
@@ -181,27 +181,27 @@ def headline(options: Options) -> str:
 
 
 def doing_text(doing: str) -> str:
-    """This says what the supervisor does in words for people."""
+    """Return what the supervisor does in words for people."""
     for word, other in _DOING.items():
         doing = doing.replace(word, other)
     return doing
 
 
 def name_of(casualty: Casualty) -> str:
-    """This names what was killed."""
+    """Return a name, for people, of what was killed."""
     if casualty.kind == "agent":
         return f"agent {casualty.name}"
     return casualty.name.replace("-", " ") if casualty.kind == "flusher" else _KINDS[casualty.kind]
 
 
 def bar_text(number: int, of: int, width: int) -> Text:
-    """This draws a share as a bar, followed by the number."""
+    """Draw a share as a bar, followed by the number."""
     filled = min(width, round(width * number / of)) if of else 0
     return Text("█" * filled, style="green").append("░" * (width - filled), style="dim").append(f" {number:>4}", "none")
 
 
 def at_work(standing: Standing, options: Options) -> Text:
-    """This shows a dot for each process that should be there: green while it is at work, red while it is away."""
+    """Draw a dot for each process that should be there: green while it is at work, red while it is away."""
     away = [one.kind for one in standing.casualties if one.back_at is None]
     counts = {"agent": options.agents, "flusher": options.flushers, "redis": 1, "postgres": 1}
     there = "dim" if standing.doing.startswith("starting") else "green"
@@ -214,7 +214,7 @@ def at_work(standing: Standing, options: Options) -> Text:
 
 
 def kills_table(casualties: Sequence[Casualty], *, began: float, most: int) -> RenderableType:
-    """This shows the newest kills, the newest first, with who is away and who came back."""
+    """Draw the newest kills, the newest first, with who is away and who came back."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(justify="right", style="dim", width=7)
     table.add_column(width=10)
@@ -232,7 +232,7 @@ def kills_table(casualties: Sequence[Casualty], *, began: float, most: int) -> R
 
 
 def show(screen: Console, played: Played, lines: Sequence[str], *, seconds: float) -> None:
-    """This shows what happened, and lines to go on with; where nobody watches, without the blanks that fill cells."""
+    """Print what happened, and lines to go on with; where nobody watches, without the blanks that fill cells."""
     if screen.is_terminal:
         _last_screen(screen, played, lines, seconds)
         return
@@ -269,7 +269,7 @@ _NEXT = (
 
 
 def verdict_text(report: Report) -> Text:
-    """This is the outcome in one line."""
+    """Return the outcome in one line."""
     missed = [_KINDS[kind] for kind, count in report.kills.items() if not count]
     if not report.audit_ok:
         return Text("The audit FAILED.", style="bold red")
@@ -279,7 +279,7 @@ def verdict_text(report: Report) -> Text:
 
 
 def facts_table(played: Played, *, seconds: float) -> Table:
-    """This is what there is to say in numbers."""
+    """Return a table of what there is to say in numbers."""
     report = played.report
     kills = ", ".join(f"{_KINDS[kind]} {count}" for kind, count in report.kills.items())
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -310,14 +310,14 @@ def _ms(milliseconds: float) -> str:
 
 
 def story_text(story: Story) -> Text:
-    """This introduces the story."""
+    """Return the line that introduces the story."""
     times = "once" if story.resumed == 1 else f"{story.resumed} times"
     text = Text(story.key, style="bold cyan")
     return text.append(f", resumed {times}: its chain in Postgres, as audited", style="none")
 
 
 def stretches_table(story: Story, *, most: int) -> Table:
-    """This shows a chain as stretches, each with what happened before it: all, or the first and as many of the last."""
+    """Draw a chain as at most `most` stretches, the first and the last ones, each with what happened before it."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for side in ("right", "right", "left", "left"):
         table.add_column(justify=side, no_wrap=True)
@@ -336,7 +336,7 @@ def stretches_table(story: Story, *, most: int) -> Table:
 
 
 def reason_of(before: Stretch | None, one: Stretch) -> str:
-    """This says why a stretch begins."""
+    """Return why a stretch begins."""
     if before is None:
         return ""
     reasons = ["agent killed, the next life goes on"] if one.writer != before.writer else []
@@ -345,7 +345,7 @@ def reason_of(before: Stretch | None, one: Stretch) -> str:
 
 
 def keep_lines(screen: Console, lines: Sequence[str]) -> None:
-    """This shows how to look into the servers; each line stands by itself, however narrow the terminal is."""
+    """Print how to look into the servers; each line stands by itself, however narrow the terminal is."""
     screen.print()
     screen.print(Text("The servers stay up until Ctrl-C.", style="bold").append(" In another terminal:", style="none"))
     _to_paste(screen, lines)

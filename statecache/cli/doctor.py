@@ -32,7 +32,7 @@ _LABEL = 10
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what `doctor` found."""
+    """What `doctor` found."""
 
     redis: str
     postgres: str
@@ -106,7 +106,7 @@ async def _examine(settings: Settings, *, worker: bool) -> tuple[Diagnosis, int]
 
 
 def _refused(where: Literal["redis", "postgres"], answer: object) -> list[Finding]:
-    """This is a server that answers that it does not let this user in."""
+    """Return a finding where the server answers that it does not let this user in."""
     if not (isinstance(answer, Unavailable) and refuses_user(answer)):
         return []
     what = f"it refuses this user: {' '.join(answer.detail.split()).rstrip('.')}"
@@ -115,7 +115,7 @@ def _refused(where: Literal["redis", "postgres"], answer: object) -> list[Findin
 
 
 def between(redis: RedisFacts | None, postgres: PostgresFacts | None, settings: Settings) -> list[Finding]:
-    """This judges what concerns both servers, or neither. Pure."""
+    """Return findings on what concerns both servers, or neither. Pure."""
     found = []
     if settings.fence == "off":
         found.append(warning("redis", "the fence is off", "a Redis that lost its data goes unnoticed; no `postgres`",
@@ -147,7 +147,7 @@ def refusals(redis: RedisFacts, postgres: PostgresFacts | None, settings: Settin
 
 
 def _closed(redis: RedisFacts, postgres: PostgresFacts | None, settings: Settings) -> list[Finding]:
-    """Find no data set, or one that only an operator may open. A pin that differs is told elsewhere."""
+    """Return a finding where no data set is open here, or only an operator may open it. Not on a pin that differs."""
     refused = refusals(redis, postgres, settings)
     servers = sorted({row.replid for row in postgres.rows if row.shard in refused}) if postgres is not None else []
     named = " ".join(f"--from {replid}" for replid in servers if replid)
@@ -178,13 +178,13 @@ async def _levels(settings: Settings, redis: RedisFacts | None, postgres: Postgr
 
 
 def _all_closed(redis: RedisFacts, postgres: PostgresFacts | None, settings: Settings) -> bool:
-    """Say whether no shard is open, nor will be by itself."""
+    """Return whether no shard is open, nor will be by itself."""
     refused = refusals(redis, postgres, settings)
     return bool(redis.looks) and all(look.epoch is None or shard in refused for shard, look in redis.looks.items())
 
 
 async def _refusals(settings: Settings) -> dict[str, str]:
-    """This asks as a client does, and gives each level's reason for being refused, or nothing."""
+    """Ask as a client does, and return each level's reason for being refused, empty where it is given."""
     from statecache._async.levels import Levels
     from statecache._async.redis import RedisTier
     from statecache.keys import KeySpace
@@ -219,7 +219,7 @@ def _against_postgres(postgres: PostgresFacts | None) -> str:
 
 
 def _worth(level: str, settings: Settings, redis: RedisFacts | None, postgres: PostgresFacts | None) -> str:
-    """This tells what a level that is given survives here."""
+    """Return what a level that is given survives here."""
     if level == "memory":
         kept = redis is not None and redis.info.get("aof_enabled") == "1"
         return "survives agents, workers and Postgres" + (

@@ -1,4 +1,4 @@
-"""What `doctor` asks a Postgres, and what it makes of the answers. Nothing is compared before: a finding says more."""
+"""What `doctor` asks a Postgres, and what it makes of the answers. Pins are not compared first: a finding says more."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OF_WORKERS = {
 
 
 class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what a Postgres said; None is what it would not say."""
+    """What a Postgres said; None is what it would not say."""
 
     version: str
     version_num: int
@@ -63,7 +63,7 @@ class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def ask(settings: Settings) -> PostgresFacts:
-    """This asks; PostgresUnavailable where there is no answer, ConfigurationError where the URL fits nothing."""
+    """Ask a Postgres; raise PostgresUnavailable without an answer, ConfigurationError where the URL fits nothing."""
     where = masked(settings.postgres_url)
     try:
         async with asyncio.timeout(settings.connect_timeout_s + settings.timeout_s):
@@ -130,7 +130,7 @@ async def _one(settings: Settings, connection: psycopg.AsyncConnection[Any], nam
 
 
 def findings(facts: PostgresFacts, settings: Settings, *, worker: bool) -> Iterator[Finding]:
-    """This judges the answers. Pure."""
+    """Yield what is wrong by the answers. Pure."""
     yield from _what_it_is(facts)
     yield from _what_it_keeps(facts)
     yield from _connections(facts, settings)
@@ -221,7 +221,7 @@ def _schema(facts: PostgresFacts, settings: Settings) -> Iterator[Finding]:
 
 
 def _workers(facts: PostgresFacts) -> Iterator[Finding]:
-    """This misses live workers. On a standby, or without a schema, there is something else to mend first."""
+    """Yield findings on shards without a live worker (a standby is to be mended first) and on hindered workers."""
     if facts.unowned and facts.unowned[0] and not facts.standby:
         none, count = facts.unowned
         yield error("postgres", f"{none} of {count} shards have no live worker",

@@ -1,4 +1,4 @@
-"""What `doctor` asks a Redis, and what it makes of the answers. The connection is not greeted: a greeting refuses.
+"""What `doctor` asks a Redis, and what it makes of the answers. It skips the greeting, which refuses unfit servers.
 
 Managed servers often refuse CONFIG GET; what INFO tells is taken from there, and the rest is named as not seen.
 """
@@ -34,7 +34,7 @@ REPLICA_BUFFER_MIN = 256 * 1024 * 1024
 
 
 class RedisFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what a Redis said. `config` lacks what was refused; a right is named by its refused command."""
+    """What a Redis said. `config` lacks what was refused; a right is named by its refused command."""
 
     info: Mapping[str, str]
     config: Mapping[str, str]
@@ -52,7 +52,7 @@ class RedisFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def ask(settings: Settings) -> RedisFacts:
-    """This asks; RedisUnavailable where there is no answer."""
+    """Ask a Redis; raise RedisUnavailable without an answer."""
     keys, seconds = KeySpace(settings.prefix, settings.shards), settings.timeout_s
     link = await AsyncLink.open(dialer(settings), settings)
     try:
@@ -94,7 +94,7 @@ async def ask(settings: Settings) -> RedisFacts:
 async def _script(
     link: AsyncLink, name: str, keys: Sequence[str], arguments: Sequence[Any], seconds: float
 ) -> list[str]:
-    """This runs a script that only looks; one that is refused as a whole is the refused command."""
+    """Run a script that only looks; where a server refuses the greeting as a whole, return EVAL as refused."""
     try:
         reply = await link.script(script(name), keys, arguments, seconds=seconds)
     except ResponseError:
@@ -103,7 +103,7 @@ async def _script(
 
 
 async def _looks(link: AsyncLink, keys: KeySpace, fence: str, seconds: float) -> dict[int, Look]:
-    """Return what the data set says of each shard; what is another program's, or may not be read, says nothing."""
+    """Return what the data set says of each shard; one that is another program's, or may not be read, is left out."""
     found: dict[int, Look] = {}
     for shard in range(keys.shards):
         fixed = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard)]
@@ -121,13 +121,13 @@ def _pairs(reply: Any) -> dict[str, str]:
 
 
 def _beyond_the_greeting(keys: KeySpace) -> list[str]:
-    """These an agent runs beside what every connection is greeted with."""
+    """Return the commands that an agent needs beside those of every connection's greeting."""
     calls = keys.events(0, "client")
     return [f"SSUBSCRIBE {keys.events(0)}", "INFO", "WAIT 1 1", f"SSUBSCRIBE {calls}", f"SPUBLISH {calls} x"]
 
 
 def _of_workers(keys: KeySpace) -> list[str]:
-    """These a worker runs beside what every connection is greeted with."""
+    """Return the commands that a worker needs beside those of every connection's greeting."""
     meta, changes, unflushed, hydrating = keys.meta(0), keys.changes(0), keys.unflushed(0), keys.hydrating(0)
     return [
         f"XREAD COUNT 1 STREAMS {changes} 0", f"XTRIM {changes} MINID 1", f"XLEN {changes}", f"DEL {changes}~",
@@ -137,7 +137,7 @@ def _of_workers(keys: KeySpace) -> list[str]:
 
 
 def findings(facts: RedisFacts, settings: Settings, *, worker: bool) -> Iterator[Finding]:
-    """This judges the answers. Pure."""
+    """Yield what is wrong by the answers. Pure."""
     yield from _what_it_is(facts, settings)
     yield from _what_it_keeps(facts)
     yield from _memory(facts)
@@ -250,5 +250,5 @@ def _rights(facts: RedisFacts, *, worker: bool) -> Iterator[Finding]:
 
 
 def _commands(refused: Sequence[str]) -> str:
-    """This names commands with the first of what they were tried on."""
+    """Return refused commands in one line, each with its first argument."""
     return ", ".join(sorted({" ".join(one.split()[:2]) for one in refused}))

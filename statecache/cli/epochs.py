@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def numbers(words: Sequence[str], shards: int) -> list[int]:
-    """This reads shard numbers, or `all`."""
+    """Return shard numbers from words, or all for `all`; raise UsageError for anything else."""
     if list(words) == ["all"]:
         return list(range(shards))
     found = []

@@ -10,7 +10,7 @@ Severity = Literal["error", "warning", "note"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """This is one thing that was found: what is so, what it costs, and the line that mends it.
+    """One thing that was found: what is so, what it costs, and the line that mends it.
 
     An error breaks a promise or stops the product; a warning costs something in some event; a note is to be known.
     """
@@ -23,7 +23,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LevelSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """This says whether a level of durability is given here, and what it is worth or why it is not given."""
+    """A level of durability: whether it is given here, and what it is worth or why it is not given."""
 
     level: str
     given: bool
@@ -31,15 +31,15 @@ class LevelSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def error(where: Literal["redis", "postgres", "both"], what: str, costs: str, remedy: str = "") -> Finding:
-    """This breaks a promise, or nothing works."""
+    """Return a finding that breaks a promise, or with which nothing works."""
     return Finding(severity="error", where=where, what=what, costs=costs, remedy=remedy)
 
 
 def warning(where: Literal["redis", "postgres", "both"], what: str, costs: str, remedy: str = "") -> Finding:
-    """This costs something in some event."""
+    """Return a finding that costs something in some event."""
     return Finding(severity="warning", where=where, what=what, costs=costs, remedy=remedy)
 
 
 def note(where: Literal["redis", "postgres", "both"], what: str, costs: str = "", remedy: str = "") -> Finding:
-    """This is to be known."""
+    """Return a finding that is to be known."""
     return Finding(severity="note", where=where, what=what, costs=costs, remedy=remedy)

@@ -23,7 +23,7 @@ _COLUMNS = ("shard", "ended by epoch", "from", "to", "lost", "age", "cause", "op
 
 
 class LostRange(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a range of positions of a shard that went with an epoch, or were missing when one was flushed.
+    """A range of positions of a shard that were lost: with an epoch, or in a gap that a flush met.
 
     The epoch `ended_by` began without them (cause `tail`), or met the gap. `positions` of the range were lost; `kept`
     of them have come back since, in conflict or quarantine, with the server that held them. `keys` are examples.
@@ -44,7 +44,7 @@ class LostRange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lost(self) -> int:
-        """This is how many positions are held by no tier."""
+        """How many positions are held by no tier."""
         return max(0, self.positions - self.kept)
 
 

@@ -25,7 +25,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 def settings_of(**given: Any) -> Settings:
-    """This gives the settings, with the options that were given winning over the environment.
+    """Return the settings; the options that were given win over the environment.
 
     A variable that looks like one of ours and is none is told on stderr: a setting that was misspelt is not in force.
     """
@@ -36,12 +36,12 @@ def settings_of(**given: Any) -> Settings:
 
 
 def settings_given(**given: Any) -> Settings:
-    """This gives the same without a word."""
+    """Return what `settings_of` does, without a word about unknown variables."""
     return Settings(**{name: value for name, value in given.items() if value is not None})
 
 
 def operator() -> str:
-    """This names the user of this system, or the number where it has no name."""
+    """Return the name of this system's user, or the number where it has no name."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -49,7 +49,7 @@ def operator() -> str:
 
 
 def checked_durability(level: str | None) -> Durability | None:
-    """This refuses a level that there is not."""
+    """Return the level, None as well; raise UsageError for one that there is not."""
     for known in DURABILITIES:
         if level == known:
             return known

@@ -28,7 +28,7 @@ _LABEL = 12
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what `status` shows; `attention` are the reasons why a person should look."""
+    """What `status` shows; `attention` are the reasons why a person should look."""
 
     attention: list[str]
     redis: Server
@@ -93,7 +93,7 @@ async def _overview(settings: Settings) -> Overview:
 
 
 def overview_of(settings: Settings, sample: Sample, history: dict[str, Any]) -> Overview:
-    """This puts a look together and says what a person should see to. Pure."""
+    """Return what `status` shows, from one look and the history, with the reasons why a person should look. Pure."""
     shards = sample.shards
     openings = [
         {"age_s": age, "shards": count, "epoch": epoch, "opened_by": by}
@@ -119,7 +119,7 @@ def overview_of(settings: Settings, sample: Sample, history: dict[str, Any]) -> 
 
 
 def counts_of(sample: Sample) -> dict[str, int | None]:
-    """This counts the shards: None where the side that knows is away."""
+    """Count the shards: None where the side that knows is away."""
     shards = sample.shards
     redis, postgres = sample.redis.reachable, sample.postgres.reachable
     return {
@@ -131,7 +131,7 @@ def counts_of(sample: Sample) -> dict[str, int | None]:
 
 
 def lag_of(shards: Sequence[Shard], *, most: int = WORST_MAX) -> dict[str, Any]:
-    """This sums the lag up; the oldest entry's age is None where it was not read, or nothing is known."""
+    """Return the shards' lag in sum; the oldest entry's age is None where it was not read, or nothing is known."""
     known = [one for one in shards if one.lag_entries is not None]
     worst = sorted((one for one in known if one.lag_entries), key=lambda one: (-(one.lag_entries or 0), one.shard))
     ages = [one.lag_s for one in known if one.lag_s is not None]
@@ -144,7 +144,7 @@ def lag_of(shards: Sequence[Shard], *, most: int = WORST_MAX) -> dict[str, Any]:
 
 
 def backlog_of(settings: Settings, shards: Sequence[Shard]) -> dict[str, Any]:
-    """This tells which shard is nearest to its backlog limit, and what part of it is used."""
+    """Return which shard is nearest to its backlog limit, what part of it is used, and which are over BACKLOG_LIMIT."""
     used = [
         (
             max(
@@ -191,7 +191,7 @@ def _show(found: Overview, *, given: Collection[str]) -> None:
 
 
 def server_text(server: Server) -> str:
-    """This tells how a server stands in one line."""
+    """Return in one line how a server stands."""
     if not server.reachable:
         return f"does not answer: {server.trouble}"
     memory = f"{size_text(server.memory)} of {size_text(server.memory_max) if server.memory_max else 'no limit'}"
@@ -200,13 +200,13 @@ def server_text(server: Server) -> str:
 
 
 def shards_text(shards: dict[str, int | None]) -> str:
-    """This tells the counts of shards."""
+    """Return the counts of shards in words."""
     names = [(name, shards[name]) for name in ("open", "closed", "unowned")]
     return f"{shards['count']}: " + ", ".join(f"{'?' if count is None else count} {name}" for name, count in names)
 
 
 def lag_text(lag: dict[str, Any]) -> str:
-    """This tells the lag."""
+    """Return the lag in words."""
     if lag["entries"] is None:
         return "not known"
     if not lag["entries"]:
@@ -216,7 +216,7 @@ def lag_text(lag: dict[str, Any]) -> str:
 
 
 def backlog_text(backlog: dict[str, Any]) -> str:
-    """This tells how near to its limit the fullest shard is."""
+    """Return in words how near to its limit the fullest shard is."""
     if backlog["used"] is None:
         return "not known"
     limit = f"{backlog['entries_max']:,} entries or {size_text(backlog['bytes_max'])} a shard"
@@ -224,7 +224,7 @@ def backlog_text(backlog: dict[str, Any]) -> str:
 
 
 def aside_text(found: Overview) -> str:
-    """Tell what is in quarantine and in conflict, and what is lost."""
+    """Return in words what is in quarantine and in conflict, and what is lost."""
     if found.quarantined is None:
         return "not known"
     new = f", {found.new_conflicts} of them new" if found.new_conflicts else ""

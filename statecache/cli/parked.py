@@ -37,7 +37,7 @@ _place = re.compile(r"(\d{1,9}):(\d{1,19})-(-?\d{1,19})").fullmatch
 
 
 class Place(NamedTuple):
-    """This names a parked entry: `<shard>:<epoch>-<n>`; an n of -1 is an entry that no commit wrote."""
+    """The name of a parked entry: `<shard>:<epoch>-<n>`; an n of -1 is an entry that no commit wrote."""
 
     shard: int
     epoch: int
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """This reads what `list` shows."""
+        """Read an id as `list` shows it; raise UsageError for anything else."""
         match = _place(text)
         if match is None:
             raise UsageError(f"{text!r} is not the id of a parked entry", hint="Take one from `quarantine list`.")
@@ -56,7 +56,7 @@ class Place(NamedTuple):
 
 
 class Parked(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a parked entry as `quarantine` holds it; `entry` are its raw fields, empty in a listing."""
+    """A parked entry as `quarantine` holds it; `entry` are its raw fields, empty in a listing."""
 
     place: Place
     change_id: str
@@ -69,16 +69,16 @@ class Parked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dropped(self) -> bool:
-        """This says whether an operator gave it up."""
+        """Whether an operator gave it up."""
         return self.sqlstate == DROPPED
 
     def fields(self) -> list[bytes]:
-        """These are the entry's fields as they stood in the stream: name, value, name, value…"""
+        """Return the entry's fields as they stood in the stream: name, value, name, value…"""
         return msgspec.msgpack.decode(self.entry, type=list[bytes])
 
 
 class Spot(NamedTuple):
-    """This is what Postgres has around one parked change's version, '' for nothing."""
+    """What Postgres has around one parked change's version, '' for nothing."""
 
     tip_version: int
     tip_change_id: str
@@ -89,18 +89,18 @@ class Spot(NamedTuple):
 
 
 class Taking(NamedTuple):
-    """This change goes into its chain."""
+    """A change that goes into its chain; `gap` where its parent is not there."""
 
     change: Change
     gap: bool
 
 
 class Unfit(Exception):
-    """This says why a parked entry cannot be taken in."""
+    """Raised where a parked entry cannot be taken in; the message says why."""
 
 
 class TooEarly(Unfit):
-    """This says that the change behind has to go in first: it shows that the chain went through this one."""
+    """Raised where the change behind has to go in first: it shows that the chain went through this one."""
 
     def __init__(self, key: str, version: int) -> None:
         super().__init__(f"version {version} of {key!r} is not there either")
@@ -108,7 +108,7 @@ class TooEarly(Unfit):
 
 
 def readable(parked: Parked, keys: KeySpace) -> ChangeSet:
-    """This reads a parked entry as the flusher would have, or raises Unfit."""
+    """Read a parked entry as the flusher would have, or raise Unfit."""
     try:
         found = change_set(b"", parked.fields(), position=Position(parked.place.epoch, parked.place.n))
     except (ForeignEntry, NewerFormat) as error:
@@ -124,7 +124,7 @@ def readable(parked: Parked, keys: KeySpace) -> ChangeSet:
 
 
 def plan(parked: ChangeSet, spots: Mapping[str, Spot]) -> list[Taking]:
-    """This decides which rows go in, or raises Unfit: the whole entry or nothing."""
+    """Decide which rows go in, or raise Unfit: the whole entry or nothing."""
     return [
         Taking(change, gap=change.parent_change_id != "" and not spots[change.key].parent_is_there)
         for change in parked.changes
@@ -149,7 +149,7 @@ def _standing(change: Change, spot: Spot) -> Literal["tip", "inside", "there"]:
 
 
 def together(here: Place, key: str, others: Sequence[Parked]) -> str:
-    """This names what has to be taken in with an entry: all that is parked of the key behind it."""
+    """Return in words what has to be taken in with an entry: all that is parked of the key behind it."""
     behind = sorted(one.place for one in others if key in one.keys and one.place.shard == here.shard)
     behind = [place for place in behind if place > here]
     if not behind:
@@ -159,7 +159,7 @@ def together(here: Place, key: str, others: Sequence[Parked]) -> str:
 
 
 def reason_text(sqlstate: str) -> str:
-    """This says an SQLSTATE with the words that Postgres has for it."""
+    """Return an SQLSTATE with the words that Postgres has for it."""
     try:
         name = lookup(sqlstate).__name__
     except KeyError:
@@ -168,12 +168,12 @@ def reason_text(sqlstate: str) -> str:
 
 
 def newest_first(parked: Sequence[Parked]) -> list[Parked]:
-    """This gives the order in which entries are taken in."""
+    """Return entries in the order in which they are taken in."""
     return sorted(parked, key=lambda one: (one.place.shard, -one.place.n, -one.place.epoch))
 
 
 def excerpt(value: bytes, most: int) -> str:
-    """This gives the beginning of a value: as text where it is, else in hexadecimal."""
+    """Return the beginning of a value: as text where it is, else in hexadecimal."""
     cut = value[:most]
     try:
         text = cut.decode()

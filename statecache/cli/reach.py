@@ -25,7 +25,7 @@ ASKING_S = 0.5
 
 
 async def patient(settings: Settings) -> Settings:
-    """This gives the settings with as much patience as the servers deserve."""
+    """Return the settings, with at most two seconds for everything where a server refuses connections."""
     postgres = PostgresTier(settings, KeySpace(settings.prefix, settings.shards))
     refused = await asyncio.gather(
         _refuses(AsyncLink.open(dialer(settings), settings, ASKING_S)), _refuses(postgres.session(ASKING_S))
@@ -36,7 +36,7 @@ async def patient(settings: Settings) -> Settings:
 
 
 async def _refuses(opening: Awaitable[Any]) -> bool:
-    """This opens a connection and says whether it was refused; whatever else goes wrong is for the command to say."""
+    """Open a connection and return whether it was refused; whatever else goes wrong is for the command to say."""
     try:
         async with asyncio.timeout(ASKING_S):
             connection = await opening

@@ -53,7 +53,7 @@ RIGHTS = "42501"
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what became of one parked entry: `done`, or why not."""
+    """What became of one parked entry: `done`, or why not."""
 
     id: str
     done: bool
@@ -69,12 +69,12 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def not_there(place: Place) -> Done:
-    """This is what becomes of an entry that is not in quarantine."""
+    """Return what becomes of an entry that is not in quarantine."""
     return Done(id=str(place), done=False, why=NOT_THERE)
 
 
 class Quarantine:
-    """This reads and changes one deployment's quarantine."""
+    """One deployment's quarantine, to read and to change."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self.settings = settings
@@ -82,13 +82,13 @@ class Quarantine:
         self._database = database
 
     async def listed(self, *, dropped: bool, limit: int | None = LIST_MAX) -> list[Parked]:
-        """This gives what is parked, newest first, without the entries themselves; None is no limit."""
+        """Return what is parked, newest first, without the entries themselves; a limit of None is none."""
         async with self._database.transaction() as transaction:
             (rows,) = await transaction.run(Call("quarantine_list", {"dropped": dropped, "limit": limit}))
         return [_parked(row) for row in rows]
 
     async def found(self, place: Place) -> Parked | None:
-        """This gives one parked entry whole."""
+        """Return one parked entry whole, or None where it is not in quarantine."""
         async with self._database.transaction() as transaction:
             return await self._read(transaction, place)
 
@@ -97,7 +97,7 @@ class Quarantine:
         return _parked(rows[0]) if rows else None
 
     async def take_in(self, place: Place) -> Done:
-        """This takes an entry in, or says why it cannot be; TooEarly where another has to go in first."""
+        """Take an entry in, or return why it cannot be; raise TooEarly where another has to go in first."""
         try:
             async with self._database.transaction() as transaction:
                 await transaction.run(Call("quarantine_lock", {"shard": place.shard}))
@@ -126,7 +126,7 @@ class Quarantine:
         )  # fmt: skip
 
     async def marked(self, parked: Parked) -> list[Write]:
-        """This gives, for each key that still ends with the parked change, the write of what was before it."""
+        """Return, for each key that still ends with the parked change, the write of what was before it."""
         asked = {"keys": parked.keys, "change_id": parked.change_id}
         async with self._database.transaction() as transaction:
             (rows,) = await transaction.run(Call("quarantine_marked", asked))
@@ -138,7 +138,7 @@ class Quarantine:
         ]
 
     async def note_drop(self, place: Place, about: str) -> None:
-        """This records that an entry was given up."""
+        """Record that an entry was given up."""
         async with self._database.transaction() as transaction:
             await transaction.run(
                 Call("quarantine_lock", {"shard": place.shard}),
@@ -149,7 +149,7 @@ class Quarantine:
 
 @contextlib.asynccontextmanager
 async def opened(settings: Settings, *, cluster: str = "") -> AsyncIterator[Quarantine]:
-    """This connects to Postgres, which must be the one that the settings mean, and of that cluster if it is given."""
+    """Open the quarantine of the Postgres that the settings mean, which must be of `cluster` if given, and close it."""
     keys = KeySpace(settings.prefix, settings.shards)
     session = await PostgresTier(settings, keys, cluster=lambda: cluster).session()
     database = Database(session, settings)
@@ -165,7 +165,7 @@ async def opened(settings: Settings, *, cluster: str = "") -> AsyncIterator[Quar
 
 
 async def retry(settings: Settings, places: Sequence[Place] | None) -> list[Done]:
-    """This takes in the named entries, or all that were not dropped, newest first."""
+    """Take in the named entries, or all that were not dropped, newest first."""
     tier = RedisTier(settings, KeySpace(settings.prefix, settings.shards))
     link = await tier.link()
     try:
@@ -196,7 +196,7 @@ async def _asked(quarantine: Quarantine, places: Sequence[Place] | None) -> list
 
 
 async def _told(link: Any, keys: KeySpace, parked: Parked, done: Done) -> Done:
-    """This makes Redis load the states again; where it is away, readers find out when what it holds expires."""
+    """Make Redis load the states again; where it is away, readers see their values when what it holds expires."""
     shard = parked.place.shard
     names = [keys.hydrating(shard), keys.unflushed(shard), *(keys.state(key) for key in done.unmarked)]
     try:
@@ -208,14 +208,14 @@ async def _told(link: Any, keys: KeySpace, parked: Parked, done: Done) -> Done:
 
 
 async def missing(settings: Settings, places: Sequence[Place]) -> list[Done]:
-    """This gives those of the named entries that are not in quarantine."""
+    """Return those of the named entries that are not in quarantine."""
     async with opened(settings) as quarantine:
         found = {place: await quarantine.found(place) for place in dict.fromkeys(places)}
     return [not_there(place) for place, parked in found.items() if parked is None]
 
 
 async def drop(settings: Settings, places: Sequence[Place], *, actor: str, reason: str, durability: str) -> list[Done]:
-    """This gives the named entries up."""
+    """Give the named entries up, and commit anew what was before them."""
     done = []
     async with opened(settings) as quarantine, AsyncStateCache(settings=settings) as cache:
         for place in dict.fromkeys(places):
@@ -234,7 +234,7 @@ async def drop(settings: Settings, places: Sequence[Place], *, actor: str, reaso
 async def _restored(
     cache: AsyncStateCache, place: Place, writes: Sequence[Write], *, actor: str, why: str, durability: str
 ) -> list[str]:
-    """This commits what was before, together, but for keys that somebody has written meanwhile."""
+    """Commit what was before, together, but for keys that somebody has written meanwhile; return the keys committed."""
     left = list(writes)
     while left:
         commit = cache.tier.committer.new(

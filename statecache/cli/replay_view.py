@@ -15,7 +15,7 @@ from statecache.replay.standing import Standing
 
 
 class View:
-    """This shows how far a replay is, on stderr and only where that is a terminal."""
+    """How far a replay is, shown on stderr and only where that is a terminal."""
 
     def __init__(self, messages: int) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -43,7 +43,7 @@ class View:
         self._progress.stop()
 
     def __call__(self, standing: Standing) -> None:
-        """This is what the supervisor calls at every turn."""
+        """Show how the replay stands; the supervisor calls it at every turn."""
         if not self._progress.disable:
             self._progress.update(
                 self._task,
@@ -54,12 +54,12 @@ class View:
 
 
 def killed(kills: Mapping[str, int]) -> str:
-    """This tells the kills in a few words."""
+    """Return the kills in a few words."""
     return "killed: " + ", ".join(f"{kind} {count}" for kind, count in kills.items()) if kills else ""
 
 
 def show(report: Report, *, on_stderr: bool) -> None:
-    """This prints the table."""
+    """Print the report as a table, then its findings."""
     console = Console(stderr=on_stderr, highlight=False)
     table = Table(show_header=False, title="replay", title_justify="left")
     table.add_column()

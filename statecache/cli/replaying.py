@@ -78,7 +78,7 @@ def replay(
 
 
 def sample(limit: int | None = None) -> list[Any]:
-    """This gives the recorded runs that come along."""
+    """Return the recorded runs that come along."""
     from statecache.replay.runs import read_runs
 
     with as_file(files("statecache.replay") / "sample.jsonl") as file:

@@ -28,7 +28,7 @@ _DEBUG = "It goes before the command: `statecache --debug …`."
 
 
 def run(arguments: Sequence[str]) -> int:
-    """This gives the exit status."""
+    """Run the command line and return its exit status."""
     try:
         status = typer.main.get_command(app).main(
             args=list(arguments), prog_name="statecache", standalone_mode=False, windows_expand_args=False
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _options(arguments: Sequence[str]) -> Sequence[str]:
-    """These are the arguments before `--`, behind which nothing is an option."""
+    """Return the arguments before `--`, behind which nothing is an option."""
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 

@@ -37,7 +37,7 @@ ENTRIES_MAX = 20
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """This is how a server stands; `trouble` says why nothing else is known."""
+    """How a server stands; `trouble` says why nothing else is known."""
 
     url: str
     trouble: str = ""
@@ -51,12 +51,12 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reachable(self) -> bool:
-        """This says whether the server answered."""
+        """Whether the server answered."""
         return not self.trouble
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """This is how a shard stands; None is what was not told."""
+    """How a shard stands; None is what was not told."""
 
     shard: int
     epoch: int | None = None
@@ -70,7 +70,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a worker that said lately that it lives."""
+    """A worker that said lately that it lives."""
 
     id: str
     shards: int
@@ -81,7 +81,7 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldRow(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a shard's row that a session of Postgres holds, so that no worker can take the shard."""
+    """A shard's row that a session of Postgres holds, so that no worker can take the shard."""
 
     shard: int
     pid: int
@@ -90,7 +90,7 @@ class HeldRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """This is one look. Totals count commits and flushed change-sets since the shards were made."""
+    """One look at a deployment. Totals count commits and flushed change-sets since the shards were made."""
 
     at: datetime
     at_s: float
@@ -108,7 +108,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampler:
-    """This looks again and again, on connections that it keeps."""
+    """A maker of looks at a deployment, one after the other, on connections that it keeps."""
 
     def __init__(self, settings: Settings, *, patience_s: float) -> None:
         self.settings = settings
@@ -120,7 +120,7 @@ class Sampler:
         self._last: dict[int, tuple[bytes, bytes]] = {}
 
     async def take(self, *, strict: bool = False) -> Sample:
-        """This looks; with `strict` a configuration that does not fit is raised, and a user that a server refuses."""
+        """Take one look; with `strict`, raise a configuration that does not fit, and a server's refusal of the user."""
         asked = (self._ask_redis(), self._ask_postgres())
         answers: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
         try:
@@ -135,13 +135,13 @@ class Sampler:
         return sample_of(self.settings, *answers)
 
     async def history(self, **parameters: Any) -> dict[str, Any]:
-        """This asks Postgres what happened lately."""
+        """Ask Postgres what happened lately, and return its answer."""
         rows = await self._postgres.fetch("overview_history", parameters, seconds=self.settings.timeout_s)
         found: dict[str, Any] = rows[0][0]
         return found
 
     async def strays(self) -> dict[int, str]:
-        """This gives for each shard whose stream goes on beyond what its meta knows the id of the first such entry."""
+        """Return, for each shard whose stream goes on beyond what its meta knows, the id of the first such entry."""
         async with asyncio.timeout(self._patience_s):
             if self._link is None or not self._link.alive:
                 self._link = await self._redis.link(self._patience_s)
@@ -183,14 +183,14 @@ class Sampler:
         return found
 
     async def close(self) -> None:
-        """This closes the connections."""
+        """Close the connections."""
         if self._link is not None:
             await self._link.close()
         await self._postgres.pool.close()
 
 
 class FromRedis(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what Redis said."""
+    """What Redis said."""
 
     info: dict[str, str]
     server: str
@@ -200,7 +200,7 @@ class FromRedis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def from_redis(info: Any, reply: Sequence[Any]) -> FromRedis:
-    """This reads the two replies; a refused INFO leaves its facts open."""
+    """Read the two replies; a refused INFO leaves its facts open."""
     server, now_ms, *shards = reply
     return FromRedis(
         info=info_of(info) if isinstance(info, bytes) else {},
@@ -212,20 +212,20 @@ def from_redis(info: Any, reply: Sequence[Any]) -> FromRedis:
 
 
 def info_of(info: bytes) -> dict[str, str]:
-    """This takes INFO's text apart."""
+    """Split INFO's text into its fields."""
     lines = (line.partition(":") for line in info.decode("utf-8", "replace").splitlines())
     return {name: value for name, colon, value in lines if colon}
 
 
 def software(info: Mapping[str, str]) -> str:
-    """This names the server and its version; Valkey calls itself Redis 7.2.4 too."""
+    """Return the server's name and version; Valkey calls itself Redis 7.2.4 too."""
     if "valkey_version" in info:
         return f"Valkey {info['valkey_version']}"
     return f"Redis {info['redis_version']}" if "redis_version" in info else ""
 
 
 def sample_of(settings: Settings, redis: Any, postgres: Any) -> Sample:
-    """This puts both answers together; an exception stands for a side that is away."""
+    """Return both answers as one look; an exception stands for a side that is away."""
     rows: dict[str, Any] = postgres if isinstance(postgres, dict) else {}
     told = redis if isinstance(redis, FromRedis) else None
     metas = dict(enumerate(told.shards)) if told else {}
@@ -275,7 +275,7 @@ def _shard(shard: int, row: Sequence[Any] | None, meta: Any, told: FromRedis | N
 
 
 def _closed(epoch: str, replid: str, server: str, row_epoch: int | None) -> str:
-    """This says why a shard's gate is closed, or nothing."""
+    """Return why a shard's gate is closed, empty where it is open."""
     if not epoch:
         return "Redis holds no data set of it"
     if replid != server:
@@ -321,7 +321,7 @@ def _redis(settings: Settings, answer: Any) -> Server:
 
 
 def _unwritten(info: Mapping[str, str]) -> Iterator[str]:
-    """This says what Redis could not write to its disk; it refuses commits then."""
+    """Yield what Redis could not write to its disk; it refuses commits then."""
     for name, what in (
         ("aof_last_write_status", "its append-only file, and refuses every commit"),
         ("rdb_last_bgsave_status", "its last snapshot, and refuses every commit if stop-writes-on-bgsave-error is on"),
@@ -351,7 +351,7 @@ def _postgres(settings: Settings, answer: Any) -> Server:
 
 
 def _unfit(answer: Mapping[str, Any]) -> Iterator[str]:
-    """This says what a Postgres is set to that it must not be."""
+    """Yield what a Postgres is set to that it must not be."""
     if answer["read_only"]:
         yield (
             "Postgres' transactions are read only by default, so agents can open no gate: "
@@ -364,7 +364,7 @@ def _unfit(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def trouble_of(error: BaseException) -> str:
-    """This tells in one line why a server did not answer."""
+    """Return in one line why a server did not answer."""
     if isinstance(error, Unavailable):
         return " ".join(f"{error.reason}: {error.detail}".split())
     return " ".join(str(error).split()) or "no answer in time"

@@ -27,18 +27,18 @@ _RIGHT = frozenset({"version", "bytes", "age", "shards", "entries", "lag", "hear
 
 
 def is_terminal() -> bool:
-    """This says whether a person reads standard output."""
+    """Return whether a person reads standard output."""
     return sys.stdout.isatty()
 
 
 def console(*, on_stderr: bool = False) -> Console:
-    """This gives a console that colours for terminals only, and never guesses what text means."""
+    """Return a console that colours for terminals only, and never guesses what text means."""
     stream = sys.stderr if on_stderr else sys.stdout
     return Console(stderr=on_stderr, highlight=False, force_terminal=stream.isatty(), emoji=False, markup=False)
 
 
 def print_json(value: Any) -> None:
-    """This prints one JSON object on one line; a lone surrogate, which is no UTF-8, as its escape."""
+    """Print one JSON object on one line; a lone surrogate, which is no UTF-8, as its escape."""
     try:
         data = msgspec.json.encode(value, enc_hook=str)
     except UnicodeEncodeError:
@@ -47,19 +47,19 @@ def print_json(value: Any) -> None:
 
 
 def plain(text: str) -> str:
-    """This shows text in one line, with what is not printable escaped."""
+    """Return text in one line, with what is not printable escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def styled(text: str, style: str) -> Text:
-    """This gives text in the colour of `ok`, `warning`, `error` or `note`."""
+    """Return text in the colour of `ok`, `warning`, `error` or `note`."""
     return Text(text, style=_STYLES.get(style, style or "none"))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, styles: Sequence[str] = ()) -> None:
-    """This prints a table; `styles` gives each row one of the words of `styled`."""
+    """Print a table; `styles` gives each row one of the words of `styled`."""
     if not is_terminal():
         for row in (columns, *rows):
             print("\t".join(plain(cell) for cell in row))
@@ -74,7 +74,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, styles
 
 
 def print_labelled(label: str, text: str, *, width: int, style: str = "", label_style: str = "bold") -> None:
-    """This prints text behind a label; on a terminal what is too long goes on below its beginning."""
+    """Print text behind a label; on a terminal what is too long goes on below its beginning."""
     if not is_terminal():
         print(f"{label:<{width}}{plain(text)}".rstrip())
         return
@@ -86,7 +86,7 @@ def print_labelled(label: str, text: str, *, width: int, style: str = "", label_
 
 
 def print_value(data: bytes) -> None:
-    """This prints JSON: as it is into a pipe, laid out and coloured on a terminal."""
+    """Print JSON: as it is into a pipe, laid out and coloured on a terminal."""
     if not is_terminal():
         sys.stdout.write(data.decode("utf-8", "replace") + "\n")
         return
@@ -96,12 +96,12 @@ def print_value(data: bytes) -> None:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """This counts things: 1 entry, 2 entries."""
+    """Return a count with its noun: 1 entry, 2 entries."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def size_text(size: float) -> str:
-    """This gives a number of bytes in a few characters."""
+    """Return a number of bytes in a few characters."""
     unit = 0
     while size >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1
@@ -109,7 +109,7 @@ def size_text(size: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """This gives a span of time in a few characters."""
+    """Return a span of seconds in a few characters."""
     if seconds < 0:
         return "0 s"
     if seconds < 9.95:

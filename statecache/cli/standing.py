@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class Waits(msgspec.Struct, frozen=True, kw_only=True):
-    """This is one who waits; times are in seconds."""
+    """One who waits for a lock; times are in seconds."""
 
     waiter: str
     age_s: float
 
 
 class Lock(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a lock that somebody holds; times are in seconds, by the server's clock."""
+    """A lock that somebody holds; times are in seconds, by the server's clock."""
 
     key: str
     holder: str
@@ -41,7 +41,7 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def locks(settings: Settings, key: str | None) -> list[Lock]:
-    """This gives the locks that are held, those held for longest first; of one key, where it is named."""
+    """Return the locks that are held, longest first, or that of `key`; raise ConfigurationError without a data set."""
     async with AsyncStateCache(settings=await patient(settings)) as cache:
         keys, settings = cache.tier.keys, cache.settings
         shards = range(keys.shards) if key is None else [keys.shard(key)]
@@ -63,7 +63,7 @@ async def locks(settings: Settings, key: str | None) -> list[Lock]:
 
 
 async def take_away(settings: Settings, lock: Lock) -> bool:
-    """This breaks a lock, if it is still as it was shown."""
+    """Break a lock if it is still as it was shown; return whether it is broken."""
     async with AsyncStateCache(settings=await patient(settings)) as cache:
         token = Token.parse(lock.token) or Token(0, 0)
         return await cache.tier.leases.take_away(lock.key, token, end=monotonic() + cache.settings.timeout_s)

@@ -29,14 +29,14 @@ _NO_ENTRY = ("no password supplied", "no pg_hba.conf entry")
 
 
 def status_of(error: BaseException) -> int:
-    """This gives the exit status that an error leads to; 1 for all that have none of their own."""
+    """Return the exit status that an error leads to; 1 for all that have none of their own."""
     if refuses_user(error):
         return CONFIGURATION
     return next((status for kinds, status in _STATUS if isinstance(error, kinds)), FINDING)
 
 
 def refuses_user(error: BaseException) -> bool:
-    """This says whether a server answered that it does not let this user in, which no waiting changes."""
+    """Return whether a server answered that it does not let this user in, which no waiting changes."""
     if not isinstance(error, Unavailable):
         return False
     silent = isinstance(error, PostgresUnavailable) and any(words in error.detail for words in _NO_ENTRY)

@@ -50,12 +50,12 @@ _REMEDIES: dict[type[StateCacheError], Callable[[Any], str]] = {
 
 
 def line_of(error: BaseException) -> str:
-    """This tells an error in one line."""
+    """Return the line that tells an error."""
     return f"statecache: {' '.join(text_of(error).split()) or type(error).__name__}"
 
 
 def text_of(error: BaseException) -> str:
-    """This gives the message and the remedy; nobody at a terminal needs to hear that a client was used wrongly."""
+    """Return the message and the remedy; of a UsageError only its reason: nobody here used a client wrongly."""
     if not isinstance(error, StateCacheError):
         return str(error)
     if isinstance(error, Unavailable) and refuses_user(error):
@@ -68,14 +68,14 @@ def text_of(error: BaseException) -> str:
 
 
 def facts_of(error: BaseException) -> dict[str, Any]:
-    """This gives an error as one JSON object: its name, the message, and the facts that it holds."""
+    """Return an error as one JSON object: its name, the message, and the facts that it holds."""
     facts = error.facts if isinstance(error, StateCacheError) else {}
     shown = {name: value for name, value in facts.items() if name not in ("hint", "where", "unit")}
     return {"error": type(error).__name__, "message": line_of(error).removeprefix("statecache: "), **shown}
 
 
 def origin_told(text: str, *, given: Collection[str]) -> str:
-    """This says behind a default URL in a text that it is one; `given` names the settings that were set."""
+    """Return the text with each server's default URL marked as one; `given` names the settings that were set."""
     for name in ("redis_url", "postgres_url"):
         default = Settings.model_fields[name].default
         if name not in given and default in text:
@@ -84,7 +84,7 @@ def origin_told(text: str, *, given: Collection[str]) -> str:
 
 
 def given_by(arguments: Collection[str]) -> set[str]:
-    """This names the URLs that stand in the environment or among a command's arguments."""
+    """Return which of the URLs stand in the environment or among a command's arguments."""
     environment, options = process_environment(), {word.partition("=")[0] for word in arguments}
     return {
         name

@@ -38,7 +38,7 @@ ONCE_MAX = 20
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what one refresh shows. Rates are per second; None where they are not known."""
+    """What one refresh shows. Rates are per second; None where they are not known."""
 
     sample: Sample
     shards: dict[str, int | None]
@@ -50,7 +50,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Looks:
-    """This remembers the last looks, for what takes more than one."""
+    """The last looks, for figures that take more than one."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -58,7 +58,7 @@ class Looks:
         self._keys: deque[list[str]] = deque(maxlen=LOOKS_MAX)
 
     def add(self, sample: Sample) -> Figures:
-        """This gives the figures of a look, compared with the one before."""
+        """Return the figures of a look, compared with the one before."""
         last, self._last = self._last, sample
         self._keys.append(sample.keys)
         counted = Counter(key for keys in self._keys for key in keys)
@@ -75,7 +75,7 @@ class Looks:
 
 
 def _rate(last: Sample | None, now: Sample, total: Callable[[Sample], int | None]) -> float | None:
-    """This is a total's growth per second; None where either look lacks it, or the total fell with its data set."""
+    """Return a total's growth per second; None where either look lacks it, or the total fell with its data set."""
     before, after = (None if last is None else total(last)), total(now)
     if last is None or before is None or after is None or after < before or now.at_s <= last.at_s:
         return None
@@ -136,7 +136,7 @@ def _once(figures: Figures, *, as_json: bool) -> int:
 
 
 def _print_once(figures: Figures) -> None:
-    """This prints the head and the tables, nothing of them shortened."""
+    """Print the head and the tables, nothing of them shortened."""
     from statecache.cli.top_view import hot_rows, lines_of, worker_rows, worst_rows
 
     for line in lines_of(figures):
@@ -168,7 +168,7 @@ async def _lines(sampler: Sampler, looks: Looks, figures: Figures) -> int:
 
 
 async def _watch(sampler: Sampler, looks: Looks, figures: Figures, ending: asyncio.Event) -> None:
-    """This draws until it is ended; a new size of the terminal is drawn at once."""
+    """Draw until it is ended; a new size of the terminal is drawn at once."""
     from rich.live import Live
 
     from statecache.cli.top_view import View
@@ -196,7 +196,7 @@ async def _watch(sampler: Sampler, looks: Looks, figures: Figures, ending: async
 
 
 async def _pause(ending: asyncio.Event, seconds: float) -> bool:
-    """This waits for the end, or so long, and says whether the end came."""
+    """Wait for the end, at most so many seconds, and return whether it came."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await ending.wait()
@@ -205,7 +205,7 @@ async def _pause(ending: asyncio.Event, seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _keyboard(ending: asyncio.Event) -> Iterator[None]:
-    """This ends it at `q` and Ctrl-C, and leaves the terminal as it was."""
+    """Let `q`, Ctrl-C and signals set `ending` until the block ends; then leave the terminal as it was."""
     import termios
     import tty
 
@@ -228,7 +228,7 @@ def _keyboard(ending: asyncio.Event) -> Iterator[None]:
 
 
 def _plain_facts(figures: Figures) -> dict[str, Any]:
-    """This is a line of --json: the shards in sum, not each."""
+    """Return a line of --json: the shards in sum, not each."""
     sample = figures.sample
     facts = {name: getattr(sample, name) for name in ("at", "redis", "postgres", "workers", "quarantined", "conflicts")}
     facts |= {name: getattr(figures, name) for name in ("shards", "backlog", "commits_per_s", "flushed_per_s")}

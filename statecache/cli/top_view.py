@@ -26,7 +26,7 @@ _SHARDS_AND_BEAT = 17
 
 
 class View:
-    """This draws the newest figures for the size that the terminal has at that moment."""
+    """The newest figures, drawn for the size that the terminal has at that moment."""
 
     def __init__(self, screen: Console, figures: Figures) -> None:
         self._screen = screen
@@ -51,7 +51,7 @@ def _title(figures: Figures, width: int) -> Text:
 
 
 def lines_of(figures: Figures, *, bar: int = 0) -> list[Text]:
-    """These are the lines of the head."""
+    """Return the lines of the head."""
     sample, backlog = figures.sample, figures.backlog
     shards, used = figures.shards, backlog["used"]
     bad = "warning" if shards["closed"] or shards["unowned"] else ""
@@ -120,7 +120,7 @@ def _beside(*parts: RenderableType) -> Table:
 
 
 def _table(columns: list[tuple[str, int, bool]], rows: list[list[str]], most: int) -> Table:
-    """This makes a table of that many lines with its header; a column is its name, width and whether it is a number."""
+    """Make a table of that many lines with its header; a column is its name, width and whether it is a number."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold underline")
     for name, width, number in columns:
         table.add_column(name, width=width, justify="right" if number else "left", no_wrap=True, overflow="ellipsis")
@@ -138,7 +138,7 @@ def _worst(figures: Figures, most: int, width: int) -> Table:
 
 
 def worst_rows(figures: Figures) -> list[list[str]]:
-    """These are the shards that are furthest behind: number, entries, bytes, the oldest entry's age."""
+    """Return the shards that are furthest behind: number, entries, bytes, the oldest entry's age."""
     return [
         [str(one.shard), f"{one.lag_entries:,}", size_text(one.lag_bytes or 0),
          "?" if one.lag_s is None else time_text(one.lag_s)]
@@ -155,7 +155,7 @@ def _workers(figures: Figures, most: int, width: int) -> Table:
 
 
 def worker_rows(figures: Figures) -> list[list[str]]:
-    """These are the live workers: name, shards, how long ago each said that it lives."""
+    """Return the live workers: name, shards, how long ago each said that it lives."""
     return [[plain(one.id), str(one.shards), time_text(one.heartbeat_s)] for one in figures.sample.workers or ()]
 
 
@@ -168,12 +168,12 @@ def _hot(figures: Figures, most: int, width: int) -> Table:
 
 
 def hot_rows(figures: Figures) -> list[list[str]]:
-    """These are the keys that were written most: how often, and the key."""
+    """Return the keys that were written most: how often, and the key."""
     return [[str(count), plain(key)] for key, count in figures.hot]
 
 
 def shortened(text: str, width: int) -> str:
-    """This cuts text in its middle to that many cells: keys differ at their ends, and are told apart by them."""
+    """Cut text in its middle to that many cells: keys differ at their ends, and are told apart by them."""
     if cell_len(text) <= width:
         return text
     behind = (width - 1) // 2

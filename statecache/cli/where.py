@@ -25,7 +25,7 @@ _plain_in_double_quotes = re.compile(r"[^\"$`\\!\x00-\x1f\x7f]*").fullmatch
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """This tells where a key lives and how to look."""
+    """Where a key lives, and how to look."""
 
     key: str
     shard: int
@@ -37,7 +37,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def where(settings: Settings, key: str) -> Where:
-    """This places a key; InvalidKey where it is none."""
+    """Find the place of a key; raise InvalidKey where it is none."""
     checked_key(key)
     shard, redis_key = KeySpace(settings.prefix, settings.shards).place(key)
     redis, redis_note = _redis_cli(settings)
@@ -98,7 +98,7 @@ def _psql(settings: Settings) -> tuple[list[str], str]:
 
 
 def _select(schema: str, key: str) -> str:
-    """This spells the query. No SQL word begins like the schema's usual name, so that needs no quotes."""
+    """Return the query. No SQL word begins like the schema's usual name, so that needs no quotes."""
     table = f"{schema}.state_view" if schema.startswith("statecache") else f'"{schema}".state_view'
     literal = key.replace("'", "''")
     return f"select key, epoch, version, value_json from {table} where key = '{literal}'"  # noqa: S608 - to be read
@@ -109,7 +109,7 @@ def _line(words: list[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """This quotes for a shell, with double quotes where single ones would have to be escaped and these not.
+    """Quote a word for a shell, with double quotes where single ones would have to be escaped and these not.
 
     What is not printable would reach the terminal before it reached the shell: it is spelled in `$'…'`, byte by byte,
     which bash, zsh and ksh read.

@@ -73,7 +73,7 @@ _OUTAGE = (Unavailable, Backpressure)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what an agent is told: the level (None: disk, else postgres), runs at a time, patience with an outage."""
+    """An agent's orders: its runs, how many at a time, durability (None: disk, or postgres if refused), patience."""
 
     durability: Durability | None
     concurrency: int
@@ -83,12 +83,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_path(folder: Path, agent: int) -> Path:
-    """This gives the place of an agent's job."""
+    """Return the path of an agent's job."""
     return folder / f"agent-{agent}.job.json"
 
 
 class Agent:
-    """This plays runs against the cache, several at a time."""
+    """A player of recorded runs against the cache, several at a time."""
 
     def __init__(self, cache: AsyncStateCache, journal: Journal, job: Job, past: Ledger, *, pace: Pace) -> None:
         self._cache = cache
@@ -100,7 +100,7 @@ class Agent:
         self._level: Durability = job.durability or "disk"
 
     async def play(self) -> None:
-        """This plays all runs of the job."""
+        """Play all runs of the job."""
         runs = iter(self._job.runs)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._job.concurrency):
@@ -121,7 +121,7 @@ class Agent:
                     raise VersionConflict(key_of(run.id), expected, None if state is None else state.change_id)
 
     async def _taken_up(self, run: AgentRun) -> State[RunState] | None:
-        """This gives the state to go on from: None for a run that no life before has begun."""
+        """Return the state to go on from, once a change left in doubt was sent again; None for a run not begun yet."""
         last = self._past.last.get(run.id)
         if last is None:
             return None
@@ -145,7 +145,7 @@ class Agent:
             await async_sleep(backoff.take())
 
     async def _commit(self, sent: Sent, value: RunState) -> State[RunState] | None:
-        """This gives the state after the message, or what is there instead where the change was refused for good."""
+        """Commit a message and return the state after it, or the state found where the change was refused for good."""
         end, backoff = monotonic() + self._job.patience_s, Backoff(0.01, PAUSE_MAX_S)
         while True:
             invoke = Invoke(
@@ -212,7 +212,7 @@ def _named(error: BaseException) -> str:
 
 
 async def live(folder: Path, agent: int, life: int) -> int:
-    """This lives one life of an agent and gives its exit status."""
+    """Live one life of an agent and return its exit status."""
     job = msgspec.json.decode(job_path(folder, agent).read_bytes(), type=Job)
     past = Ledger()
     for earlier in range(life):
@@ -234,7 +234,7 @@ async def live(folder: Path, agent: int, life: int) -> int:
 
 
 def _leaves(errors: BaseExceptionGroup[StateCacheError]) -> Iterator[StateCacheError]:
-    """This yields the errors that tasks raised; the first of them is the one to tell."""
+    """Yield the errors that tasks raised; the first is the one to report."""
     for error in errors.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from _leaves(error)
@@ -243,7 +243,7 @@ def _leaves(errors: BaseExceptionGroup[StateCacheError]) -> Iterator[StateCacheE
 
 
 def main(arguments: list[str]) -> int:
-    """This is what the supervisor starts."""
+    """Run one life of an agent, as the supervisor starts it, and return its exit status."""
     folder, agent, life = arguments
     with suppress(KeyboardInterrupt):
         return asyncio.run(live(Path(folder), int(agent), int(life)))

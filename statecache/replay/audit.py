@@ -30,7 +30,7 @@ FINDINGS_MAX = 50
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """This is one row of the table `change`."""
+    """One row of the table `change`."""
 
     version: int
     change_id: str
@@ -45,7 +45,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tip(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a key's current state, as Postgres or as Redis has it."""
+    """A key's current state, as Postgres or as Redis has it."""
 
     op: str
     version: int
@@ -55,7 +55,7 @@ class Tip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """This is all there is about one run."""
+    """All evidence about one run."""
 
     run: AgentRun
     sent: Sequence[Sent]
@@ -67,7 +67,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """This adds up what was found; `findings` are told in words, up to a limit."""
+    """The counts of what was found; `findings` says it in words, up to FINDINGS_MAX of them."""
 
     lost: int = 0
     duplicated: int = 0
@@ -78,16 +78,16 @@ class Verdict(msgspec.Struct, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """This says whether the audit passed."""
+        """Whether the audit passed."""
         return not (self.lost or self.duplicated or self.forked or self.quarantined or self.others)
 
     def tell(self, finding: str) -> None:
-        """This puts a finding that is counted elsewhere into words."""
+        """Record in words a finding that is counted elsewhere."""
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(finding)
 
     def note(self, finding: str) -> None:
-        """This counts a finding that has no number of its own."""
+        """Count a finding that has no counter of its own, and record it in words."""
         self.others += 1
         self.tell(finding)
 
@@ -97,13 +97,13 @@ Starts = Mapping[int, Sequence[tuple[int, int]]]
 
 
 def judge_journals(contradictions: Iterable[str], verdict: Verdict) -> None:
-    """This adds to the verdict what the journals themselves say that cannot be."""
+    """Add to the verdict what the journals say that contradicts itself."""
     for contradiction in contradictions:
         verdict.note(f"journals: {contradiction}")
 
 
 def judge(one: Evidence, starts: Starts, verdict: Verdict) -> None:
-    """This adds to the verdict what there is to say about one run."""
+    """Add to the verdict what the evidence about one run shows."""
     by_id = {row.change_id: row for row in one.rows}
     _judge_acknowledged(one, by_id, verdict)
     _judge_refused(one, by_id, verdict)
@@ -175,7 +175,7 @@ def _judge_chain(one: Evidence, verdict: Verdict) -> None:
 
 
 def _judge_epochs(one: Evidence, starts: Starts, verdict: Verdict) -> None:
-    """A change of an epoch lies after the epoch's start and not after the next one's: else the gate was not closed."""
+    """Note every change that lies before its epoch's start or after the next one's: there the gate was not closed."""
     for row in one.rows:
         epochs = starts.get(row.shard, ())
         began = next((start for epoch, start in epochs if epoch == row.epoch), None)
@@ -243,7 +243,7 @@ def _differs(value: bytes, run: AgentRun, step: int) -> bool:
 
 
 def expected_value(run: AgentRun, step: int) -> dict[str, Any]:
-    """This says what the state is after that many messages, from the input alone."""
+    """Return what the state has to be after the first `step` messages, derived from the input alone."""
     messages = run.messages[:step]
     since_user = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1) + 1
     asked = [

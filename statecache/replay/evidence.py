@@ -27,7 +27,7 @@ _FIELDS = ("op", "version", "epoch", "change_id", "value")
 
 
 class Sources:
-    """This reads evidence from one Redis and one Postgres."""
+    """A reader of evidence from one Redis and one Postgres."""
 
     def __init__(self, settings: Settings, *, patience_s: float = 60.0) -> None:
         self._settings = settings
@@ -44,7 +44,7 @@ class Sources:
         await self._postgres.pool.close()
 
     async def refuse_used_keys(self, runs: Sequence[AgentRun]) -> None:
-        """This raises UsageError where one of the runs has been replayed into these servers before."""
+        """Raise UsageError where one of the runs has been replayed into these servers before."""
         keys = [key_of(run.id) for run in runs]
         rows = await self._rows("audit_states", keys=keys)
         durable = {row[0] for row in rows}
@@ -58,7 +58,7 @@ class Sources:
             )
 
     async def settle(self, *, end: float, meanwhile: Callable[[], None]) -> list[int]:
-        """This waits until every shard's watermark has reached its head, and gives the shards where it has not."""
+        """Wait until every shard's watermark has reached its head, and return the shards where it has not by `end`."""
         shards = range(self._keys.shards)
         while True:
             try:
@@ -74,14 +74,14 @@ class Sources:
             await async_sleep(_LOOK_S)
 
     async def starts(self) -> Starts:
-        """This gives the epochs of every shard."""
+        """Return the epochs of every shard, with the n after which each began."""
         starts: dict[int, list[tuple[int, int]]] = {}
         for shard, epoch, start_n in await self._rows("audit_epochs"):
             starts.setdefault(shard, []).append((epoch, start_n))
         return starts
 
     async def evidence(self, runs: Sequence[AgentRun], ledger: Ledger) -> AsyncIterator[Evidence]:
-        """This gives all there is about one run after the other."""
+        """Yield the evidence about one run after the other."""
         sent: dict[str, list[Sent]] = {}
         for each in ledger.sent.values():
             sent.setdefault(each.run, []).append(each)

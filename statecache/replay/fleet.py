@@ -47,7 +47,7 @@ def _last_line(process: Process) -> str:
 
 
 class Life:
-    """This is one life of an agent: its process, its journal, its sendings in flight."""
+    """One life of an agent: its process, its journal, its sendings in flight."""
 
     def __init__(self, agent: int, number: int, process: Process, tail: Tail) -> None:
         self.agent = agent
@@ -59,7 +59,7 @@ class Life:
         self.is_at_work = False
 
     def read(self, ledger: Ledger) -> None:
-        """This takes up the lines that came since the last call."""
+        """Take in the lines that the journal got since the last call."""
         lines: list[Line] = list(self._tail.read())
         ledger.take(lines)
         self.flights.take(lines)
@@ -67,7 +67,7 @@ class Life:
         self._fatal = next((line for line in lines if isinstance(line, Fatal)), self._fatal)
 
     def ended(self, ledger: Ledger, *, at: float) -> None:
-        """This closes the books on a process that has ended."""
+        """Take in the last lines of a process that has ended; raise AgentStopped where its agent gave up."""
         self.read(ledger)
         self.flights.over_at = at
         if self._fatal is not None:
@@ -75,7 +75,7 @@ class Life:
 
 
 class Agents:
-    """This is all agents, a life each at a time; one whose runs are complete is not started again."""
+    """All agents, one life of each at a time; one whose runs are complete is not started again."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], jobs: list[Job]) -> None:
         self._folder = folder
@@ -89,7 +89,7 @@ class Agents:
             job_path(folder, agent).write_bytes(msgspec.json.encode(job))
 
     def start(self, agent: int) -> None:
-        """This begins the agent's next life."""
+        """Start the agent's next life."""
         number = sum(1 for life in self.lives if life.agent == agent)
         name = f"agent-{agent}.{number}"
         process = spawn(
@@ -103,21 +103,21 @@ class Agents:
         self._current[agent] = life
 
     def living(self) -> Iterator[Life]:
-        """This gives the lives whose process runs."""
+        """Return the lives whose process runs."""
         return (life for life in list(self._current.values()) if life.process.is_running())
 
     def is_at_work(self, agent: int) -> bool:
-        """This says whether the agent's newest life has begun its work, or its runs are complete."""
+        """Return whether the agent's newest life has begun its work, or its runs are complete."""
         life = self._current.get(agent)
         return agent not in self.unfinished or (life is not None and life.is_at_work)
 
     def read(self) -> None:
-        """This reads on in every journal that may still grow."""
+        """Take in the new lines of every journal that may still grow."""
         for life in self._current.values():
             life.read(self.ledger)
 
     def reap(self) -> list[int]:
-        """This looks for processes that ended by themselves, and gives the agents to be started again."""
+        """Drop processes that ended by themselves and return the agents to start again; too many raise ReplayFailed."""
         again = []
         for agent, life in list(self._current.items()):
             status = life.process.returncode
@@ -135,19 +135,19 @@ class Agents:
         return again
 
     def kill(self, life: Life) -> None:
-        """This kills a living agent; its books are closed when the process is gone."""
+        """Kill a living agent, wait for its end, and take in the last lines of its journal."""
         life.process.kill()
         del self._current[life.agent]
         life.ended(self.ledger, at=monotonic())
 
     def kill_all(self) -> None:
-        """This ends whatever still runs."""
+        """Kill every agent that still runs."""
         for life in self.living():
             life.process.kill()
 
 
 class Flushers:
-    """This is all flusher processes of the replay."""
+    """All flusher processes of the replay."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._folder = folder
@@ -157,7 +157,7 @@ class Flushers:
         self._crashes = 0
 
     def start(self) -> None:
-        """This starts one more."""
+        """Start one more flusher."""
         self._started += 1
         process = spawn(
             [sys.executable, "-m", "statecache", "worker"],
@@ -168,11 +168,11 @@ class Flushers:
         self._running.append(process)
 
     def ready(self) -> list[Process]:
-        """This gives those that have said that they are ready, oldest first."""
+        """Return the flushers that have said that they are ready, oldest first."""
         return [process for process in self._running if process.is_running() and _READY in process.written()]
 
     def reap(self) -> int:
-        """This gives how many have ended by themselves since the last call."""
+        """Drop flushers that ended by themselves and return how many; too many raise ReplayFailed."""
         ended = [process for process in self._running if not process.is_running()]
         for process in ended:
             self._running.remove(process)
@@ -182,11 +182,11 @@ class Flushers:
         return len(ended)
 
     def kill(self, process: Process) -> None:
-        """This kills one."""
+        """Kill one flusher."""
         process.kill()
         self._running.remove(process)
 
     def kill_all(self) -> None:
-        """This ends whatever still runs."""
+        """Kill every flusher that still runs."""
         for process in self._running:
             process.kill()

@@ -23,7 +23,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
 
 
 class Started(_Line, frozen=True, tag="start"):
-    """This opens the journal of one life of an agent."""
+    """The first line of a journal: which life of which agent."""
 
     agent: int
     life: int
@@ -31,21 +31,21 @@ class Started(_Line, frozen=True, tag="start"):
 
 
 class Level(_Line, frozen=True, tag="level"):
-    """This notes that the agent goes on at another durability, and why."""
+    """A change of durability: the agent goes on at `level`, for that reason."""
 
     level: str
     reason: str
 
 
 class Resumed(_Line, frozen=True, tag="resume"):
-    """This notes that a later life takes up a run after that many acknowledged messages."""
+    """A run that a later life takes up after `step` acknowledged messages."""
 
     run: str
     step: int
 
 
 class Invoke(_Line, frozen=True, tag="invoke"):
-    """This stands before every sending of a change; `expected` is the change it continues, empty for the first."""
+    """The line before every sending of a change; `expected` is the change it continues, empty for the first."""
 
     run: str
     index: int
@@ -54,7 +54,7 @@ class Invoke(_Line, frozen=True, tag="invoke"):
 
 
 class Ok(_Line, frozen=True, tag="ok"):
-    """This acknowledges a change; `found` where a reading and not the reply to the commit told so."""
+    """The acknowledgement of a change; `found` if a reading told of it and not the reply to the commit."""
 
     change_id: str
     version: int
@@ -64,25 +64,25 @@ class Ok(_Line, frozen=True, tag="ok"):
 
 
 class Unknown(_Line, frozen=True, tag="unknown"):
-    """This notes that a sending ended without the outcome being known."""
+    """The end of a sending whose outcome is not known."""
 
     change_id: str
     error: str
 
 
 class Fail(_Line, frozen=True, tag="fail"):
-    """This notes that a sending was refused and applied nothing, as the cache said."""
+    """The refusal of a sending: as the cache said, nothing was applied."""
 
     change_id: str
     error: str
 
 
 class Done(_Line, frozen=True, tag="done"):
-    """This notes that all runs of the agent are complete."""
+    """The last line of a journal: all runs of the agent are complete."""
 
 
 class Fatal(_Line, frozen=True, tag="fatal"):
-    """This notes why the agent gave up for good; `kind` is the error's class."""
+    """The error for which the agent gave up for good; `kind` is its class."""
 
     kind: str
     error: str
@@ -102,7 +102,7 @@ class JournalBroken(StateCacheError):
 
 
 class Journal:
-    """This appends lines to a journal that nobody else writes and that was not there before."""
+    """A journal to append to: a new file that nobody else writes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -116,7 +116,7 @@ class Journal:
         os.close(self._descriptor)
 
     def write(self, line: Line) -> None:
-        """This returns when the line is beyond the reach of a kill of this process."""
+        """Append a line; when the call returns, no kill of this process can take it back."""
         data = _encode(line) + b"\n"
         self._lines += 1
         if os.write(self._descriptor, data) != len(data):
@@ -124,7 +124,7 @@ class Journal:
 
 
 class Tail:
-    """This reads a journal as it grows."""
+    """A journal that is read as it grows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -133,7 +133,7 @@ class Tail:
         self._lines = 0
 
     def read(self) -> Iterator[Line]:
-        """This yields the whole lines that came since the last call; a journal that is not there yet has none."""
+        """Yield the whole lines that came since the last call: none from a journal that is not there yet."""
         try:
             with self.path.open("rb") as stream:
                 stream.seek(self._offset)
@@ -151,5 +151,5 @@ class Tail:
 
 
 def journal_path(folder: Path, agent: int, life: int) -> Path:
-    """This gives the place of the journal of one life of an agent."""
+    """Return the path of the journal of one life of an agent."""
     return folder / f"agent-{agent}.{life}.jsonl"

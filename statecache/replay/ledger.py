@@ -16,7 +16,7 @@ from statecache.replay.journal import Fail, Invoke, Level, Line, Ok, Resumed, Un
 
 
 class Sent(msgspec.Struct, kw_only=True):
-    """This is one change as its agent saw it.
+    """One change as its agent saw it.
 
     `refused` is the error of the last sending where that sending was the last word, and empty otherwise; `denied`
     says that the change was found applied after the cache had said that it was not, with no sending in between.
@@ -34,7 +34,7 @@ class Sent(msgspec.Struct, kw_only=True):
 
 
 class Ledger:
-    """This folds the lines of journals, each journal in its own order, the lives of one agent one after the other."""
+    """Journals folded into one: each journal in its own order, the lives of one agent one after the other."""
 
     def __init__(self) -> None:
         self.sent: dict[str, Sent] = {}
@@ -45,7 +45,7 @@ class Ledger:
         self.contradictions: list[str] = []
 
     def take(self, lines: Iterable[Line]) -> None:
-        """This adds lines."""
+        """Fold in more lines."""
         for line in lines:
             if isinstance(line, Invoke):
                 self._invoked(line)
@@ -57,7 +57,7 @@ class Ledger:
                 self._completed(line)
 
     def acknowledged_steps(self, run: str) -> int:
-        """This gives how many messages of a run were acknowledged, as far as its last change tells."""
+        """Return how many messages of a run were acknowledged, as far as its last change tells."""
         last = self.last.get(run)
         return 0 if last is None else last.index + (last.ok is not None)
 
@@ -87,7 +87,7 @@ class Ledger:
 
 
 class Flights:
-    """This knows, for one life of an agent, from when to when each sending was in flight."""
+    """The sendings of one life of an agent, with the time at which each began and ended."""
 
     def __init__(self) -> None:
         self._open: dict[str, float] = {}
@@ -96,7 +96,7 @@ class Flights:
         self.over_at = inf
 
     def take(self, lines: Iterable[Line]) -> None:
-        """This adds lines of this life's journal."""
+        """Take in lines of this life's journal."""
         for line in lines:
             if isinstance(line, Invoke):
                 self._open[line.change_id] = line.at
@@ -106,11 +106,11 @@ class Flights:
 
     @property
     def any_open(self) -> bool:
-        """This says whether a sending is in flight as far as the journal tells."""
+        """Whether a sending is in flight, as far as the journal tells."""
         return bool(self._open) and self.over_at == inf
 
     def in_flight_at(self, at: float) -> int:
-        """This gives how many sendings were in flight at that time; with the agent's death its flights are over."""
+        """Return how many sendings were in flight at that time; none are after the agent's death."""
         if at > self.over_at:
             return 0
         landed = sum(1 for began, ended in zip(self._began, self._ended, strict=True) if began <= at < ended)
@@ -118,17 +118,17 @@ class Flights:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """This gives the smallest value that at least this share of the values does not exceed; 0 where there are none."""
+    """Return the percentile by nearest rank: at least `share` of the values are no larger; 0 without values."""
     if not values:
         return 0.0
     return sorted(values)[max(0, ceil(share * len(values)) - 1)]
 
 
 def flush_lags(acknowledged: Iterable[tuple[int, int, float]], seen: dict[int, list[tuple[int, float]]]) -> list[float]:
-    """This gives for each (shard, n, acknowledged at) the seconds until the shard's watermark was seen at n or beyond.
+    """Return, for each (shard, n, acknowledged at), the seconds until the shard's watermark was seen at n or beyond.
 
     `seen` holds for each shard its watermarks with the time when each was first seen, rising. A change whose watermark
-    was there before the acknowledgement has no lag; one that was never covered has none to report.
+    was there before the acknowledgement has lag 0; one that was never covered is left out.
     """
     lags = []
     for shard, n, at in acknowledged:

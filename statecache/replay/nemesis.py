@@ -19,7 +19,7 @@ _DOWN_S = (0.05, 0.5)
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
-    """This is one intended kill: from that share of progress on, with that downtime; `pick` chooses among several."""
+    """One intended kill: due from `progress` (0 to 1) on, down for `down_s`; `pick` (0 to 1) chooses the victim."""
 
     kind: str
     progress: float
@@ -28,7 +28,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def schedule(kinds: Sequence[str], *, seed: int, each: int = KILLS_EACH) -> list[Kill]:
-    """This gives the kills in their order."""
+    """Return the kills in their order, `each` of every kind."""
     rng = Random(seed)  # noqa: S311 - repeatable on purpose
     turns = [kind for _ in range(each) for kind in rng.sample(list(kinds), len(kinds))]
     room = (_LAST - _FIRST) / max(1, len(turns))

@@ -15,7 +15,7 @@ _SECONDS = struct.Struct("<d")
 
 
 class Pace:
-    """This is the shared number, eight bytes in a file."""
+    """The think time that a replay's processes share: eight bytes in a file."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -23,7 +23,7 @@ class Pace:
 
     @classmethod
     def shared(cls, folder: Path) -> Self:
-        """This opens the number of the replay in that folder."""
+        """Open the think time of the replay in that folder."""
         return cls(os.open(folder / "pace", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def __enter__(self) -> Self:
@@ -33,19 +33,19 @@ class Pace:
         os.close(self._descriptor)
 
     def think_s(self) -> float:
-        """This gives the seconds to think."""
+        """Return the seconds to think before a message; 0 until they are set."""
         data = os.pread(self._descriptor, _SECONDS.size, 0)
         return float(_SECONDS.unpack(data)[0]) if len(data) == _SECONDS.size else 0.0
 
     def set_think_s(self, seconds: float) -> None:
-        """This changes them for all agents, from their next message on."""
+        """Set the seconds for all agents, from their next message on."""
         if seconds != self._last:
             os.pwrite(self._descriptor, _SECONDS.pack(seconds), 0)
             self._last = seconds
 
 
 def think_s_for(messages: int, kills: int, at_once: int) -> float:
-    """This gives a pace at which every kill gets about 0.4 seconds of the replay; none where nothing is killed."""
+    """Return the seconds to think so that every kill gets about 0.4 s of the replay; 0 where nothing is killed."""
     if not kills:
         return 0.0
     per_second = 0.75 * messages / kills / 0.4

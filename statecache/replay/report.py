@@ -15,7 +15,7 @@ from statecache.replay.runs import key_of
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what a replay found, in the order in which it is shown.
+    """What a replay found, in the order in which it is shown.
 
     `resumed` counts how often a later life of an agent took a run up again. A commit's time is from its first sending
     to its acknowledgement, repeats and outages included; how the flush lag is taken stands in `watermarks`. `journals`
@@ -43,7 +43,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kills_reached(self) -> bool:
-        """This says whether every kind that was to be killed was, often enough, with commits in flight."""
+        """Whether every kind that was to be killed was, often enough, with commits in flight."""
         return all(count >= KILLS_EACH for count in self.kills.values())
 
 
@@ -59,7 +59,7 @@ def report(
     durability: str,
     seed: int,
 ) -> Report:
-    """This adds everything up."""
+    """Return the report: what ledger, verdict and watermarks add up to."""
     acknowledged = [(sent, sent.ok) for sent in ledger.sent.values() if sent.ok is not None]
     took_ms = [(ok.at - sent.first_at) * 1000 for sent, ok in acknowledged]
     first_at = min((sent.first_at for sent, _ in acknowledged), default=0.0)

@@ -22,14 +22,14 @@ Message = dict[str, Any]
 
 
 class AgentRun(msgspec.Struct, frozen=True):
-    """This is one recorded run."""
+    """One recorded run."""
 
     id: str
     messages: list[Message]
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what an agent keeps of its run after `step` messages: the value at the key `runs/<id>`."""
+    """What an agent keeps of its run after `step` messages: the value at the key `runs/<id>`."""
 
     id: str
     step: int
@@ -39,17 +39,17 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key_of(run_id: str) -> str:
-    """This gives the key of a run's state."""
+    """Return the key of a run's state."""
     return f"{NAMESPACE}/{run_id}"
 
 
 def beginning(run_id: str) -> RunState:
-    """This is a run's state before its first message; it is never committed."""
+    """Return a run's state before its first message; it is never committed."""
     return RunState(id=run_id, step=0, tool_calls=[], open_question=None, messages=[])
 
 
 def advanced(state: RunState, message: Message) -> RunState:
-    """This derives the state after one more message.
+    """Return the state after one more message.
 
     `tool_calls` names every function that was called, in order; `open_question` is the last question of the assistant
     that the user has not answered yet.
@@ -69,7 +69,7 @@ def advanced(state: RunState, message: Message) -> RunState:
 
 
 def state_after(run: AgentRun, step: int) -> RunState:
-    """This derives the state after the run's first `step` messages."""
+    """Return the state after the run's first `step` messages."""
     state = beginning(run.id)
     for message in run.messages[:step]:
         state = advanced(state, message)
@@ -85,7 +85,7 @@ def _last_question(text: str) -> str | None:
 
 
 def read_runs(data: bytes, *, name: str, limit: int | None = None) -> list[AgentRun]:
-    """This gives the runs of a file, at most `limit`; UsageError names the line and what is wrong with it."""
+    """Return the runs of a file, at most `limit`; raise UsageError with the line and what is wrong with it."""
     runs: list[AgentRun] = []
     seen: set[str] = set()
     for number, line in enumerate(data.splitlines(), 1):
@@ -138,7 +138,7 @@ def _fault_of(message: Message) -> str:
 
 
 def _refuse_unfit(run: AgentRun, where: str) -> None:
-    """This refuses a run whose key or last state, the largest, the cache would refuse."""
+    """Raise UsageError for a run whose key or last state, the largest, the cache would refuse."""
     try:
         key = checked_key(key_of(run.id))
         last = state_after(run, len(run.messages))

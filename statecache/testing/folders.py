@@ -30,7 +30,7 @@ _LONGEST_INSIDE = len("/statecache-12345678/postgres-socket/.s.PGSQL.65535.lock"
 
 
 def ordinary_user() -> RunAs | None:
-    """This gives the user that a server which refuses to be run by root is run as; None where we are not root."""
+    """Return the user to run Postgres as, which refuses to be run by root; None where we are not root."""
     if os.geteuid() != 0:
         return None
     with suppress(KeyError):
@@ -44,7 +44,7 @@ def ordinary_user() -> RunAs | None:
 
 
 def give_to(path: Path, owner: RunAs | None) -> None:
-    """This hands a folder and all in it over, the folder last."""
+    """Hand a folder and all in it over to `owner`, the folder last."""
     if owner is None:
         return
     for parent, _, files in os.walk(path, topdown=False):
@@ -54,7 +54,7 @@ def give_to(path: Path, owner: RunAs | None) -> None:
 
 
 def reachable(path: Path, by: RunAs | None) -> bool:
-    """This tells whether that user can get at what lies in the folder; the folder need not exist yet."""
+    """Return whether that user can get at what lies in the folder; the folder need not exist yet."""
     if by is None:
         return True
     for folder in (path, *path.absolute().parents):
@@ -67,7 +67,7 @@ def reachable(path: Path, by: RunAs | None) -> bool:
 
 
 def temporary_folder(run_as: RunAs | None) -> Path:
-    """This gives a folder for throwaway ones, with paths short enough for sockets."""
+    """Return the folder to make throwaway ones in, whose paths are short enough for sockets."""
     for candidate in (Path(tempfile.gettempdir()).absolute(), Path("/tmp"), Path("/var/tmp")):  # noqa: S108
         fits = len(os.fsencode(candidate)) + _LONGEST_INSIDE <= SOCKET_PATH_BYTES_MAX
         if fits and candidate.is_dir() and os.access(candidate, os.W_OK | os.X_OK) and reachable(candidate, run_as):
@@ -79,7 +79,7 @@ def temporary_folder(run_as: RunAs | None) -> Path:
 
 
 class Throwaway:
-    """This is a folder that goes when we close it, or when the next start finds us dead."""
+    """A folder that goes when we close it, or when the next start finds us dead."""
 
     def __init__(self, path: Path, lock_file: Path, lock: int) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class Throwaway:
 
     @classmethod
     def create(cls, run_as: RunAs | None) -> Throwaway:
-        """This clears up after the dead, then makes a folder that `run_as` may pass through but not list."""
+        """Clear up after the dead, then make a folder that `run_as` may pass through but not list."""
         parent = temporary_folder(run_as)
         clear_up(parent)
         while True:
@@ -103,14 +103,14 @@ class Throwaway:
         return cls(path, Path(name), lock)
 
     def remove(self) -> None:
-        """This ends what still runs in the folder, and removes it."""
+        """End what still runs in the folder, and remove it."""
         clear(self.path)
         self._lock_file.unlink(missing_ok=True)
         os.close(self._lock)
 
 
 def clear_up(parent: Path) -> None:
-    """This removes the throwaway folders of our user's dead processes, and what still runs in them."""
+    """Remove the throwaway folders of our user's dead processes, and end what still runs in them."""
     for lock_file in parent.glob(f"{PREFIX}*.lock"):
         with suppress(OSError):
             _clear_if_dead(lock_file)
@@ -130,7 +130,7 @@ def _clear_if_dead(lock_file: Path) -> None:
 
 
 def _lock_still_named(lock: int, lock_file: Path) -> bool:
-    """This takes the lock if nobody has it, and looks whether the file is still the one of that name."""
+    """Take the lock if nobody has it; return whether we have it and the file is still the one of that name."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(lock), lock_file.lstat())
@@ -140,7 +140,7 @@ def _lock_still_named(lock: int, lock_file: Path) -> bool:
 
 @contextmanager
 def locked(lock_file: Path, *, wait: bool) -> Iterator[bool]:
-    """This holds a lock for as long as the block runs, and gives whether it got it."""
+    """Hold a lock until the block ends, and yield whether it was free to take."""
     lock = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         yield _lock(lock, wait=wait)
@@ -160,7 +160,7 @@ def _lock(lock: int, *, wait: bool) -> bool:
 
 
 def user_folder(kind: Literal["data", "cache"]) -> Path | None:
-    """This makes and gives the user's own folder for statecache; None where the user has no usable home.
+    """Make and return the user's own folder for statecache; None where the user has no usable home.
 
     Under sudo the home of the environment may still be someone else's: it is left alone.
     """

@@ -38,7 +38,7 @@ SYSTEM_DATA = Path("/var/lib/statecache")
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """This is what the next run shall find as it was, so that noted URLs go on working."""
+    """What the next run has to find as it was, so that noted URLs go on working."""
 
     redis_port: int = FIRST_REDIS_PORT
     postgres_port: int = FIRST_POSTGRES_PORT
@@ -46,7 +46,7 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 class Kept:
-    """This is the pair with its worker, for a `with` block; the data stay when it ends."""
+    """The pair with its worker, for a `with` block; the data stay when it ends."""
 
     redis: Valkey
     postgres: Postgres
@@ -74,11 +74,11 @@ class Kept:
         self._ending.close()
 
     def environment(self) -> dict[str, str]:
-        """This gives the variables under which clients meet these servers."""
+        """Return the variables with which clients find these servers."""
         return {"STATECACHE_REDIS_URL": self.redis.url, "STATECACHE_POSTGRES_URL": self.postgres.url}
 
     def revive(self) -> list[str]:
-        """This starts again what has ended, and gives the names."""
+        """Start again what has ended, and return the names."""
         ended = [server for server in (self.redis, self.postgres) if server.pid is None]
         for server in ended:
             server.start()
@@ -165,7 +165,7 @@ def _default_folder() -> Path:
 
 
 def _insist_on(port: int | None) -> None:
-    """This waits a moment for a port that must be free, for what was killed a moment ago may still hold it."""
+    """Wait a moment until a port is free that something just killed may hold; raise ConfigurationError if it stays."""
     end = monotonic() + PORT_S
     while port is not None and (hindrance := why_not_free(port)):
         if monotonic() > end:
@@ -191,7 +191,7 @@ def _told_in_one_line(folder: Path) -> Iterator[None]:
 
 
 def _postgres_home(folder: Path, run_as: RunAs | None) -> Path:
-    """This gives where Postgres has its data for this folder: in it, or at the end of a link in it."""
+    """Return where Postgres has its data for this folder: in it, or at the end of a link in it."""
     home = folder / "postgres"
     if run_as is None:
         return home
@@ -207,9 +207,9 @@ def _postgres_home(folder: Path, run_as: RunAs | None) -> Path:
 
 
 def _linked_home(link: Path) -> Path:
-    """This follows the link, makes it where there is none, and makes anew what it leads to where that is gone.
+    """Return what the link leads to; make the link where there is none, and its target anew where that is gone.
 
-    `of` in it names the folder that it belongs to, by which one that was moved is told from one that was copied.
+    The file `of` in the target names the folder that it belongs to: so a moved folder is told from a copied one.
     """
     SYSTEM_DATA.mkdir(mode=0o711, exist_ok=True)
     if SYSTEM_DATA.lstat().st_uid != os.geteuid():

@@ -1,4 +1,4 @@
-"""This becomes another program, which then dies together with the process that started it.
+"""A launcher that becomes another program, which then dies together with the process that started it.
 
 Run by path, in a bare interpreter, and it imports nothing of ours:
 
@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """This never returns: it becomes the program, or exits with 126."""
+    """Become the program, or exit with 126; never return."""
     death_signal, parent, uid, gid = (int(text) for text in arguments[:4])
     command = arguments[4:]
     try:

@@ -17,7 +17,7 @@ _IPC_RMID = 0
 
 
 def clear(folder: Path) -> bool:
-    """This ends what still runs in a throwaway folder, and tells whether the folder is gone."""
+    """End what still runs in a throwaway folder, remove it, and return whether it is gone."""
     kill_recorded(folder)
     for postmaster_file in folder.glob("*/data/postmaster.pid"):
         remove_segment(postmaster_file)
@@ -29,7 +29,7 @@ def clear(folder: Path) -> bool:
 
 
 def kill_recorded(folder: Path) -> None:
-    """This kills the programs that an earlier run started in this folder and did not end."""
+    """Kill the programs that an earlier run started in this folder and did not end."""
     for pid_file in folder.glob("*.pid"):
         with suppress(OSError):
             with suppress(ValueError):  # a crash of the machine tore it, and ended whatever ran
@@ -40,7 +40,7 @@ def kill_recorded(folder: Path) -> None:
 
 
 def remove_segment(postmaster_file: Path) -> None:
-    """This removes the shared memory of a Postgres that was killed, if nobody is attached to it."""
+    """Remove the shared memory of a Postgres that was killed, if nobody is attached to it."""
     with suppress(OSError, ValueError, IndexError):
         key, segment = (int(word) for word in postmaster_file.read_text().splitlines()[6].split())
         if _is_abandoned(key, segment):

@@ -23,7 +23,7 @@ _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port() -> int:
-    """This gives a random port of the loopback address on which nobody listens right now."""
+    """Return a random port of the loopback address on which nobody listens right now."""
     highest = _highest()
     for _ in range(ATTEMPTS_MAX):
         port = LOWEST + secrets.randbelow(highest - LOWEST + 1)
@@ -33,12 +33,12 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """This tells whether a server could listen on that port of the loopback address right now."""
+    """Return whether a server could listen on that port of the loopback address right now."""
     return not why_not_free(port)
 
 
 def why_not_free(port: int) -> str:
-    """This says why no server could listen on that port of the loopback address right now, or nothing."""
+    """Return why no server could listen on that port of the loopback address right now; empty if one could."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

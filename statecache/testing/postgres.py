@@ -25,7 +25,7 @@ _STATUS_LINE = 7
 
 
 class Postgres(Server):
-    """This is one Postgres; `stop` is its fast shutdown."""
+    """One Postgres; `stop` is its fast shutdown."""
 
     stop_signal = signal.SIGINT
     abort_signal = signal.SIGQUIT  # no checkpoint; it still gives its shared memory back
@@ -56,11 +56,11 @@ class Postgres(Server):
 
     @property
     def url(self) -> str:
-        """This is the server's URL, with its password."""
+        """The server's URL, with its password."""
         return f"postgresql://{SUPERUSER}:{self.password}@127.0.0.1:{self.port}/postgres"
 
     def prepare(self) -> None:
-        """This makes the data folder if there is none, and removes what a crashed run left in it."""
+        """Make the data folder if there is none, and remove what a crashed run left in it."""
         if not self.data.exists():
             self._make_data()
         self.password = self._password_file.read_text()
@@ -78,7 +78,7 @@ class Postgres(Server):
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """This ends the server without a checkpoint, and its shared memory with it."""
+        """End the server without a checkpoint, and its shared memory with it."""
         if self._process is not None and self._process.is_running():
             self._process.stop(self.abort_signal, timeout_s=STOP_S)
 

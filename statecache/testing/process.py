@@ -37,14 +37,14 @@ _PROC = Path("/proc")
 
 
 class RunAs(msgspec.Struct, frozen=True):
-    """This names the ordinary user that a program runs as."""
+    """The ordinary user that a program runs as."""
 
     uid: int
     gid: int
 
 
 class Process:
-    """This is one running program, with its log `<folder>/<name>.log` and its pid file `<folder>/<name>.pid`."""
+    """One running program, with its log `<folder>/<name>.log` and its pid file `<folder>/<name>.pid`."""
 
     def __init__(self, popen: subprocess.Popen[bytes], *, name: str, folder: Path, log_start: int) -> None:
         self.name = name
@@ -59,29 +59,29 @@ class Process:
 
     @property
     def returncode(self) -> int | None:
-        """This is the exit status, negative for a signal, None while the program runs."""
+        """The exit status, negative for a signal, None while the program runs."""
         status = self._popen.poll()
         if status is not None:
             self._pid_file.unlink(missing_ok=True)
         return status
 
     def is_running(self) -> bool:
-        """This tells whether the program has not ended yet."""
+        """Return whether the program has not ended yet."""
         return self.returncode is None
 
     def wait(self, timeout_s: float) -> bool:
-        """This waits for the program's end, and tells whether it came."""
+        """Wait for the program's end, and return whether it came."""
         if self.is_running() and not wait_for_end([self.pid], timeout_s):
             return False
         self._popen.wait()
         return not self.is_running()
 
     def send(self, number: signal.Signals) -> None:
-        """This sends a signal to the program alone."""
+        """Send a signal to the program alone."""
         self._popen.send_signal(number)
 
     def stop(self, number: signal.Signals, *, timeout_s: float) -> bool:
-        """This asks the program to end, kills it where it does not, and tells whether it ended by itself."""
+        """Ask the program to end, kill it where it does not, and return whether it ended by itself."""
         self.resume()
         self.send(number)
         ended = self.wait(timeout_s)
@@ -90,31 +90,31 @@ class Process:
         return ended
 
     def kill(self) -> None:
-        """This ends the program and all below it at once, with SIGKILL."""
+        """Kill the program and all below it at once, with SIGKILL, and wait for its end."""
         if self.is_running():
             kill_tree(self.pid)
             self.wait(KILL_S)
 
     def pause(self) -> None:
-        """This stops the clock of the program and of all below it, with SIGSTOP."""
+        """Freeze the program and all below it, with SIGSTOP."""
         if self.is_running():
             for pid in _frozen_tree(self.pid)[1:]:
                 _freeze(pid)
 
     def resume(self) -> None:
-        """This lets a paused program go on."""
+        """Let a paused program go on."""
         if self.is_running():
             for pid in (*descendants(self.pid), self.pid):
                 _signal(pid, signal.SIGCONT)
 
     def written(self) -> bytes:
-        """This gives what the program has written to its log since it was started."""
+        """Return what the program has written to its log since it was started."""
         with self.log.open("rb") as stream:
             stream.seek(self._log_start)
             return stream.read()
 
     def tail(self) -> str:
-        """This gives the end of what the program wrote, for error messages."""
+        """Return the end of what the program wrote, for error messages."""
         return self.written()[-LOG_TAIL_BYTES_MAX:].decode("utf-8", "replace").strip() or "it wrote nothing"
 
 
@@ -128,7 +128,7 @@ def spawn(
     run_as: RunAs | None = None,
     cwd: Path | None = None,
 ) -> Process:
-    """This starts a program that logs to `folder` and gets `death_signal` when this process ends, in whatever way."""
+    """Start a program that logs to `folder` and gets `death_signal` when this process ends, in whatever way."""
     user = run_as or RunAs(uid=-1, gid=-1)
     tied = [sys.executable, "-I", "-S", _LAUNCH, int(death_signal), os.getpid(), user.uid, user.gid, *command]
 
@@ -155,7 +155,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def until(ready: Callable[[], bool], process: Process, *, timeout_s: float) -> bool:
-    """This waits until `ready()`; False where the program ended first or the time is over."""
+    """Wait until `ready()` and return True; return False where the program ended first or the time is over."""
     deadline = monotonic() + timeout_s
     while process.is_running() and monotonic() < deadline:
         if ready():
@@ -165,7 +165,7 @@ def until(ready: Callable[[], bool], process: Process, *, timeout_s: float) -> b
 
 
 class _Spawner:
-    """This is the thread that starts every program. It is a daemon, so it goes last, together with the process."""
+    """The thread that starts every program. It is a daemon, so it goes last, together with the process."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -200,7 +200,7 @@ def _spawner() -> _Spawner:
 
 
 def identity(pid: int) -> str | None:
-    """This gives a word that no other process with this pid will ever have; None where the process has ended."""
+    """Return a word that no other process with this pid will ever have; None where the process has ended."""
     if not (_PROC / "self").exists():
         command = ["ps", "-o", "stat=", "-o", "lstart=", "-p", str(pid)]
         words = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
@@ -222,7 +222,7 @@ def _proc_stat(pid: int) -> list[str] | None:
 
 
 def descendants(pid: int) -> list[int]:
-    """This gives the pids of all processes below this one, parents before children."""
+    """Return the pids of all processes below this one, parents before children."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)
@@ -247,7 +247,7 @@ def _parents() -> Iterable[tuple[int, int]]:
 
 
 def kill_tree(pid: int) -> None:
-    """This kills a process and all below it, and returns when they are gone."""
+    """Kill a process and all below it, and return when they are gone."""
     family = _frozen_tree(pid)
     for member in family:
         _signal(member, signal.SIGKILL)
@@ -260,7 +260,7 @@ def _frozen_tree(pid: int) -> list[int]:
 
 
 def _freeze(pid: int) -> None:
-    """This stops a process and waits until it stands still, for the signal alone does not."""
+    """Stop a process and wait until it stands still: SIGSTOP takes effect only after a moment."""
     _signal(pid, signal.SIGSTOP)
     deadline = monotonic() + FREEZE_S
     while (fields := _proc_stat(pid)) is not None and fields[0] not in "TtZX" and monotonic() < deadline:
@@ -273,7 +273,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def wait_for_end(pids: Iterable[int], timeout_s: float) -> bool:
-    """This waits until none of these processes runs any more, ours or not, and tells whether that came true."""
+    """Wait until none of these processes runs any more, ours or not, and return whether that came true."""
     deadline = monotonic() + timeout_s
     return all(_wait_for_one(pid, deadline) for pid in pids)
 

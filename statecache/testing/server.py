@@ -26,7 +26,7 @@ _OLD_PROCESSES = "pre-existing shared memory block"  # of a Postgres whose first
 
 
 class Server(ABC):
-    """This is one server program on one port, with its data in a folder that outlives the program."""
+    """One server program on one port, with its data in a folder that outlives the program."""
 
     name: str
     stop_signal: signal.Signals
@@ -41,15 +41,15 @@ class Server(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """This is the server's URL, with its password."""
+        """The server's URL, with its password."""
 
     @property
     def pid(self) -> int | None:
-        """This is the pid of the server's main process, None while it does not run."""
+        """The pid of the server's main process, None while it does not run."""
         return self._process.pid if self._process is not None and self._process.is_running() else None
 
     def start(self) -> None:
-        """This starts the server if it does not run, and returns when it answers."""
+        """Start the server if it does not run, and return when it answers."""
         if self.pid is not None:
             return
         for attempt in range(1, START_ATTEMPTS_MAX + 1):
@@ -60,31 +60,31 @@ class Server(ABC):
             self._give_up_or_prepare(self._process, last=attempt == START_ATTEMPTS_MAX)
 
     def stop(self) -> None:
-        """This stops the server in its orderly way; its data stay."""
+        """Stop the server in its orderly way; its data stay."""
         if self._process is not None and self._process.is_running():
             self._process.stop(self.stop_signal, timeout_s=STOP_S)
 
     def discard(self) -> None:
-        """This ends the server in its quickest clean way, for its data are not wanted any more."""
+        """End the server in its quickest clean way: its data are not wanted any more."""
         self.kill()
 
     def kill(self) -> None:
-        """This kills the server and all its processes at once, with SIGKILL; what it had written stays."""
+        """Kill the server and all its processes at once, with SIGKILL; what it had written stays."""
         if self._process is not None:
             self._process.kill()
 
     def restart(self) -> None:
-        """This stops the server if it runs, and starts it on the same port with the same data."""
+        """Stop the server if it runs, and start it on the same port with the same data."""
         self.stop()
         self.start()
 
     def pause(self) -> None:
-        """This freezes the server, with SIGSTOP: connections stay open and nothing answers."""
+        """Freeze the server, with SIGSTOP: connections stay open and nothing answers."""
         if self._process is not None:
             self._process.pause()
 
     def resume(self) -> None:
-        """This lets a frozen server go on."""
+        """Let a frozen server go on."""
         if self._process is not None:
             self._process.resume()
 

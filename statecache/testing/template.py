@@ -23,7 +23,7 @@ SUPERUSER = "postgres"
 
 
 def copy_template(target: Path, *, install: PostgresInstall, run_as: RunAs | None, scratch: Path) -> str:
-    """This makes a fresh data folder at `target`, owned by `run_as`, and gives the superuser's password."""
+    """Make a fresh data folder at `target`, owned by `run_as`, and return the superuser's password."""
     template = _template(install, run_as, scratch)
     shutil.copytree(template / "data", target)
     give_to(target, run_as)

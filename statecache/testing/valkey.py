@@ -21,7 +21,7 @@ ANSWER_S = 1.0
 
 
 class Valkey(Server):
-    """This is one Valkey; `stop` sends SIGTERM, which writes the append-only file out.
+    """One Valkey; `stop` sends SIGTERM, which writes the append-only file out.
 
     A server that has just become a replica refuses SIGTERM as long as it writes its first append-only file.
     """
@@ -50,11 +50,11 @@ class Valkey(Server):
 
     @property
     def url(self) -> str:
-        """This is the server's URL, with its password. It names the user: redis-cli sends an empty one."""
+        """The server's URL, with its password. It names the user: redis-cli sends an empty one."""
         return f"redis://default:{self.password}@127.0.0.1:{self.port}/0"
 
     def replica(self, name: str) -> Valkey:
-        """This gives another server, not started yet, that will be a replica of this one."""
+        """Return another server, not started yet, that will be a replica of this one."""
         config = self._config | {"replicaof": f"127.0.0.1 {self.port}"}
         sockets = self.socket.parent
         return Valkey(
@@ -63,7 +63,7 @@ class Valkey(Server):
 
     @property
     def _credentials(self) -> str:
-        """This is what AUTH takes."""
+        """The arguments of AUTH."""
         return self.password
 
     def _spawn(self) -> Process:

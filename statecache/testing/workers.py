@@ -27,7 +27,7 @@ _READY = re.compile(rb'"event":\s*"ready"')
 
 
 class Workers:
-    """This is a number of worker processes, in the order of their start."""
+    """Worker processes, in the order of their start."""
 
     def __init__(self, folder: Path, environment: Callable[[], Mapping[str, str]]) -> None:
         self._folder = folder
@@ -37,11 +37,11 @@ class Workers:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """These are the pids of the workers that run, oldest first."""
+        """The pids of the workers that run, oldest first."""
         return tuple(process.pid for process in self._alive())
 
     def start(self, count: int) -> None:
-        """This starts that many more workers, and returns when all of them are ready."""
+        """Start that many more workers, and return when all of them are ready."""
         fresh = [self._spawn() for _ in range(count)]
         deadline = monotonic() + READY_S
         for process in fresh:
@@ -49,7 +49,7 @@ class Workers:
                 raise self._failed(process)
 
     def stop(self) -> list[int]:
-        """This stops all workers with SIGTERM, which lets them drain, and gives their exit statuses."""
+        """Stop all workers with SIGTERM, which lets them drain, and return their exit statuses."""
         stopping = self._alive()
         for process in stopping:
             process.resume()
@@ -62,22 +62,22 @@ class Workers:
         return [process.returncode or 0 for process in stopping]
 
     def kill(self, index: int = 0) -> int:
-        """This kills one of the running workers with SIGKILL, and gives its pid."""
+        """Kill one of the running workers with SIGKILL, and return its pid."""
         process = self._alive()[index]
         process.kill()
         return process.pid
 
     def kill_all(self) -> None:
-        """This kills all workers with SIGKILL."""
+        """Kill all workers with SIGKILL."""
         for process in self._alive():
             process.kill()
 
     def pause(self, index: int = 0) -> None:
-        """This freezes one of the running workers, with SIGSTOP."""
+        """Freeze one of the running workers, with SIGSTOP."""
         self._alive()[index].pause()
 
     def resume(self, index: int = 0) -> None:
-        """This lets a frozen worker go on."""
+        """Let a frozen worker go on."""
         self._alive()[index].resume()
 
     def _alive(self) -> list[Process]:
@@ -106,7 +106,7 @@ def _is_ready(process: Process) -> bool:
 
 
 def migrate(environment: Mapping[str, str]) -> None:
-    """This runs `statecache migrate`."""
+    """Run `statecache migrate`; raise Unavailable with the end of its output where it fails."""
     done = subprocess.run(
         [*STATECACHE, "migrate"],
         stdin=subprocess.DEVNULL,

@@ -1,1 +1,1 @@
-"""This package holds the worker process."""
+"""The worker process."""

@@ -21,7 +21,7 @@ FORKS_PER_ACK = 500
 
 
 class Acknowledgement:
-    """This tells one Redis."""
+    """The acknowledgements to one Redis: watermarks, and forks to be removed."""
 
     def __init__(self, keys: KeySpace, streams: Streams) -> None:
         self._keys = keys

@@ -32,38 +32,38 @@ _BYTES_PART = 4
 
 
 class Ahead(NamedTuple):
-    """This is a batch that was read before its turn; with heads but no slices, only the heads are known."""
+    """A batch that was read before its turn; with heads but no slices, only the heads are known."""
 
     heads: Heads
     slices: list[Slice]
 
 
 def usual_bytes(holding: Holding) -> int:
-    """This is how large the shard's entries used to be."""
+    """Return the mean size of the shard's flushed entries, in bytes."""
     return max(1, holding.row.bytes // max(1, holding.row.entries))
 
 
 def glance_entries(holding: Holding, settings: Settings) -> int:
-    """This is how many entries to read of one of a few shards."""
+    """Return how many entries to read of one of a few shards."""
     most = min(ENTRIES_MAX, settings.flush_batch_max)
     return max(1, min(most, settings.flush_bytes_max // GLANCE_SHARDS_MAX // usual_bytes(holding)))
 
 
 def entries_of_each(holdings: Collection[Holding], settings: Settings) -> int:
-    """This is how many entries to read of each of many shards; none where even one of each may be too much."""
+    """Return how many entries to read of each of many shards; 0 where even one of each may be too much."""
     largest = max((usual_bytes(holding) for holding in holdings), default=1)
     of_bytes = settings.flush_bytes_max // _BYTES_PART // largest
     return min(ENTRIES_MAX, min(of_bytes, settings.flush_batch_max) // max(1, len(holdings)))
 
 
 def pending(heads: Heads, holdings: Mapping[int, Holding]) -> int:
-    """This is how many entries the heads tell of that are not flushed."""
+    """Return how many entries the heads tell of that are not flushed."""
     rows = {shard: holding.row.flushed for shard, holding in holdings.items()}
     return sum(max(0, head.n - rows[shard]) for shard, head in heads.of.items() if isinstance(head, Head))
 
 
 def whole(heads: Heads, slices: list[Slice], holdings: Mapping[int, Holding]) -> Ahead:
-    """This keeps entries only where they are all that the heads tell of, and every head agrees with its row."""
+    """Keep the entries only where they are all that the heads tell of, and every head agrees with its row."""
     ends = {one.shard: one.end.n for one in slices}
     for shard, holding in holdings.items():
         head = heads.of.get(shard)
@@ -77,7 +77,7 @@ def whole(heads: Heads, slices: list[Slice], holdings: Mapping[int, Holding]) ->
 
 
 def still_next(ahead: Ahead, holdings: Mapping[int, Holding]) -> list[Slice]:
-    """This gives what was read ahead, if it is what comes next and there is nothing special about it."""
+    """Return what was read ahead if it is what comes next and nothing is special about it, else nothing."""
     for one in ahead.slices:
         holding = holdings.get(one.shard)
         if holding is not one.holding or holding.standing != "open" or holding.place != one.start or not one.plain:
@@ -86,7 +86,7 @@ def still_next(ahead: Ahead, holdings: Mapping[int, Holding]) -> list[Slice]:
 
 
 class Lookout:
-    """This looks before every cycle, and keeps what was read ahead for it."""
+    """The look before every cycle, with what was read ahead for it."""
 
     def __init__(self, settings: Settings, streams: Streams) -> None:
         self._settings = settings
@@ -95,12 +95,12 @@ class Lookout:
         self.ahead: Ahead | None = None
 
     def taken(self) -> Ahead | None:
-        """This gives what was read ahead, once."""
+        """Return what was read ahead, once."""
         ahead, self.ahead = self.ahead, None
         return ahead
 
     async def look(self, link: AsyncLink, holdings: Mapping[int, Holding], woken: Sequence[int]) -> Heads:
-        """This gives the heads of the shards, and may read ahead.
+        """Return the heads of the shards, and perhaps read ahead.
 
         Where a few shards were woken, the heads are theirs alone, and their first entries come along. Where the batch
         before was a large one, all heads come with the first entries of each shard.
@@ -120,7 +120,7 @@ class Lookout:
         return heads
 
     async def _look_for_many(self, link: AsyncLink, holdings: Mapping[int, Holding], woken: Sequence[int]) -> Heads:
-        """This looks at all shards, a little later where few of those who were answered last have come back."""
+        """Look at all shards, after a pause where few of the writers that the last batch served have come back."""
         heads = None if woken else await self._survey(link, holdings)
         pause_s = self.pace.pause(len(woken) if heads is None else pending(heads, holdings), monotonic())
         if heads is None or pause_s:
@@ -129,7 +129,7 @@ class Lookout:
         return heads
 
     async def _survey(self, link: AsyncLink, holdings: Mapping[int, Holding]) -> Heads:
-        """This gives the heads of all shards, and reads the first entries of each in the same exchange."""
+        """Return the heads of all shards, and read the first entries of each in the same exchange."""
         most = entries_of_each(holdings.values(), self._settings)
         if not most:
             return await self._streams.heads(link, list(holdings))

@@ -26,7 +26,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class Array:
-    """This is an array in its wire form."""
+    """An array in its wire form."""
 
     __slots__ = ("wire",)
 
@@ -35,27 +35,27 @@ class Array:
 
 
 class Texts(Array):
-    """This is a text[]."""
+    """A text[]."""
 
 
 class Blobs(Array):
-    """This is a bytea[]."""
+    """A bytea[]."""
 
 
 class Integers(Array):
-    """This is a bigint[]."""
+    """A bigint[]."""
 
 
 class Truths(Array):
-    """This is a boolean[]."""
+    """A boolean[]."""
 
 
 class Times(Array):
-    """This is a timestamptz[]."""
+    """A timestamptz[]."""
 
 
 def texts(items: Sequence[str]) -> Texts:
-    """This gives a text[] of these; a column that says the same all over costs next to nothing."""
+    """Make a text[]; a column that says the same all over costs next to nothing."""
     if len(items) > 1 and items.count(items[0]) == len(items):
         wire = items[0].encode()
         return Texts(_HEADER.pack(1, 0, 25, len(items), 1) + (struct.pack("!i", len(wire)) + wire) * len(items))
@@ -63,22 +63,22 @@ def texts(items: Sequence[str]) -> Texts:
 
 
 def blobs(items: Sequence[bytes]) -> Blobs:
-    """This gives a bytea[] of these."""
+    """Make a bytea[]."""
     return Blobs(_sized(17, items))
 
 
 def integers(items: Sequence[int]) -> Integers:
-    """This gives a bigint[] of these."""
+    """Make a bigint[]."""
     return Integers(_packed(20, "iq", 8, items))
 
 
 def truths(items: Sequence[bool]) -> Truths:
-    """This gives a boolean[] of these."""
+    """Make a boolean[]."""
     return Truths(_packed(16, "i?", 1, items))
 
 
 def times(items: Sequence[datetime]) -> Times:
-    """This gives a timestamptz[] of these aware times."""
+    """Make a timestamptz[] of aware times."""
     return Times(_packed(1184, "iq", 8, [(item - _POSTGRES_START) // _MICROSECOND for item in items]))
 
 
@@ -99,7 +99,7 @@ def _packed(element: int, form: str, size: int, items: Sequence[Any]) -> bytes:
 
 def _dumper(array: int) -> type[Dumper]:
     class Ready(Dumper):
-        """This hands over what is in its wire form already."""
+        """A dumper that hands over what is in its wire form already."""
 
         format = Format.BINARY
         oid = array
@@ -111,6 +111,6 @@ def _dumper(array: int) -> type[Dumper]:
 
 
 def register(connection: psycopg.AsyncConnection[Any]) -> None:
-    """This lets the connection take the arrays above as parameters."""
+    """Let the connection take the arrays above as parameters."""
     for kind, array in ((Texts, 1009), (Blobs, 1001), (Integers, 1016), (Truths, 1000), (Times, 1185)):
         connection.adapters.register_dumper(kind, _dumper(array))

@@ -19,7 +19,7 @@ AVOID_S_MAX = 600.0
 
 
 class Avoidance:
-    """This is what one worker has served and what it avoids; moments are on its monotonic clock."""
+    """What one worker has served and what it avoids; moments are on its monotonic clock."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
@@ -31,12 +31,12 @@ class Avoidance:
 
     @property
     def shards(self) -> list[int]:
-        """These are avoided."""
+        """The shards that are avoided."""
         return sorted(self._until)
 
     @property
     def strictly(self) -> list[int]:
-        """These are avoided even where nobody else takes them: only a newer release can serve them."""
+        """The shards that are avoided even where nobody else takes them: only a newer release can serve them."""
         return sorted(self._too_new & self._until.keys())
 
     def hold(self, shards: Collection[int], now: float) -> None:

@@ -42,7 +42,7 @@ _GRACE_S = 2.0
 
 
 class Poison(Exception):
-    """This says that Postgres refuses the data itself."""
+    """Raised where Postgres refuses the data itself."""
 
     def __init__(self, sqlstate: str, reason: str) -> None:
         super().__init__(f"{sqlstate}: {reason}")
@@ -51,21 +51,21 @@ class Poison(Exception):
 
 
 class Call(NamedTuple):
-    """This asks for a named statement with these parameters."""
+    """A named statement with its parameters."""
 
     name: str
     parameters: Mapping[str, Any]
 
 
 class Transaction:
-    """This is one READ COMMITTED transaction; what was not committed when it is left is rolled back."""
+    """One READ COMMITTED transaction; what was not committed when it is left is rolled back."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._begun = False
 
     async def run(self, *calls: Call) -> list[list[tuple[Any, ...]]]:
-        """This runs statements in one round trip and gives the rows of each."""
+        """Run statements in one round trip and return the rows of each."""
         texts = self._texts(calls)
         if self._begun:
             return await self._database.exchange(texts)
@@ -73,11 +73,11 @@ class Transaction:
         return await self._database.begin(texts)
 
     async def mark(self, verb: str) -> None:
-        """This sets, goes back to, or forgets the one savepoint: `SAVEPOINT`, `ROLLBACK TO`, `RELEASE`."""
+        """Set, go back to, or forget the one savepoint: `SAVEPOINT`, `ROLLBACK TO`, `RELEASE`."""
         await self._database.exchange([(f"{verb} piece", None)])
 
     async def commit(self, *calls: Call) -> None:
-        """This runs the last statements and commits, in one round trip.
+        """Run the last statements and commit, in one round trip.
 
         It returns when Postgres holds what was written, as safely as it is set up to hold anything. Where one of the
         statements fails, nothing is committed.
@@ -89,7 +89,7 @@ class Transaction:
 
 
 class Database:
-    """This runs transactions on one connection; it is used by one task at a time."""
+    """One connection on which transactions run; it is used by one task at a time."""
 
     def __init__(self, session: AsyncSession, settings: Settings) -> None:
         self.session = session
@@ -103,21 +103,21 @@ class Database:
 
     @property
     def alive(self) -> bool:
-        """This says whether the connection still stands, as far as this side knows."""
+        """Whether the connection still stands, as far as this side knows."""
         return self.session.alive
 
     @property
     def lease(self) -> timedelta:
-        """This is how long a lease stands."""
+        """How long a lease stands."""
         return timedelta(seconds=self._settings.lease_s)
 
     def text(self, name: str) -> str:
-        """This gives the named statement."""
+        """Return the text of a named statement."""
         return statement(name, self._settings.postgres_schema)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
-        """This opens a transaction with the first statement that is run in it."""
+        """Open a transaction, which begins with the first statement run in it, and roll back what was not committed."""
         transaction = Transaction(self)
         try:
             yield transaction
@@ -131,17 +131,17 @@ class Database:
         return found
 
     async def exchange(self, statements: list[tuple[str, Any]]) -> list[list[tuple[Any, ...]]]:
-        """This runs statements in one round trip; Poison or PostgresUnavailable when one of them fails."""
+        """Run statements in one round trip and return their rows; raise Poison or PostgresUnavailable if one fails."""
         async with self._translated():
             return [
                 await cursor.fetchall() if cursor.description else [] for cursor in await self._pipelined(statements)
             ]
 
     async def commit(self, statements: Sequence[tuple[str, Any]] = ()) -> None:
-        """This runs the last statements and commits, in one round trip, or raises: nothing may be acknowledged then.
+        """Run the last statements and commit, in one round trip, or raise: nothing may be acknowledged then.
 
         Poison blames one of the statements: they were not committed. An error of the COMMIT itself blames nobody, for a
-        deferred constraint does not tell which change it means. A warning of any of them is one too many.
+        deferred constraint does not tell which change it means. A warning of any of them raises as well.
         """
         self._warnings.texts.clear()
         try:
@@ -224,13 +224,13 @@ class Database:
         return masked(self._settings.postgres_url)
 
     async def close(self) -> None:
-        """This closes the connection; Postgres rolls back what was open on it."""
+        """Close the connection; Postgres rolls back what was open on it."""
         with contextlib.suppress(psycopg.Error, OSError):
             await self.session.close()
 
 
 def translated(error: psycopg.Error, where: str) -> Poison | PostgresUnavailable:
-    """This tells errors of the data from errors of the circumstances; neither shows a value."""
+    """Return an error as one of the data (Poison) or of the circumstances; neither shows a value."""
     state = error.sqlstate or ""
     reason = error.diag.message_primary or str(error).partition("\n")[0] or type(error).__name__
     if state.startswith(_POISON) or (not state and isinstance(error, pg.DataError)):

@@ -66,7 +66,7 @@ TOO_SLOW = ("57014", "timeout")
 
 
 class Progress(msgspec.Struct, kw_only=True):
-    """This is what one cycle did and found."""
+    """What one cycle did and found."""
 
     entries: int = 0
     changes: int = 0
@@ -81,7 +81,7 @@ class Progress(msgspec.Struct, kw_only=True):
 
 
 class Flusher:
-    """This flushes the shards of one worker."""
+    """The flusher of one worker's shards."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Flusher:
         self._lookout = Lookout(settings, self.streams)
 
     async def look(self, link: AsyncLink, holdings: dict[int, Holding], woken: Sequence[int] = ()) -> Heads:
-        """This gives the heads of the shards, as they were before the entries that the next cycle writes were read."""
+        """Return the heads of the shards, as they were before the entries that the next cycle writes were read."""
         return await self._lookout.look(link, holdings, woken)
 
     async def cycle(
@@ -118,7 +118,7 @@ class Flusher:
         heads: Heads,
         woken: Sequence[int] = (),
     ) -> Progress:
-        """This flushes at most one batch of the open shards; `heads` is what `look` gave just before."""
+        """Flush at most one batch of the open shards; `heads` is what `look` returned just before."""
         progress = Progress()
         ahead = self._lookout.taken()
         fits = ahead is not None and ahead.heads is heads and self.size.whole
@@ -136,7 +136,7 @@ class Flusher:
         return progress
 
     def _wanted(self, holdings: dict[int, Holding], heads: Heads, woken: set[int], progress: Progress) -> list[Wanted]:
-        """This decides how many entries to read of which shard."""
+        """Decide how many entries to read of which shard."""
         standing: dict[int, tuple[Holding, Head, Place]] = {}
         for shard, holding in holdings.items():
             head = heads.of.get(shard)
@@ -167,7 +167,7 @@ class Flusher:
         progress.unsure.append(holding.shard)
 
     async def _prepare(self, link: AsyncLink, one: Slice, progress: Progress) -> None:
-        """This sees to what is not a plain run of entries."""
+        """See to a slice that is not a plain run of entries: gaps, strays, a newer format."""
         if one.plain:
             return
         if one.cut == "newer":
@@ -193,7 +193,7 @@ class Flusher:
         heads: Heads,
         progress: Progress,
     ) -> None:
-        """This writes a batch and acknowledges it; while it is written, the next one is read."""
+        """Write a batch and acknowledge it; while it is written, read the next one."""
         server, begun = heads.server, monotonic()
         tips, missing = self._remembered(slices)
         reading = asyncio.ensure_future(self._read_ahead(link, holdings, slices))
@@ -229,9 +229,9 @@ class Flusher:
         warn("batch_too_slow", entries=entries, next_entries_max=self.size.entries, reason=error.reason)
 
     async def _read_ahead(self, link: AsyncLink, holdings: dict[int, Holding], slices: Sequence[Slice]) -> Ahead | None:
-        """This reads what comes behind the batch that is being written, where that is known to be more.
+        """Read what comes behind the batch that is being written, if that one is full.
 
-        What goes wrong meanwhile is nothing to the batch: the next turn reads, and meets it.
+        What goes wrong meanwhile does not touch the batch: the next turn reads again, and meets it.
         """
         if sum(len(one.entries) for one in slices) < self._settings.flush_batch_max or self._settings.fence == "off":
             return None  # without a fence heads count that were read behind the last acknowledgement
@@ -245,7 +245,7 @@ class Flusher:
             return None
 
     def _behind(self, holdings: dict[int, Holding], heads: Heads, behind: dict[int, Place]) -> list[Wanted]:
-        """This decides what to read ahead, from where the batch that is being written ends."""
+        """Decide what to read ahead, from where the batch that is being written ends."""
         standing: dict[int, tuple[Holding, Head, Place]] = {}
         for shard, holding in holdings.items():
             head = heads.of[shard]
@@ -254,7 +254,7 @@ class Flusher:
         return self._shared_out(standing, set())
 
     def _remembered(self, slices: Sequence[Slice]) -> tuple[dict[str, Tip], set[str]]:
-        """This gives the tips that are remembered and the keys of those that are not; a key out of place is a fault."""
+        """Return the remembered tips and the keys without one; mark an entry with another shard's key as faulty."""
         tips: dict[str, Tip] = {}
         missing: set[str] = set()
         for one in slices:
@@ -278,7 +278,7 @@ class Flusher:
     async def _write(
         self, database: Database, slices: Sequence[Slice], server: str, tips: dict[str, Tip], missing: set[str]
     ) -> list[tuple[Slice, Outcome]]:
-        """This writes a batch in two round trips; Poison where Postgres refuses any of its data."""
+        """Write a batch in two round trips; raise Poison where Postgres refuses any of its data."""
         asked = sorted(missing)
         tips |= dict.fromkeys(asked, NOTHING)
         calls = [Call("flush_tips", {"keys": texts(asked)})] if asked else []
@@ -302,7 +302,7 @@ class Flusher:
     async def _write_carefully(
         self, database: Database, slices: Sequence[Slice], server: str
     ) -> list[tuple[Slice, Outcome]]:
-        """This writes a batch piece by piece, trusts no remembered tip, and parks what Postgres refuses."""
+        """Write a batch piece by piece, trust no remembered tip, and park what Postgres refuses."""
         for one in slices:
             self.tips.drop(one.shard)
         try:
@@ -328,7 +328,7 @@ class Flusher:
         return Call("flush_lock", {"shards": integers(sorted(one.shard for one in slices)), "owner": self._owner})
 
     def _still_ours(self, slices: Sequence[Slice], rows: Sequence[tuple[Any, ...]], server: str) -> list[Slice]:
-        """This leaves out shards whose row is not as it was believed to be: owner, epoch, server, watermark."""
+        """Leave out shards whose row is not as it was believed to be: owner, epoch, server, watermark."""
         now = {shard: Row(*rest) for shard, *rest in rows}
         good = []
         for one in slices:
@@ -340,7 +340,7 @@ class Flusher:
         return good
 
     async def _acknowledge(self, link: AsyncLink, done: Sequence[tuple[Slice, Outcome]], progress: Progress) -> None:
-        """This moves what is remembered, and then Redis' copy of the watermarks."""
+        """Move what is remembered to the batch's end, and then Redis' copy of the watermarks."""
         forks: dict[int, list[tuple[str, str]]] = {}
         for one, outcome in done:
             one.holding.move(one.end, excepted=mark_of(one, outcome).excepted)
@@ -365,7 +365,7 @@ class Flusher:
         holding.retention.reached(self._monotonic(), holding.place)
 
     def forget(self, holdings: dict[int, Holding]) -> None:
-        """This forgets all that is believed, as after an outage."""
+        """Forget all that is believed, as after an outage."""
         self.tips.clear()
         self.recall.forget()
         self._lookout.ahead = None

@@ -30,7 +30,7 @@ SERVERS_MAX = 100
 
 
 class Gatekeeper:
-    """This opens gates, as many at once as are asked for; `done` is called when something may have changed."""
+    """The opener of closed gates, all that are asked for at once; `done` is called when something may have changed."""
 
     def __init__(
         self,
@@ -61,12 +61,12 @@ class Gatekeeper:
 
     @property
     def epochs_opened(self) -> int:
-        """This is how many epochs it has opened."""
+        """How many epochs it has opened."""
         return self._gate.epochs_opened
 
     @property
     def conflicts(self) -> int:
-        """This is how many changes of an old branch it has set aside."""
+        """How many changes of an old branch it has set aside."""
         return self._gate.conflicts + self._gate.rescued
 
     def agreed(self, server: str) -> None:
@@ -77,18 +77,18 @@ class Gatekeeper:
             del self._flushed_from[next(iter(self._flushed_from))]
 
     def ask(self, shards: Collection[int]) -> None:
-        """This starts to open those of the shards whose turn it is, unless others are being opened."""
+        """Start to open those of the shards whose turn it is, unless others are being opened."""
         now = self._monotonic()
         ripe = [shard for shard in shards if self._not_before.get(shard, now) <= now]
         if ripe and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._open(ripe), name="gatekeeper")
 
     def tried(self, shard: int) -> bool:
-        """This says whether the shard was tried and is still closed as far as is known."""
+        """Return whether the shard was tried and is still closed as far as is known."""
         return self._tries.get(shard, 0) > 0
 
     def opened(self, shard: int) -> None:
-        """This forgets that the shard gave trouble."""
+        """Forget that the shard gave trouble."""
         self._tries.pop(shard, None)
         self._not_before.pop(shard, None)
 
@@ -142,7 +142,7 @@ class Gatekeeper:
             await link.close()
 
     async def stop(self) -> None:
-        """This ends what is under way; a gate that is half open is somebody else's to open."""
+        """End what is under way; a gate that is half open is somebody else's to open."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -40,7 +40,7 @@ PLAIN = "text/plain; charset=utf-8"
 
 
 class Pulse:
-    """This is how a worker is, in plain values: its own task writes them, the port's thread reads them.
+    """How a worker is, in plain values: its own task writes them, the port's thread reads them.
 
     All times are on one monotonic clock. `troubles` names the servers that could not be reached, with a code each.
     """
@@ -57,39 +57,39 @@ class Pulse:
         self.pass_silent_max_s = 2 * lease_s
 
     async def keep(self) -> None:
-        """This beats for as long as the event loop turns."""
+        """Beat for as long as the event loop turns."""
         while True:
             self.beat = self._monotonic()
             await async_sleep(BEAT_S)
 
     def turn_passed(self, *, settled: bool) -> None:
-        """This notes that a turn came through, so both servers answer."""
+        """Note that a turn came through, so both servers answer."""
         self.turned = self.passed = self._monotonic()
         self.settled = settled
         if self.troubles:
             self.troubles = MappingProxyType({})
 
     def turn_failed(self, server: str, reason: str) -> None:
-        """This notes that a turn ended for want of a server; the other one is as it was, as far as is known."""
+        """Note that a turn ended for want of a server; the other one is as it was, as far as is known."""
         self.turned = self._monotonic()
         self.errors[server] = self.errors.get(server, 0) + 1
         self.lost(server, reason)
 
     def lost(self, server: str, reason: str) -> None:
-        """This notes that a server does not answer."""
+        """Note that a server does not answer."""
         self.troubles = MappingProxyType({**self.troubles, server: reason})
 
     def reached(self, server: str) -> None:
-        """This notes that a server answers again."""
+        """Note that a server answers again."""
         if server in self.troubles:
             self.troubles = MappingProxyType({name: why for name, why in self.troubles.items() if name != server})
 
     def turn_age_s(self) -> float:
-        """This is how long ago the last turn ended, came it through or not."""
+        """Return how many seconds ago the last turn ended, whether it came through or not."""
         return self._monotonic() - self.turned
 
     def unhealthy(self) -> str:
-        """This is why a restart would help, or nothing."""
+        """Return why a restart would help; '' where it would not."""
         silent, turning = self._monotonic() - self.beat, self.turn_age_s()
         if silent > LOOP_SILENT_MAX_S:
             return f"the event loop has stood still for {silent:.1f} s"
@@ -98,7 +98,7 @@ class Pulse:
         return ""
 
     def unready(self) -> str:
-        """This is why it is not at work, or nothing."""
+        """Return why it is not at work; '' where it is."""
         if reason := self.unhealthy():
             return reason
         if self.draining:
@@ -114,7 +114,7 @@ class Pulse:
 
 
 class Page(NamedTuple):
-    """This is an answer: status, body, type."""
+    """An answer: status, body, type."""
 
     status: int
     body: bytes
@@ -126,12 +126,12 @@ Pages = Mapping[str, Callable[[], Page]]
 
 
 def verdict(reason: str) -> Page:
-    """This answers a probe: fine, or why not."""
+    """Return the answer to a probe: fine, or why not."""
     return Page(503, f"{reason}\n".encode()) if reason else Page(200, b"ok\n")
 
 
 class HealthServer:
-    """This serves pages on one port, from a daemon thread, until it is closed."""
+    """A server of pages on one port, in a daemon thread, until it is closed."""
 
     def __init__(self, host: str, port: int, pages: Pages) -> None:
         try:
@@ -151,7 +151,7 @@ class HealthServer:
         self._thread.start()
 
     def close(self) -> None:
-        """This frees the port, and returns when it is free."""
+        """Free the port, and return when it is free."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -170,12 +170,12 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """This binds, without asking a name server who we are, as HTTPServer does."""
+        """Bind as HTTPServer does, but without asking a name server who we are."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """This answers in a thread of its own; where too many are at it already, the connection is closed."""
+        """Answer in a thread of its own; close the connection where too many are being answered already."""
         with self._lock:
             full = len(self._open) >= CONNECTIONS_MAX
             if not full:
@@ -186,26 +186,26 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
             super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """This ends one connection."""
+        """End one connection."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """This ends connections that take too long."""
+        """End connections that take too long."""
         now = real_monotonic()
         with self._lock:
             late = [request for request, since in self._open.items() if now - since > CONNECTION_S]
         _shut(late)
 
     def end_all(self) -> None:
-        """This ends every connection that is still open."""
+        """End every connection that is still open."""
         with self._lock:
             left = list(self._open)
         _shut(left)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """This leaves whoever hung up alone."""
+        """Log, for developers alone, a probe that hung up."""
         whisper("probe_failed")
 
 
@@ -214,14 +214,14 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        """This answers with a page."""
+        """Answer with a page."""
         page = self.server.pages.get(self.path.partition("?")[0])
         self._answer(_made(page) if page is not None else Page(404, b"not found\n"))
 
     do_HEAD = do_GET  # noqa: N815 http.server calls it so
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
-        """This answers what http.server refuses, in plain text; a method that is not ours is 405."""
+        """Answer what http.server refuses, in plain text; a method that is not ours is 405."""
         if code == 501:
             self._answer(Page(405, b"only GET and HEAD\n"))
         else:
@@ -240,11 +240,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(page.body)
 
     def version_string(self) -> str:
-        """This names the program and no versions."""
+        """Return the program's name, and no versions."""
         return "statecache"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 the name is http.server's
-        """This logs no probes."""
+        """Log no probes."""
 
 
 def _made(page: Callable[[], Page]) -> Page:

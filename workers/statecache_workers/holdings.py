@@ -29,7 +29,7 @@ BRIEF_S = 0.25
 
 
 class Row(NamedTuple):
-    """This is a shard's row in Postgres, as its owner read or wrote it under its lock."""
+    """A shard's row in Postgres, as its owner read or wrote it under its lock."""
 
     epoch: int
     replid: str
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 class Head(NamedTuple):
-    """This is a shard's meta in Redis; `epoch` is None where it is missing."""
+    """A shard's meta in Redis; `epoch` is None where it is missing."""
 
     epoch: int | None
     replid: str
@@ -52,7 +52,7 @@ class Head(NamedTuple):
 
 
 class Heads(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what one server said of shards at one moment: a head each, or the reason why it cannot be read.
+    """What one server said of shards at one moment: a head each, or the reason why it cannot be read.
 
     `now_ms` is that moment on the server's clock, `seen` on the monotonic clock of this process.
     """
@@ -63,12 +63,12 @@ class Heads(msgspec.Struct, frozen=True, kw_only=True):
     of: dict[int, Head | str]
 
     def over(self, older: Heads | None) -> Heads:
-        """This fills in from older ones what these do not tell."""
+        """Return these, filled in from older ones for shards of which these do not tell."""
         return self if older is None else msgspec.structs.replace(self, of=older.of | self.of)
 
 
 class Holding:
-    """This is one shard that the worker owns, from the worker's side.
+    """One shard that the worker owns, from the worker's side.
 
     `after` is the stream id after which to read. `sure` says that the row was read since it last did not fit; `doubts`
     counts how often it has not fitted since something was flushed, or its epoch began. `reason` is why the shard stands
@@ -90,18 +90,18 @@ class Holding:
 
     @property
     def place(self) -> Place:
-        """This is up to where the shard is flushed."""
+        """The place up to which the shard is flushed."""
         return Place(self.after, self.row.flushed, self.row.entries, self.row.bytes)
 
     def move(self, place: Place, *, excepted: int) -> None:
-        """This notes that Postgres has committed up to there."""
+        """Note that Postgres has committed up to there."""
         self.row = self.row._replace(
             flushed=place.n, entries=place.entries, bytes=place.bytes, excepted=max(self.row.excepted, excepted)
         )
         self.after, self.doubts = place.after, 0
 
     def reread(self, row: Row) -> None:
-        """This takes the row as Postgres has it now; a new epoch is a new beginning."""
+        """Take the row as Postgres has it now; a new epoch is a new beginning."""
         if row.epoch != self.row.epoch:
             self.doubts = 0
         self.row, self.standing, self.sure, self.held_since = row, "new", True, None
@@ -116,11 +116,11 @@ class Holding:
         self.standing, self.sure = "new" if now - self.held_since < BRIEF_S else "apart", False
 
     def look_again(self) -> None:
-        """This forgets what was believed of the shard."""
+        """Forget what was believed of the shard."""
         self.standing, self.sure = "new", False
 
     def doubt(self) -> None:
-        """This forgets what was believed of the shard, and leaves it for later if that goes on."""
+        """Forget what was believed of the shard, and leave it for later if that goes on."""
         self.look_again()
         self.doubts += 1
         if self.doubts > DOUBTS_MAX:
@@ -128,7 +128,7 @@ class Holding:
 
 
 def set_apart(holding: Holding, event: str, reason: str) -> None:
-    """This leaves a shard for later, with an alarm where that is new."""
+    """Leave a shard for later, with an alarm where that is new."""
     holding.standing, holding.sure = "apart", False
     if holding.reason != reason:
         holding.reason = reason
@@ -136,16 +136,16 @@ def set_apart(holding: Holding, event: str, reason: str) -> None:
 
 
 def agree(row: Row, head: Head, server: str) -> bool:
-    """Say whether the gate is open on that server, and for the row's epoch.
+    """Return whether the gate is open on that server, and for the row's epoch.
 
-    Without a fence only the data set's copy of the watermark tells that it is the one of before, with all its end.
+    Without a fence, only its copy of the watermark shows that a data set is the one from before and lacks nothing.
     """
     same = head.epoch == row.epoch and head.replid == server and row.replid == server
     return same and (server != UNFENCED or head.flushed == row.flushed)
 
 
 def misplaced(key: str, shard: int, keys: KeySpace) -> str:
-    """This says why a key does not belong to that shard; '' where it does."""
+    """Return why a key does not belong to that shard; '' where it does."""
     try:
         place = keys.shard(checked_key(key))
     except InvalidKey as error:
@@ -154,7 +154,7 @@ def misplaced(key: str, shard: int, keys: KeySpace) -> str:
 
 
 def head_of(reply: list[bytes] | bytes) -> Head | str:
-    """This reads one shard's part of the script's answer."""
+    """Read one shard's part of the script's answer, or return why it cannot be read."""
     if isinstance(reply, bytes):
         return reply.decode("utf-8", "replace")
     epoch, replid, *numbers = reply
@@ -166,7 +166,7 @@ def head_of(reply: list[bytes] | bytes) -> Head | str:
 
 
 def shares(pending: dict[int, tuple[int, int]], entries_max: int, bytes_max: int, first: int) -> dict[int, int]:
-    """This shares a batch out: how many entries to read of which shard, given (entries, bytes) pending in each.
+    """Share a batch out: how many entries to read of which shard, given (entries, bytes) pending in each.
 
     Shards have their turns in a circle that starts at `first`. One takes at most a quarter of the batch while others
     wait, or one entry if that is larger, and what is left over when all had their turn. Few shards with many entries
@@ -193,7 +193,7 @@ def shares(pending: dict[int, tuple[int, int]], entries_max: int, bytes_max: int
 
 
 def turn_after(pending: dict[int, tuple[int, int]], counts: dict[int, int], first: int) -> int:
-    """This says at which shard the next circle starts: at the first that had no turn, so that nobody is passed over."""
+    """Return the shard at which the next circle starts: the first that had no turn, so that none is passed over."""
     circle = _circle(pending, first)
     return next((shard for shard in circle if shard not in counts), circle[0] + 1)
 

@@ -38,7 +38,7 @@ _BEGINNING = [b"0", b"0"]
 
 
 class Janitor:
-    """This tidies the shards of one worker."""
+    """The tidying of one worker's shards."""
 
     def __init__(
         self,
@@ -61,12 +61,12 @@ class Janitor:
 
     @property
     def due(self) -> bool:
-        """This says whether there is something to do now."""
+        """Whether there is something to do now."""
         return self._monotonic() >= self.next_due
 
     @property
     def next_due(self) -> float:
-        """This is when there is something to do again."""
+        """The moment at which there is something to do again, on the monotonic clock."""
         return 0.0 if self._round else self._next_round
 
     def retention(self) -> Retention:
@@ -74,7 +74,7 @@ class Janitor:
         return Retention(self._settings.retention_s, self._settings.retention_bytes_max // self._settings.shards)
 
     async def step(self, link: AsyncLink, database: Database, holdings: dict[int, Holding]) -> None:
-        """This tidies a few shards; a shard with more to leave has another turn in the same round."""
+        """Tidy a few shards; a shard with more to leave has another turn in the same round."""
         now = self._monotonic()
         if not self._round:
             self._round.extend(shard for shard, one in holdings.items() if one.standing == "open")
@@ -87,7 +87,7 @@ class Janitor:
         self._round.extend(await self.retire(link, database, open_ones))
 
     async def retire(self, link: AsyncLink, database: Database, holdings: Sequence[Holding]) -> list[int]:
-        """This lets states of these shards be evicted and entries leave, and gives the shards that have more."""
+        """Let states of these shards be evicted and entries leave, and return the shards that have more."""
         now = self._monotonic()
         leaving = [one.retention.leaving(now) for one in holdings]
         asked = [self._written(one.shard, place) for one, place in zip(holdings, leaving, strict=True)]
@@ -119,14 +119,14 @@ class Janitor:
         return more
 
     def _written(self, shard: int, place: Place | None) -> Command:
-        """This asks for the keys whose newest change may leave, oldest first, with its n."""
+        """Return the command for the keys whose newest change may leave, oldest first, with its n."""
         last = place.n if place is not None else 0
         return ("ZRANGEBYSCORE", self._keys.unflushed(shard), 0, last, "WITHSCORES", "LIMIT", 0, STATES_PER_STEP)
 
     async def _call(
         self, database: Database, one: Holding, place: Place, named: Sequence[tuple[bytes, int]], *, trim: bool
     ) -> tuple[list[str], list[Any]]:
-        """This asks for states to be marked, and where they were the last ones for the entries to leave."""
+        """Return the call that lets states be evicted and, with `trim`, the entries up to the place leave."""
         last = place_of(place.after)
         excepted = await self._excepted(database, one, named[0][1], named[-1][1]) if named else ""
         keys = [self._keys.meta(one.shard), self._keys.changes(one.shard), self._keys.unflushed(one.shard)]
@@ -137,12 +137,12 @@ class Janitor:
         return [*keys, *(self._state_of(key, one.shard) for key, _ in named)], arguments
 
     def _state_of(self, key: bytes, shard: int) -> str:
-        """This is the Redis key of a state; what another program put on the list has none, and leaves it."""
+        """Return the Redis key of a state; another program's name on the list gets the stream's, and leaves it."""
         name = key.decode("utf-8", "replace")
         return self._keys.changes(shard) if misplaced(name, shard, self._keys) else self._keys.state(name)
 
     async def _excepted(self, database: Database, one: Holding, first: int, last: int) -> str:
-        """This gives the positions between two n that Postgres did not take."""
+        """Return the positions between two n that Postgres did not take, in one text."""
         if one.row.excepted < first:
             return ""
         async with database.transaction() as transaction:
@@ -152,7 +152,7 @@ class Janitor:
         return " ".join(f"{epoch}-{n}" for epoch, n in rows)
 
     async def _sweep(self, link: AsyncLink, holdings: Sequence[Holding]) -> None:
-        """This removes tokens, leases and places long past their deadline, a page of each shard's at a time."""
+        """Remove tokens, leases and waiters' places long past their deadline, a page of each shard's at a time."""
         calls = [
             ([self._keys.hydrating(one.shard)], [self._cursors.get(one.shard, b"0"), TOKEN_GRACE_MS])
             for one in holdings

@@ -15,9 +15,9 @@ from statecache_workers.streams import Stock
 
 
 class Lag(msgspec.Struct, kw_only=True):
-    """This is how far behind a worker's shards are: in all, and in entries by shard.
+    """How far behind a worker's shards are: in all, and in entries by shard.
 
-    `bytes` is what only Redis holds. `age_s` is the age of the oldest change of it, in seconds.
+    `bytes` is what only Redis holds. `age_s` is the age of the oldest change among it, in seconds.
     """
 
     entries: int = 0
@@ -27,7 +27,7 @@ class Lag(msgspec.Struct, kw_only=True):
 
 
 def lag_of(holdings: Iterable[Holding], heads: Heads | None, stocks: Mapping[int, Stock], *, now: float) -> Lag:
-    """This puts it together; `now` is on the clock of `heads.seen`."""
+    """Return the lag of a worker's shards; `now` is on the clock of `heads.seen`."""
     lag = Lag(of={})
     for one in holdings:
         head, row = heads.of.get(one.shard) if heads is not None else None, one.row
@@ -44,7 +44,7 @@ def lag_of(holdings: Iterable[Holding], heads: Heads | None, stocks: Mapping[int
 
 
 def _age_s(stock: Stock | None, flushed: int, now: float) -> float:
-    """This is how long the oldest change has waited; where some were flushed since, how long it had when measured."""
+    """Return the seconds that the oldest change has waited: until now, or until measured if some were flushed since."""
     if stock is None or stock.waiting is None:
         return 0.0
     return (now if stock.flushed == flushed else stock.seen) - stock.waiting

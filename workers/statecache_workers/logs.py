@@ -15,7 +15,7 @@ _logger = logging.getLogger(LOGGER)
 
 
 class JsonLines(logging.Formatter):
-    """This writes a record as one JSON object: at, level, event, then the event's fields."""
+    """A formatter that writes a record as one JSON object: at, level, event, then the event's fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -32,7 +32,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """This sends the worker's log, and what libraries warn of, to standard error as JSON lines."""
+    """Send the worker's log, and what libraries warn of, to standard error as JSON lines."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     if not logging.getLogger().handlers:
@@ -43,26 +43,26 @@ def log_to_stderr(level: int = logging.INFO) -> None:
 
 
 def say(event: str, **fields: Any) -> None:
-    """This logs an event."""
+    """Log an event."""
     _logger.info(event, extra={"fields": fields})
 
 
 def whisper(event: str, **fields: Any) -> None:
-    """This logs an event that only a developer wants to see."""
+    """Log an event that only a developer wants to see."""
     if _logger.isEnabledFor(logging.DEBUG):
         _logger.debug(event, extra={"fields": fields})
 
 
 def warn(event: str, **fields: Any) -> None:
-    """This logs an event that passes by itself: an outage, a retry."""
+    """Log an event that passes by itself: an outage, a retry."""
     _logger.warning(event, extra={"fields": fields})
 
 
 def alarm(event: str, **fields: Any) -> None:
-    """This logs an event that somebody should look at."""
+    """Log an event that somebody should look at."""
     _logger.error(event, extra={"fields": {"alarm": True, **fields}})
 
 
 def crash(event: str, **fields: Any) -> None:
-    """This logs the error that is being handled, with its trace."""
+    """Log the error that is being handled, with its trace."""
     _logger.exception(event, extra={"fields": {"alarm": True, **fields}})

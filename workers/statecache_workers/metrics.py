@@ -37,18 +37,18 @@ KIND = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Exposition(Collector):
-    """This puts one worker's metrics together."""
+    """One worker's metrics, put together when they are asked for."""
 
     def __init__(self, worker: Worker, pulse: Pulse) -> None:
         self._worker = worker
         self._pulse = pulse
 
     def page(self) -> Page:
-        """This gives the metrics as they are now."""
+        """Return the page of the metrics as they are now."""
         return Page(200, generate_latest(self), KIND)
 
     def collect(self) -> Iterator[Metric]:
-        """This gives every metric; which there are does not depend on what has happened."""
+        """Yield every metric; which there are does not depend on what has happened."""
         yield InfoMetricFamily("statecache_build", "The release that runs.", value={"version": __version__})
         yield from self._standing()
         yield from self._lag()

@@ -40,11 +40,11 @@ TROUBLE_MAX = 500
 
 
 class Share(msgspec.Struct, kw_only=True):
-    """This is what the worker owns now, and how things stand with the others.
+    """What the worker owns now, and how things stand with the others.
 
     `held` are shards whose row another session holds: they were this worker's when that session locked them. `sharing`
-    are the workers among which the shards are shared out: those that serve all that they get, and this one. `able` are
-    the other workers that do.
+    counts the workers among which the shards are shared out: those that serve all that they get, and this one. `able`
+    counts them without this one.
     """
 
     rows: dict[int, Row] = {}
@@ -59,7 +59,7 @@ class Share(msgspec.Struct, kw_only=True):
 
 
 class Ownership:
-    """This takes, renews and gives back the shards of one worker."""
+    """The taking, renewing and giving back of one worker's shards."""
 
     def __init__(self, settings: Settings, *, owner: str) -> None:
         self._shards = settings.shards
@@ -68,7 +68,7 @@ class Ownership:
     async def tend(
         self, database: Database, *, avoid: Avoidance | None = None, take: bool = True, trouble: str = ""
     ) -> Share:
-        """This renews, takes and gives back, in one transaction, and gives the rows of what the worker owns."""
+        """Renew, take and give back, in one transaction, and return what the worker owns then."""
         mine = {"owner": self._owner, "lease": database.lease}
         worker = {"id": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "lease": database.lease}
         avoided = avoid.shards if avoid is not None else []
@@ -122,13 +122,13 @@ class Ownership:
         return _rows(rows)
 
     async def give_back(self, database: Database, shards: Collection[int]) -> None:
-        """This gives some shards back."""
+        """Give some shards back."""
         async with database.transaction() as transaction:
             await transaction.run(Call("shards_give", {"owner": self._owner, "shards": integers(sorted(shards))}))
             await transaction.commit()
 
     async def leave(self, database: Database) -> None:
-        """This gives everything back and signs the worker off."""
+        """Give everything back and sign the worker off."""
         everything = integers(range(self._shards))
         async with database.transaction() as transaction:
             await transaction.run(

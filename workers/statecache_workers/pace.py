@@ -18,7 +18,7 @@ BACK_S = 0.1
 
 
 class Pace:
-    """This decides on the pause before a batch by the one before it; moments are on the monotonic clock."""
+    """The pause before a batch, decided on by the one before it; moments are on the monotonic clock."""
 
     def __init__(self) -> None:
         self._entries = 0
@@ -26,15 +26,15 @@ class Pace:
         self._until = 0.0
 
     def flushed(self, entries: int, *, begun: float, ended: float) -> None:
-        """This notes a batch."""
+        """Note a batch."""
         self._entries = entries
         self._pause_s = min((ended - begun) * PART, PAUSE_S_MAX)
         self._until = ended + BACK_S
 
     def many(self, now: float) -> bool:
-        """This says whether many may be about to come back."""
+        """Return whether many of those who waited for the last batch may be about to come back."""
         return self._entries >= MANY and now <= self._until
 
     def pause(self, pending: int, now: float) -> float:
-        """This gives the seconds to wait before a batch of so many entries is begun; 0 where none has come in."""
+        """Return the seconds to wait before a batch of so many entries is begun; 0 for none, and for enough of them."""
         return self._pause_s if 0 < pending * 2 < self._entries and self.many(now) else 0.0

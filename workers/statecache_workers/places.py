@@ -8,7 +8,7 @@ from statecache.model import Position
 
 
 class Place(NamedTuple):
-    """This is a place in a shard's stream: its n, the totals up to there, and the stream id after which to read on."""
+    """A place in a shard's stream: its n, the totals up to there, and the stream id after which to read on."""
 
     after: bytes
     n: int
@@ -17,6 +17,6 @@ class Place(NamedTuple):
 
 
 def place_of(entry_id: bytes) -> Position:
-    """This reads any stream id, however large its numbers."""
+    """Read any stream id, however large its numbers."""
     epoch, _, n = entry_id.partition(b"-")
     return Position(int(epoch), int(n))

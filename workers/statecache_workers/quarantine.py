@@ -32,7 +32,7 @@ ALARMS_MAX = 10
 
 
 class Raw(NamedTuple):
-    """This is an entry that is to be parked, what can be told of it, and why."""
+    """An entry that is to be parked, what can be told of it, and why."""
 
     position: Position
     fields: Sequence[bytes]
@@ -42,7 +42,7 @@ class Raw(NamedTuple):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """This is what became of a shard's entries."""
+    """What became of a shard's entries."""
 
     tips: dict[str, Tip] = {}
     forked: list[Fork] = []
@@ -51,12 +51,12 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, judgement: Judgement) -> Outcome:
-        """This is what became of entries that were judged and written."""
+        """Return what became of entries that were judged and written."""
         return cls(tips=judgement.tips, forked=judgement.forked, excepted=judgement.excepted)
 
 
 async def tips_of(transaction: Transaction, keys: Sequence[str]) -> dict[str, Tip]:
-    """This asks Postgres for the keys' tips."""
+    """Ask Postgres for the keys' tips."""
     (rows,) = await transaction.run(Call("flush_tips", {"keys": texts(keys)}))
     tips = dict.fromkeys(keys, NOTHING)
     tips.update((key, Tip(version, change_id, broken)) for key, version, change_id, broken in rows)
@@ -64,7 +64,7 @@ async def tips_of(transaction: Transaction, keys: Sequence[str]) -> dict[str, Ti
 
 
 async def write_carefully(transaction: Transaction, shard: int, entries: Sequence[Entry]) -> Outcome:
-    """This writes what Postgres takes and parks the rest."""
+    """Write what Postgres takes, park the rest, and return what became of all."""
     outcome = Outcome()
     readable: list[Entry] = []
     for entry in entries:
@@ -117,7 +117,7 @@ async def _park(transaction: Transaction, shard: int, entry: Entry, error: Poiso
 
 
 async def park_raw(transaction: Transaction, shard: int, entries: Sequence[Raw]) -> None:
-    """This keeps entries as they are, in one round trip, and raises the alarm."""
+    """Park entries as they are, in one round trip, and raise the alarm."""
     await transaction.run(*(Call("quarantine_park", {
         "shard": shard,
         "epoch": min(one.position.epoch, INTEGER_MAX),
@@ -135,7 +135,7 @@ async def park_raw(transaction: Transaction, shard: int, entries: Sequence[Raw])
 
 
 async def _mark(transaction: Transaction, shard: int, parked: ChangeSet) -> dict[str, Tip]:
-    """This marks the tips of the parked change-set's keys, as far as it would have continued them."""
+    """Mark the tips of the parked change-set's keys, where it would have continued them, and return the marked ones."""
     marked: dict[str, Tip] = {}
     for change in parked.changes:
         alone = msgspec.structs.replace(parked, changes=(change,))

@@ -27,7 +27,7 @@ _FIRST = b"0"
 
 
 class Recall:
-    """This goes through the states, and knows of which shards that has been done in their present epoch."""
+    """The pass through all states of Redis, and the shards for which that was done in their present epoch."""
 
     def __init__(self, keys: KeySpace, streams: Streams) -> None:
         self._keys = keys
@@ -40,7 +40,7 @@ class Recall:
         self._recalled = 0
 
     def done(self, holding: Holding) -> bool:
-        """Say whether all of the shard's states that Postgres does not hold are known to be dirty."""
+        """Return whether all of the shard's states that Postgres does not hold are known to be dirty."""
         return self._done.get(holding.shard) == holding.row.epoch
 
     async def go_on(self, link: AsyncLink, holdings: Sequence[Holding]) -> None:

@@ -30,7 +30,7 @@ KEYS_MAX = 10
 
 
 class Repair:
-    """This fills gaps."""
+    """The repair of gaps."""
 
     def __init__(self, settings: Settings, keys: KeySpace, streams: Streams) -> None:
         self._settings = settings
@@ -59,7 +59,7 @@ class Repair:
               keys=hopeless[:KEYS_MAX])  # fmt: skip
 
     async def _rebuild(self, link: AsyncLink, one: Slice, dirty: Sequence[_Dirty], end: int) -> int:
-        """This adds the entries of the dirty keys up to where the batch is full, and gives where that is."""
+        """Add the entries of the dirty keys up to where the batch is full, and return where that is."""
         size = 0
         for n, group in groupby(dirty, key=lambda pair: pair[0]):
             if size > self._settings.flush_bytes_max:

@@ -18,14 +18,14 @@ MARKS_MAX = 256
 
 
 class Mark(NamedTuple):
-    """This says that from the moment `at` on Postgres has held everything up to the place."""
+    """The moment `at` from which on Postgres has held everything up to the place."""
 
     at: float
     place: Place
 
 
 class Retention:
-    """This keeps the places of one shard's watermark."""
+    """The places of one shard's watermark, each with the moment at which it was reached."""
 
     def __init__(self, seconds: float, bytes_max: int) -> None:
         self._seconds = seconds
@@ -34,7 +34,7 @@ class Retention:
 
     @property
     def step_bytes(self) -> int:
-        """This is how many bytes of a large batch one mark may stand for."""
+        """How many bytes of a large batch one mark may stand for."""
         return max(1, self._bytes_max // STEPS)
 
     def reached(self, now: float, place: Place) -> None:

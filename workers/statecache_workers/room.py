@@ -14,7 +14,7 @@ ASK = ("INFO", "memory", "keyspace")
 
 
 def shortage(info: str) -> dict[str, str | int] | None:
-    """This reads what `ASK` answers, and gives the facts of an alarm where Redis is nearly full and can evict nothing.
+    """Return, from the answer to `ASK`, the facts of an alarm: Redis is nearly full and can evict nothing; else None.
 
     A state that may be evicted has a time to live, and nothing else has one.
     """

@@ -40,7 +40,7 @@ NO_METRICS = Page(501, b"no metrics: this needs the extra, pip install 'statecac
 
 
 async def run_worker(settings: Settings) -> int:
-    """This runs a worker until it is told to stop, and gives the exit status."""
+    """Run a worker until it is told to stop, and return the exit status."""
     log_to_stderr()
     gc.freeze()
     gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
@@ -50,7 +50,7 @@ async def run_worker(settings: Settings) -> int:
 
 
 class Runner:
-    """This keeps a worker going until it is told to stop."""
+    """A worker that is kept going until it is told to stop."""
 
     def __init__(self, settings: Settings) -> None:
         self.worker = Worker(settings)
@@ -66,12 +66,12 @@ class Runner:
         """Where the streams ended when the draining began; None until Redis has told."""
 
     def signalled(self) -> None:
-        """This starts the draining, or ends it when it goes on already."""
+        """Start the draining, or end it when it goes on already."""
         (self._hurry if self._stop.is_set() else self._stop).set()
         self.worker.nudge()
 
     async def run(self) -> int:
-        """This works until it is told to stop, drains, and gives the exit status."""
+        """Work until told to stop, drain, and return the exit status."""
         settings = self._settings
         say("started", worker=self.worker.id, redis=masked(settings.redis_url), postgres=masked(settings.postgres_url),
             prefix=settings.prefix, schema=settings.postgres_schema, shards=settings.shards)  # fmt: skip
@@ -135,7 +135,7 @@ class Runner:
             say("recovered")
 
     async def _patiently(self, work: Callable[[], Awaitable[None]], *, give_up: Callable[[], bool]) -> None:
-        """This does one piece of work, again and again with longer pauses while a server is unavailable."""
+        """Do one piece of work, again and again with longer pauses while a server is unavailable."""
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(self._passes),
             wait=wait_random_exponential(multiplier=0.1, max=PAUSE_MAX_S),
@@ -148,7 +148,7 @@ class Runner:
                 await work()
 
     def _passes(self, error: BaseException) -> bool:
-        """Say whether to try again: what was allowed once, a user or a right of his, may be given back."""
+        """Return whether to try again: what was allowed once, a user or a right of his, may be given back."""
         if isinstance(error, ConfigurationError):
             return self._connected and self.worker.redis.lacks_rights
         return isinstance(error, Unavailable) and (self._connected or error.reason != "authentication")
@@ -164,7 +164,7 @@ class Runner:
              pause_s=round(state.upcoming_sleep, 3))  # fmt: skip
 
     async def _wait_out(self, seconds: float) -> None:
-        """This pauses before the next attempt; where only Postgres is gone, Redis tells how the backlog grows."""
+        """Pause before the next attempt; where only Postgres is gone, ask Redis how the backlog grows."""
         if self.health is not None and "postgres" in self.pulse.troubles:
             try:
                 async with asyncio.timeout(LOOK_S):
@@ -181,7 +181,7 @@ class Runner:
                 await event.wait()
 
     async def _end(self) -> int:
-        """This drains with a deadline, gives the shards back and tells what is left."""
+        """Drain with a deadline, give the shards back, log what is left, and return the exit status."""
         begun = monotonic()
         worker = self.worker
         worker.taking = False
@@ -193,7 +193,7 @@ class Runner:
         return DRAINED if left == 0 else LEFT
 
     async def _drained(self) -> int | None:
-        """This flushes what stands in the streams now, and gives how much is left in the end; None where unknown."""
+        """Flush what stands in the streams now, and return how much is left in the end; None where unknown."""
         if not self.worker.holdings:
             return 0
         draining = asyncio.ensure_future(self._drain())
@@ -212,7 +212,7 @@ class Runner:
         return self._targets is not None and not self.worker.behind(self._targets)
 
     async def _still_behind(self) -> int | None:
-        """This counts what is left by the newest heads that can be had; None where they never could."""
+        """Count what is left by the newest heads that can be had; None where they never could."""
         with contextlib.suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self.worker.look()
@@ -248,7 +248,7 @@ def _server_of(error: BaseException | None) -> str:
 
 
 def _metrics(worker: Worker, pulse: Pulse) -> Callable[[], Page]:
-    """This makes the page of metrics, or one that says what it needs."""
+    """Return what makes the page of metrics, or one that says what it needs."""
     try:
         from statecache_workers.metrics import Exposition
     except ModuleNotFoundError as error:

@@ -26,7 +26,7 @@ FORKS_MAX = 10_000
 
 
 class Settled(msgspec.Struct, kw_only=True):
-    """This says which shards were opened, whose row must be read again first, and whose gate is closed."""
+    """Which shards were opened, whose row must be read again first, and whose gate is closed."""
 
     opened: list[int] = []
     unsure: list[int] = []
@@ -36,7 +36,7 @@ class Settled(msgspec.Struct, kw_only=True):
 async def settle(
     link: AsyncLink, database: Database, flusher: Flusher, holdings: Sequence[Holding], *, heads: Heads, keys: KeySpace
 ) -> Settled:
-    """This brings new holdings to be open, as far as row and meta agree."""
+    """Open new holdings, as far as row and meta agree."""
     settled = Settled()
     fit: list[tuple[Holding, Head]] = []
     for holding in holdings:
@@ -78,9 +78,9 @@ async def _acknowledge_and_seek(
 async def _forks(
     link: AsyncLink, database: Database, flusher: Flusher, holding: Holding, head: Head
 ) -> list[tuple[str, str]]:
-    """Return the forks between what Redis knows and what Postgres has committed; of very many, the last ones.
+    """Return the forks that Postgres has committed and Redis was not told of; of very many, the last ones.
 
-    Those before them are removed on the way: what Redis knows of moves only with the last ones.
+    Those before them are removed on the way, and the watermark stays: it moves only with the last ones.
     """
     after, last = head.excepted, holding.row.flushed
     while holding.row.excepted > after:

@@ -11,7 +11,7 @@ QUICK = 0.25
 
 
 class BatchSize:
-    """This is how much may go into the next batch, as a part of what the settings allow."""
+    """How much may go into the next batch, as a part of what the settings allow."""
 
     def __init__(self, entries_max: int, bytes_max: int, *, timeout_s: float) -> None:
         self._entries_max = entries_max
@@ -21,17 +21,17 @@ class BatchSize:
 
     @property
     def entries(self) -> int:
-        """This is how many entries the next batch may have."""
+        """How many entries the next batch may have."""
         return max(1, int(self._entries_max * self._part))
 
     @property
     def bytes(self) -> int:
-        """This is how many bytes the next batch may have; one entry may have more."""
+        """How many bytes the next batch may have; one entry may have more."""
         return max(1, int(self._bytes_max * self._part))
 
     @property
     def whole(self) -> bool:
-        """This says whether batches are as large as the settings allow."""
+        """Whether batches are as large as the settings allow."""
         return self._part >= 1.0
 
     def too_slow(self, entries: int, size: int) -> None:

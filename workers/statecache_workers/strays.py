@@ -40,14 +40,14 @@ _REFUSED = Poison(UNREADABLE, "a commit wrote it that was refused before its end
 async def find_strays(
     link: AsyncLink, streams: Streams, keys: KeySpace, shard: int, *, most: int = STRAYS_PER_PAGE
 ) -> Sequence[tuple[bytes, Sequence[bytes]]]:
-    """This gives the oldest entries of a shard that no commit wrote, in order."""
+    """Return the oldest entries of a shard that no commit wrote, in order."""
     asked = [([keys.meta(shard), keys.changes(shard)], [most, BYTES_PER_PAGE])]
     (reply,) = await streams.pipeline(link, "strays", asked)
     return () if isinstance(reply, Exception) else reply
 
 
 async def expel(link: AsyncLink, database: Database, streams: Streams, keys: KeySpace, holding: Holding) -> int:
-    """This parks what no commit wrote, page by page, takes it out of the stream, and gives how many entries that were.
+    """Park what no commit wrote, page by page, take it out of the stream, and return how many entries that were.
 
     Where there is more of it than a turn has time for, the next turn goes on: the stream still shows it.
     """
@@ -75,7 +75,7 @@ async def _expel_page(
     holding: Holding,
     strays: Sequence[tuple[bytes, Sequence[bytes]]],
 ) -> tuple[int, int]:
-    """This parks some and takes them out, and gives how many went and whether there are more."""
+    """Park some and take them out; return how many went and whether there are more."""
     shard = holding.shard
     refused = [_change_set(*stray) for stray in strays]
     raws = [

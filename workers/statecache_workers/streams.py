@@ -39,7 +39,7 @@ Cut = Literal["", "gap", "newer", "stray", "beyond"]
 
 
 class Entry(NamedTuple):
-    """This is one stream entry at its place; `fault` says why it could not be read."""
+    """One stream entry at its place; `fault` says why it could not be read."""
 
     fields: Sequence[bytes]
     position: Position
@@ -48,7 +48,7 @@ class Entry(NamedTuple):
 
 
 class Stock(NamedTuple):
-    """This is what a shard's stream held at the moment `seen`, when the shard was flushed up to `flushed`.
+    """What a shard's stream held at the moment `seen`, when the shard was flushed up to `flushed`.
 
     `entries` and `bytes` count what stands in it, flushed or not. `waiting` is the moment at which its oldest unflushed
     entry was committed, None where there was none; both moments are on the monotonic clock of this process.
@@ -62,14 +62,14 @@ class Stock(NamedTuple):
 
 
 class Woken(NamedTuple):
-    """This is why a wait ended: shards that have something to read, and whether shards are to be shared out anew."""
+    """Why a wait ended: shards that have something to read, and whether shards are to be shared out anew."""
 
     shards: list[int]
     rung: bool
 
 
 class Wanted(NamedTuple):
-    """This asks for so many entries of a shard from a place on."""
+    """A request for so many entries of a shard from a place on."""
 
     holding: Holding
     head: Head
@@ -78,7 +78,7 @@ class Wanted(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """This is what was made of a gap in n: how many positions of it are lost, and keys whose change was."""
+    """What was made of a gap in n: how many positions of it are lost, and keys whose change was."""
 
     first: int
     last: int
@@ -87,7 +87,7 @@ class Gap(NamedTuple):
 
 
 class Slice(msgspec.Struct, kw_only=True):
-    """This is what one shard brings into a batch: entries in order, from one place in its stream to another.
+    """What one shard brings into a batch: entries in order, from one place in its stream to another.
 
     With the cut `gap` there are no entries but those that were rebuilt, and `gap` says what is lost between the places;
     with `beyond` none that the head knows of: they were committed since it was read, or no commit wrote them.
@@ -104,16 +104,16 @@ class Slice(msgspec.Struct, kw_only=True):
 
     @property
     def shard(self) -> int:
-        """This is the shard's number."""
+        """The shard's number."""
         return self.holding.shard
 
     @property
     def plain(self) -> bool:
-        """This says that there is nothing to see to but a run of entries."""
+        """Whether there is nothing to see to but a run of entries."""
         return not self.cut and not any(entry.fault for entry in self.entries)
 
     def close(self) -> None:
-        """This notes where the entries end."""
+        """Note where the entries end."""
         self.end = self.start
         if not self.entries:
             return
@@ -133,7 +133,7 @@ class Slice(msgspec.Struct, kw_only=True):
         yield self.end
 
     def shorten(self, bytes_max: int) -> int:
-        """This drops entries past that many bytes, but for the first, and gives how many bytes are kept."""
+        """Drop entries past that many bytes, but for the first, and return how many bytes are kept."""
         if self.end.bytes - self.start.bytes > bytes_max and len(self.entries) > 1:
             sizes = [one.change_set.bytes - self.start.bytes if one.change_set else 0 for one in self.entries]
             del self.entries[max(1, bisect_right(sizes, bytes_max)) :]
@@ -145,7 +145,7 @@ class Slice(msgspec.Struct, kw_only=True):
 def sliced(
     holding: Holding, start: Place, head: Head, replies: Sequence[tuple[bytes, Sequence[bytes]]], asked: int
 ) -> Slice:
-    """Cut what a stream gave, `asked` entries at most, where it no longer continues from `start`, or ends for the head.
+    """Return a slice of what a stream gave (`asked` entries at most), up to the head, cut where it does not continue.
 
     A commit moves meta and stream at once. What stands beyond the head, which was read before, is left for later.
     """
@@ -185,7 +185,7 @@ def sliced(
 
 
 def _entry(fields: Sequence[bytes], position: Position) -> Entry:
-    """This reads one entry, or says why it cannot be read; NewerFormat where only a newer release can."""
+    """Read one entry, with a fault where it cannot be read; raise NewerFormat where only a newer release can."""
     try:
         return Entry(fields, position, change_set(b"", fields, position=position))
     except ForeignEntry as error:
@@ -193,7 +193,7 @@ def _entry(fields: Sequence[bytes], position: Position) -> Entry:
 
 
 def _measure_gap(found: Slice, beyond: Entry | None) -> None:
-    """This says how far a gap goes, or leaves it for the next time where entries come before it."""
+    """Find out how far a gap goes, or leave it for the next time where entries come before it."""
     start, head = found.start, found.head
     if found.entries:
         found.cut = ""
@@ -206,12 +206,12 @@ def _measure_gap(found: Slice, beyond: Entry | None) -> None:
 
 
 def weight(found: ChangeSet) -> int:
-    """This is what a change-set counts for in its shard's bytes."""
+    """Return what a change-set counts for in its shard's bytes."""
     return sum(len(change.key.encode()) + len(change.value) + 200 for change in found.changes)
 
 
 class Streams:
-    """This asks Redis for heads and entries."""
+    """The heads and entries of shards, read from Redis."""
 
     def __init__(self, settings: Settings, keys: KeySpace) -> None:
         self._settings = settings
@@ -225,10 +225,10 @@ class Streams:
         """Whether the bell can be listened to; another program's key may be in its place."""
 
     async def run(self, link: AsyncLink, commands: Sequence[Command]) -> list[Any]:
-        """This runs commands in one round trip; a reply that blames a key's type, or a script's absence, is a value.
+        """Run commands in one round trip; a reply that blames a key's type, or a script's absence, is a value.
 
-        Every other error reply blames the server (loading, read only, out of memory, rights): RedisUnavailable. A
-        server that is a primary no more is left: behind a connection of before stands its predecessor for ever.
+        Every other error reply blames the server (loading, read only, out of memory, rights): RedisUnavailable. The
+        connection to a server that is no primary any more is closed: it would lead there for ever.
         """
         replies = await link.run(commands, seconds=self._settings.timeout_s)
         for reply in replies:
@@ -240,17 +240,17 @@ class Streams:
         return replies
 
     async def heads(self, link: AsyncLink, shards: Sequence[int]) -> Heads:
-        """This gives what the server says of these shards now."""
+        """Return what the server says of these shards now."""
         (answer,) = await self.pipeline(link, "heads", [self._question(shards)])
         return self._told(shards, answer)
 
     async def read(self, link: AsyncLink, wanted: Sequence[Wanted]) -> list[Slice]:
-        """This reads so many entries of each shard; one whose stream cannot be read is set apart."""
+        """Read so many entries of each shard; one whose stream cannot be read is set apart."""
         replies = await self.run(link, [self._range(one.holding.shard, one.start.after, one.most) for one in wanted])
         return self._cut(wanted, replies)
 
     async def glance(self, link: AsyncLink, asked: Sequence[tuple[Holding, int]]) -> tuple[Heads, list[Slice]]:
-        """This does both in one round trip, heads first: the heads of these shards, then so many entries of each.
+        """Read in one round trip the heads of these shards, and after them so many entries of each.
 
         There are no slices where not all of the heads can be read.
         """
@@ -267,7 +267,7 @@ class Streams:
         return heads, self._cut(wanted, replies) if len(wanted) == len(asked) else []
 
     async def survey(self, link: AsyncLink, holdings: Sequence[Holding], most: int) -> tuple[Heads, list[Slice]]:
-        """This gives in one round trip the heads of these shards, and then so many entries of each open one with any.
+        """Read in one round trip the heads of these shards, and after them so many entries of each open one with any.
 
         There are no slices where not all of that can be read.
         """
@@ -310,7 +310,7 @@ class Streams:
         return Heads(server=server.decode(), now_ms=int(now_ms), seen=seen, of=heads)
 
     def _note(self, shard: int, head: Head | str) -> None:
-        """Remember how far a shard has come; where it is in another epoch now, nothing came behind that."""
+        """Remember how far a shard has come; once it is in another epoch, keep in `ended` where the last one ended."""
         if isinstance(head, str) or head.epoch is None:
             return
         reached = self._reached.get(shard)
@@ -335,7 +335,7 @@ class Streams:
         return slices
 
     async def measure(self, link: AsyncLink, holdings: Sequence[Holding], heads: Heads) -> dict[int, Stock]:
-        """This measures the streams of the shards; one that cannot be read is left out."""
+        """Measure the streams of the shards; one that cannot be read is left out."""
         asked = [one for one in holdings if isinstance(heads.of.get(one.shard), Head)]
         calls = [
             ([self._keys.changes(one.shard)], [one.after or f"{one.row.epoch}-{one.row.flushed}"]) for one in asked
@@ -350,7 +350,7 @@ class Streams:
     async def pipeline(
         self, link: AsyncLink, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]]
     ) -> list[Any]:
-        """This runs one script many times in one round trip and gives the replies, error replies as values."""
+        """Run one script many times in one round trip and return the replies, error replies as values."""
         if not calls:
             return []
         which = script(name)
@@ -366,7 +366,7 @@ class Streams:
         return replies
 
     async def wait(self, link: AsyncLink, holdings: Sequence[Holding], *, seconds: float) -> Woken:
-        """This returns when a stream has an entry that was not read, when the bell rings, or when the time is up."""
+        """Wait until a stream has an entry that was not read, the bell rings, or the time is up; return which."""
         names = [self._keys.changes(one.shard) for one in holdings]
         bell = [self._keys.bell()] if self.listening else []
         after = [*(one.after for one in holdings), *(self._heard for _ in bell)]
@@ -384,7 +384,7 @@ class Streams:
         return Woken(woken, bool(rung))
 
     async def ring(self, link: AsyncLink) -> None:
-        """This rings for the other workers; where it cannot, they find out for themselves, only later."""
+        """Ring for the other workers; where that fails, they find out for themselves, only later."""
         with contextlib.suppress(RedisUnavailable):
             ring = ("XADD", self._keys.bell(), "MAXLEN", 1, "*", "shards", "moved")
             await link.run([ring], seconds=self._settings.timeout_s)

@@ -44,7 +44,7 @@ async def tell_of_tails(
 
 
 def gap_call(one: Slice, gap: Gap, *, by: str) -> Call:
-    """Record what is lost in a gap, in the transaction that passes it."""
+    """Return the call that records what is lost in a gap, in the transaction that passes it."""
     facts = {"shard": one.shard, "epoch": one.holding.row.epoch, "first": gap.first, "last": gap.last}
     return Call("record_gap", facts | {"positions": gap.lost, "keys": texts(gap.keys), "by": by})
 

@@ -27,7 +27,7 @@ ENTRIES = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0,
 
 
 class Buckets:
-    """This is a histogram: how many values were at most as large as each bound, and their sum."""
+    """A histogram: how many values fell between each bound and the one before it, and their sum."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -37,13 +37,13 @@ class Buckets:
         self.total = 0.0
 
     def note(self, value: float) -> None:
-        """This counts one value; a negative one, from clocks that disagree, counts as zero."""
+        """Count one value; a negative one, from clocks that disagree, counts as zero."""
         value = max(value, 0.0)
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def cumulated(self) -> tuple[list[tuple[str, float]], float]:
-        """This gives (bound, values up to it) for each bound and `+Inf`, and the sum."""
+        """Return (bound, values up to it) for each bound and `+Inf`, and the sum."""
         total, counts = self.total, list(self.counts)
         names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
         up_to = 0
@@ -55,7 +55,7 @@ class Buckets:
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """This is what the flusher of one worker has done since its process began."""
+    """What the flusher of one worker has done since its process began."""
 
     entries: int = 0
     changes: int = 0
@@ -70,7 +70,7 @@ class Tally(msgspec.Struct, kw_only=True):
     lag_s: Buckets = msgspec.field(default_factory=lambda: Buckets(LAG_SECONDS))
 
     def committed(self, done: Sequence[tuple[Slice, Outcome]], *, begun: float, written: float, heads: Heads) -> None:
-        """This counts what Postgres has just committed."""
+        """Count what Postgres has just committed."""
         entries = 0
         for one, outcome in done:
             entries += len(one.entries)

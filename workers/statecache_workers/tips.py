@@ -18,7 +18,7 @@ _Kept = tuple[int, int, "Tip"]
 
 
 class Tips:
-    """This remembers the tips of at most `tips_max` keys."""
+    """The remembered tips of at most `tips_max` keys."""
 
     def __init__(self, tips_max: int) -> None:
         self._half = max(1, tips_max // 2)
@@ -30,7 +30,7 @@ class Tips:
         return len(self._young) + len(self._old)
 
     def get(self, shard: int, key: str) -> Tip | None:
-        """This gives the tip of a shard's key, if it is remembered and still to be believed.
+        """Return the tip of a shard's key, if it is remembered and still to be believed.
 
         A broken one never is: an operator may have taken the change out of quarantine since, watermark or not.
         """
@@ -40,7 +40,7 @@ class Tips:
         return kept[2]
 
     def put(self, shard: int, tips: Mapping[str, Tip]) -> None:
-        """This remembers tips of a shard's keys."""
+        """Remember tips of a shard's keys."""
         generation = self._generations.get(shard, 0)
         for key, tip in tips.items():
             if len(self._young) >= self._half:
@@ -48,10 +48,10 @@ class Tips:
             self._young[key] = (shard, generation, tip)
 
     def drop(self, shard: int) -> None:
-        """This forgets a shard's keys."""
+        """Forget a shard's keys."""
         self._generations[shard] = self._generations.get(shard, 0) + 1
 
     def clear(self) -> None:
-        """This forgets everything."""
+        """Forget everything."""
         self._young.clear()
         self._old.clear()

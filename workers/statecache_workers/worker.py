@@ -51,7 +51,7 @@ MEASURE_S = 2.0
 
 
 class Worker:
-    """This flushes a fair part of the shards."""
+    """A worker, which flushes a fair part of the shards."""
 
     def __init__(self, settings: Settings, *, monotonic: Callable[[], float] = real_monotonic) -> None:
         self.settings = settings
@@ -88,16 +88,16 @@ class Worker:
         self._database: Database | None = None
 
     def refresh(self) -> None:
-        """This makes the next turn read the shards' rows again, and come soon."""
+        """Make the next turn read the shards' rows again, and come soon."""
         self._next_tend = self._monotonic()
         self._nudge.set()
 
     def nudge(self) -> None:
-        """This ends a rest."""
+        """End a rest."""
         self._nudge.set()
 
     async def connect(self) -> tuple[AsyncLink, Database]:
-        """This gives the connections, new ones where the old ones broke."""
+        """Return the connections, new ones where the old ones broke."""
         if self._database is None or not self._database.alive:
             self.forget()
             self._database = Database(await self.postgres.session(), self.settings)
@@ -110,12 +110,12 @@ class Worker:
         return self._link, self._database
 
     def forget(self) -> None:
-        """This forgets what is believed of the shards."""
+        """Forget what is believed of the shards."""
         self.flusher.forget(self.holdings)
         self.refresh()
 
     async def turn(self) -> bool:
-        """This does one turn of work and says whether there is more to do at once."""
+        """Do one turn of work and return whether there is more to do at once."""
         begun = self._monotonic()
         try:
             return await self._turn()
@@ -211,7 +211,7 @@ class Worker:
 
     @property
     def trouble(self) -> str:
-        """This is what hinders the worker, in words; '' where nothing does."""
+        """What hinders the worker, in words; '' where nothing does."""
         apart = [f"shard {one.shard}: {one.reason}" for one in self.holdings.values() if one.standing == "apart"]
         closed = any(one.standing == "new" for one in self.holdings.values())
         gate = self.gatekeeper.reason if closed else ""
@@ -232,10 +232,10 @@ class Worker:
                 set_apart(holding, "row_held", f"its row in Postgres is held by {told}")
 
     def _pause(self, now: float, *, moved: bool) -> float:
-        """This is how long the shards are left alone: not for long while they are being handed over to this worker.
+        """Return for how long to leave the shards alone: not long while they are being handed over to this worker.
 
-        The others notice within `lease_renew_s` that there is one more; twice that time after the last move, what there
-        is to get has been got.
+        The others notice a new worker within `lease_renew_s`; twice that time after the last move, nothing more is to
+        be had from them.
         """
         usual = self.settings.lease_renew_s
         if moved:
@@ -271,7 +271,7 @@ class Worker:
         self._tally(progress)
 
     def _tally(self, progress: Progress) -> None:
-        """This says now and then how much was flushed, where anything was."""
+        """Log now and then how much was flushed, where anything was."""
         self._flushed = (self._flushed[0] + progress.entries, self._flushed[1] + progress.changes)
         now = self._monotonic()
         if now >= self._next_report and self._flushed[0]:
@@ -288,7 +288,7 @@ class Worker:
             say("ready", worker=self.id, owned=len(self.holdings), closed=len(waiting), workers=self.share.live)
 
     async def rest(self) -> None:
-        """This waits until a stream has something to read, until something falls due, or for a nudge."""
+        """Wait until a stream has something to read, until something falls due, or for a nudge."""
         due = self._next_tend - self._monotonic()
         if self.holdings:
             due = min(due, self.janitor.next_due - self._monotonic())
@@ -316,7 +316,7 @@ class Worker:
                 self._next_tend = self._monotonic()
 
     async def _watch(self, watched: list[Holding], seconds: float) -> Woken:
-        """This gives the shards that have something to read; a connection that falls silent is given up."""
+        """Wait for shards that have something to read, and return them; a connection that falls silent is given up."""
         if self._waker is None or not self._waker.alive:
             self._waker = await self.redis.link()
         try:
@@ -328,25 +328,25 @@ class Worker:
             return Woken([], False)
 
     async def look(self) -> None:
-        """This asks Redis alone how far the shards are."""
+        """Ask Redis alone how far the shards are."""
         if self._link is None or not self._link.alive:
             self._link = await self.redis.link()
         self.heads = await self.flusher.streams.heads(self._link, list(self.holdings))
         await self._measure(self._link, self.heads)
 
     async def _measure(self, link: AsyncLink, heads: Heads) -> None:
-        """This measures the streams now and then, where somebody may ask for it."""
+        """Measure the streams now and then, where somebody may ask for it."""
         if self.settings.health_port is not None and self._monotonic() >= self._next_measure:
             self.stocks = await self.flusher.streams.measure(link, list(self.holdings.values()), heads)
             self._next_measure = self._monotonic() + MEASURE_S
 
     @property
     def owned(self) -> int:
-        """This is how many shards are its own by leases that stand."""
+        """How many shards are its own by leases that stand."""
         return len(self.holdings) if self._monotonic() < self._leased_until else 0
 
     async def _look_for_room(self, link: AsyncLink) -> None:
-        """This raises an alarm now and then while Redis is nearly full of what may not leave it."""
+        """Raise an alarm now and then while Redis is nearly full of what may not leave it."""
         if self._monotonic() >= self._next_room:
             (info,) = await link.run([ASK], seconds=self.settings.timeout_s)
             short = shortage(info.decode()) if isinstance(info, bytes) else None
@@ -356,18 +356,18 @@ class Worker:
             self._next_room = self._monotonic() + ROOM_S
 
     def behind(self, targets: dict[int, int]) -> int:
-        """This is how many change-sets up to these positions are still to be flushed."""
+        """Return how many change-sets up to these positions are still to be flushed."""
         rows = {shard: holding.row.flushed for shard, holding in self.holdings.items()}
         return sum(max(0, n - rows[shard]) for shard, n in targets.items() if shard in rows)
 
     def positions(self) -> dict[int, int] | None:
-        """This gives the newest n of each shard as last seen; None where the server was never asked."""
+        """Return the newest n of each shard as last seen; None where the server was never asked."""
         if self.heads is None:
             return None if self.holdings else {}
         return {shard: head.n for shard, head in self.heads.of.items() if isinstance(head, Head)}
 
     async def leave(self) -> bool:
-        """Give all shards back, and say whether that worked; a connection that had died unseen is replaced once."""
+        """Give all shards back, and return whether that worked; a connection that had died unseen is replaced once."""
         try:
             try:
                 await self._sign_off()
@@ -388,7 +388,7 @@ class Worker:
         await self.ownership.leave(self._database)
 
     async def close(self) -> None:
-        """This closes every connection."""
+        """Close every connection."""
         await self.gatekeeper.stop()
         for link in (self._link, self._waker):
             if link is not None:

@@ -19,7 +19,7 @@ _NOWHERE = Fate("nowhere")
 
 
 class Judged(NamedTuple):
-    """This is what is to be written of one shard, and the newest tokens of its locks as Postgres had them."""
+    """What is to be written of one shard, and the newest tokens of its locks as Postgres had them."""
 
     shard: int
     judgement: Judgement
@@ -27,7 +27,7 @@ class Judged(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """This is a shard's new watermark."""
+    """A shard's new watermark."""
 
     shard: int
     flushed: int
@@ -39,7 +39,7 @@ class Mark(NamedTuple):
 async def judged(
     transaction: Transaction, shard: int, change_sets: Sequence[ChangeSet], tips: Mapping[str, Tip]
 ) -> Judged:
-    """This decides on a shard's change-sets, asking Postgres what became of other changes where that matters."""
+    """Decide on a shard's change-sets; ask Postgres what became of other changes where that matters."""
     fates: dict[tuple[str, str], Fate] = {}
     tokens: dict[str, Token] = {}
     if locks := sorted({lock for one in change_sets for lock, _ in one.tokens}):
@@ -60,7 +60,7 @@ async def judged(
 
 
 def writes(judgements: Sequence[Judged]) -> list[Call]:
-    """This writes changes, tips, conflicts and tokens; Postgres raises where it does not take all of them."""
+    """Return the calls that write changes, tips, conflicts and tokens; they raise where Postgres does not take all."""
     applied = [one for one in judgements if one.judgement.applied]
     changes = [_changes(applied)] if applied else []
     return (
@@ -71,14 +71,14 @@ def writes(judgements: Sequence[Judged]) -> list[Call]:
 
 
 def watermarks(marks: Sequence[Mark], lease: Any) -> Call:
-    """This moves shards' watermarks."""
+    """Return the call that moves shards' watermarks."""
     columns = (integers(column) for column in zip(*marks, strict=True))
     names = ("shards", "flushed", "entries", "bytes", "excepted")
     return Call("flush_watermarks", dict(zip(names, columns, strict=True)) | {"lease": lease})
 
 
 def mark_of(one: Slice, outcome: Outcome) -> Mark:
-    """This is the shard's new watermark. What was in a gap may be lost, wholly or in part: waiters must ask."""
+    """Return the shard's new watermark; a gap counts as excepted, for what was in it may be lost: waiters must ask."""
     torn = one.end.n if one.cut == "gap" else 0
     excepted = max(one.holding.row.excepted, outcome.excepted, torn)
     return Mark(one.shard, one.end.n, one.end.entries, one.end.bytes, excepted)
