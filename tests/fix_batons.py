@@ -69,8 +69,8 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
     def be(seconds: float) -> None:
         for module in ("_async", "_sync"):
-            monkeypatch.setattr(f"statecache.{module}.batons._PATIENCE_S", seconds)
-            monkeypatch.setattr(f"statecache.{module}.batons._LASTS_MS", round(seconds * 1000))
+            monkeypatch.setattr(f"statecache.{module}.update.batons._PATIENCE_S", seconds)
+            monkeypatch.setattr(f"statecache.{module}.update.batons._LASTS_MS", round(seconds * 1000))
 
     return be
 

@@ -12,8 +12,8 @@ import fakeredis
 import pytest
 
 from statecache import AsyncStateCache, Settings, StateCache
-from statecache._async.postgres import PostgresTier
-from statecache._sync.postgres import PostgresTier as SyncPostgresTier
+from statecache._async.postgres.tier import PostgresTier
+from statecache._sync.postgres.tier import PostgresTier as SyncPostgresTier
 from statecache.keys import HASH, KeySpace
 from statecache.lua import script
 from tests.awaited import awaited

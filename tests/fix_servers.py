@@ -29,9 +29,9 @@ from redis.backoff import ConstantBackoff, NoBackoff
 from redis.retry import Retry
 
 from statecache import AsyncStateCache, Settings, StateCache
-from statecache._sync.gate import Gate
-from statecache._sync.migrate import migrate
-from statecache._sync.redis import RedisTier
+from statecache._sync.epoch.gate import Gate
+from statecache._sync.postgres.migrate import migrate
+from statecache._sync.redis.tier import RedisTier
 from statecache.keys import GROUP_RULE, HASH, KeySpace
 from statecache.sql import CODE, migrations, statement
 from statecache.testing import servers

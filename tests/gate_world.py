@@ -18,10 +18,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from statecache import Settings, State, StateCache
-from statecache._sync.gate import Gate, Opened
-from statecache._sync.migrate import migrate
-from statecache._sync.postgres import PostgresTier
-from statecache._sync.redis import RedisTier
+from statecache._sync.epoch.gate import Gate, Opened
+from statecache._sync.postgres.migrate import migrate
+from statecache._sync.postgres.tier import PostgresTier
+from statecache._sync.redis.tier import RedisTier
 from statecache.entries import ForeignEntry, change_set
 from statecache.epochs import Authority
 from statecache.keys import KeySpace

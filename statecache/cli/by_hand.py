@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from statecache._async.client import AsyncStateCache
-from statecache._async.redis import refusal
+from statecache._async.api.client import AsyncStateCache
+from statecache._async.redis.tier import refusal
 from statecache.cli.parked import Place
 from statecache.cli.reach import patient
 from statecache.errors import CodecError, PostgresUnavailable

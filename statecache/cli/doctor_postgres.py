@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 
-from statecache._async.postgres_connection import brief, connect
+from statecache._async.postgres.connection import brief, connect
 from statecache.cli.findings import Finding, error, note, warning
 from statecache.clock import wall
 from statecache.epochs import Row

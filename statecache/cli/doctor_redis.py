@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from redis.exceptions import ResponseError
 
-from statecache._async.connect import AsyncLink, dialer
+from statecache._async.redis.connection import AsyncLink, dialer
 from statecache.cli.findings import Finding, error, note, warning
 from statecache.cli.sample import info_of, software
 from statecache.clock import wall

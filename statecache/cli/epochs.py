@@ -16,7 +16,7 @@ from statecache.keys import KeySpace
 from statecache.settings import masked
 
 if TYPE_CHECKING:
-    from statecache._async.gate import Opened
+    from statecache._async.epoch.gate import Opened
     from statecache.settings import Settings
 
 
@@ -37,9 +37,9 @@ async def claim(settings: Settings, shards: Sequence[int], *, by: str, given_up:
 
     The connection is not greeted first: the pin in a Redis that has to be claimed may be another lineage's.
     """
-    from statecache._async.connect import AsyncLink, dialer
-    from statecache._async.gate import Gate
-    from statecache._async.postgres import PostgresTier
+    from statecache._async.epoch.gate import Gate
+    from statecache._async.postgres.tier import PostgresTier
+    from statecache._async.redis.connection import AsyncLink, dialer
 
     keys = KeySpace(settings.prefix, settings.shards)
     session = await PostgresTier(settings, keys).session()

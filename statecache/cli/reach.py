@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
-from statecache._async.connect import AsyncLink, dialer
-from statecache._async.postgres import PostgresTier
+from statecache._async.postgres.tier import PostgresTier
+from statecache._async.redis.connection import AsyncLink, dialer
 from statecache.errors import StateCacheError, Unavailable
 from statecache.keys import KeySpace
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache._async.client import AsyncStateCache
-from statecache._async.postgres import PostgresTier
-from statecache._async.redis import RedisTier
+from statecache._async.api.client import AsyncStateCache
+from statecache._async.postgres.tier import PostgresTier
+from statecache._async.redis.tier import RedisTier
 from statecache.cli.parked import (
     Parked,
     Place,

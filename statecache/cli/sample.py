@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache._async.postgres import PostgresTier
-from statecache._async.redis import RedisTier
+from statecache._async.postgres.tier import PostgresTier
+from statecache._async.redis.tier import RedisTier
 from statecache.cli.screen import size_text
 from statecache.cli.status import CONFIGURATION, status_of
 from statecache.clock import monotonic, wall
@@ -26,7 +26,7 @@ from statecache.settings import masked
 from statecache_workers.room import shortage
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink
+    from statecache._async.redis.connection import AsyncLink
     from statecache.settings import Settings
 
 COUNTED_MAX = 1000

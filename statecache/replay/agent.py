@@ -28,7 +28,7 @@ from random import Random
 import msgspec
 
 from statecache import AsyncStateCache
-from statecache._async.commits import new_change_id
+from statecache._async.commit.committer import new_change_id
 from statecache._bridge import async_sleep
 from statecache.backoff import Backoff
 from statecache.clock import monotonic

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from statecache import AsyncStateCache
-from statecache._async.postgres import PostgresTier
-from statecache._async.redis import RedisTier
+from statecache._async.postgres.tier import PostgresTier
+from statecache._async.redis.tier import RedisTier
 from statecache._bridge import async_sleep
 from statecache.clock import monotonic
 from statecache.errors import Unavailable, UsageError

@@ -14,7 +14,7 @@ from typing import Self
 import psycopg
 
 from statecache._bridge import Signal
-from statecache._sync.postgres_connection import connect
+from statecache._sync.postgres.connection import connect
 from statecache.clock import monotonic
 from statecache.errors import PostgresUnavailable
 from statecache.settings import Settings

@@ -99,8 +99,8 @@ async def test_where_no_baton_is_to_be_had_a_pause_follows_every_conflict(
     async def pause(seconds: float) -> None:
         paused.append(seconds)
 
-    monkeypatch.setattr("statecache._async.writes.async_sleep", pause)
-    monkeypatch.setattr("statecache._sync.writes.sleep", paused.append)
+    monkeypatch.setattr("statecache._async.api.writes.async_sleep", pause)
+    monkeypatch.setattr("statecache._sync.api.writes.sleep", paused.append)
     await client.set(KEY, 1)
     somebody, given = quicker(settings, 10), list[int]()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from statecache import AlreadyExists, AsyncStateCache, Backpressure, RedisUnavailable, Settings, VersionConflict
-from statecache._async.connect import AsyncLink
+from statecache._async.redis.connection import AsyncLink
 from statecache.keys import KeySpace
 from statecache.model import Position
 from statecache_workers.worker import Worker

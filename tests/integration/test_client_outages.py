@@ -63,8 +63,9 @@ async def test_what_was_in_the_way_is_told_although_the_last_pause_took_all_the_
         ahead[0] += 60
 
     for module, pause, instead in (("_async", "async_sleep", overslept), ("_sync", "sleep", oversleep)):
-        monkeypatch.setattr(f"statecache.{module}.repeats.{pause}", instead)
-        monkeypatch.setattr(f"statecache.{module}.commits.monotonic", lambda: monotonic() + ahead[0])
+        monkeypatch.setattr(f"statecache.{module}.commit.repeats.{pause}", instead)
+        monkeypatch.setattr(f"statecache.{module}.commit.committer.monotonic", lambda: monotonic() + ahead[0])
+    monkeypatch.setattr("statecache.backoff.monotonic", lambda: monotonic() + ahead[0])
     client = make_client(_nowhere(settings, redis_url="redis://127.0.0.1:1/0"))
     with pytest.raises(RedisUnavailable, match="Is the server up") as caught:
         await client.set("runs/first", 1, timeout=30)

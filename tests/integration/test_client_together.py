@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, OutcomeUnknown, RedisUnavailable, Settings, VersionConflict
-from statecache._async.connect import AsyncLink
+from statecache._async.redis.connection import AsyncLink
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
 from tests.fix_flusher import rows

@@ -22,9 +22,9 @@ from statecache import (
     VersionConflict,
     backoff,
 )
-from statecache._async import opener
-from statecache._async.connect import AsyncLink
-from statecache._async.gate import Gate, Outcome
+from statecache._async.epoch import opener
+from statecache._async.epoch.gate import Gate, Outcome
+from statecache._async.redis.connection import AsyncLink
 from statecache.clock import monotonic
 from statecache.epochs import Refusal
 from statecache.keys import KeySpace

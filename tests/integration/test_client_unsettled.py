@@ -19,8 +19,8 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
-from statecache._async import doubts
-from statecache._sync.connect import Link
+from statecache._async.commit import unknown as doubts
+from statecache._sync.redis.connection import Link
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fault_proxy import Fault, FaultProxy

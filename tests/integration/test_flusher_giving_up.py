@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 from statecache import Settings
-from statecache._sync.gate import Gate
-from statecache._sync.postgres import PostgresTier
-from statecache._sync.redis import RedisTier
+from statecache._sync.epoch.gate import Gate
+from statecache._sync.postgres.tier import PostgresTier
+from statecache._sync.redis.tier import RedisTier
 from statecache.errors import RedisUnavailable, Unavailable
 from statecache.keys import KeySpace
 from statecache.testing.binaries import valkey_server

@@ -12,10 +12,10 @@ import psycopg
 import pytest
 
 from statecache import Settings
-from statecache._sync import deletion, opening, rescue
-from statecache._sync.gate import Gate
-from statecache._sync.postgres import PostgresTier
-from statecache._sync.redis import RedisTier
+from statecache._sync.epoch import deletion, opening, rescue
+from statecache._sync.epoch.gate import Gate
+from statecache._sync.postgres.tier import PostgresTier
+from statecache._sync.redis.tier import RedisTier
 from statecache.clock import monotonic
 from statecache.epochs import Authority
 from statecache.errors import Unavailable

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from statecache._sync.migrate import migrate
+from statecache._sync.postgres.migrate import migrate
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, DurabilityRefused, ForeignData, Unavailable
 from statecache.model import Durability

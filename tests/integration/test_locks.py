@@ -15,7 +15,7 @@ from statecache import (
     Token,
 )
 from statecache import leases as rules
-from statecache._async import leases
+from statecache._async.lock import leases
 from statecache.clock import monotonic
 from statecache.leases import call_of
 from tests.fault_proxy import FaultProxy

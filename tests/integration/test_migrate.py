@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from statecache import ConfigurationError, PostgresUnavailable, RedisUnavailable, Settings
-from statecache._async import migrate as module
-from statecache._async.migrate import MigrationReport, migrate
+from statecache._async.postgres import migrate as module
+from statecache._async.postgres.migrate import MigrationReport, migrate
 from statecache.cli.run import run
 from statecache.keys import KeySpace
 from statecache.sql import CODE, Migration, migrations

@@ -103,7 +103,7 @@ async def test_what_is_kept_over_a_suspended_machine_is_not_believed(
     await kept(one)
     slept_s = 0.0
     for module in ("_async", "_sync"):
-        for name in ("reads", "line"):
+        for name in ("api.reads", "redis.tracking"):
             assert import_module(f"statecache.{module}.{name}").boottime is boottime
             monkeypatch.setattr(f"statecache.{module}.{name}.boottime", lambda: boottime() + slept_s)
     before = one.near

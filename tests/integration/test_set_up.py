@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from statecache import Settings
-from statecache._sync.migrate import MigrationReport, migrate
+from statecache._sync.postgres.migrate import MigrationReport, migrate
 from tests.fix_servers import MakeSettings, Site, plain_client, set_up
 
 POSTGRES = {

@@ -21,7 +21,7 @@ from statecache import (
     StepMismatch,
     UsageError,
 )
-from statecache._async.postgres import PostgresTier
+from statecache._async.postgres.tier import PostgresTier
 from statecache.clock import monotonic
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace

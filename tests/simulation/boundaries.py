@@ -27,9 +27,9 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 import psycopg
 
-from statecache._async.calls import Calls
-from statecache._async.connect import AsyncLink
-from statecache._async.postgres import PostgresTier
+from statecache._async.epoch.calls import Calls
+from statecache._async.postgres.tier import PostgresTier
+from statecache._async.redis.connection import AsyncLink
 from statecache.errors import PostgresUnavailable, RedisUnavailable
 from statecache.lua import script
 from statecache.sql import statement

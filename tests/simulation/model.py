@@ -16,7 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from statecache import Settings
-from statecache._sync.migrate import migrate
+from statecache._sync.postgres.migrate import migrate
 from statecache.clock import monotonic
 from statecache_workers.logs import LOGGER
 from tests.fix_servers import Site

@@ -25,7 +25,7 @@ import statecache_workers.gatekeeper
 import statecache_workers.janitor
 import statecache_workers.runner
 from statecache import AsyncStateCache, Settings
-from statecache._sync.migrate import migrate
+from statecache._sync.postgres.migrate import migrate
 from statecache.clock import monotonic
 from statecache_workers.runner import run_worker
 from tests.simulation import boundaries

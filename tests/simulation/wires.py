@@ -14,8 +14,8 @@ from typing import Any, Literal
 import redis
 
 from statecache import Settings
-from statecache._async.connect import dialer
-from statecache._sync.connect import dialer as sync_dialer
+from statecache._async.redis.connection import dialer
+from statecache._sync.redis.connection import dialer as sync_dialer
 from statecache.lua import script
 
 Lost = Literal["request", "reply"]

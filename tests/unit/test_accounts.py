@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from statecache._async.accounts import RECENT_MAX
-from statecache._async.accounts import Accounts as AsyncAccounts
-from statecache._sync.accounts import Accounts
+from statecache._async.commit.in_flight import RECENT_MAX
+from statecache._async.commit.in_flight import Accounts as AsyncAccounts
+from statecache._sync.commit.in_flight import Accounts
 from statecache.model import Position
 
 

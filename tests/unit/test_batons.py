@@ -14,7 +14,7 @@ from statecache.keys import KeySpace
 @pytest.fixture(params=["_async", "_sync"])
 def module(request: pytest.FixtureRequest) -> Any:
     """The module of batons, of the asynchronous client and of the synchronous one."""
-    return import_module(f"statecache.{request.param}.batons")
+    return import_module(f"statecache.{request.param}.update.batons")
 
 
 @pytest.fixture

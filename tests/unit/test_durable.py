@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from statecache._async.durable import HELD, Durable
-from statecache._async.events import Events
+from statecache._async.commit.durable import HELD, Durable
+from statecache._async.redis.pubsub import Events
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache.model import Position

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from statecache import AsyncStateCache, ConfigurationError
-from statecache._async import connect
+from statecache import AsyncStateCache, ConfigurationError, _async
 from statecache.lua import script
 from tests.fix_redis import FakeDeployment
 
-CLIENT = Path(connect.__file__).parent
+CLIENT = Path(_async.__file__).parent
 
 
 def _sources() -> str:
-    return "".join(path.read_text(encoding="utf-8") for path in CLIENT.glob("*.py"))
+    return "".join(path.read_text(encoding="utf-8") for path in CLIENT.rglob("*.py"))
 
 
 def _asked_for() -> set[str]:

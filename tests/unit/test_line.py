@@ -10,7 +10,7 @@ from hiredis import PushNotification
 from redis.exceptions import NoScriptError, ResponseError
 
 from statecache import Settings
-from statecache._async.line import Line
+from statecache._async.redis.tracking import Line
 from statecache._bridge import AsyncSignal
 from statecache._process import mutex
 from statecache.errors import ForeignData, RedisUnavailable

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from statecache import RedisUnavailable
-from statecache._async.connect import AsyncLink
+from statecache._async.redis.connection import AsyncLink
 
 
 class Line:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+import statecache._async.api.observer as async_observing
 import statecache._async.noting as async_noting
-import statecache._async.observing as async_observing
-import statecache._sync.observing as sync_observing
+import statecache._sync.api.observer as sync_observing
 from statecache import (
     AsyncStateCache,
     ConfigurationError,
@@ -24,8 +24,8 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
-from statecache._async.commits import Committer
-from statecache._async.verbs import AsyncVerbs
+from statecache._async.api.verbs import AsyncVerbs
+from statecache._async.commit.committer import Committer
 from statecache.adapters.prometheus import PrometheusObserver
 from tests.awaited import awaited
 from tests.fix_redis import FakeDeployment

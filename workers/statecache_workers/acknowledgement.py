@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from statecache_workers.holdings import set_apart
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink
+    from statecache._async.redis.connection import AsyncLink
     from statecache.keys import KeySpace
     from statecache_workers.holdings import Holding
     from statecache_workers.streams import Streams

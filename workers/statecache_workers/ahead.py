@@ -21,7 +21,7 @@ from statecache_workers.pace import Pace
 from statecache_workers.streams import Slice, Streams
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink
+    from statecache._async.redis.connection import AsyncLink
     from statecache.settings import Settings
 
 GLANCE_SHARDS_MAX = 4

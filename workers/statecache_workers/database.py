@@ -22,7 +22,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 
-from statecache._async.postgres_connection import BEGIN, Warnings, connect, doubt_of, limits
+from statecache._async.postgres.connection import BEGIN, Warnings, connect, doubt_of, limits
 from statecache._bridge import async_timeout
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.settings import masked
@@ -31,7 +31,7 @@ from statecache_workers.arrays import register
 from statecache_workers.logs import whisper
 
 if TYPE_CHECKING:
-    from statecache._async.postgres import AsyncSession
+    from statecache._async.postgres.tier import AsyncSession
     from statecache.settings import Settings
 
 _POISON = ("22", "23", "54")

@@ -57,7 +57,7 @@ from statecache_workers.tips import Tips
 from statecache_workers.writing import Judged, judged, mark_of, watermarks, writes
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink
+    from statecache._async.redis.connection import AsyncLink
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 

@@ -22,7 +22,7 @@ from statecache_workers.places import Place, place_of
 from statecache_workers.retention import Retention
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink
+    from statecache._async.redis.connection import AsyncLink
     from statecache.keys import KeySpace
     from statecache.packing import Command
     from statecache.settings import Settings

@@ -29,7 +29,7 @@ from statecache_workers.holdings import Head, Row, agree
 from statecache_workers.logs import warn
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink
+    from statecache._async.redis.connection import AsyncLink
     from statecache.settings import Settings
     from statecache_workers.avoidance import Avoidance
     from statecache_workers.streams import Streams

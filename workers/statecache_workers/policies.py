@@ -15,7 +15,7 @@ from statecache_workers.database import Call, Database
 from statecache_workers.logs import alarm, warn
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink
+    from statecache._async.redis.connection import AsyncLink
     from statecache.keys import KeySpace
 
 

@@ -17,7 +17,7 @@ from statecache_workers.holdings import Holding
 from statecache_workers.logs import alarm, say
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink
+    from statecache._async.redis.connection import AsyncLink
     from statecache.keys import KeySpace
     from statecache_workers.streams import Streams
 

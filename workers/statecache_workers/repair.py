@@ -19,7 +19,7 @@ from statecache_workers.logs import alarm
 from statecache_workers.streams import Entry, Gap, Slice, Streams
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink
+    from statecache._async.redis.connection import AsyncLink
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 

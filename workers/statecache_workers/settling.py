@@ -18,7 +18,7 @@ from statecache_workers.database import Call, Database
 from statecache_workers.holdings import Head, Heads, Holding, agree, set_apart
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink
+    from statecache._async.redis.connection import AsyncLink
     from statecache.keys import KeySpace
     from statecache_workers.flusher import Flusher
 

@@ -26,7 +26,7 @@ from statecache_workers.places import place_of
 from statecache_workers.quarantine import UNREADABLE, Raw, park_raw
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink
+    from statecache._async.redis.connection import AsyncLink
     from statecache.keys import KeySpace
     from statecache_workers.streams import Streams
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 from redis.exceptions import NoScriptError
 
-from statecache._async.redis import DEMOTED, code_of, no_primary
+from statecache._async.redis.tier import DEMOTED, code_of, no_primary
 from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set, position_of
 from statecache.errors import RedisUnavailable
@@ -27,7 +27,7 @@ from statecache_workers.holdings import Head, Heads, Holding, head_of, set_apart
 from statecache_workers.places import Place
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink
+    from statecache._async.redis.connection import AsyncLink
     from statecache.keys import KeySpace
     from statecache.packing import Command
     from statecache.settings import Settings

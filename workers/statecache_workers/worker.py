@@ -18,8 +18,8 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from statecache._async.postgres import PostgresTier
-from statecache._async.redis import RedisTier
+from statecache._async.postgres.tier import PostgresTier
+from statecache._async.redis.tier import RedisTier
 from statecache.clock import monotonic as real_monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.keys import KeySpace
@@ -40,7 +40,7 @@ from statecache_workers.tails import tell_of_tails
 from statecache_workers.tally import SECONDS, Buckets
 
 if TYPE_CHECKING:
-    from statecache._async.connect import AsyncLink
+    from statecache._async.redis.connection import AsyncLink
     from statecache.settings import Settings
 
 REST_MIN_S = 0.002

@@ -7,28 +7,28 @@ from tests.simulation.mutations.mutant import Mutant
 AGENTS = {
     "claim renewed": Mutant(
         "the claim of a step that lasts is not renewed",
-        "statecache/_async/claims.py",
+        "statecache/_async/step/claims.py",
         "            if due:\n",
         "            if False:\n",
         by="steps",
     ),
     "claim taken again": Mutant(
         "a claim that was lost in an outage is not taken again",
-        "statecache/_async/claims.py",
+        "statecache/_async/step/claims.py",
         'self._leases._call("take", one, link, seconds)',
         'self._leases._call("renew", one, link, seconds)',
         by="steps",
     ),
     "claim watched": Mutant(
         "whoever finds the claim of a step that was begun free takes its agent for dead at once",
-        "statecache/_async/claims.py",
+        "statecache/_async/step/claims.py",
         "        elif begun and not (watched and self._watch.saw(monotonic() - now)):\n",
         "        elif False:\n",
         by="steps",
     ),
     "claim of a waiter": Mutant(
         "whoever waits for a step keeps the claim that it got, and its agent cannot take it again",
-        "statecache/_async/claims.py",
+        "statecache/_async/step/claims.py",
         "            await self._claims.give_back(holding)\n            if not watched:\n",
         "            if not watched:\n",
         by="steps",
@@ -56,14 +56,14 @@ AGENTS = {
     ),
     "holder's reads": Mutant(
         "the holder of a lock reads what its process keeps near",
-        "statecache/_async/verbs.py",
+        "statecache/_async/api/verbs.py",
         '            self._reads = "primary"\n',
         "            pass\n",
         by="locks tracked_late",
     ),
     "result kept": Mutant(
         "the result of a step whose lease was lost while it ran is thrown away",
-        "statecache/_async/step_call.py",
+        "statecache/_async/step/call.py",
         "        locks = self._scope.unguarded(write.key)\n",
         "        locks = self._locks([write])\n",
         by="locks step_leased",
@@ -84,7 +84,7 @@ AGENTS = {
     ),
     "newer schema": Mutant(
         "an older release writes over what it has not read of a newer one's value",
-        "statecache/_async/scope.py",
+        "statecache/_async/api/view.py",
         "        if codec.schema != record.schema and record.exists:\n",
         "        if False:\n",
         by="model",

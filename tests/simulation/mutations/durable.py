@@ -28,7 +28,7 @@ DURABLE = {
     ),
     "encoding": Mutant(
         "a connection to Postgres says in the database's default encoding what is UTF-8",
-        "statecache/_async/postgres_connection.py",
+        "statecache/_async/postgres/connection.py",
         '            client_encoding="utf8",\n',
         "",
         by="postgres default_encoding",
@@ -72,13 +72,13 @@ DURABLE = {
     ),
     "rescue": Mutant(
         "what is set aside leaves Redis although Postgres may not hold it",
-        "statecache/_async/postgres_connection.py",
+        "statecache/_async/postgres/connection.py",
         "    if doubt := doubt_of(tag, warnings):\n",
         '    if doubt := doubt_of("COMMIT", Warnings(connection)):\n',
         by="scenarios rescue",
         also=(
             Piece(
-                "statecache/_sync/postgres_connection.py",
+                "statecache/_sync/postgres/connection.py",
                 "    if doubt := doubt_of(tag, warnings):\n",
                 '    if doubt := doubt_of("COMMIT", Warnings(connection)):\n',
             ),

@@ -14,7 +14,7 @@ GATES = {
     ),
     "untold forks": Mutant(
         "a gate is opened with forks in place that Postgres has set aside",
-        "statecache/_async/opening.py",
+        "statecache/_async/epoch/opening.py",
         "            await deletion.delete_forks(one.shard, one.seen.look.excepted, one.excepted, upto=one.flushed)\n",
         "            pass\n",
         by="failpoints",
@@ -41,7 +41,7 @@ GATES = {
         by="roles failover_stale",
         also=(
             Piece(
-                "statecache/_async/line.py",
+                "statecache/_async/redis/tracking.py",
                 '(self._settings.fence == "on" and not reply.startswith(b"master "))',
                 "not reply",
             ),
@@ -77,14 +77,14 @@ GATES = {
     ),
     "lost told": Mutant(
         "whoever waits for a position that has died is not told that it has",
-        "statecache/_async/durable.py",
+        "statecache/_async/commit/durable.py",
         "        if ended is not None:\n            return ended\n",
         "",
         by="model",
     ),
     "lost recorded": Mutant(
         "a dead position that somebody asks for is not recorded as lost",
-        "statecache/_async/verbs.py",
+        "statecache/_async/api/verbs.py",
         "                await self.tier.losses.met(died, seconds=max(end - monotonic(), 0.001))\n",
         "                del died\n",
         by="model",
@@ -98,13 +98,13 @@ GATES = {
     ),
     "old tail": Mutant(
         "what an old primary still takes is wiped with it",
-        "statecache/_async/opening.py",
+        "statecache/_async/epoch/opening.py",
         "        if not old:\n",
         "        if True:\n",
         by="scenarios old_tail",
         also=(
             Piece(
-                "statecache/_sync/opening.py",
+                "statecache/_sync/epoch/opening.py",
                 "        if not old:\n",
                 "        if True:\n",
             ),
@@ -112,7 +112,7 @@ GATES = {
     ),
     "opening reader": Mutant(
         "a read opens a gate that it finds closed",
-        "statecache/_async/reading.py",
+        "statecache/_async/read/reader.py",
         "            if isinstance(found, Closed) and to_write:\n",
         "            if isinstance(found, Closed):\n",
         by="deployments readers_detached",
@@ -126,7 +126,7 @@ GATES = {
     ),
     "two installations": Mutant(
         "an agent does not ask whether its Redis and its Postgres belong together",
-        "statecache/_async/redis.py",
+        "statecache/_async/redis/tier.py",
         "                await self._pairing.compare(self.cluster, max(end - monotonic(), 0.001))\n",
         "                pass\n",
         by="deployments agents_wrong_redis readers_wrong_redis",

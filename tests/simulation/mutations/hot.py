@@ -19,7 +19,7 @@ HOT = {
     ),
     "absence": Mutant(
         "what was expected to be absent is overwritten",
-        "statecache/_async/scope.py",
+        "statecache/_async/api/view.py",
         "        return ABSENT\n",
         "        return BLIND\n",
         by="model,chaos",
@@ -33,7 +33,7 @@ HOT = {
     ),
     "copies": Mutant(
         "a change that is looked up is acknowledged at any level",
-        "statecache/_async/repeats.py",
+        "statecache/_async/commit/repeats.py",
         "        if commit.durability in COPIED:\n",
         "        if False:\n",
         by="model",
@@ -59,7 +59,7 @@ HOT = {
     ),
     "replicas counted": Mutant(
         "nobody counts how many replicas have acknowledged",
-        "statecache/_async/levels.py",
+        "statecache/_async/commit/support.py",
         "        if reached < wanted:\n",
         "        if False:\n",
         by="roles replica_freeze",

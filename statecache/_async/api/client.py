@@ -1,0 +1,175 @@
+"""The client: connections, settings and the verbs, in one object that a process opens once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+
+import msgspec
+
+from statecache._async.api.drain import checked_drain, leave
+from statecache._async.api.runtime import Tiers
+from statecache._async.api.until_stopped import AsyncUntilTold
+from statecache._async.api.verbs import AsyncVerbs
+from statecache._async.api.view import checked_policy
+from statecache._signals import SIGNALS
+from statecache.clock import boottime, monotonic
+from statecache.keys import checked_namespace
+from statecache.model import (
+    Durability,
+    Encoding,
+    Left,
+    Locking,
+    LostCommit,
+    NearStatistics,
+    Policy,
+    ReadMode,
+    Unsettled,
+)
+from statecache.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from statecache._async.redis.connection import Dial
+    from statecache.model import Observer
+
+D = TypeVar("D")
+V = TypeVar("V")
+
+
+class AsyncNamespace(AsyncVerbs[D], Generic[D]):
+    """This is a typed view of one namespace: every verb, names relative to it, its policy in force."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._prefix!r})"
+
+
+class AsyncStateCache(AsyncVerbs[Any]):
+    """This reads and writes agent state shared by many processes.
+
+    Settings come from `settings`, or from STATECACHE_* variables with keyword arguments winning over them. Nothing is
+    connected before the first verb. One client serves all tasks of one event loop (the synchronous one all threads of
+    a process); it starts afresh in a forked child, and cannot be pickled. Use it as a context manager or call close;
+    afterwards every verb raises UsageError. An `observer` is told of every verb as it ends.
+    """
+
+    def __init__(
+        self,
+        *,
+        redis_url: str | None = None,
+        postgres_url: str | None = None,
+        settings: Settings | None = None,
+        dial: Dial | None = None,
+        observer: Observer | None = None,
+        **more: Any,
+    ) -> None:
+        given = {"redis_url": redis_url, "postgres_url": postgres_url, **more}
+        given = {name: value for name, value in given.items() if value is not None}
+        if settings is None:
+            settings = Settings(**given)
+        elif given:
+            settings = Settings(**{**settings.model_dump(), **given})
+        super().__init__(Tiers(settings, dial=dial, observer=observer), Policy(), "")
+
+    @property
+    def settings(self) -> Settings:
+        """These are the settings in force."""
+        return self.tier.settings
+
+    @property
+    def near(self) -> NearStatistics:
+        """This tells what the near cache has done, what it holds, and whether local reads are answered from it."""
+        return msgspec.structs.replace(self.tier.near.statistics(boottime()), hindrance=self.tier.line.hindrance)
+
+    @overload
+    def namespace(
+        self, name: str, *, encoding: Encoding = ..., durability: Durability | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ...,
+    ) -> AsyncNamespace[Any]: ...  # fmt: skip
+    @overload
+    def namespace(
+        self, name: str, *, type: type[V], encoding: Encoding = ..., durability: Durability | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ...,
+    ) -> AsyncNamespace[V]: ...  # fmt: skip
+    def namespace(
+        self,
+        name: str,
+        *,
+        type: Any = None,  # noqa: A002
+        encoding: Encoding = "json",
+        durability: Durability | None = None,
+        read: ReadMode | None = None,
+        redis_ttl: timedelta | None = None,
+        value_bytes_max: int | None = None,
+        locking: Locking | None = None,
+    ) -> AsyncNamespace[Any]:
+        """This gives a view of the keys under `name/`: values of that type, and a policy for what is written.
+
+        `locking="enforced"` is recorded for the namespace before the first lock or commit, and kept by all who write to
+        it from then on, by whatever view; without it what is recorded holds. `"advisory"` where enforced is recorded is
+        UsageError at the first commit. `statecache policy` changes it, for views that say otherwise too.
+        """
+        policy = Policy(
+            type=type,
+            encoding=encoding,
+            durability=durability,
+            read=read,
+            redis_ttl=redis_ttl,
+            value_bytes_max=value_bytes_max,
+            locking=locking,
+        )
+        return AsyncNamespace(self.tier, checked_policy(policy), checked_namespace(name) + "/")
+
+    def unsettled(self) -> tuple[Unsettled, ...]:
+        """These are this client's commits whose outcome no caller learnt, the oldest first; `outcome` asks.
+
+        A call that was cancelled, or ran out of time, and left nothing here was never sent: it was not applied.
+        """
+        return self.tier.doubts.all()
+
+    async def lost(self, *, timeout: float | None = None) -> tuple[LostCommit, ...]:
+        """Return the commits that went with the Redis that acknowledged them, of the last thousand of this client.
+
+        It asks Postgres, which keeps how far each lost tail came: `statecache lost` lists them for all clients.
+        """
+        return await self.tier.losses.look(seconds=max(self.end_of(timeout) - monotonic(), 0.001))
+
+    @overload
+    async def close(self) -> None: ...
+    @overload
+    async def close(self, *, drain: float) -> Left: ...
+    async def close(self, *, drain: float | None = None) -> Left | None:
+        """This closes every connection; what is under way on them fails, its outcome unknown.
+
+        With `drain` it goes down well within that many seconds: it refuses new calls (UsageError), lets those under way
+        end, gives its leases back, waits until Postgres holds what this client was acknowledged, and says what is left.
+        """
+        if drain is None:
+            await self.tier.close()
+            return None
+        seconds = checked_drain(drain)
+        try:
+            return await leave(self.tier, seconds)
+        finally:
+            await self.tier.close()
+
+    def until_told(self, *, drain: float = 10.0, signals: Sequence[int] = SIGNALS) -> AsyncUntilTold:
+        """This is a block that SIGTERM and SIGINT ask to end: `while not told.stopping`; with it ends this client.
+
+        At its end the client is closed with `drain` seconds to go down well, and `told.left` says what was left. A
+        second signal ends it at once. `told.stop()` does what a signal does, where there are none: on other threads
+        than the main one signals are left alone.
+        """
+        return AsyncUntilTold(self.close, drain=drain, signals=signals)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.settings!r})"

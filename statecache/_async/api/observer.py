@@ -1,0 +1,136 @@
+"""What an observer is told of a client's verbs, without a cost for clients that have none.
+
+A client with an observer gets verbs of its own, wrapped, as attributes that hide the class's; one without has the bare
+verbs and none of this runs.
+
+A verb that another verb is made of is not told by itself: it is called on the class.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from statecache._async.noting import Noted, under_way
+from statecache.clock import monotonic
+
+if TYPE_CHECKING:
+    from statecache._async.api.transaction import AsyncTransaction
+    from statecache.model import Observer, State
+
+CALLED = (
+    "get",
+    "set",
+    "create",
+    "update",
+    "delete",
+    "transact",
+    "wait_durable",
+    "wait_for",
+    "warm",
+    "step",
+    "resolve_step",
+    "outcome",
+)
+"""The verbs that are called and give a result; `list` and `transaction` go on after it, of `lock` it is the waiting."""
+
+
+def observe(verbs: Any, observer: Observer) -> None:
+    """This has the verbs of one client or namespace tell the observer."""
+    for verb in CALLED:
+        setattr(verbs, verb, _told(observer, verb, getattr(verbs, verb)))
+    verbs.list = _listed(observer, verbs.list)
+    verbs.transaction = _opened(observer, verbs.transaction)
+    verbs.lock = _locked(observer, verbs.lock)
+
+
+def _told(observer: Observer, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    async def observed(*args: Any, **more: Any) -> Any:
+        noted = Noted(observer, verb)
+        try:
+            with under_way(noted):
+                result = await call(*args, **more)
+        except BaseException as error:  # whatever it is, it is told and raised again
+            noted.end(error)
+            raise
+        noted.end(None)
+        return result
+
+    return observed
+
+
+def _listed(observer: Observer, call: Callable[..., AsyncIterator[State[Any]]]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    async def observed(*args: Any, **more: Any) -> AsyncIterator[State[Any]]:
+        noted = Noted(observer, "list")
+        begun = monotonic()
+        try:
+            async for state in call(*args, **more):
+                noted.seconds += monotonic() - begun
+                yield state
+                begun = monotonic()
+        except GeneratorExit:
+            noted.end(None)  # the caller has seen enough
+            raise
+        except BaseException as error:  # whatever it is, it is told and raised again
+            noted.seconds += monotonic() - begun
+            noted.end(error)
+            raise
+        noted.seconds += monotonic() - begun
+        noted.end(None)
+
+    return observed
+
+
+def _opened(observer: Observer, call: Callable[..., AsyncTransaction]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def observed(*args: Any, **more: Any) -> AsyncObservedTransaction:
+        return AsyncObservedTransaction(call(*args, **more), Noted(observer, "transaction"))
+
+    return observed
+
+
+def _locked(observer: Observer, call: Callable[..., Any]) -> Callable[..., Any]:
+    """This has the taking of a lock told, which is the waiting for it; what is done under it tells for itself."""
+
+    @functools.wraps(call)
+    def observed(*args: Any, **more: Any) -> Any:
+        lock = call(*args, **more)
+        lock.take = _told(observer, "lock", lock.take)
+        return lock
+
+    return observed
+
+
+class AsyncObservedTransaction:
+    """This is a transaction that is told when it is over: its opening, the caller's block and its end."""
+
+    def __init__(self, transaction: AsyncTransaction, noted: Noted) -> None:
+        self._transaction = transaction
+        self._noted = noted
+        self._entered = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transaction, name)
+
+    async def __aenter__(self) -> Self:
+        try:
+            with under_way(self._noted):
+                await self._transaction.__aenter__()
+        except BaseException as error:  # whatever it is, it is told and raised again
+            self._noted.end(error)
+            raise
+        self._entered = monotonic()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._noted.seconds += monotonic() - self._entered
+        try:
+            with under_way(self._noted):
+                await self._transaction.__aexit__(kind, error, trace)
+        except BaseException as failure:  # whatever it is, it is told and raised again
+            self._noted.end(failure)
+            raise
+        self._noted.end(error)

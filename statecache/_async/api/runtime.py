@@ -1,0 +1,119 @@
+"""Everything that a client and its namespaces share: the two tiers and what works on them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import finalize
+
+from statecache._async.commit.committer import Committer, new_change_id
+from statecache._async.commit.durable import Durable
+from statecache._async.commit.in_flight import Accounts
+from statecache._async.commit.losses import Losses
+from statecache._async.commit.outcome import Inquiry
+from statecache._async.commit.support import Levels
+from statecache._async.commit.unknown import Doubts
+from statecache._async.epoch.opener import Opener
+from statecache._async.lock.leases import Leases
+from statecache._async.lock.policies import Policies
+from statecache._async.postgres.tier import PostgresTier
+from statecache._async.read.hydration import Hydrator
+from statecache._async.read.listing import Listing
+from statecache._async.read.reader import Reader
+from statecache._async.read.warming import Warmer
+from statecache._async.redis.pairing import Pairing
+from statecache._async.redis.pubsub import Events
+from statecache._async.redis.tier import RedisTier
+from statecache._async.redis.tracking import Line
+from statecache._async.step.claims import Claims
+from statecache._async.step.index import Rolls
+from statecache._async.update.batons import Batons
+from statecache._async.update.turns import Turns
+from statecache._process import begins_anew_after_fork, mutex
+from statecache.keys import KeySpace
+from statecache.near import Near
+
+if TYPE_CHECKING:
+    from statecache._async.pool import AsyncPool
+    from statecache._async.redis.connection import Dial
+    from statecache.model import Observer
+    from statecache.settings import Settings
+
+
+class Tiers:
+    """This wires one client's parts together; nothing is connected before it is needed."""
+
+    def __init__(self, settings: Settings, *, dial: Dial | None = None, observer: Observer | None = None) -> None:
+        self.settings = settings
+        self.observer = observer
+        self.keys = KeySpace(prefix=settings.prefix, shards=settings.shards)
+        self.postgres = PostgresTier(settings, self.keys, cluster=lambda: redis.cluster)
+        self.redis = redis = RedisTier(settings, self.keys, dial=dial, pairing=Pairing(settings, self.postgres))
+        self.opener = Opener(settings, self.keys, self.redis, self.postgres)
+        self.hydrator = Hydrator(settings, self.keys, self.redis, self.postgres, self.opener, new_token=new_change_id)
+        self.near = Near(
+            bytes_max=settings.near_bytes_max,
+            entries_max=settings.near_entries_max,
+            window_s=settings.near_window_s,
+            mutex=mutex(),
+        )
+        begins_anew_after_fork(self.near)
+        self.accounts = Accounts()
+        self.turns = Turns(self.accounts)
+        self.batons = Batons(self.keys, self.redis, self.near, new_token=new_change_id)
+        self.line = Line(settings, self.keys, self.redis, self.near)
+        self.reader = Reader(
+            settings,
+            self.keys,
+            self.redis,
+            self.postgres,
+            near=self.near,
+            line=self.line,
+            hydrator=self.hydrator,
+            opener=self.opener,
+        )
+        self.warmer = Warmer(self.keys, self.redis, near=self.near, line=self.line, hydrator=self.hydrator)
+        self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
+        self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
+        self.events = Events(self.redis)
+        self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
+        self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
+        self.rolls = Rolls(settings, self.keys, self.redis, self.postgres)
+        self.claims = Claims(settings, self.keys, self.redis, self.opener, self.events)
+        self.levels = Levels(settings)
+        self.doubts = Doubts()
+        self.losses = Losses(settings, self.postgres, self.accounts)
+        self.inquiry = Inquiry(
+            settings, self.keys, self.redis, postgres=self.postgres, opener=self.opener, doubts=self.doubts,
+            accounts=self.accounts,
+        )  # fmt: skip
+        self.committer = Committer(
+            settings,
+            self.keys,
+            self.redis,
+            opener=self.opener,
+            hydrator=self.hydrator,
+            durable=self.durable,
+            levels=self.levels,
+            line=self.line,
+            doubts=self.doubts,
+            accounts=self.accounts,
+            losses=self.losses,
+            policies=self.policies,
+        )
+        finalize(self, _let_go, self.line, self.events, redis.pool, self.postgres.pool).atexit = False
+
+    async def close(self) -> None:
+        """This gives the leases back and closes every connection; what is under way fails."""
+        await self.claims.close()
+        await self.leases.close()
+        await self.line.close()
+        await self.events.close()
+        await self.redis.pool.close()
+        await self.postgres.pool.close()
+        self.accounts.closing = False  # it is closed
+
+
+def _let_go(*parts: Line | Events | AsyncPool[Any]) -> None:
+    """End what a client that nobody has any more, and nobody closed, left behind."""
+    for part in parts:
+        part.let_go()

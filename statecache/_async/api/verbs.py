@@ -1,0 +1,247 @@
+"""The verbs of a client, of its namespaces and of leases.
+
+A lease is a view like that which locked, its commits fenced with the lease's token: so both stand here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from statecache._async.api.observer import observe
+from statecache._async.api.transaction import AsyncTransaction
+from statecache._async.api.view import checked_change_id, checked_text
+from statecache._async.commit.durable import NOWHERE
+from statecache._async.commit.in_flight import Acknowledged
+from statecache._async.noting import note
+from statecache._async.step.verbs import AsyncStepping
+from statecache._bridge import async_beside, async_called, async_sleep
+from statecache.backoff import Backoff
+from statecache.clock import boottime, monotonic
+from statecache.errors import InvalidKey, LeaseLost, Lost, UsageError, VersionConflict
+from statecache.keys import checked_key, group_of
+from statecache.leases import Locks, checked_patience, checked_ttl
+from statecache.model import Durability, Outcome, Policy, Position, State
+
+if TYPE_CHECKING:
+    from statecache._async.api.runtime import Tiers
+    from statecache._async.api.view import AsyncScope
+    from statecache.leases import Holding
+    from statecache.model import Token
+
+D = TypeVar("D")
+V = TypeVar("V")
+_END_S = 0.05
+"""How long who is cancelled in a lock's block waits for the lease to be given back."""
+
+
+class AsyncVerbs(AsyncStepping[D], Generic[D]):
+    """This holds all the verbs; where an observer wants to know, they tell it."""
+
+    def __init__(self, tier: Tiers, policy: Policy, prefix: str) -> None:
+        super().__init__(tier, policy, prefix)
+        if tier.observer is not None:
+            observe(self, tier.observer)
+
+    def transaction(
+        self,
+        *names: str,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        timeout: float | None = None,
+    ) -> AsyncTransaction:
+        """This opens a transaction over keys of one group: WATCH, your code, and one atomic commit at its end.
+
+        `timeout` is for its begin and its end together; the time of your code in the block is not counted. While it
+        is open it holds a connection: half of a client's may be held at once, and further transactions wait.
+        """
+        self.tier.accounts.refuse_if_closing()
+        return AsyncTransaction(
+            self, names, durability=durability, actor=checked_text(actor, "actor"),
+            reason=checked_text(reason, "reason"), timeout=timeout,
+        )  # fmt: skip
+
+    async def transact(
+        self,
+        names: Sequence[str],
+        function: Callable[[AsyncTransaction], Any],
+        *,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        timeout: float | None = None,
+    ) -> Any:
+        """This runs the function in a transaction, again where someone else was quicker, and gives its result."""
+        end, backoff = self.end_of(timeout), Backoff(0.001, 0.1)
+        who, why = checked_text(actor, "actor"), checked_text(reason, "reason")
+        while True:
+            left = max(end - monotonic(), 0.001)
+            opened = AsyncTransaction(self, tuple(names), durability=durability, actor=who, reason=why, timeout=left)
+            try:
+                with self.tier.accounts.call():
+                    async with opened as tx:
+                        result = await async_called(function(tx))
+            except VersionConflict:
+                if backoff.outlasts(end):
+                    raise
+            else:
+                return result
+            note(retries=1, conflicts=1)
+            await async_sleep(backoff.take())
+
+    async def wait_durable(self, state: State[V], *, timeout: float | None = None) -> State[V]:
+        """This returns when Postgres holds the state's change in the current lineage.
+
+        Raises Forked, Quarantined or Lost where it never will, and OutcomeUnknown(change_id) when the time is up.
+        """
+        end, shard = self.end_of(timeout), self.tier.keys.shard(state.key)
+        self.tier.levels.check("postgres")
+        await self.tier.durable.watch(shard, end=end)
+        durable, position = self.tier.durable, state.position or NOWHERE
+        while ended := await durable.wait(shard, position, state.change_id, [state.key], end=end, ask=True):
+            again = await durable.moved(shard, state.change_id, state.key, position, end=end)
+            if again is None:
+                died = Acknowledged(shard, *position, state.change_id, state.key)
+                await self.tier.losses.met(died, seconds=max(end - monotonic(), 0.001))
+                raise Lost(state.key, state.change_id, position=state.position, epoch=ended)
+            position = again
+        return state
+
+    async def outcome(
+        self, change_id: str, name: str, *, position: Position | None = None, timeout: float | None = None
+    ) -> Outcome:
+        """This says what became of a change whose outcome was never learnt; `name` is any of the keys it wrote.
+
+        The change_id is that of an `OutcomeUnknown`, or of one of `unsettled()` after a call was cancelled. That a
+        change is not applied, and never will be, is said only to the client that sent it, once none of its attempts
+        can be executed any more: within the timeout of that write, which is waited for here. That it was applied and is
+        lost is said where its `position` is known: given here, or among the last thousand of this client.
+        """
+        key, end = checked_key(self.full(name)), self.end_of(timeout)
+        return await self.tier.inquiry.outcome(checked_change_id(change_id), key, position=position, end=end)
+
+    def lock(self, name: str, *, ttl: float = 30.0, timeout: float | None = None) -> AsyncLock[D]:
+        """This locks a key for the time of a block: `async with cache.lock("runs/42") as lease:`.
+
+        It waits for its turn, in order of arrival, for at most `timeout` seconds (0: only for an answer, and half a
+        second at most for that; None: for ever), then LockTimeout. The lease renews itself while this process lives;
+        `ttl` is the seconds after which others may have the lock of a holder that died. `lease` has all the verbs of
+        this view, for keys of the lease's group: what they commit is refused (StaleToken) once somebody else may have
+        the lock. It guards nothing else: effects outside of statecache cannot be taken back from a holder that was
+        stopped for longer than its ttl.
+
+        A block that ends after its lease was lost raises LeaseLost where it wrote nothing by the lease, for then
+        nothing else has told it; where it did write, each of its commits was accepted while the lock was its own.
+        The same task or thread locking the same key again is a UsageError at once.
+        """
+        return AsyncLock(self, checked_key(self.full(name)), checked_ttl(ttl), checked_patience(timeout))
+
+
+class AsyncLease(AsyncVerbs[D], Generic[D]):
+    """This is a lock as its holder has it: all the verbs, for keys of the lock's group.
+
+    `lost` says whether somebody else may have the lock by now; it is true before anybody can, on this machine's own
+    clock. `check()` raises LeaseLost then.
+    """
+
+    def __init__(self, view: AsyncScope[D], holding: Holding) -> None:
+        super().__init__(view.tier, view._policy, view._prefix)
+        if self._reads == "local":  # what the holder before has written may not have been pushed yet
+            self._reads = "primary"
+        self._holding = holding
+        self._group = group_of(holding.key)
+        self._above = view.holdings
+
+    @property
+    def key(self) -> str:
+        """This is the key that is locked."""
+        return self._holding.key
+
+    @property
+    def token(self) -> Token:
+        """This is the fencing token: (epoch, count), greater than every one that this lock gave before."""
+        return self._holding.token
+
+    @property
+    def lost(self) -> bool:
+        """This says whether somebody else may have the lock by now."""
+        return self._lost(self._holding)
+
+    def check(self) -> None:
+        """This raises LeaseLost where somebody else may have the lock by now."""
+        self._check(self._holding)
+
+    def _lost(self, holding: Holding) -> bool:
+        return holding.lost(boottime()) or not self.tier.leases.holds(holding)
+
+    def _check(self, holding: Holding) -> None:
+        if self._lost(holding):
+            reason = "it is over" if holding.gone else "it was not renewed in time"
+            raise LeaseLost(holding.key, token=str(holding.token), reason=reason)
+
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        """These are the leases that a commit is made under: this one, and those under which it was locked."""
+        return (*self._above, self._holding)
+
+    def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks:
+        """This fences a commit; LeaseLost where somebody else may have the lock by now.
+
+        Not for a repeat: it may have been applied when the lock was still held, and the server knows.
+        """
+        for holding in self.holdings:
+            if not repeated:
+                self._check(holding)
+            holding.guarded = True
+        locks = super().locks_of(keys)
+        return Locks(self.holdings, () if locks is None else locks.guarded, self._policy.locking)
+
+    def full(self, name: str) -> str:
+        """This gives the key of a name, which must be of the lock's group."""
+        key = super().full(name)
+        if isinstance(key, str) and key.count("/") > 0 and group_of(key) != self._group:
+            raise InvalidKey(key, reason=f"it is not of the group {self._group!r}, which the lease guards")
+        return key
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.key!r}, token={self.token})"
+
+
+class AsyncLock(Generic[D]):
+    """This is a lock for one block: entering it takes the lease, leaving it gives the lease back."""
+
+    def __init__(self, view: AsyncScope[D], key: str, ttl: float, patience: float | None) -> None:
+        self._view = view
+        self._key = key
+        self._ttl = ttl
+        self._patience = patience
+        self._lease: AsyncLease[D] | None = None
+
+    async def take(self) -> AsyncLease[D]:
+        """This waits for the lock's turn and gives the lease."""
+        if self._lease is not None:
+            raise UsageError(f"this lock of {self._key!r} is in use", hint="Call lock() for each block.")
+        self._view.tier.accounts.refuse_if_closing()
+        if self._view._policy.locking == "enforced":
+            timeout_s = self._view.tier.settings.timeout_s
+            await self._view.tier.policies.ensure(self._key, seconds=min(self._patience or timeout_s, timeout_s))
+        holding = await self._view.tier.leases.take(self._key, ttl=self._ttl, patience=self._patience)
+        self._lease = AsyncLease(self._view, holding)
+        return self._lease
+
+    async def __aenter__(self) -> AsyncLease[D]:
+        return await self.take()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        holding = lease._holding
+        if kind is not None and not issubclass(kind, Exception):  # who is cancelled waits for nobody
+            await async_beside(partial(lease.tier.leases.give_back, holding), _END_S)
+            return
+        stood = await lease.tier.leases.give_back(holding)
+        if kind is None and not stood and not holding.guarded:
+            raise LeaseLost(self._key, token=str(holding.token), reason="it was over before the block was")

@@ -1,0 +1,1 @@
+"""Commits: attempts, batches, repeats, durability, and outcomes that are unknown."""

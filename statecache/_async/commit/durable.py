@@ -1,0 +1,262 @@
+"""Waiting until Postgres holds a change, and asking what became of one.
+
+The shards' events tell of their watermarks (`<epoch> <flushed n> <excepted n>`); waiters subscribe before they
+commit, are woken when the watermark passes their position, and look for themselves every second, for an event may be
+lost. Same epoch, n at or below the watermark and no exception at or above n: durable. Anything else (a change of
+epoch, an exception) is settled by asking Postgres for the change_id. So is whatever was not committed just now, for
+Postgres may have gone back since it was flushed, and Redis does not know of that yet:
+
+    in change       durable
+    in conflict     Forked
+    in quarantine   Quarantined
+    of a branch     Forked, but to its own writer the same as nowhere
+    nowhere, and a later epoch began before its n, or the watermark is past it   the commit was lost with its Redis; it
+                    may be applied again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from statecache._async.redis.tier import refusal
+from statecache._bridge import AsyncSignal, async_sleep
+from statecache.clock import monotonic
+from statecache.entries import ForeignEntry, NewerFormat, change_set
+from statecache.errors import (
+    Forked,
+    OutcomeUnknown,
+    PostgresUnavailable,
+    Quarantined,
+    Unavailable,
+)
+from statecache.model import Position
+from statecache.outcomes import Content, Recorded, content_of, fate_of
+from statecache.records import text_of
+
+if TYPE_CHECKING:
+    from statecache._async.postgres.tier import PostgresTier
+    from statecache._async.redis.pubsub import Events
+    from statecache._async.redis.tier import RedisTier
+    from statecache.keys import KeySpace
+
+HELD = 0
+"""Says that Postgres holds a change."""
+NOWHERE = Position(0, 0)
+"""Stands in place of a position that is not known: no epoch ended it."""
+_LOOK_S = 1.0
+_PAGE = 1000
+
+
+class Found(NamedTuple):
+    """This is where an applied commit stands, with versions and parents in the order of the keys asked."""
+
+    position: Position
+    at: str
+    versions: tuple[int, ...]
+    parents: tuple[str, ...]
+    contents: tuple[Content, ...]
+    in_stream: bool
+    """Whether the stream held it; else Postgres does."""
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    """This is a shard's watermark as last heard."""
+
+    epoch: int
+    flushed: int
+    excepted: int
+
+
+class Durable:
+    """This follows the watermarks of the shards that this client waits for."""
+
+    def __init__(self, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, events: Events) -> None:
+        self._keys = keys
+        self._redis = redis
+        self._postgres = postgres
+        self._events = events
+        self._marks: dict[int, _Mark] = {}
+        self._waiting: dict[int, list[tuple[int, AsyncSignal]]] = {}
+
+    async def watch(self, shard: int, *, end: float) -> None:
+        """This makes sure that the shard's events are listened to, before the commit that will be waited for."""
+        await self._events.watch(self._keys.events(shard), partial(self.heard, shard), end=end)
+
+    def heard(self, shard: int, message: bytes) -> None:
+        """This takes note of an event, if it is a watermark that somebody waits for."""
+        if shard in self._waiting:
+            with suppress(ValueError, TypeError):  # other events, and whatever somebody else may publish there
+                self._mark(shard, _Mark(*(int(part) for part in message.split())))
+
+    def _mark(self, shard: int, mark: _Mark) -> None:
+        """This notes a watermark, forward only: what was looked up may be older than what was heard meanwhile."""
+        known = self._marks.get(shard)
+        if known is not None and known.epoch == mark.epoch:
+            mark = _Mark(mark.epoch, max(known.flushed, mark.flushed), max(known.excepted, mark.excepted))
+        self._marks[shard] = mark
+        for n, signal in list(self._waiting.get(shard, ())):
+            if mark.flushed >= n:
+                signal.set()
+
+    async def wait(
+        self, shard: int, position: Position, change_id: str, keys: Sequence[str], *, end: float, ask: bool = False
+    ) -> int:
+        """Return HELD when Postgres holds the change, or the epoch that went on without it: it may be applied again.
+
+        The watermark is believed of a change that was committed just now; with `ask` it is Postgres that says yes.
+        Raises Forked or Quarantined, and OutcomeUnknown(change_id) past `end`: that never reads as failure.
+        """
+        signal = AsyncSignal()
+        ticket = (position.n, signal)
+        self._waiting.setdefault(shard, []).append(ticket)
+        try:
+            if not self._hears(shard) and self._passed(shard, position) is False:
+                await self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
+            while True:
+                settled = await self._settle(shard, position, change_id, keys, end, ask)
+                if settled is not None:
+                    return settled
+                left = end - monotonic()
+                if left <= 0:
+                    raise OutcomeUnknown(
+                        change_id,
+                        keys=tuple(keys),
+                        reason="it is applied in Redis, and not yet known to be in Postgres",
+                    )
+                if not await signal.wait(min(left, _LOOK_S)):
+                    await self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
+                elif (passed := self._passed(shard, position)) is not True or ask:
+                    await async_sleep(min(left, 0.05))
+                    if passed is False:  # woken by another epoch's mark than the one that stands now
+                        await self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
+        finally:
+            self._waiting[shard].remove(ticket)
+
+    def _hears(self, shard: int) -> bool:
+        """This says whether the shard's events came in before the commit, so that the one about it is not missed."""
+        return shard in self._marks and self._events.listens(self._keys.events(shard))
+
+    def _passed(self, shard: int, position: Position) -> bool | None:
+        """This says whether the watermark makes the position durable; None where only Postgres can tell."""
+        mark = self._marks.get(shard)
+        if mark is None or (mark.epoch == position.epoch and mark.flushed < position.n):
+            return False
+        if mark.epoch == position.epoch and mark.excepted < position.n:
+            return True
+        return None
+
+    async def _settle(
+        self, shard: int, position: Position, change_id: str, keys: Sequence[str], end: float, ask: bool
+    ) -> int | None:
+        passed = self._passed(shard, position)
+        if passed is False:
+            return None
+        if passed and not ask:
+            return HELD
+        try:
+            rows = await self._ask(shard, change_id, position, max(end - monotonic(), 0.01))
+        except PostgresUnavailable:
+            return None
+        if _taken_in(rows, change_id, keys):
+            return HELD
+        branch = [Position(row.epoch, row.n) for row in rows if row.found == "branch"]
+        if ask and position in branch:
+            raise Forked(keys[0], change_id)
+        ended = next((row.epoch for row in rows if row.found == "ended"), None)
+        if ended is not None:
+            return ended
+        epoch, flushed = next(((row.epoch, row.n) for row in rows if row.found == "shard"), (0, 0))
+        return epoch if flushed >= position.n else None
+
+    async def _look(self, shard: int, seconds: float) -> None:
+        """This reads the watermark's copy in Redis, or where Redis is away, makes Postgres be asked."""
+        try:
+            await self.watch(shard, end=monotonic() + seconds)
+            reply = (
+                await self._redis.exchange(
+                    [("HMGET", self._keys.meta(shard), "epoch", "flushed", "excepted")], seconds=seconds
+                )
+            )[0]
+        except Unavailable:
+            reply = None
+        if isinstance(reply, list) and None not in reply:
+            self._mark(shard, _Mark(*(int(part) for part in reply)))
+        else:
+            known = self._marks.get(shard, _Mark(-1, 0, 0))
+            self._marks[shard] = _Mark(known.epoch + 1, known.flushed, known.excepted)
+
+    async def _ask(self, shard: int, change_id: str, position: Position, seconds: float) -> list[Recorded]:
+        asked = {"change_id": change_id, "shard": shard, "epoch": position.epoch, "n": position.n}
+        return [Recorded(*row) for row in await self._postgres.fetch("lookup_change", asked, seconds=seconds)]
+
+    async def moved(self, shard: int, change_id: str, key: str, position: Position, *, end: float) -> Position | None:
+        """Return where else the stream holds a change whose position has died: its writer applied it again."""
+        found = await self._in_stream(shard, change_id, [key], end)
+        return found.position if found is not None and found.position != position else None
+
+    async def lookup(self, shard: int, change_id: str, keys: Sequence[str], *, end: float) -> Found | None:
+        """This finds an applied commit in the stream or in Postgres; None where neither holds it: it was not applied.
+
+        The stream is read first: what leaves it meanwhile is in Postgres by then. Raises Forked or Quarantined.
+        """
+        found = await self._in_stream(shard, change_id, keys, end)
+        if found is not None:
+            return found
+        rows = await self._ask(shard, change_id, NOWHERE, max(end - monotonic(), 0.01))
+        if not _taken_in(rows, change_id, keys):
+            return None
+        by_key = {row.key: row for row in rows if row.found == "change"}
+        mine = [by_key[key] for key in keys]
+        return Found(
+            Position(mine[0].epoch, mine[0].n), text_of(mine[0].at), tuple(row.version for row in mine),
+            tuple(row.parent_change_id for row in mine), tuple(Content(row.op, row.digest or b"") for row in mine),
+            in_stream=False,
+        )  # fmt: skip
+
+    async def _in_stream(self, shard: int, change_id: str, keys: Sequence[str], end: float) -> Found | None:
+        start, wanted = b"-", change_id.encode()
+        while True:
+            reply = (
+                await self._redis.read(
+                    [("XRANGE", self._keys.changes(shard), start, b"+", "COUNT", _PAGE)],
+                    seconds=max(end - monotonic(), 0.01),
+                )
+            )[0]
+            if isinstance(reply, Exception):
+                raise refusal(reply, self._keys.changes(shard)) from reply
+            if not reply:
+                return None
+            for entry_id, raw in reply:
+                if len(raw) > 3 and raw[3] == wanted and (found := found_in(entry_id, raw, keys)):
+                    return found
+            start = b"(" + reply[-1][0]
+
+
+def _taken_in(rows: Sequence[Recorded], change_id: str, keys: Sequence[str]) -> bool:
+    """Say whether Postgres holds the change at all of these keys; Forked or Quarantined where it set it aside."""
+    fate = fate_of(rows, keys)
+    if fate == "conflict":
+        raise Forked(keys[0], change_id)
+    if fate == "quarantine":
+        raise Quarantined(keys[0], change_id)
+    return fate == "change"
+
+
+def found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Found | None:
+    """This reads where a stream entry placed the keys; None where it is not of ours, or not of all of them."""
+    try:
+        entry = change_set(entry_id, raw)
+    except (ForeignEntry, NewerFormat):
+        return None
+    changes = {change.key: change for change in entry.changes}
+    if not changes.keys() >= set(keys):
+        return None
+    versions = tuple(changes[key].version for key in keys)
+    parents = tuple(changes[key].parent_change_id for key in keys)
+    contents = tuple(content_of(changes[key].op, changes[key].value) for key in keys)
+    return Found(entry.position, text_of(entry.at), versions, parents, contents, in_stream=True)

@@ -1,0 +1,209 @@
+"""What a commit tries again, and how a change is found that may have been applied long ago.
+
+A change that is found is acknowledged as the first time, and at `replica` and `disk` that takes copies of it. Finding
+writes nothing, and a WAIT behind nothing says nothing: so the server that holds the change confirms it by a write, and
+the WAIT stands behind that one, on the same connection. A server that does not hold it leads to looking again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import NoScriptError
+
+from statecache._async.commit.answers import Committed
+from statecache._async.commit.batches import Together
+from statecache._async.commit.support import COPIED
+from statecache._async.noting import note
+from statecache._async.redis.tier import AGAIN, FINAL, code_of, refusal
+from statecache._bridge import async_sleep
+from statecache.clock import monotonic
+from statecache.errors import (
+    Backpressure,
+    ChangeIdReused,
+    ConfigurationError,
+    ForeignData,
+    OutcomeUnknown,
+    RedisUnavailable,
+    StateCacheError,
+    Unavailable,
+)
+from statecache.outcomes import another
+
+if TYPE_CHECKING:
+    from statecache._async.commit.commit import Commit
+    from statecache._async.commit.durable import Durable, Found
+    from statecache._async.commit.in_flight import Accounts
+    from statecache._async.commit.support import Levels
+    from statecache._async.redis.connection import AsyncLink
+    from statecache._async.redis.tier import RedisTier
+    from statecache._async.redis.tracking import Line
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+_NOWHERE_ELSE = "it is applied in Redis, but its entry was removed from the stream before it was flushed"
+_UNCOUNTED = "it is applied, and how many copies of it there are was not learnt"
+_ELSEWHERE = "the server that is asked now does not hold the change that was found"
+
+
+class Repeats(Together):
+    """This tries again, and looks up what may have been applied."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        redis: RedisTier,
+        *,
+        durable: Durable,
+        levels: Levels,
+        line: Line,
+        accounts: Accounts,
+    ) -> None:
+        super().__init__(settings, keys, redis, levels)
+        self._durable = durable
+        self._line = line
+        self._accounts = accounts
+
+    async def _link_for(self, commit: Commit, seconds: float) -> AsyncLink | None:
+        """Lend a connection to a server that can give the commit's level; None for trying again."""
+        pool = self._redis.pool
+        try:
+            link = await pool.take(seconds)
+        except RedisUnavailable as error:
+            await self._pause(commit, error)
+            return None
+        except StateCacheError as error:
+            commit.fail(error)
+        if commit.durability not in COPIED:
+            return link
+        try:
+            await self._levels.check_server(commit.durability, link, end=commit.end)
+        except BaseException as error:  # whatever it is, the connection is another's to use
+            pool.give(link)
+            if isinstance(error, RedisUnavailable):
+                await pool.drop_idle()
+                await self._pause(commit, error)
+                return None
+            if isinstance(error, StateCacheError):
+                commit.fail(error)
+            raise
+        return link
+
+    async def _looked_up(self, commit: Commit, *, applied: bool) -> Committed | None:
+        """This finds out whether a repeat was applied long ago; where not, it goes on, pinned to what was there.
+
+        What was there is read first: an earlier attempt that arrives during the search then meets a changed state.
+        """
+        keys = [write.key for write in commit.written()]
+        try:
+            current = await self._redis.read(
+                [("HMGET", redis_key, "change_id", "op") for redis_key in commit.redis_keys],
+                seconds=max(commit.end - monotonic(), 0.001),
+            )
+            for redis_key, reply in zip(commit.redis_keys, current, strict=True):
+                if isinstance(reply, Exception):
+                    raise refusal(reply, redis_key) from reply
+            found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
+        except (Unavailable, ForeignData, ConfigurationError) as error:
+            commit.doubt = commit.doubt or error
+            commit.fail(error)
+        if found is not None:
+            if (at := another(commit.written(), found.contents)) is not None:
+                raise ChangeIdReused(keys[at], commit.change_id, version=found.versions[at])
+            return await self._acknowledged(commit, found)
+        if applied:
+            raise OutcomeUnknown(commit.change_id, keys=tuple(keys), reason=_NOWHERE_ELSE)
+        commit.pin(current)
+        note(retries=1)
+        return None
+
+    async def _acknowledged(self, commit: Commit, found: Found) -> Committed | None:
+        """Acknowledge a change that was looked up, once copies of it are counted; None for looking again."""
+        replies: list[Any] = []
+        if commit.durability in COPIED:
+            commit.doubt = commit.doubt or RedisUnavailable(
+                "copies", detail=_UNCOUNTED
+            )  # applied, whatever hinders now
+            replies = await self._confirmed(commit, found)
+            if not replies:
+                return None
+        committed = Committed(commit.change_id, found.position, found.at, found.versions, found.parents)
+        self._accounts.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
+        await self._line.wrote(commit, committed)
+        self._count_copies(commit, replies)
+        return committed
+
+    async def copied(self, commit: Commit) -> bool:
+        """Return once copies of a change that is known to be applied are counted; False where it is found nowhere."""
+        keys = [write.key for write in commit.writes]
+        while True:
+            found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
+            if found is None:
+                await self._pause(commit, RedisUnavailable("copies", detail=_ELSEWHERE))
+                return False
+            if replies := await self._confirmed(commit, found):
+                self._count_copies(commit, replies)
+                return True
+
+    async def _confirmed(self, commit: Commit, found: Found) -> list[Any]:
+        """Return the replies of the server that holds the change; none for looking again."""
+        link = await self._link_for(commit, max(commit.end - monotonic(), 0.001))
+        if link is None:
+            return []
+        try:
+            replies = await self._confirm(link, commit, found, max(commit.end - monotonic(), 0.001))
+        except RedisUnavailable as error:
+            await self._redis.pool.drop_idle()
+            await self._pause(commit, error)
+            return []
+        finally:
+            self._redis.pool.give(link)
+        if isinstance(replies[0], Exception):
+            await self._refused(commit, replies[0])
+            return []
+        if replies[0][1] == b"GONE":
+            await self._pause(commit, RedisUnavailable("copies", detail=_ELSEWHERE))
+            return []
+        return replies
+
+    def _count_copies(self, commit: Commit, replies: Sequence[Any]) -> None:
+        """Raise DurabilityNotMet where the WAIT behind the script counts too few copies; MUTE was nothing to count."""
+        if len(replies) > 1:
+            copies = 0 if replies[0][1] == b"MUTE" else replies[1]
+            self._levels.check_copies(commit.change_id, commit.durability, copies)
+
+    async def _refused(self, commit: Commit, error: Exception) -> None:
+        """This deals with an error reply: the script was not run, or not beyond its first write."""
+        if isinstance(error, NoScriptError):
+            return
+        refused = refusal(error, commit.redis_keys[0])
+        if code_of(error) == "OOM":
+            await self._certain(commit, Backpressure(commit.shard, reason=f"Redis is out of memory: {error}"))
+            return
+        if isinstance(refused, RedisUnavailable) and code_of(error) in AGAIN:
+            await self._pause(commit, refused)
+            return
+        commit.fail(refused, error)
+
+    async def _certain(self, commit: Commit, refused: StateCacheError, *, lasting: bool = False) -> None:
+        """This raises a refusal, or returns to ask again where an earlier attempt might still meet another answer.
+
+        Such an attempt is waited for until the server would refuse it: what is refused is never applied afterwards.
+        """
+        lingers_s = commit.lingers - monotonic()
+        if lasting or lingers_s <= 0:
+            raise refused
+        await async_sleep(lingers_s)
+
+    async def _pause(self, commit: Commit, error: RedisUnavailable) -> None:
+        if error.reason in FINAL or commit.backoff.outlasts(commit.end):
+            commit.fail(error)
+        await self._wait_a_little(commit, error)
+
+    async def _wait_a_little(self, commit: Commit, hindrance: StateCacheError) -> None:
+        """This pauses before the next attempt; what was in the way is told where no time is left for one."""
+        commit.hindrance = hindrance
+        note(retries=1)
+        await async_sleep(commit.backoff.take())

@@ -1,0 +1,1 @@
+"""Leases of locks, and which namespaces enforce them."""

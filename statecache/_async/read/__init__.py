@@ -1,0 +1,1 @@
+"""Reads: from Redis, from Postgres into Redis, of many keys, and lists."""

@@ -1,0 +1,1 @@
+"""Connections to Redis: plain, pooled, tracked, and subscribed."""

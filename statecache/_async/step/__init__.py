@@ -1,0 +1,1 @@
+"""Steps: who runs one, its record, and what a key has of them."""

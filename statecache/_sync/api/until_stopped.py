@@ -1,0 +1,86 @@
+# Generated from statecache/_async/api/until_stopped.py by tests/unasync.py. Do not edit.
+
+"""From a signal to a good end: an agent's loop that stops taking work, ends its step, and goes down with the client.
+
+with StateCache() as cache, cache.until_told(drain=10) as told:
+    while not told.stopping:
+        job = next_job()
+        if job is None:
+            told.wait(1.0)                      # wakes at once when it is told
+        else:
+            cache.step(…)                       # ends, whatever arrives meanwhile
+
+told       SIGTERM, SIGINT or `stop()`: `stopping` is true, `wait` returns; nothing else happens
+the block ends   by itself, or with an error: the client is closed, with `drain` seconds to go down well, and
+                 `left` says what was left
+told twice       the second signal ends the block at once, wherever it is, and the process with status 128 + signal;
+                 leases are given back all the same, where Redis answers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from statecache._signals import SIGNALS, Told
+from statecache._sync.api.drain import checked_drain
+
+if TYPE_CHECKING:
+    from statecache.model import Left
+
+
+class UntilTold:
+    """This is the stretch of an agent's work until it is told to stop; with it ends the client."""
+
+    def __init__(self, close: Callable[..., Left], *, drain: float, signals: Sequence[int] = SIGNALS) -> None:
+        self._close = close
+        self._drain = checked_drain(drain)
+        self._signals = tuple(signals)
+        self._told = Told()
+        self.left: Left | None = None
+
+    @property
+    def stopping(self) -> bool:
+        """This says whether it was told to stop: take no more work."""
+        return self._told.told
+
+    @property
+    def signal(self) -> int | None:
+        """This is the signal that told it, if it was one."""
+        return self._told.signal
+
+    @property
+    def status(self) -> int:
+        """This is an exit status for the process: 0 where nothing was left, else 1."""
+        return 1 if self.left else 0
+
+    def stop(self) -> None:
+        """This tells it to stop, from whichever task or thread."""
+        self._told.stop()
+
+    def wait(self, seconds: float) -> bool:
+        """This waits for at most that many seconds, and says whether it was told to stop."""
+        return self._told.wait(seconds)
+
+    def __enter__(self) -> Self:
+        self._told.listen(self._signals)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        try:
+            self._end(error)
+        finally:
+            self._told.restore()
+
+    def _end(self, error: BaseException | None) -> None:
+        """This closes the client; a second signal, in the block or here, cuts everything short but the closing."""
+        if not self._told.hurried:
+            try:
+                self.left = self._close(drain=self._drain)
+            except BaseException:  # a second signal came meanwhile, or it is passed on
+                if not self._told.hurried:
+                    raise
+            else:
+                return
+        self._told.seen_through(self._close())
+        raise SystemExit(128 + (self.signal or 0)) from error

@@ -1,0 +1,225 @@
+# Generated from statecache/_async/api/view.py by tests/unasync.py. Do not edit.
+
+"""What every verb of a client, a namespace or a lease starts from: names, policy, values and limits of time.
+
+A namespace is the same verbs with names relative to it and a policy of its own; `full` makes a key of a name. Every
+verb takes `timeout=` in seconds (the setting `timeout_s` without it) and raises the errors of `statecache.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from math import inf
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+from statecache.clock import monotonic
+from statecache.codec import codec_for
+from statecache.errors import Quarantined, UsageError
+from statecache.leases import UNGUARDED, Holding, Locks, guards_of
+from statecache.model import (
+    ABSENT,
+    BLIND,
+    DURABILITIES,
+    LOCKINGS,
+    READ_MODES,
+    VALUE_BYTES_MAX,
+    Expected,
+    Policy,
+    Position,
+    Record,
+    State,
+    Write,
+)
+from statecache.records import time_of
+
+if TYPE_CHECKING:
+    from statecache._sync.api.runtime import Tiers
+    from statecache._sync.commit.answers import Committed
+    from statecache._sync.update.batons import Baton
+
+D = TypeVar("D")
+_SECONDS_MAX = 1_000_000
+"""What a longer timeout is cut to, about eleven days: servers count it in milliseconds, in 32 bits."""
+
+
+class Scope(Generic[D]):
+    """This is what the verbs share; D is the type of values where a call names none."""
+
+    def __init__(self, tier: Tiers, policy: Policy, prefix: str) -> None:
+        self.tier = tier
+        self._policy = policy
+        self._prefix = prefix
+        self._near = tier.near
+        self._reads = policy.read or tier.settings.read
+        self._kind = policy.type if policy.type is not None else Any
+        self._codec = codec_for(self._kind, policy.encoding)
+        self.encoding = policy.encoding
+        bytes_max = tier.settings.value_bytes_max
+        self.value_bytes_max = min(policy.value_bytes_max or bytes_max, bytes_max)
+        self.ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client holds connections and cannot be pickled: make one in each process")
+
+    def full(self, name: str) -> str:
+        """This gives the key of a name."""
+        return self._prefix + name if self._prefix and isinstance(name, str) else name
+
+    def end_of(self, timeout: float | None) -> float:
+        """This begins a verb: the moment until which it may take, on the monotonic clock; not while it is closing."""
+        if self.tier.accounts.closing:
+            self.tier.accounts.refuse_if_closing()
+        return self.moment_of(timeout)
+
+    def moment_of(self, timeout: float | None) -> float:
+        """This gives that moment for a step of what is under way already."""
+        seconds = self.tier.settings.timeout_s if timeout is None else timeout
+        if not (isinstance(seconds, (int, float)) and 0 < seconds < inf):
+            raise UsageError(f"timeout={timeout} is not a number of seconds above 0")
+        return monotonic() + min(seconds, _SECONDS_MAX)
+
+    def durability_of(self, durability: str | None) -> str:
+        """This gives the level of a call: its own, the namespace's, or the setting."""
+        level = durability or self._policy.durability or self.tier.settings.durability
+        if level not in DURABILITIES:
+            raise UsageError(f"durability {level!r} is not one of {', '.join(DURABILITIES)}")
+        return level
+
+    def write_of(self, key: str, value: Any, *, expected: str, assume_new: bool = False) -> Write:
+        """This encodes a value for a commit, before any effect."""
+        codec = self._codec
+        return Write(
+            key=key,
+            op="set",
+            expected=expected,
+            value=codec.encode(value, key=key, bytes_max=self.value_bytes_max),
+            encoding=codec.encoding,
+            schema=codec.schema if codec.schema or value.__class__ is dict else codec.of(value).schema,
+            ttl_ms=self.ttl_ms,
+            assume_new=assume_new,
+        )
+
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        """These are the leases that a commit is made under: none, unless this is one."""
+        return ()
+
+    def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks | None:  # noqa: ARG002
+        """This says what a commit of these keys has to do with locks; None, as most have nothing."""
+        locking = self._policy.locking
+        if locking != "advisory" and self.tier.policies.enforces(keys[0], locking):
+            return Locks((), guards_of(keys), locking)
+        return None if locking is None else Locks((), (), locking)
+
+    def unguarded(self, key: str) -> Locks | None:
+        """Return what a commit has to do with locks that no lock may be in the way of."""
+        return Locks((), UNGUARDED) if self.tier.policies.enforces(key, self._policy.locking) else None
+
+    def state_of(self, record: Record, type: Any = None) -> State[Any] | None:  # noqa: A002
+        """This decodes a record; None for a tombstone or an absence."""
+        if not record.exists:
+            if record.op == "quarantined":
+                raise Quarantined(record.key, record.change_id)
+            return None
+        codec = self._codec if type is None else codec_for(type, self._policy.encoding)
+        return State(
+            key=record.key,
+            value=codec.decode(record.value, key=record.key, encoding=record.encoding),
+            epoch=record.epoch,
+            version=record.version,
+            change_id=record.change_id,
+            parent_change_id=record.parent_change_id,
+            position=Position.parse(record.position),
+            updated_at=time_of(record.updated_at),
+            writer=record.writer,
+            schema=record.schema,
+        )
+
+    def refuse_to_drop(self, record: Record, type: Any = None) -> None:  # noqa: A002
+        """Raise SchemaNewer where a record that was read with this type holds more than the type knows."""
+        codec = self._codec if type is None else codec_for(type, self._policy.encoding)
+        if codec.schema != record.schema and record.exists:
+            codec.refuse_to_drop(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
+
+    def committed_state(self, write: Write, value: Any, committed: Committed, at: int) -> State[Any]:
+        """This is the state that a commit's write made, with the value as it was handed in."""
+        return State(
+            key=write.key,
+            value=value,
+            epoch=committed.position.epoch,
+            version=committed.versions[at],
+            change_id=committed.change_id,
+            parent_change_id=committed.parents[at],
+            position=committed.position,
+            updated_at=time_of(committed.updated_at),
+            writer=self.tier.settings.writer,
+            schema=write.schema,
+        )
+
+    def _commit_one(
+        self, write: Write, value: Any, *, durability: str | None, actor: str, reason: str, end: float,
+        change_id: str | None, baton: Baton | None = None,
+    ) -> State[Any]:  # fmt: skip
+        commit = self.tier.committer.new(
+            [write],
+            self.tier.keys.shard(write.key),
+            durability=self.durability_of(durability),
+            actor=checked_text(actor, "actor"),
+            reason=checked_text(reason, "reason"),
+            end=end,
+            change_id=change_id if change_id is None else checked_change_id(change_id),
+            locks=self.locks_of((write.key,), repeated=change_id is not None),
+        )
+        commit.baton = baton
+        return self.committed_state(write, value, self.tier.committer.commit(commit), 0)
+
+
+def checked_policy(policy: Policy) -> Policy:
+    """This gives a namespace's policy back unchanged, or raises UsageError."""
+    if policy.durability not in (None, *DURABILITIES):
+        raise UsageError(f"durability {policy.durability!r} is not one of {', '.join(DURABILITIES)}")
+    if policy.read not in (None, *READ_MODES):
+        raise UsageError(f"read {policy.read!r} is not one of {', '.join(READ_MODES)}")
+    if policy.locking not in (None, *LOCKINGS):
+        raise UsageError(f"locking {policy.locking!r} is not one of {', '.join(LOCKINGS)}")
+    if policy.redis_ttl is not None and not policy.redis_ttl > timedelta(0):
+        raise UsageError(f"redis_ttl={policy.redis_ttl} is not a time above 0")
+    if policy.value_bytes_max is not None and not 1 <= policy.value_bytes_max <= VALUE_BYTES_MAX:
+        raise UsageError(f"value_bytes_max={policy.value_bytes_max} is not from 1 to {VALUE_BYTES_MAX}")
+    return policy
+
+
+def expected_of(key: str, expected: Expected) -> str:
+    """Spell what a write asks for: the change_id that must be current, that there is nothing, or nothing in particular.
+
+    What was not given is an ellipsis. None is what a read gives for an absence, and asks for that.
+    """
+    if expected is ...:
+        return BLIND
+    if expected is None:
+        return ABSENT
+    if isinstance(expected, State):
+        if expected.key != key:
+            raise UsageError(f"expected= is a state of {expected.key!r}, not of {key!r}")
+        return expected.change_id
+    return checked_change_id(expected)
+
+
+def checked_change_id(text: str) -> str:
+    """This gives a change_id back unchanged, or raises UsageError."""
+    if not (isinstance(text, str) and 8 <= len(text) <= 64 and text.isascii() and text.isalnum()):
+        raise UsageError(f"{text!r} is not a change_id", hint="A change_id is 8 to 64 ASCII letters and digits.")
+    return text
+
+
+def checked_text(text: str, what: str) -> str:
+    """This gives an actor or a reason back unchanged, or raises UsageError."""
+    if text == "":
+        return ""
+    try:
+        if isinstance(text, str) and "\0" not in text and len(text.encode()) <= 1024:
+            return text
+    except UnicodeEncodeError:
+        pass
+    raise UsageError(f"{what}= must be text without NUL, at most 1024 UTF-8 bytes")

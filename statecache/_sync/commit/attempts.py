@@ -1,0 +1,166 @@
+# Generated from statecache/_async/commit/attempts.py by tests/unasync.py. Do not edit.
+
+"""One attempt of a commit: the script sent once, and its reply, proven to belong to what was asked.
+
+Every attempt carries a nonce, which its reply repeats, and the time past which the server must not execute it any more.
+What it comes to is decided by the committer.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from redis.exceptions import NoScriptError
+
+from statecache._sync.commit.support import COPIED
+from statecache._sync.redis.tier import DEMOTED, code_of
+from statecache.clock import monotonic
+from statecache.errors import RedisUnavailable
+from statecache.lua import parts_of, script
+from statecache.model import COMMIT_BYTES_MAX
+
+if TYPE_CHECKING:
+    from statecache._sync.commit.commit import Commit
+    from statecache._sync.commit.durable import Found
+    from statecache._sync.commit.support import Levels
+    from statecache._sync.redis.connection import Link
+    from statecache._sync.redis.tier import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+
+class Attempts:
+    """This sends the commit script, by itself or inside of MULTI."""
+
+    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, levels: Levels) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._redis = redis
+        self._levels = levels
+        self._script = script("commit")
+        self._confirming = script("confirm")
+        self._leases = [keys.leases(shard) for shard in range(keys.shards)]
+        self._fixed = [
+            (keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard))
+            for shard in range(keys.shards)
+        ]
+        self._nonces = count(1)
+        limits = settings.backlog_entries_max, settings.backlog_bytes_max, COMMIT_BYTES_MAX, settings.value_bytes_max
+        self._limits = tuple(map(str, limits))
+
+    def _exchange(self, link: Link, commit: Commit, seconds: float) -> list[Any]:
+        """This runs the script once, and WAIT behind it on the same connection where the level asks for it."""
+        attempt_s = seconds if seconds < 0.2 else seconds * 0.4
+        commands, baton = [self._call(link, commit, attempt_s)], commit.baton
+        if baton is not None and commit.passes:
+            commands.append(baton.passing(link, commit.change_id))
+        replies = self._run(link, commands, commit, seconds=attempt_s, wait_ms=round(attempt_s * 800))
+        replies[0] = self._answered(link, commit, replies[0])
+        if baton is not None and commit.passes and len(replies) > 1:
+            baton.passed(link, replies.pop(1))
+        self._noted(link, replies[0])
+        return replies
+
+    def _run(self, link: Link, commands: list[Any], commit: Commit, *, seconds: float, wait_ms: int) -> list[Any]:
+        """Run the commands, and WAIT behind them on the same connection where the level asks for copies."""
+        if commit.durability not in COPIED:
+            return link.run(commands, seconds=seconds)
+        wait = self._levels.wait_command(commit.durability, wait_ms)
+        return link.run([*commands, wait], seconds=seconds, until=_lacks_replicas)
+
+    def _exec(self, commit: Commit, link: Link) -> list[Any]:
+        """This gives the replies that decide, none where it has to be carried on outside of MULTI.
+
+        An EXEC that did not run says only that something touched a watched state, if only its time to live: the
+        script knows whether that was a change, and of which state.
+        """
+        seconds = max(commit.end - monotonic(), 0.001)
+        attempt_s = seconds if seconds < 0.2 else seconds / 2
+        commands: list[Any] = [("MULTI",), self._call(link, commit, attempt_s), ("EXEC",)]
+        try:
+            replies = self._run(link, commands, commit, seconds=attempt_s, wait_ms=round(seconds * 400))
+            opened, queued, executed, *waited = replies
+            refused = isinstance(queued, Exception)
+            if opened != b"OK" or not (refused or queued == b"QUEUED"):
+                self._slipped(link)
+            link.watching = isinstance(executed, Exception)
+            if not refused and isinstance(executed, list):
+                executed[0] = self._answered(link, commit, executed[0])
+        except RedisUnavailable as error:
+            commit.unanswered(error)
+            return []
+        if executed is None:
+            return []
+        decisive = queued if refused else executed if isinstance(executed, Exception) else executed[0]
+        self._noted(link, decisive)
+        return [decisive, *waited]
+
+    def _confirm(self, link: Link, commit: Commit, found: Found, seconds: float) -> list[Any]:
+        """Have the server confirm that it holds a change that was looked up, and WAIT behind that on one connection.
+
+        Finding a change writes nothing, and a WAIT behind nothing says nothing about copies of it.
+        """
+        attempt_s = seconds if seconds < 0.2 else seconds * 0.4
+        commit.nonce = b"%d" % next(self._nonces)
+        meta, changes, *_ = self._fixed[commit.shard]
+        position = str(found.position) if found.in_stream else ""
+        arguments = (commit.nonce, commit.change_id, self._settings.fence, position)
+        asked = link.call(self._confirming, (meta, changes), arguments)
+        replies = self._run(link, [asked], commit, seconds=attempt_s, wait_ms=round(attempt_s * 800))
+        replies[0] = self._answered(link, commit, replies[0])
+        link.knows(self._confirming, not isinstance(replies[0], Exception))
+        return replies
+
+    def _call(self, link: Link, commit: Commit, attempt_s: float) -> Any:
+        """This spells the script's command, which the server refuses once this side has given the attempt up."""
+        commit.nonce = b"%d" % next(self._nonces)
+        given_up = monotonic() + attempt_s
+        commit.latest = given_up + link.greeting_s
+        latest_ms = int(given_up * 1000 + link.ahead_ms)
+        arguments = commit.arguments(self._settings, self._limits, replicas=self._levels.replicas_of(commit.durability))
+        arguments.append(latest_ms)
+        if commit.repeat or commit.lingers:
+            last = max(commit.lingers, commit.latest) + self._settings.timeout_s
+            arguments.append(int(last * 1000 + link.ahead_ms))
+        asked = (*self._fixed[commit.shard], *commit.redis_keys)
+        if commit.locks:
+            arguments += ([] if commit.repeat or commit.lingers else [""]) + [*commit.locks.spelled()]
+            asked = (*asked, self._leases[commit.shard])
+        return link.call(self._script, asked, arguments)
+
+    def _answered(self, link: Link, commit: Commit, reply: Any) -> Any:
+        """This gives the parts of the script's answer, proven to be this attempt's; an error reply as it is."""
+        reply = parts_of(reply)
+        if isinstance(reply, list) and (not reply or reply[0] != commit.nonce):
+            self._slipped(link)
+        return reply
+
+    def _slipped(self, link: Link) -> NoReturn:
+        """This closes a connection that has answered something that was not asked, or refused to open a MULTI."""
+        link.close()
+        raise RedisUnavailable("connection", detail="a reply belongs to another request")
+
+    def _noted(self, link: Link, reply: Any) -> None:
+        """This keeps whether the server knows the script: a digest it has forgotten is known not to have run.
+
+        A connection on which an attempt was late is closed: the next one asks for the server's time anew. So is one to
+        a server that is a primary no more: the next one may find its successor.
+        """
+        if isinstance(reply, list):
+            link.knows(self._script, True)
+            if reply[1] == b"LATE":
+                link.close()
+            elif reply[1] == b"FENCED":  # it may be another server by now, or another role of the same
+                link.levels.clear()
+        elif isinstance(reply, NoScriptError):
+            link.knows(self._script, False)
+        elif isinstance(reply, Exception) and code_of(reply) in DEMOTED:
+            self._redis.leave(link)
+
+
+def _lacks_replicas(reply: Any) -> bool:
+    """Say whether a commit was refused for too few replicas: a WAIT behind that would wait in vain."""
+    if not isinstance(reply, list):
+        return False
+    return reply[1:2] == [b"REPLICAS"] or (len(reply) == 1 and _lacks_replicas(reply[0]))

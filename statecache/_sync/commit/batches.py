@@ -1,0 +1,77 @@
+# Generated from statecache/_async/commit/batches.py by tests/unasync.py. Do not edit.
+
+"""Commits of many callers in one exchange: the script once for each of them, in one pipeline on one connection.
+
+Whoever waits until Postgres holds a commit has the time to travel with others, and there are many of them at once: a
+flush acknowledges the commits of many callers, who go on in the same moment. A commit that is not waited for goes
+alone, as quickly as it can. Each commit keeps its identity, its nonce and its times; what one of them comes to is
+nothing to the others, but for the connection: where that breaks, every outcome of the exchange is in doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from statecache._bridge import Seat, Trips
+from statecache._sync.commit.attempts import Attempts
+from statecache.clock import monotonic
+from statecache.errors import RedisUnavailable
+
+if TYPE_CHECKING:
+    from statecache._sync.commit.commit import Commit
+    from statecache._sync.commit.support import Levels
+    from statecache._sync.redis.connection import Link
+    from statecache._sync.redis.tier import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+Replies = list[Any]
+_GONE = RedisUnavailable("timeout", detail="whoever asked waits no more")
+
+
+class Together(Attempts):
+    """This sends the commit script for several commits at once."""
+
+    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, levels: Levels) -> None:
+        super().__init__(settings, keys, redis, levels)
+        self._trips: Trips[Commit, Replies] = Trips(self._travel)
+
+    def _with_others(self, commit: Commit, seconds: float) -> Replies:
+        """This gives the replies that decide about the commit, which is in doubt where it was sent and they are not."""
+        weight = sum(write.weight for write in commit.writes)
+        return self._trips.ask(commit, weight=weight, seconds=seconds if seconds < 0.2 else seconds * 0.4)
+
+    def _travel(self, seats: Sequence[Seat[Commit, Replies]], seconds: float) -> Sequence[Replies | Exception]:
+        """This makes one exchange of those commits whose callers still wait, and gives each its replies."""
+        end = monotonic() + seconds
+        sent: dict[int, Commit] = {}
+        link = self._redis.pool.take(seconds)
+        try:
+            replies = self._carried(link, seats, sent, max(end - monotonic(), 0.001))
+        except RedisUnavailable as error:
+            for commit in sent.values():
+                commit.unanswered(error)
+            self._redis.pool.drop_idle()
+            raise
+        finally:
+            self._redis.pool.give(link)
+        return [replies.get(at, _GONE) for at in range(len(seats))]
+
+    def _carried(
+        self, link: Link, seats: Sequence[Seat[Commit, Replies]], sent: dict[int, Commit], seconds: float
+    ) -> dict[int, Replies]:
+        """This does it; `sent` are the commits of the exchange, whatever becomes of it, by their seat."""
+        commands = []
+        for at, seat in enumerate(seats):
+            if not seat.gone:
+                sent[at] = seat.question
+                commands.append(self._call(link, seat.question, seconds))
+                link.knows(self._script, True)  # it goes with the first of them, which runs before the others
+        replies = link.run(commands, seconds=seconds) if commands else []
+        answers: dict[int, Replies] = {}
+        for (at, commit), reply in zip(sent.items(), replies, strict=True):
+            answer = self._answered(link, commit, reply)
+            self._noted(link, answer)
+            answers[at] = [answer]
+        return answers

@@ -1,0 +1,276 @@
+# Generated from statecache/_async/commit/committer.py by tests/unasync.py. Do not edit.
+
+"""The one write path: a commit is one run of one script, repeated until its outcome is known.
+
+A commit has one change_id from its birth to its end, whatever happens in between. A lost reply is never "not
+applied": the same change_id is sent again, and the script either finds it in the state's `recent` and answers as the
+first time, or applies it. Where `recent` no longer reaches back far enough the stream and Postgres are asked. Only
+when none of that can be had in time is the outcome unknown, and said to be so.
+
+    OK, DUP    applied     CONFLICT, STALE, HELD, BACKLOG, REPLICAS, LIMIT, FOREIGN, OOM   certainly not applied
+    FENCED     open the shard, again          MISSING   hydrate, again       UNSURE   look it up, again or done
+    no reply   again with the same change_id, marked as a repeat             LATE   again
+    POLICY     again, with or without the locks that the namespace has kept
+
+Every attempt tells the server when it will be given up. One that was held up on its way is refused, so it cannot be
+executed when the state's `recent` has long forgotten the attempt that came after it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from statecache._sync.commit.answers import Committed, committed_of, error_of, is_lasting
+from statecache._sync.commit.commit import Commit
+from statecache._sync.commit.durable import HELD
+from statecache._sync.commit.repeats import Repeats
+from statecache._sync.noting import note
+from statecache.clock import monotonic
+from statecache.errors import (
+    ConfigurationError,
+    ForeignData,
+    Forked,
+    LimitExceeded,
+    OutcomeUnknown,
+    Quarantined,
+    RedisUnavailable,
+    StateCacheError,
+)
+from statecache.model import COMMIT_BYTES_MAX
+
+if TYPE_CHECKING:
+    from statecache._sync.commit.durable import Durable
+    from statecache._sync.commit.in_flight import Accounts
+    from statecache._sync.commit.losses import Losses
+    from statecache._sync.commit.support import Levels
+    from statecache._sync.commit.unknown import Doubts
+    from statecache._sync.epoch.opener import Opener
+    from statecache._sync.lock.policies import Policies
+    from statecache._sync.read.hydration import Hydrator
+    from statecache._sync.redis.connection import Link
+    from statecache._sync.redis.tier import RedisTier
+    from statecache._sync.redis.tracking import Line
+    from statecache.keys import KeySpace
+    from statecache.leases import Locks
+    from statecache.model import Position, Write
+    from statecache.settings import Settings
+
+_PASSED = "it is applied in Redis, but Postgres has been flushed past it without it"
+
+
+def new_change_id() -> str:
+    """This makes a change_id: 96 random bits as 24 hexadecimal digits."""
+    return os.urandom(12).hex()
+
+
+class Committer(Repeats):
+    """This commits change-sets and gives their outcome."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        redis: RedisTier,
+        *,
+        opener: Opener,
+        hydrator: Hydrator,
+        durable: Durable,
+        levels: Levels,
+        line: Line,
+        doubts: Doubts,
+        accounts: Accounts,
+        losses: Losses,
+        policies: Policies,
+    ) -> None:
+        super().__init__(
+            settings, keys, redis, durable=durable, levels=levels, line=line, accounts=accounts
+        )  # fmt: skip
+        self._opener = opener
+        self._policies = policies
+        self._hydrator = hydrator
+        self._doubts = doubts
+        self._losses = losses
+
+    def new(
+        self, writes: list[Write], shard: int, *, durability: str, actor: str, reason: str, end: float,
+        change_id: str | None = None, locks: Locks | None = None,
+    ) -> Commit:  # fmt: skip
+        """This makes a commit of writes to one group; a change_id that was used before marks it as a repeat."""
+        stem = self._keys.state_stem(shard)
+        if len(writes) > 1 and (size := sum(write.weight for write in writes)) > COMMIT_BYTES_MAX:
+            hint = "Split the commit, or store less in each of its values."
+            what, first = "the commit's size in bytes", writes[0].key
+            raise LimitExceeded(what, actual=size, limit=COMMIT_BYTES_MAX, key=first, hint=hint)
+        return Commit(
+            change_id=change_id or new_change_id(),
+            shard=shard,
+            writes=writes,
+            durability=durability,
+            actor=actor,
+            reason=reason,
+            end=end,
+            redis_keys=[stem + write.key for write in writes],
+            repeat=change_id is not None,
+            locks=locks,
+        )
+
+    def commit(self, commit: Commit) -> Committed:
+        """This applies the commit at most once and gives its outcome at the asked durability."""
+        self._accounts.under_way.add(commit.change_id)
+        try:
+            if commit.durability != "memory":
+                self.prepare(commit.durability, commit.shard, end=commit.end)
+            if commit.repeat:
+                self._doubts.take_over(commit)
+            committed = self._apply(commit)
+            if commit.durability != "memory":
+                committed = self._endured(commit, committed)
+        except BaseException as error:  # its caller may never learn what became of it
+            self._doubts.note(commit, error)
+            raise
+        finally:
+            self._accounts.under_way.discard(commit.change_id)
+        if self._accounts.moved:
+            self._losses.noticed(end=commit.end)
+        return committed
+
+    def commit_watched(self, commit: Commit, link: Link, leave: Callable[[], None]) -> Committed:
+        """This does the same, once prepared, in MULTI / EXEC on a connection that watches the commit's states.
+
+        `leave` gives that connection back: who carries on outside of MULTI, or waits, must not keep others from theirs.
+        """
+        self._accounts.under_way.add(commit.change_id)
+        try:
+            replies = self._exec(commit, link)
+            leave()
+            committed = self._outcome(commit, replies) if replies else None
+            if committed is None:
+                note(retries=1)
+                committed = self._apply(commit)
+            return self._endured(commit, committed)
+        except BaseException as error:  # its caller may never learn what became of it
+            self._doubts.note(commit, error)
+            raise
+        finally:
+            self._accounts.under_way.discard(commit.change_id)
+
+    def prepare(self, durability: str, shard: int, *, end: float) -> None:
+        """This refuses a level that is never given here, and begins to listen where the commit will be waited for."""
+        self._levels.check(durability)
+        if durability == "postgres":
+            self._durable.watch(shard, end=end)
+
+    def _endured(self, commit: Commit, committed: Committed) -> Committed:
+        """This waits until Postgres holds the commit; one that was lost with its Redis is applied again."""
+        if commit.durability != "postgres":
+            return committed
+        keys = tuple(write.key for write in commit.written())
+        while not self._is_durable(commit, committed.position, keys):
+            commit.repeat, lost = True, committed.position
+            committed = self._apply(commit)
+            if committed.position == lost:
+                raise OutcomeUnknown(commit.change_id, keys=keys, reason=_PASSED)
+        return committed
+
+    def _is_durable(self, commit: Commit, position: Position, keys: tuple[str, ...]) -> bool:
+        """This waits; the commit was applied, so what hinders the waiting leaves only its end unknown."""
+        try:
+            ended = self._durable.wait(commit.shard, position, commit.change_id, keys, end=commit.end)
+        except (Forked, Quarantined, OutcomeUnknown):
+            raise
+        except StateCacheError as error:
+            raise OutcomeUnknown(commit.change_id, keys=keys, reason=str(error)) from error
+        return ended == HELD
+
+    def _apply(self, commit: Commit) -> Committed:
+        while True:
+            seconds = commit.end - monotonic()
+            if seconds <= 0:
+                late = RedisUnavailable("timeout", detail="the time was up")
+                commit.fail(commit.doubt or commit.hindrance or late)
+            if commit.durability == "postgres" and not commit.passes:
+                committed = self._applied_with_others(commit, seconds)
+                if committed is not None:
+                    return committed
+                continue
+            link = self._link_for(commit, seconds)
+            if link is None:
+                continue
+            try:
+                replies = self._exchange(link, commit, max(commit.end - monotonic(), 0.001))
+            except RedisUnavailable as error:
+                commit.unanswered(error)
+                self._redis.pool.drop_idle()
+                self._pause(commit, error)
+                continue
+            finally:
+                self._redis.pool.give(link)
+            commit.hindrance = None
+            committed = self._outcome(commit, replies)
+            if committed is not None:
+                return committed
+
+    def _applied_with_others(self, commit: Commit, seconds: float) -> Committed | None:
+        """This makes one attempt in an exchange that other callers' commits share; None for trying again."""
+        try:
+            replies = self._with_others(commit, seconds)
+        except RedisUnavailable as error:
+            self._pause(commit, error)
+            return None
+        except StateCacheError as error:
+            commit.fail(error)
+        commit.hindrance = None
+        return self._outcome(commit, replies)
+
+    def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
+        """This reads the script's answer: a result, an error raised, or None for trying again."""
+        reply = replies[0]
+        if isinstance(reply, Exception):
+            self._refused(commit, reply)
+            return None
+        verdict = reply[1]
+        if verdict in (b"OK", b"DUP", b"MUTE"):
+            committed = committed_of(commit.change_id, reply)
+            self._accounts.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
+            self._line.wrote(commit, committed)
+            self._count_copies(commit, replies)
+            return committed
+        if verdict == b"FENCED":
+            self._opened(commit)
+        elif verdict == b"LATE":
+            commit.repeat = True
+            self._pause(commit, RedisUnavailable("late", detail="the server got the commit after its time"))
+        elif verdict == b"MISSING":
+            missing = [commit.writes[at - 1].key for at in reply[2:]]
+            try:
+                self._hydrator.load(missing, end=commit.end, to_write=True)
+            except StateCacheError as error:
+                commit.fail(error)
+        elif verdict == b"POLICY":
+            self._policies.heed(commit, reply[2])
+            note(retries=1)
+        elif verdict == b"UNSURE":
+            return self._looked_up(commit, applied=len(reply) > 2)
+        elif not (verdict == b"CONFLICT" and reply[2] - 1 in commit.pinned):
+            refused = error_of(commit, reply)
+            if not isinstance(refused, (ForeignData, ConfigurationError)):
+                self._certain(commit, refused, lasting=is_lasting(commit, reply))
+                return None
+            if "equal or smaller" not in refused.reason or commit.backoff.outlasts(commit.end):
+                commit.fail(refused)
+            self._wait_a_little(commit, refused)  # somebody's entry is in the way, which a worker will remove
+        else:
+            commit.unpin()
+            note(retries=1)
+        return None
+
+    def _opened(self, commit: Commit) -> None:
+        try:
+            self._opener.open(commit.shard, end=commit.end)
+            note(retries=1)
+        except RedisUnavailable as error:
+            self._pause(commit, error)
+        except StateCacheError as error:
+            commit.fail(error)

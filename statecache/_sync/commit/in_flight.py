@@ -1,0 +1,124 @@
+# Generated from statecache/_async/commit/in_flight.py by tests/unasync.py. Do not edit.
+
+"""What a client has under way, and how far Postgres must have come for all that it was acknowledged.
+
+Of acknowledged commits only the highest position of each shard and epoch is kept: within one, positions reach Postgres
+in their order. Across epochs they do not, so a position of an earlier epoch is not replaced by one of a later. The last
+thousand commits are kept one by one, for a failover may take some of them (see `losses`). A call is under way from its
+first step to its last: closing waits for it, and what is called inside of it is part of it. A forked child starts with
+neither.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import AbstractContextManager, ExitStack
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from statecache._process import begins_anew_after_fork, mutex
+from statecache.errors import UsageError
+from statecache.model import Position
+
+Tail = tuple[int, int, int]
+"""Shard, epoch, and the highest n acknowledged there."""
+
+RECENT_MAX = 1000
+"""How many acknowledged commits are kept one by one."""
+
+
+class Acknowledged(NamedTuple):
+    """This is a position that was acknowledged, with its commit and the first key that it wrote; '' where not known."""
+
+    shard: int
+    epoch: int
+    n: int
+    change_id: str
+    key: str
+
+
+_inside: ContextVar[object] = ContextVar("statecache_call", default=None)
+
+
+class Accounts:
+    """This is kept by every client; a commit costs it one entry in a set and one comparison."""
+
+    def __init__(self) -> None:
+        self.closing = False
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """This forgets what a forked child's parent has under way, and what it was acknowledged."""
+        self.under_way: set[object] = set()
+        self._heads: dict[tuple[int, int], int] = {}
+        self._newest: dict[int, int] = {}
+        self._recent: deque[Acknowledged] = deque(maxlen=RECENT_MAX)
+        self.moved = False
+        """Whether a shard was met in another epoch than before, and nobody has looked what that one took along."""
+        self._mutex = mutex
+
+    def refuse_if_closing(self) -> None:
+        """This raises UsageError for a call that comes while the client is closing, but not inside of another."""
+        if self.closing and _inside.get() not in self.under_way:
+            raise UsageError("it is closing", hint="Make a new client.")
+
+    def call(self) -> Call:
+        """This is a call of several steps: it is under way inside the block."""
+        return Call(self)
+
+    def acknowledge(self, shard: int, position: Position, change_id: str = "", key: str = "") -> None:
+        """Note that a commit at this position was acknowledged."""
+        if change_id:
+            self._recent.append(Acknowledged(shard, *position, change_id, key))
+        place = (shard, position.epoch)
+        if position.n > self._heads.get(place, 0):
+            with self._mutex:
+                if position.n > self._heads.get(place, 0):  # another thread may have been quicker
+                    before = self._newest.get(shard, position.epoch)
+                    self.moved = self.moved or before != position.epoch
+                    self._newest[shard] = max(before, position.epoch)
+                    self._heads[place] = position.n
+
+    def recent(self) -> list[Acknowledged]:
+        """Return the last commits that were acknowledged, the oldest first."""
+        while True:
+            try:
+                return list(self._recent)
+            except RuntimeError:  # another thread has just noted one
+                continue
+
+    def position_of(self, change_id: str) -> Position | None:
+        """Return where a commit was acknowledged, if it is one of the last."""
+        found = [one for one in self.recent() if one.change_id == change_id]
+        return Position(found[-1].epoch, found[-1].n) if found else None
+
+    def tails(self) -> list[Tail]:
+        """These are the highest positions that were acknowledged."""
+        with self._mutex:
+            return [(shard, epoch, n) for (shard, epoch), n in sorted(self._heads.items())]
+
+
+class Call:
+    """This is one call of several steps; left in another context than it was entered in, it is over all the same."""
+
+    __slots__ = ("_accounts", "_before")
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self._before: object = None
+
+    def ending(self) -> ExitStack:
+        """This gives a block, of what was entered before, at whose end it is over."""
+        block = ExitStack()
+        block.push(self)
+        return block
+
+    def __enter__(self) -> None:
+        self._before = _inside.get()
+        _inside.set(self)
+        self._accounts.under_way.add(self)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._accounts.under_way.discard(self)
+        _inside.set(self._before)

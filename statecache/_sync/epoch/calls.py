@@ -1,0 +1,54 @@
+# Generated from statecache/_async/epoch/calls.py by tests/unasync.py. Do not edit.
+
+"""What an opener asks of the two servers: scripts in rounds, statements in transactions of their own, within a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from statecache._bridge import timeout
+from statecache.lua import script
+from statecache.sql import statement
+
+if TYPE_CHECKING:
+    from statecache._sync.redis.connection import Link
+
+_SCRIPTS_PER_ROUND = 256
+_GRACE_S = 0.1
+"""How much longer than Postgres' own timeout its answer is waited for."""
+_LIMITS = "SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', %s, true)"
+
+
+class Calls:
+    """This runs scripts and statements, each within so many seconds."""
+
+    def __init__(self, link: Link, connection: psycopg.Connection[Any], schema: str, *, seconds: float) -> None:
+        self._link = link
+        self._connection = connection
+        self._schema = schema
+        self._seconds = seconds
+
+    def scripts(self, name: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
+        """Run one script many times, and return the replies."""
+        replies: list[Any] = []
+        for start in range(0, len(calls), _SCRIPTS_PER_ROUND):
+            some = calls[start : start + _SCRIPTS_PER_ROUND]
+            replies += self._link.scripts(script(name), some, seconds=self._seconds)
+        return replies
+
+    def fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """Read the rows of a named statement."""
+        limit = (f"{max(1, round(self._seconds * 1000))}ms",)
+        text = statement(name, self._schema)
+        with timeout(self._seconds + _GRACE_S, self._connection), self._connection.transaction():
+            self._connection.execute(_LIMITS, limit)
+            return self._connection.execute(text, parameters).fetchall()
+
+    def begin(self, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """Raise rows in a statement that is its own transaction: whoever stops here holds no lock."""
+        text = statement("begin_epoch", self._schema)
+        with timeout(self._seconds + _GRACE_S, self._connection):
+            return self._connection.execute(text, parameters).fetchall()

@@ -1,0 +1,53 @@
+# Generated from statecache/_async/epoch/candidate.py by tests/unasync.py. Do not edit.
+
+"""Who opens gates: on whose word, and what it has seen and kept while it tried."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecache.clock import monotonic
+from statecache.epochs import Authority, Look, Opening, Pin, Refusal, Row, decide
+
+if TYPE_CHECKING:
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+
+class Candidate:
+    """A process that opens shards on the word of `authority`: a client, a worker, or an operator.
+
+    `vouched` are the replids of servers in whose place its Redis stands (see `epochs.decide`). `rescued` counts the
+    changes that it kept of old primaries that go on by themselves, in attempts that ended in an error too.
+    """
+
+    def __init__(
+        self, settings: Settings, keys: KeySpace, *, by: str, authority: Authority, vouched: Collection[str]
+    ) -> None:
+        self.settings = settings
+        self.keys = keys
+        self.by = by
+        self.authority: Authority = authority
+        self.vouched = vouched
+        self.rescued = 0
+        self.rescued_up_to: dict[tuple[str, int], bytes] = {}
+        """Where to go on in the stream of a shard on a server that is another branch."""
+        self._standing: dict[int, tuple[str, float]] = {}
+
+    def decide(self, row: Row, look: Look, pin: Pin) -> Opening | Refusal | None:
+        """Return how it may open a shard, or why not; None where it is open."""
+        return decide(row, look, self.authority, pin=pin, vouched=self.vouched)
+
+    def outlived(self, shard: int, look: Look) -> Look:
+        """This ends a claim that did not move for its whole time by our clock: the server's may have been set back."""
+        claim = f"{look.claim} {look.claim_until}"
+        now = monotonic()
+        known, since = self._standing.get(shard, ("", now))
+        if known != claim:
+            self._standing[shard] = (claim, now)
+        elif now - since > self.settings.claim_s:
+            return msgspec.structs.replace(look, claim_left_ms=0)
+        return look

@@ -1,0 +1,78 @@
+# Generated from statecache/_async/epoch/comparison.py by tests/unasync.py. Do not edit.
+
+"""What a data set holds, compared with what Postgres holds at the same positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from statecache.entries import INTEGER_MAX, salvaged
+from statecache.epochs import Held, Look, continues, parting
+
+if TYPE_CHECKING:
+    from statecache._sync.redis.connection import Link
+    from statecache.keys import KeySpace
+
+NEWEST_MAX = 32
+"""How many of a shard's newest changes are looked for in Redis."""
+_PAGE = 100
+
+
+class _Entry(NamedTuple):
+    epoch: int
+    n: int
+    change_id: str
+
+    @classmethod
+    def of(cls, entry_id: bytes, fields: Sequence[bytes]) -> _Entry:
+        epoch, _, n = entry_id.partition(b"-")
+        return cls(int(epoch), int(n), salvaged(fields)[0])
+
+
+Fetch = Callable[[str, dict[str, Any]], Sequence[tuple[Any, ...]]]
+"""Runs a named statement."""
+
+
+def parted(
+    link: Link, fetch: Fetch, shard: int, changes: str, look: Look, span: tuple[int, int], *, seconds: float
+) -> int | None:
+    """Return the n after which the stream holds entries that Postgres does not know; None where it knows all.
+
+    The stream is read from its newest commit down to the first position of the span, page by page.
+    """
+    after, upto = span
+    lowest: int | None = None
+    end = b"%d-%d" % (look.own, look.n)
+    while True:
+        (reply,) = link.run([("XREVRANGE", changes, end, b"-", "COUNT", _PAGE)], seconds=seconds)
+        if isinstance(reply, Exception):
+            raise reply
+        found = [_Entry.of(entry_id, fields) for entry_id, fields in reply]
+        asked = [one for one in found if after < one.n <= upto]
+        known = {n for (n,) in fetch("entries_known", _columns(shard, asked))} if asked else set()
+        here = parting([one.n for one in asked], known)
+        lowest = here if here is not None else lowest
+        if len(reply) < _PAGE or found[-1].n <= after:
+            return lowest
+        end = b"(" + reply[-1][0]
+
+
+def continued(link: Link, fetch: Fetch, keys: KeySpace, flushed: Mapping[int, int], *, seconds: float) -> set[int]:
+    """Return those shards, given with their watermarks, whose data set is known to hold what Postgres holds."""
+    newest: dict[int, list[Held]] = {shard: [] for shard in flushed}
+    for shard, *facts in fetch("newest_changes", {"shards": list(flushed), "most": NEWEST_MAX}):
+        newest[shard].append(Held(*facts))
+    names = list(dict.fromkeys(one.key for some in newest.values() for one in some))
+    replies = link.run([("HMGET", keys.state(key), "version", "recent") for key in names], seconds=seconds)
+    recent = {
+        key: (int(reply[0]), reply[1].decode().split())
+        for key, reply in zip(names, replies, strict=True)
+        if isinstance(reply, list) and None not in reply and reply[0].isdigit()
+    }
+    return {shard for shard, some in newest.items() if continues(some, recent) or not (some or flushed[shard])}
+
+
+def _columns(shard: int, entries: Sequence[_Entry]) -> dict[str, Any]:
+    epochs, ns, change_ids = (list(column) for column in zip(*entries, strict=True))
+    return {"shard": shard, "epochs": [min(epoch, INTEGER_MAX) for epoch in epochs], "ns": ns, "change_ids": change_ids}

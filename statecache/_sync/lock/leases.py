@@ -1,0 +1,320 @@
+# Generated from statecache/_async/lock/leases.py by tests/unasync.py. Do not edit.
+
+"""The leases that a client holds: taken and given back in one round trip each, renewed while the client lives.
+
+Every exchange is the script `lease`, under a request of the holder's own: a repeat of it answers as the first did, so
+a lost reply neither leaks a lease nor doubles it. What could not be given back ends by itself at its ttl.
+
+    take, queue   OK: held from now on     WAIT: wait to be called, or for the deadline, and queue again
+    FENCED        open the shard, again    LATE, no reply   again, on another connection
+
+One task or thread of the client renews all its leases, each at a third of its ttl, on a connection of its own; it is
+started by the first lease and ends when it finds none. A renewal that comes to nothing is tried again as long as the
+lease is believed in.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from itertools import count
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
+
+from statecache import _process
+from statecache._bridge import Background, Signal, beside, runner
+from statecache._sync.lock.requests import Answer, LeaseRequests
+from statecache.clock import boottime, monotonic
+from statecache.errors import LimitExceeded, LockTimeout, StateCacheError, UsageError
+from statecache.leases import COMING_S, TTL_S_MIN, WAITERS_MAX, Holding, Waiting, call_of
+from statecache.lua import parts_of
+from statecache.model import Token
+
+if TYPE_CHECKING:
+    from statecache._sync.epoch.opener import Opener
+    from statecache._sync.redis.connection import Link
+    from statecache._sync.redis.pubsub import Events
+    from statecache._sync.redis.tier import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+_WITHDRAW_S = 1.0
+"""How long giving back may take for whoever gave up, or closes; what is left ends by itself."""
+_CONFIRM_S = 1.0
+"""How long a waiter waits until it can hear its call; it asks now and then anyway."""
+_END_S = 0.05
+"""How long a caller waits for that, where it has no time left, and its client for a renewal under way as it closes."""
+_TRY_S = 0.5
+"""How long asking may take for who does not wait for the lock."""
+_SWEEP_S = 0.02
+"""Leases that are due within this time are renewed together."""
+
+_logger = logging.getLogger("statecache")
+
+
+class Leases(LeaseRequests):
+    """This takes and keeps the leases of one client."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        redis: RedisTier,
+        opener: Opener,
+        events: Events,
+    ) -> None:
+        super().__init__(settings, keys, redis, opener)
+        self._events = events
+        self._closed = False
+        self._link: Link | None = None
+        self._inherited: list[Link] = []
+        events.broken.append(self._unheard)
+        self.begin_anew(_process.mutex())
+        _process.begins_anew_after_fork(self)
+
+    def begin_anew(self, _: AbstractContextManager[Any]) -> None:
+        """This forgets the leases, which another process holds, and takes another name for being called."""
+        if self._link is not None:  # kept, for even to collect it could harm the parent
+            self._link.abandon()
+            self._inherited.append(self._link)
+            self._link = None
+        self._held: dict[str, Holding] = {}
+        self._waiting: dict[str, tuple[Waiting, Signal]] = {}
+        self._requests = map(f"{secrets.token_hex(8)}:{{}}".format, count(1))
+        self._renewer: Background | None = None
+        self._sooner = Signal()
+        self._next = -inf
+
+    @property
+    def held(self) -> tuple[Holding, ...]:
+        """These are the leases that this process holds; those of a forked parent are not its child's."""
+        return tuple(self._held.values())
+
+    @property
+    def waiting(self) -> tuple[Waiting, ...]:
+        """These are the locks that this process waits for."""
+        return tuple(waiting for waiting, _ in tuple(self._waiting.values()))
+
+    def holds(self, holding: Holding) -> bool:
+        """This says whether the lease is this process's, as far as was heard."""
+        return holding.request in self._held
+
+    def take(self, key: str, *, ttl: float, patience: float | None) -> Holding:
+        """This locks the key, waiting its turn for at most `patience` seconds, for ever with None."""
+        owner = runner()
+        for one in self.held:
+            if one.key == key and one.owner is owner and not one.lost(boottime()):
+                hint = "Use the lease that you have: the lock would wait for itself."
+                raise UsageError(f"{key!r} is locked already by this very task or thread", hint=hint)
+        shard, request = self._keys.shard(key), next(self._requests)
+        holding = Holding(key=key, shard=shard, request=request, ttl=ttl, owner=owner)
+        begun, wait = monotonic(), patience != 0
+        try:
+            asking_s = (patience or self._timeout_s) if wait else min(self._timeout_s, _TRY_S)
+            answer = self._attempt("queue" if wait else "take", holding, begun + asking_s)
+            if answer is not None and wait:
+                self._wait_for_turn(holding, begun, patience)
+        except BaseException as error:  # whatever it is, nothing shall be held by nobody, and no place kept
+            if not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
+                beside(lambda: self._withdraw(holding), _END_S)
+            raise
+        if answer is not None and not wait:
+            raise LockTimeout(key, seconds=0, holder=answer.rest[1])
+        self._held[holding.request] = holding
+        self._keep(holding)
+        return holding
+
+    def _wait_for_turn(self, holding: Holding, begun: float, patience: float | None) -> None:
+        """This asks whenever there is a reason to: it was called, the lease in the way ends, or time went by."""
+        end = inf if patience is None else begun + patience
+        calls = self._keys.events(holding.shard, holding.request.partition(":")[0])
+        waiting = Waiting(key=holding.key, request=holding.request, asks_at=begun)
+        try:
+            while True:
+                signal = Signal()
+                self._waiting[holding.request] = (waiting, signal)
+                now = monotonic()
+                if waiting.ask_at <= now:
+                    bound = now + self._timeout_s if patience is None else max(end, now + 0.01)
+                    waiting.asking()
+                    self._events.confirmed(calls, self._heard, end=min(bound, now + _CONFIRM_S))
+                    answer = self._attempt("queue", holding, bound)
+                    if answer is None:
+                        return
+                    now = monotonic()
+                    deaf = not self._events.listens(calls)
+                    waiting.answered(int(answer.rest[0]) / 1000, answer.rest[1], now, deaf=deaf)
+                if now >= end:
+                    raise LockTimeout(holding.key, seconds=patience or 0, holder=waiting.holder)
+                signal.wait(min(waiting.ask_at - now, end - now, COMING_S))
+        finally:
+            self._waiting.pop(holding.request, None)
+
+    def _attempt(self, verb: str, holding: Holding, end: float) -> Answer | None:
+        """This asks for the lock, and gives the answer where somebody else has it."""
+        while True:
+            answer = self._ask(verb, holding, end=end)
+            holding.astray = holding.astray or answer.repeated
+            if answer.verdict == "FULL":
+                what, count = "the number of waiters", int(answer.rest[0]) + 1
+                raise LimitExceeded(what, actual=count, limit=WAITERS_MAX, key=holding.key)
+            if answer.verdict != "OK":
+                return answer
+            holding.token = Token.parse(answer.rest[0]) or holding.token
+            holding.granted(answer.started)
+            if not holding.lost(boottime()):
+                return None
+            if monotonic() > end:  # so late an answer is one to ask for again
+                reason = "every answer came later than the ttl allows"
+                raise LockTimeout(holding.key, seconds=holding.ttl, reason=reason)
+
+    def _heard(self, message: bytes) -> None:
+        """This is told of calls, and wakes who is called; the others look at the time by themselves."""
+        if self._waiting and (call := call_of(message)) is not None:
+            key, request, left_s = call
+            now = monotonic()
+            for waiting, signal in tuple(self._waiting.values()):
+                if waiting.key == key and (waiting.called(request, left_s, now) or left_s < COMING_S):
+                    signal.set()
+
+    def _unheard(self) -> None:
+        """This is told that calls may have been missed."""
+        for waiting, signal in tuple(self._waiting.values()):
+            waiting.unheard(monotonic())
+            signal.set()
+
+    def give_back(self, holding: Holding, *, end: float | None = None) -> bool:
+        """This ends the lease, and says whether it stood until then; it raises nothing for a Redis that is away."""
+        stood = self.holds(holding) and not holding.lost(boottime())
+        known = self._held.pop(holding.request, None) is not None and not holding.gone
+        holding.gone = True
+        if not known:
+            return False
+        left_s = max(holding.believed_until - boottime(), _WITHDRAW_S)
+        end = min(monotonic() + self._timeout_s if end is None else end, monotonic() + left_s)
+        answered = False
+        try:
+            answer = self._ask("withdraw" if holding.astray else "release", holding, end=end)
+            answered = True
+            return answer.verdict == "OK" or (answer.repeated and stood)
+        except StateCacheError as error:
+            answered, holding.unreturned = True, True
+            _logger.warning("the lease of %r could not be given back and ends by itself: %s", holding.key, error)
+            return stood
+        finally:
+            if not answered:  # cancelled
+                beside(lambda: self._withdraw(holding), _END_S)
+
+    def _withdraw(self, holding: Holding) -> bool:
+        """This takes back whatever a request left or may yet leave: a lease that nobody uses, a place in a queue."""
+        with suppress(StateCacheError):
+            return self._ask("withdraw", holding, end=monotonic() + _WITHDRAW_S).verdict == "OK"
+        return False
+
+    def take_away(self, key: str, token: Token, *, end: float) -> bool:
+        """This ends somebody's lease, unless another one stands by now, and says whether it did."""
+        theirs = Holding(key=key, shard=self._keys.shard(key), request="", ttl=TTL_S_MIN, owner=None, token=token)
+        answer = self._ask("break", theirs, end=end)
+        return answer.verdict == "OK" or (answer.repeated and not answer.rest)
+
+    def release(self, *, end: float | None = None) -> tuple[str, ...]:
+        """This ends all the leases that this client holds, while there is time; it gives the keys of those that stay.
+
+        They end by themselves, when their time is up.
+        """
+        end = monotonic() + _WITHDRAW_S if end is None else end
+        held = self.held
+        for holding in held:
+            self.give_back(holding, end=end)
+        return tuple(holding.key for holding in held if holding.unreturned)
+
+    def close(self) -> None:
+        """This ends the leases, and the waiting for others."""
+        self._closed = True
+        self.release()
+        self._sooner.set()
+        self._unheard()
+        if self._renewer is not None:
+            self._renewer.stop(_END_S)
+        self._hang_up()
+
+    def _keep(self, holding: Holding) -> None:
+        """This makes sure that somebody will renew the lease in time."""
+        if self._next == -inf or self._renewer is None or not self._renewer.alive:
+            self._next = inf
+            self._renewer = Background(self._renew_all, name="statecache-leases")
+        elif holding.renew_at < self._next:
+            self._sooner.set()
+
+    def _renew_all(self) -> None:
+        """This renews what is due, again and again, until nothing is held.
+
+        `_next` says when it will look: at no time once it ends, and in doubt too late, so that a new lease wakes it.
+        """
+        while True:
+            self._sooner, self._next = Signal(), inf
+            held = self.held
+            if self._closed or not held:
+                self._next = -inf
+                if self._closed or not self.held:
+                    self._hang_up()
+                    return
+                continue
+            self._next = min(one.renew_at for one in held)
+            if not self._sooner.wait(self._next - boottime()):
+                self._renew([one for one in self.held if one.renew_at <= boottime() + _SWEEP_S])
+
+    def _renew(self, due: Sequence[Holding]) -> None:
+        """This renews leases in one pipeline; one that could not be renewed is tried again while it is believed in."""
+        started = boottime()
+        for holding in due:
+            if holding.lost(started):
+                self._lose(holding)
+        due = [holding for holding in due if not holding.gone]
+        if not due:
+            return
+        seconds = max(min(one.ttl / 6 for one in due), 0.02)
+        for holding in due:
+            holding.unanswered(started + seconds)
+        try:
+            link = self._renewing(seconds)
+            seconds = max(seconds - (boottime() - started), 0.001)
+            replies = link.scripts(
+                self._script, [self._call("renew", one, link, seconds) for one in due], seconds=seconds
+            )
+            for holding, reply in zip(due, replies, strict=True):
+                self._renewed(holding, parts_of(reply)[0].decode(), started, link)
+        except (StateCacheError, ResponseError) as error:
+            _logger.info("leases could not be renewed, and it is tried again: %s", error)
+            self._redis.pool.drop_idle()
+            self._hang_up()
+
+    def _renewing(self, seconds: float) -> Link:
+        """Return the connection for renewals, a new one where there is none."""
+        if (link := self._link) is None or not link.alive:
+            link = self._link = self._redis.link(seconds)
+        return link
+
+    def _hang_up(self) -> None:
+        """Close the connection for renewals."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.end()
+
+    def _lose(self, holding: Holding) -> None:
+        holding.gone = True
+        self._held.pop(holding.request, None)
+
+    def _renewed(self, holding: Holding, verdict: str, started: float, link: Link) -> None:
+        if verdict == "OK":
+            holding.granted(started)
+        elif verdict == "GONE":
+            self._lose(holding)
+        elif verdict == "FENCED":
+            self._opener.open(holding.shard, end=monotonic() + holding.ttl / 6)
+        elif verdict == "LATE":
+            self._redis.leave(link)

@@ -1,0 +1,3 @@
+# Generated from statecache/_async/postgres/__init__.py by tests/unasync.py. Do not edit.
+
+"""Connections to Postgres, and its schema."""

@@ -1,0 +1,207 @@
+# Generated from statecache/_async/postgres/migrate.py by tests/unasync.py. Do not edit.
+
+"""Migrations: numbered SQL files, each in a transaction of its own, one process at a time.
+
+Every transaction takes the schema's advisory lock first and looks anew at what is left to do, so two that migrate at
+once are safe, and one that dies leaves whole steps behind. Nothing is kept on the connection between transactions, so
+a transaction-mode pooler may stand in between.
+
+The pin (shard count, hash, group rule, prefix) is written in the transaction of the first step and compared ever
+after, before anything is changed. A schema whose `min_code` is above ours is refused; later steps of a newer release
+that still lets our code in are left alone, which is what a rolling upgrade looks like from the older side.
+
+A Redis that answers is compared before anything is made: one that is pinned to another prefix or schema, or belongs to
+another cluster, must not leave a schema behind that is pinned to this one.
+
+At the end a fresh Redis is adopted: a client never may, for it might have been pointed at the wrong one.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psycopg
+from psycopg import errors as pg
+
+from statecache._sync.epoch.gate import Gate
+from statecache._sync.postgres.connection import brief, connect
+from statecache._sync.postgres.tier import PostgresTier
+from statecache._sync.redis.tier import RedisTier
+from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable
+from statecache.keys import GROUP_RULE, HASH, KeySpace
+from statecache.settings import masked
+from statecache.sql import CODE, Migration, migrations, statement
+
+if TYPE_CHECKING:
+    from statecache.settings import Settings
+
+
+class MigrationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """This is what a migration did: steps, the pin, rows for shards, shards opened on a Redis that was fresh.
+
+    `newer` are the numbers of steps that a newer release has applied and that this code does not know.
+    """
+
+    applied: tuple[str, ...] = ()
+    newer: tuple[int, ...] = ()
+    pinned: bool = False
+    shards_added: int = 0
+    shards_opened: int = 0
+
+    @property
+    def did_something(self) -> bool:
+        """This says whether anything was changed."""
+        return bool(self.applied or self.pinned or self.shards_added or self.shards_opened)
+
+
+def migrate(settings: Settings, *, redis: bool = True) -> MigrationReport:
+    """This brings the schema up to date, pins the cluster, and adopts a fresh Redis unless `redis` is false.
+
+    Raises ConfigurationError where schema, settings and Redis do not belong together, and Unavailable.
+    """
+    keys = KeySpace(settings.prefix, settings.shards)
+    tier = RedisTier(settings, keys)
+    postgres = PostgresTier(settings, keys, cluster=lambda: tier.cluster)
+    connection = _connection(settings)
+    try:
+        schema = _Schema(settings, connection)
+        if schema.is_pinned():
+            _compare(postgres)
+        if redis:
+            _greet(tier)
+        if tier.cluster not in ("", postgres.cluster):
+            raise _another_cluster(settings, tier.cluster, postgres.cluster)
+        schema.begin()
+        report = schema.bring_up_to_date()
+    finally:
+        connection.close()
+    if not redis:
+        _compare(postgres)
+        return report
+    return msgspec.structs.replace(report, shards_opened=_adopt(settings, keys, tier, postgres))
+
+
+class _Schema:
+    """This applies what is missing, a transaction a step."""
+
+    def __init__(self, settings: Settings, connection: psycopg.Connection[Any]) -> None:
+        self._settings = settings
+        self._schema = settings.postgres_schema
+        self._connection = connection
+
+    def is_pinned(self) -> bool:
+        """Return whether there is a pin to compare with."""
+        try:
+            return bool(self._run("migrate_pinned")[0][0])
+        except psycopg.Error as error:
+            raise self._translated(error, "the schema") from error
+
+    def begin(self) -> None:
+        """Make the schema and the list of what was applied."""
+        try:
+            with self._connection.transaction():
+                self._run("migrate_lock")
+                self._run("migrate_begin")
+        except psycopg.Error as error:
+            raise self._translated(error, "the schema") from error
+
+    def bring_up_to_date(self) -> MigrationReport:
+        """This applies the missing steps in order."""
+        applied: list[str] = []
+        pinned, added = False, 0
+        known = {step.number: step for step in migrations(self._schema)}
+        while True:
+            step: Migration | None = None
+            try:
+                with self._connection.transaction():
+                    self._run("migrate_lock")
+                    seen = {row[0] for row in self._run("migrate_seen")}
+                    step = next((step for number, step in known.items() if number not in seen), None)
+                    if step is not None:
+                        self._connection.execute(step.text.encode())
+                        self._run("migrate_note", number=step.number, name=step.name)
+                    pinned = bool(self._run("migrate_pin", **self._pin())) or pinned
+                    added += len(self._run("migrate_shards"))
+            except psycopg.Error as error:
+                raise self._translated(error, f"migration {step.number}" if step else "the schema") from error
+            if step is None:
+                newer = tuple(sorted(seen - known.keys()))
+                return MigrationReport(applied=tuple(applied), newer=newer, pinned=pinned, shards_added=added)
+            applied.append(f"{step.number:04d}_{step.name}")
+
+    def _pin(self) -> dict[str, Any]:
+        settings = self._settings
+        return {
+            "shards": settings.shards,
+            "hash": HASH,
+            "group_rule": GROUP_RULE,
+            "prefix": settings.prefix,
+            "min_code": CODE,
+        }
+
+    def _run(self, name: str, /, **parameters: Any) -> list[tuple[Any, ...]]:
+        cursor = self._connection.execute(statement(name, self._schema).encode(), parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+    def _translated(self, error: psycopg.Error, what: str) -> Exception:
+        where = f"{masked(self._settings.postgres_url)}, schema {self._schema}"
+        if isinstance(error, pg.LockNotAvailable):
+            return PostgresUnavailable("migration", detail=f"{where}: others held the locks of {what} for a minute")
+        if isinstance(error, psycopg.OperationalError):
+            return PostgresUnavailable("connection", detail=f"{where}: {brief(error)}")
+        hint = ""
+        if isinstance(error, pg.InsufficientPrivilege):
+            hint = "Migrate as the schema's owner, or as a role that may create one in this database."
+        elif isinstance(error, (pg.DuplicateTable, pg.DuplicateObject, pg.DuplicateFunction)):
+            hint = "Something else lives in this schema; choose another with STATECACHE_POSTGRES_SCHEMA."
+        return ConfigurationError(f"{where} refuses {what}: {brief(error)}", hint=hint)
+
+
+def _connection(settings: Settings) -> psycopg.Connection[Any]:
+    """Connect to a database that can hold every key and value: its encoding is told at the connection."""
+    connection = connect(settings, "statecache migrate")
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding == "UTF8":
+        return connection
+    connection.close()
+    raise ConfigurationError(
+        f"{masked(settings.postgres_url)}: the encoding of this database is {encoding}",
+        hint="Use another: CREATE DATABASE … TEMPLATE template0 ENCODING 'UTF8'.",
+    )
+
+
+def _greet(tier: RedisTier) -> None:
+    """Compare the pin of a Redis that answers; one that is away is met again at the end, when the schema is done."""
+    with suppress(RedisUnavailable):
+        link = tier.link()
+        link.close()
+
+
+def _another_cluster(settings: Settings, of_redis: str, of_postgres: str) -> ConfigurationError:
+    where = f"{masked(settings.postgres_url)}, schema {settings.postgres_schema}"
+    return ConfigurationError(
+        f"Redis belongs to cluster {of_redis}, {where}, to {of_postgres or 'none yet'}",
+        hint="Name the Postgres of this Redis, or another Redis. Where that Postgres is lost for good: "
+        "`statecache migrate --no-redis`, then `statecache epoch claim`.",
+    )
+
+
+def _compare(postgres: PostgresTier) -> None:
+    session = postgres.session()
+    session.close()
+
+
+def _adopt(settings: Settings, keys: KeySpace, tier: RedisTier, postgres: PostgresTier) -> int:
+    """This opens the shards of a Redis that holds no data set of ours, or continues the one that Postgres knows."""
+    link = tier.link()
+    try:
+        session = postgres.session()
+        try:
+            gate = Gate(settings, keys, by="migrate", authority="worker")
+            return len(gate.open(link, session.connection, range(keys.shards)))
+        finally:
+            session.close()
+    finally:
+        link.close()

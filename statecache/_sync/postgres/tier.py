@@ -1,0 +1,213 @@
+# Generated from statecache/_async/postgres/tier.py by tests/unasync.py. Do not edit.
+
+"""The Postgres tier as a client sees it: named statements on a pool of connections, opened when first needed.
+
+Every statement runs in a transaction of its own with a statement timeout local to it, so that it works behind a
+transaction-mode pooler. The `cluster` row is compared on every new connection.
+
+Only a primary is asked: a standby may lag, and what it holds of a state must never be installed over what the primary
+has flushed since. Every transaction asks what it met, for behind a pooler a server may change between two of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import errors as pg
+
+from statecache._bridge import Slot, severed, sleep, timeout
+from statecache._sync.pool import Pool, silent_since
+from statecache._sync.postgres.connection import brief, connect, milliseconds
+from statecache.backoff import Backoff
+from statecache.clock import monotonic
+from statecache.errors import ConfigurationError, PostgresUnavailable
+from statecache.keys import GROUP_RULE, HASH
+from statecache.settings import masked, pin_difference
+from statecache.sql import CODE, statement
+
+if TYPE_CHECKING:
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+_GRACE_S = 0.05
+"""How much longer than the server's own timeout its answer is waited for."""
+
+
+class Session:
+    """This is one connection to Postgres, as a pool lends it."""
+
+    __slots__ = ("__weakref__", "connection", "heard_at", "hold", "silent_since", "slot")
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.connection = connection
+        self.heard_at = monotonic()
+        self.silent_since = -inf
+        self.slot: Slot | None = None
+        self.hold: Slot | None = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        if kind is not None:  # it may be in the middle of an exchange, where nothing can be rolled back
+            self.close()
+
+    @property
+    def alive(self) -> bool:
+        """This says whether the connection still stands, as far as this side knows."""
+        return not (self.connection.closed or self.connection.broken)
+
+    def abandon(self) -> None:
+        """This ends a forked parent's connection here, having first put nothing in the place of its socket."""
+        with suppress(OSError, psycopg.Error):
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            try:
+                os.dup2(nowhere, self.connection.fileno(), inheritable=False)
+            finally:
+                os.close(nowhere)
+            self.connection.pgconn.finish()
+
+    def let_go(self) -> None:
+        """Close a connection that nobody has any more."""
+        self.connection.pgconn.finish()
+
+    def close(self) -> None:
+        """This closes the connection."""
+        self.connection.close()
+
+    def end(self) -> None:
+        """This closes the connection, which libpq does at once."""
+        self.close()
+
+
+class PostgresTier:
+    """This runs named statements on the Postgres primary; with `standby_too` on a standby too, for who only looks."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        *,
+        cluster: Callable[[], str] = str,
+        standby_too: bool = False,
+        name: str = "statecache",
+    ) -> None:
+        self._settings = settings
+        self._name = name
+        self._keys = keys
+        self._redis_cluster = cluster
+        self._standby_too = standby_too
+        self.cluster = ""
+        self.pool = Pool(
+            self.session, size=settings.postgres_connections_max, busy=PostgresUnavailable, what="Postgres"
+        )
+
+    def session(self, seconds: float | None = None) -> Session:
+        """This opens one connection and compares the cluster's pin."""
+        end = inf if seconds is None else monotonic() + seconds
+        connection = connect(self._settings, self._name, seconds=seconds)
+        session = Session(connection)
+        try:
+            self._compare(session, max(min(end - monotonic(), self._settings.timeout_s), 0.001))
+        except BaseException:  # a connection that was not compared is never used
+            session.close()
+            raise
+        return session
+
+    def _compare(self, session: Session, seconds: float) -> None:
+        rows = self._run(session, "cluster", {}, seconds)
+        if not rows:
+            raise ConfigurationError("the schema holds no cluster row", hint="Run `statecache migrate`.")
+        cluster, shards, hashed, rule, prefix, min_code = rows[0]
+        if min_code > CODE:
+            raise ConfigurationError(
+                f"the schema asks for code level {min_code}, this program has {CODE}", hint="Upgrade statecache."
+            )
+        found = {"shards": shards, "hash": hashed, "group rule": rule, "prefix": prefix}
+        ours = (self._keys.shards, HASH, GROUP_RULE, self._keys.prefix)
+        difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
+        if difference:
+            raise ConfigurationError(f"this schema is {difference}", hint=f"{remedy[0].upper()}{remedy[1:]}.")
+        self._check_pair(cluster)
+        self.cluster = cluster
+
+    def check_pair(self) -> None:
+        """Raise ConfigurationError where Redis and Postgres are known to be of two clusters.
+
+        A connection to Postgres compares when it is made; Redis may have been greeted only since.
+        """
+        if self.cluster:
+            self._check_pair(self.cluster)
+
+    def _check_pair(self, cluster: str) -> None:
+        if self._redis_cluster() not in ("", cluster):
+            raise ConfigurationError(
+                f"Redis belongs to cluster {self._redis_cluster()}, Postgres to {cluster}",
+                hint="redis_url and postgres_url must name the two tiers of one deployment.",
+            )
+
+    def fetch(self, name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
+        """This runs a statement that changes nothing and gives its rows; again after a fault, for that many seconds."""
+        end, backoff = monotonic() + seconds, Backoff(0.01, 0.25)
+        while True:
+            left = max(end - monotonic(), 0.001)
+            try:
+                session = self.pool.take(left)
+                try:
+                    return self._run(session, name, parameters, max(end - monotonic(), 0.001))
+                finally:
+                    self.pool.give(session)
+            except PostgresUnavailable as error:
+                self.pool.drop_idle()
+                if error.reason not in ("connect", "connection", "standby") or backoff.outlasts(end):
+                    raise
+            sleep(backoff.take())
+
+    def _run(self, session: Session, name: str, parameters: Mapping[str, Any], seconds: float) -> list[tuple[Any, ...]]:
+        work = partial(self._rows, session, name, parameters, seconds)
+        return severed(work, session.connection)
+
+    def _rows(
+        self, session: Session, name: str, parameters: Mapping[str, Any], seconds: float
+    ) -> list[tuple[Any, ...]]:
+        connection = session.connection
+        schema = self._settings.postgres_schema
+        limiting, text = statement("read_limits", schema), statement(name, schema)
+        limit = timeout(seconds + _GRACE_S, connection)
+        whole, begun = False, monotonic()
+        try:
+            with limit, connection.transaction(), session:
+                met = connection.execute(limiting, {"statement": milliseconds(seconds)}).fetchone()
+                if not self._standby_too and (met is None or met[-1]):
+                    raise self._standby()
+                rows = connection.execute(text, parameters).fetchall()
+            whole, session.heard_at = True, monotonic()
+        except (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction, pg.InvalidSchemaName) as error:
+            raise ConfigurationError(f"Postgres: {brief(error)}", hint="Run `statecache migrate`.") from error
+        except pg.InsufficientPrivilege as error:
+            raise ConfigurationError(f"Postgres: {brief(error)}", hint="Grant this role what it needs.") from error
+        except psycopg.Error as error:
+            where = masked(self._settings.postgres_url)
+            broken = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+            late = limit.expired or isinstance(error, pg.QueryCanceled)
+            reason = "timeout" if late else "connection" if broken else "refused"
+            if late or broken:
+                session.silent_since = silent_since(begun) if late else monotonic()
+            raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}") from error
+        finally:
+            if not whole:
+                session.close()
+        return rows
+
+    def _standby(self) -> PostgresUnavailable:
+        return PostgresUnavailable(
+            "standby",
+            detail=f"{masked(self._settings.postgres_url)}: it is a standby, which may lack what the primary holds",
+            hint="Name the primary in postgres_url; where it names several hosts, add target_session_attrs=read-write.",
+        )

@@ -1,0 +1,200 @@
+# Generated from statecache/_async/read/hydration.py by tests/unasync.py. Do not edit.
+
+"""A miss: token, Postgres, install.
+
+A state that is not in Redis is loaded from Postgres under a hydration token, which stands for a few seconds and in
+one epoch. Only one reader at a time holds a key's token; others wait for what it brings. The install checks that the
+token and the epoch still stand, and any commit or hydration of the key takes the token away, so a slow reader cannot
+put an older version over a newer one. Every attempt to take a token brings one of its own: an attempt that was held up
+on its way and arrives when all of that is over leaves a token that nobody installs with. The next attempt names those
+before it, whose answers were lost, and takes over what they took. Whoever is hindered, or cancelled, gives back what
+may stand, so that nobody waits for it. While a key is in `unflushed` there is no token: Redis lost its state by hand,
+Postgres does not have it yet, and the flusher will bring it there. Absence is installed like any other record.
+
+What Postgres was read to hold is also given to the caller, whether or not it could be installed: it is no older than
+the moment the read began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
+
+from statecache._bridge import beside, sleep
+from statecache._sync.noting import note
+from statecache._sync.redis.tier import FINAL, found_at, patience_for, refusal
+from statecache.backoff import Backoff
+from statecache.clock import monotonic
+from statecache.errors import Backpressure, RedisUnavailable, StateCacheError, Unavailable
+from statecache.model import Record
+from statecache.records import absence, hash_of, record_of_row
+
+if TYPE_CHECKING:
+    from statecache._sync.epoch.opener import Opener
+    from statecache._sync.postgres.tier import PostgresTier
+    from statecache._sync.redis.tier import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+_FORGET_S = 0.2
+"""How long giving tokens back may take; they end by themselves too."""
+_END_S = 0.05
+"""How long a caller who failed, or was cancelled, waits for that."""
+_TOKENS_MAX = 32
+"""How many tokens of lost attempts are remembered; older ones end by themselves."""
+
+
+class Hydrator:
+    """This loads missing states of one group from Postgres into Redis."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        redis: RedisTier,
+        postgres: PostgresTier,
+        opener: Opener,
+        *,
+        new_token: Callable[[], str],
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._redis = redis
+        self._postgres = postgres
+        self._opener = opener
+        self._new_token = new_token
+
+    def load(self, keys: Sequence[str], *, end: float, to_write: bool = False) -> dict[str, Record]:
+        """This makes the keys of one shard present in Redis and gives the records that it read on the way.
+
+        A key that another reader brought in the meantime is not among them, nor are those of a shard whose gate is
+        closed: reading never opens it. A Redis without memory is enough for reading: what Postgres holds is given all
+        the same. `to_write` says that the states are needed in Redis, and opens the gate. Raises Unavailable past
+        `end`, and Backpressure where there is no memory for them. A lost exchange is made again.
+        """
+        shard, tokens = self._keys.shard(keys[0]), list[str]()
+        try:
+            return self._loaded(shard, list(keys), tokens, end=end, to_write=to_write)
+        except BaseException as error:  # whatever it is, nobody shall wait for what does not come
+            if tokens and not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
+                beside(lambda: self._forget(shard, keys, tokens), _END_S)
+            raise
+
+    def _loaded(
+        self, shard: int, missing: list[str], tokens: list[str], *, end: float, to_write: bool
+    ) -> dict[str, Record]:
+        """This does it; `tokens` are at any moment those of ours that may stand."""
+        loaded: dict[str, Record] = {}
+        backoff = Backoff(0.002, 0.1)
+        waiting: Unavailable | None = None
+        while True:
+            try:
+                verdicts, epoch = self._begin(shard, missing, tokens, end, to_write=to_write)
+            except RedisUnavailable as error:
+                if error.reason in ("refused", "memory", *FINAL):
+                    raise
+                if backoff.outlasts(end):
+                    raise error if waiting is None else waiting from error
+                note(retries=1)
+                sleep(backoff.take())
+                continue
+            if "FENCED" in verdicts.values() and not to_write:
+                return loaded
+            if to_write and "FULL" in verdicts.values():
+                raise Backpressure(shard, reason="Redis is out of memory")
+            taken = [key for key, verdict in verdicts.items() if verdict in ("TAKEN", "FULL")]
+            if taken:
+                note(hydrations=len(taken))
+                loaded.update(self._install(shard, taken, tokens, epoch, end))
+                tokens.pop()
+            missing = [key for key, verdict in verdicts.items() if verdict in ("DIRTY", "WAIT", "FENCED")]
+            if not missing:
+                return loaded
+            why = "not yet in Postgres" if "DIRTY" in verdicts.values() else "another reader is loading it"
+            waiting = Unavailable("hydration", detail=f"{missing[0]!r} is not in Redis and {why}")
+            if backoff.outlasts(end):
+                raise waiting
+            if "FENCED" not in verdicts.values():
+                sleep(backoff.take())
+
+    def _begin(
+        self, shard: int, missing: list[str], tokens: list[str], end: float, *, to_write: bool
+    ) -> tuple[dict[str, str], str]:
+        """This gives the verdicts on the keys, and the epoch of a fresh token, which is then the last of `tokens`.
+
+        It is among them where it was taken, and where nobody knows whether it was.
+        """
+        keys, token = self._keys, self._new_token()
+        fixed = [keys.meta(shard), keys.unflushed(shard), keys.hydrating(shard)]
+        token_ms = round(self._settings.hydrate_token_s * 1000)
+        earlier = " ".join(tokens)
+        tokens.append(token)
+        del tokens[:-_TOKENS_MAX]
+        seconds = max(end - monotonic(), 0.001)
+        try:
+            reply: list[bytes] = self._redis.script(
+                "hydrate_begin",
+                [*fixed, *(keys.state(key) for key in missing)],
+                [self._settings.fence, token, token_ms, earlier, *missing],
+                seconds=seconds * patience_for(seconds),
+            )
+        except ResponseError as error:
+            tokens.pop()
+            raise refusal(error, fixed[2]) from error
+        except RedisUnavailable as error:
+            if error.reason not in ("timeout", "connection"):
+                tokens.pop()
+            raise
+        verdict, *rest = (part.decode("utf-8", "replace") for part in reply)
+        if verdict != "OK" or not {"TAKEN", "FULL"}.intersection(rest[1:]):
+            tokens.pop()
+        if verdict == "FOREIGN":
+            raise found_at(rest[0], rest[1])
+        if verdict == "FENCED":
+            if to_write:
+                self._opener.open(shard, end=end)
+            return dict.fromkeys(missing, "FENCED"), ""
+        return dict(zip(missing, rest[1:], strict=True)), rest[0]
+
+    def _forget(self, shard: int, keys: Sequence[str], tokens: Sequence[str]) -> int:
+        """This gives tokens back, so that nobody waits for their end, and says how many stood."""
+        arguments = [" ".join(tokens), *keys]
+        with suppress(StateCacheError, ResponseError):
+            return int(
+                self._redis.script("hydrate_forget", [self._keys.hydrating(shard)], arguments, seconds=_FORGET_S)
+            )
+        return 0
+
+    def _install(self, shard: int, taken: list[str], tokens: list[str], epoch: str, end: float) -> dict[str, Record]:
+        """This installs what Postgres holds with the last of the tokens, and gives it, installed or not."""
+        seconds = max(end - monotonic(), 0.001)
+        rows = self._postgres.fetch("states", {"keys": taken}, seconds=seconds)
+        found = {row[0]: record_of_row(row) for row in rows}
+        arguments: list[Any] = []
+        records: dict[str, Record] = {}
+        for key in taken:
+            record, recent = found.get(key) or (absence(key, int(epoch)), "")
+            ttl_s = self._settings.redis_ttl_s if record.exists else self._settings.absent_ttl_s
+            arguments += hash_of(record, recent, round(ttl_s * 1000))
+            records[key] = record
+        keys = self._keys
+        fixed = [keys.meta(shard), keys.hydrating(shard)]
+        seconds = max(end - monotonic(), 0.001)
+        try:
+            self._redis.script(
+                "hydrate_install",
+                [*fixed, *(keys.state(key) for key in taken)],
+                [self._settings.fence, tokens[-1], epoch, *arguments],
+                seconds=seconds * patience_for(seconds),
+            )
+        except RedisUnavailable:
+            self._forget(shard, taken, tokens)
+        except ResponseError as error:
+            refused = refusal(error, fixed[1])
+            if not isinstance(refused, RedisUnavailable):
+                raise refused from error
+            self._forget(shard, taken, tokens)
+        return records

@@ -1,0 +1,87 @@
+# Generated from statecache/_async/read/warming.py by tests/unasync.py. Do not edit.
+
+"""Loading many states at once: from Postgres into Redis what is not there, and from Redis into this process.
+
+One by one each would cost its round trips. Here many are asked for in one exchange, and what Redis lacks is hydrated a
+shard at a time, in one query. Where nothing can be kept in this process, Redis is warm at least. What belongs to a
+shard whose gate is closed is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from statecache._bridge import Signal
+from statecache._sync.redis.tier import refusal
+from statecache.clock import boottime, monotonic
+from statecache.errors import RedisUnavailable
+
+if TYPE_CHECKING:
+    from statecache._sync.read.hydration import Hydrator
+    from statecache._sync.redis.tier import RedisTier
+    from statecache._sync.redis.tracking import Line
+    from statecache.keys import KeySpace
+    from statecache.near import Near, Reading
+
+_ASKED_AT_ONCE = 500
+_HYDRATED_AT_ONCE = 200
+
+
+class Warmer:
+    """This loads many states."""
+
+    def __init__(self, keys: KeySpace, redis: RedisTier, *, near: Near, line: Line, hydrator: Hydrator) -> None:
+        self._keys = keys
+        self._redis = redis
+        self._near = near
+        self._line = line
+        self._hydrator = hydrator
+
+    def warm(self, keys: Sequence[str], *, seconds: float) -> int:
+        """This loads the keys and gives how many are kept here now; `seconds` bounds each exchange with a server."""
+        missing: dict[int, list[str]] = {}
+        for some in _in_parts(keys, _ASKED_AT_ONCE):
+            for key in self._missing(some, seconds):
+                missing.setdefault(self._keys.shard(key), []).append(key)
+        for of_shard in missing.values():
+            for some in _in_parts(of_shard, _HYDRATED_AT_ONCE):
+                self._hydrator.load(some, end=monotonic() + seconds)
+        kept = 0
+        for some in _in_parts(keys, _ASKED_AT_ONCE):
+            kept += self._kept(some, seconds)
+        return kept
+
+    def _missing(self, keys: Sequence[str], seconds: float) -> list[str]:
+        replies = self._redis.read([("EXISTS", self._keys.state(key)) for key in keys], seconds=seconds)
+        for key, reply in zip(keys, replies, strict=True):
+            if isinstance(reply, Exception):
+                raise refusal(reply, self._keys.state(key)) from reply
+        return [key for key, reply in zip(keys, replies, strict=True) if not reply]
+
+    def _kept(self, keys: Sequence[str], seconds: float) -> int:
+        """This reads keys over the tracked connection, where there is one, and says how many it brought."""
+        if not (self._near.keeps and self._line.comes_up(seconds)):
+            return 0
+        readings: list[Reading] = []
+        mine: list[Reading] = []
+        for key in keys:
+            reading, is_mine = self._near.reserve(key, Signal(), boottime())
+            readings.append(reading)
+            if is_mine:
+                mine.append(reading)
+        end = monotonic() + seconds
+        with suppress(RedisUnavailable):
+            self._line.ask(*mine, seconds=seconds)
+        brought = 0
+        for reading in readings:
+            if reading.signal.wait(max(end - monotonic(), 0.0)) and reading.record is not None:
+                brought += self._near.seen(reading.key, (reading.record.epoch, reading.record.version))
+        return brought
+
+
+def _in_parts(keys: Sequence[str], most: int) -> Iterator[Sequence[str]]:
+    """This gives the keys, so many at a time."""
+    for start in range(0, len(keys), most):
+        yield keys[start : start + most]

@@ -1,0 +1,365 @@
+# Generated from statecache/_async/redis/connection.py by tests/unasync.py. Do not edit.
+
+"""One connection to Redis: how it is opened, and how one exchange on it goes.
+
+redis-py repeats commands by itself after a fault; ours never do: every connection is built without retries, and what
+may be repeated is decided by whoever knows whether it is idempotent. A `Link` carries one exchange at a time: a
+list of commands goes out, as many replies come back. Whatever goes wrong between the first byte out and the last
+byte in, cancellation included, closes the connection, so that no later caller reads somebody else's reply.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from redis.backoff import NoBackoff
+from redis.connection import Connection, parse_url
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    NoPermissionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+)
+from redis.retry import Retry
+
+from statecache import _process
+from statecache._bridge import (
+    Slot,
+    SocketTurn,
+    deadline,
+    dialing,
+    disown,
+    is_buffered,
+    readable,
+    receiving,
+    sending,
+    unread_bytes,
+    wake,
+)
+from statecache._sync.pool import silent_since
+from statecache.clock import monotonic
+from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
+from statecache.packing import Command, packed
+from statecache.settings import masked
+
+if TYPE_CHECKING:
+    from statecache._bridge import Background
+    from statecache.lua import Script
+    from statecache.settings import Settings
+
+Dial = Callable[[], Any]
+"""Makes a redis-py connection that is not yet connected."""
+_MESSAGES_MAX = 16
+"""How many pushed messages are given at once."""
+_CREDENTIALS = "Check user and password."
+
+
+def dialer(settings: Settings, *, protocol: int = 2) -> Dial:
+    """This gives what makes connections to the settings' URL: no retries, bytes, in that version of RESP."""
+    try:
+        parse: Any = parse_url
+        options = dict(parse(settings.redis_url))
+    except ValueError as error:
+        raise ConfigurationError(f"redis_url {masked(settings.redis_url)}: {error}") from None
+    kind: Any = options.pop("connection_class", Connection)
+    tls = {
+        "ssl_ca_certs": settings.redis_ca_file,
+        "ssl_certfile": settings.redis_certificate_file,
+        "ssl_keyfile": settings.redis_key_file,
+    }
+    if settings.redis_url.startswith("rediss://"):
+        for name, path in tls.items():
+            _check_file(name, path)
+        options.update({name: value for name, value in tls.items() if value})
+    options.update(
+        retry=Retry(NoBackoff(), 0),
+        retry_on_timeout=False,
+        retry_on_error=[],
+        socket_timeout=settings.timeout_s,
+        socket_connect_timeout=settings.connect_timeout_s,
+        health_check_interval=0,
+        protocol=protocol,
+        driver_info=None,
+        decode_responses=False,
+    )
+    try:
+        kind(**options)
+    except TypeError as error:
+        unknown = str(error).rpartition(" ")[2]
+        raise ConfigurationError(
+            f"redis_url {masked(settings.redis_url)}: no connection has an option {unknown}"
+        ) from None
+    return lambda: kind(**options)
+
+
+def _check_file(name: str, path: str | None) -> None:
+    """This opens what a TLS option names, for redis-py would say that the server is missing."""
+    try:
+        if path:
+            with open(path, "rb"):
+                pass
+    except OSError as error:
+        raise ConfigurationError(f"{name.replace('ssl', 'the TLS file')} {path}: {error.strerror}") from error
+
+
+class Link:
+    """This carries exchanges with one Redis server, one at a time, and is closed by the first that fails.
+
+    `watching` is for whoever sends WATCH: whether the server may still watch keys for this connection; `expected` for
+    whoever sends and hears apart: what the replies to come are for, and `in_message` whether one is being taken off:
+    where that stays so, whoever took it was interrupted, and nobody knows what is lost. `ahead_ms` is how far the
+    server's clock is at most ahead of `monotonic` here, in milliseconds, as of the greeting; it may be less by
+    `greeting_s`, the seconds that the greeting took. `levels` are durability levels that the server was found to be
+    able to give, each with the moment; `heard_at` and `silent_since` are for the pool.
+    """
+
+    __slots__ = (
+        "__weakref__", "_connection", "_known", "_pid", "_turn", "_where", "ahead_ms", "expected", "greeting_s",
+        "heard_at", "hold", "in_message", "levels", "silent_since", "slot", "watching",
+    )  # fmt: skip
+
+    def __init__(self, connection: Any, where: str) -> None:
+        self._connection = connection
+        self._known: set[str] = set()
+        self._where = where
+        self._pid = _process.pid
+        self._turn = SocketTurn()
+        self.watching = False
+        self.in_message = False
+        self.expected: deque[Any] = deque()
+        self.ahead_ms = 0.0
+        self.greeting_s = 0.0
+        self.levels: dict[str, float] = {}
+        self.heard_at = monotonic()
+        self.silent_since = -inf
+        self.slot: Slot | None = None
+        self.hold: Slot | None = None
+
+    @classmethod
+    def open(cls, dial: Dial, settings: Settings, seconds: float = inf) -> Link:
+        """This connects, each step in that time; RedisUnavailable names the masked URL and the reason."""
+        where = masked(settings.redis_url)
+        connection = dial()
+        connection.socket_connect_timeout = min(seconds, settings.connect_timeout_s)
+        connected = False
+        try:
+            with dialing(connection, min(seconds, settings.timeout_s)):
+                connection.connect()
+            connected = True
+        except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
+            raise RedisUnavailable("authentication", detail=f"{where}: {error}", hint=_CREDENTIALS) from error
+        except BusyLoadingError as error:
+            raise RedisUnavailable("loading", detail=f"{where}: {error}") from error
+        except ResponseError as error:
+            refused = "WRONGPASS" in str(error) or "NOAUTH" in str(error) or "password" in str(error)
+            reason, hint = ("authentication", _CREDENTIALS) if refused else ("connect", "")
+            raise RedisUnavailable(reason, detail=f"{where}: {error}", hint=hint) from error
+        except (RedisError, OSError, TimeoutError) as error:
+            raise RedisUnavailable(
+                "tls" if "SSL" in str(error) else "connect",
+                detail=f"{where}: {error or 'no answer in time'}",
+                hint="Is the server up, the URL right?",
+            ) from error
+        finally:
+            if not connected:
+                connection.disconnect(nowait=True)
+        connection.connect_check_health = _stay_closed
+        return cls(connection, where)
+
+    @property
+    def alive(self) -> bool:
+        """This says whether the connection still stands, as far as this side knows; a forked child has none."""
+        return self._pid == _process.pid and bool(self._connection.is_connected)
+
+    def call(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Command:
+        """This gives the command that runs a script: by digest once this connection has seen it run."""
+        if script.sha in self._known:
+            return ("EVALSHA", script.sha, len(keys), *keys, *args)
+        return ("EVAL", script.text, len(keys), *keys, *args)
+
+    def run(
+        self, commands: Sequence[Command], *, seconds: float, until: Callable[[Any], bool] | None = None
+    ) -> list[Any]:
+        """This sends the commands in one go and gives their replies in order.
+
+        An error reply stands in its place as an exception value. RedisUnavailable means that the exchange broke and
+        the connection is closed: the commands may or may not have run. A reply of which `until` says so is the last
+        that is waited for; the connection is closed then too.
+        """
+        connection = self._connection
+        if self._pid != _process.pid:
+            raise UsageError("the connection belongs to another process", hint="Begin anew in a forked child.")
+        if not connection.is_connected:
+            raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
+        spelled = packed(commands)
+        replies: list[Any] = []
+        whole, sent = False, monotonic()
+        try:
+            with deadline(connection, seconds):
+                connection.send_packed_command(spelled)
+                for _ in commands:
+                    try:
+                        replies.append(connection.read_response())
+                    except ResponseError as error:
+                        replies.append(error)
+                    if until is not None and until(replies[-1]):
+                        return replies
+            whole, self.heard_at = True, monotonic()
+        except TimeoutError as error:
+            self.silent_since = silent_since(sent)
+            raise RedisUnavailable("timeout", detail=f"{self._where}: no answer within {seconds:.3g} s") from error
+        except (RedisError, OSError) as error:
+            refused = "authentication" if isinstance(error, AuthenticationError) else "connection"
+            reason = "timeout" if "imeout" in type(error).__name__ else "tls" if "SSL" in str(error) else refused
+            self.silent_since = silent_since(sent) if reason == "timeout" else monotonic()
+            raise RedisUnavailable(reason, detail=f"{self._where}: {error}") from error
+        finally:
+            if not whole:
+                self.close()
+        return replies
+
+    def script(self, script: Script, keys: Sequence[str], args: Sequence[Any], *, seconds: float) -> Any:
+        """This runs one script and gives its reply; an error reply is raised.
+
+        A digest that the server has forgotten is known not to have run, so the text is sent.
+        """
+        end = monotonic() + seconds
+        reply = self.run([self.call(script, keys, args)], seconds=seconds)[0]
+        if isinstance(reply, NoScriptError):
+            self.knows(script, False)
+            left = max(end - monotonic(), 0.001)
+            reply = self.run([self.call(script, keys, args)], seconds=left)[0]
+        if isinstance(reply, Exception):
+            raise reply
+        self._known.add(script.sha)
+        return reply
+
+    def scripts(
+        self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], *, seconds: float
+    ) -> list[Any]:
+        """This runs one script many times in one pipeline and gives the replies; an error reply is raised."""
+        if not calls:
+            return []
+        first = self.script(script, *calls[0], seconds=seconds)
+        replies = self.run([self.call(script, *call) for call in calls[1:]], seconds=seconds) if calls[1:] else []
+        for at, reply in enumerate(replies):
+            if isinstance(reply, NoScriptError):
+                replies[at] = self.script(script, *calls[1 + at], seconds=seconds)
+            elif isinstance(reply, Exception):
+                raise reply
+        return [first, *replies]
+
+    def knows(self, script: Script, known: bool) -> None:
+        """This notes whether the server has seen the script, so that the next call sends its digest or its text."""
+        (self._known.add if known else self._known.discard)(script.sha)
+
+    def send(self, *commands: Command, seconds: float, expected: Sequence[Any] = ()) -> None:
+        """Send commands whose answers arrive among pushed messages; `expected` is noted as what those are for.
+
+        Whoever does not come to the end of it, interrupted by a signal handler perhaps, leaves a closed connection: how
+        much was sent, and so which answer is whose, nobody would know.
+        """
+        if not self.alive:
+            raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
+        sent = False
+        try:
+            self.expected += expected
+            with sending(self._connection, seconds, self._turn):
+                self._connection.send_packed_command(packed(commands))
+            sent = True
+        except (RedisError, OSError, AttributeError) as error:  # the last: closed by another thread
+            raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+        finally:
+            if not sent:
+                self.close()
+
+    def receive(self, *, seconds: float) -> list[Any]:
+        """This gives the pushed messages that have come, at least one; none when none came in that time."""
+        messages: list[Any] = []
+        try:
+            with receiving(self._connection, seconds, self._turn):
+                while not messages or (self.buffered and len(messages) < _MESSAGES_MAX):
+                    messages.append(self._connection.read_response(disconnect_on_error=False))
+        except (TimeoutError, RedisError, OSError) as error:
+            if "imeout" not in type(error).__name__:
+                self.close()
+                if not messages:
+                    raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+        return messages
+
+    def has_news(self, seconds: float) -> bool:
+        """This waits until something has arrived, where a thread may wait for that without reading it."""
+        return readable(self._connection, seconds, self._turn)
+
+    @property
+    def buffered(self) -> bool:
+        """This says whether a message, or a part of one, was taken off the socket and given to nobody yet."""
+        return is_buffered(self._connection)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Return how many bytes of messages that are not whole yet have been taken off the socket."""
+        return unread_bytes(self._connection)
+
+    def hear_invalidations(self) -> None:
+        """This has pushes of invalidated keys given by `heard`, on a connection that speaks RESP3."""
+        self._connection._parser.set_invalidation_push_handler(_passed_on)
+
+    def heard(self, *, seconds: float) -> Any:
+        """This gives the next reply, an error reply as a value, or pushed message; None when none came in that time."""
+        try:
+            with receiving(self._connection, seconds, self._turn):
+                return self._connection.read_response(disconnect_on_error=False, push_request=True)
+        except ResponseError as error:
+            return error
+        except (TimeoutError, RedisError, OSError, AttributeError) as error:  # the last: closed by another thread
+            if "imeout" in type(error).__name__:
+                return None
+            self.close()
+            raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+
+    def abandon(self) -> None:
+        """This parts with a forked parent's connection; an asyncio one is quiet as long as it is kept."""
+        disown(self._connection)
+
+    def let_go(self) -> None:
+        """Close a connection that nobody has any more; one of an event loop is closed with its transport."""
+        disown(self._connection)
+
+    def hang_up(self) -> None:
+        """This wakes a thread that waits for a pushed message; a task is woken by being cancelled."""
+        wake(self._connection)
+
+    def close(self) -> None:
+        """This closes the connection without waiting for anything that is under way on it."""
+        self._connection.disconnect(nowait=True)
+
+    def end(self) -> None:
+        """This closes a connection that is idle and waits until it is closed: TLS takes leave of the other side."""
+        with suppress(RedisError, OSError):
+            self._connection.disconnect()
+
+
+def let_go(background: Background | None, link: Link | None) -> None:
+    """End what goes on in the background on a connection, without waiting."""
+    if background is not None:
+        background.let_go()
+    if link is not None:
+        link.hang_up()
+
+
+def _stay_closed(**_: object) -> None:
+    """This stands in for redis-py's connecting anew by itself, which would lose what the server knew of the old one."""
+    raise RedisError("the connection is closed")
+
+
+def _passed_on(message: Any) -> Any:
+    """This is redis-py's handler of a push: whoever waits for the connection's next message gets it."""
+    return message

@@ -1,0 +1,138 @@
+# Generated from statecache/_async/redis/pubsub.py by tests/unasync.py. Do not edit.
+
+"""What the shards announce: one connection of a client listens to the channels that it cares for.
+
+Events are sharded pub/sub: a shard's watermark moved (`<epoch> <flushed n> <excepted n>`, on the shard's channel), a
+waiter for a lock is called (`lock <request> <ms> <key>`, on a channel of the client's own). An event may be lost, with
+the connection or before it stood: who waits for one also looks for itself now and then, and those in `broken` are told
+when the connection broke. Who has to be sure that it will hear what happens from now on waits until the subscription is
+`confirmed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from statecache import _process
+from statecache._bridge import Background, Signal, Slots
+from statecache._sync.redis.connection import let_go
+from statecache.clock import monotonic
+from statecache.errors import RedisUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from statecache._sync.redis.connection import Link
+    from statecache._sync.redis.tier import RedisTier
+
+_TURN_S = 1.0
+"""How long the listener waits for a message before it looks whether the client was closed."""
+
+
+class Events:
+    """This listens to events for a whole client; nothing is connected before somebody wants to hear."""
+
+    def __init__(self, redis: RedisTier) -> None:
+        self._redis = redis
+        self._closed = False
+        self._inherited: list[object] = []
+        self.broken: list[Callable[[], None]] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._turn = Slots(1)
+        self._link: Link | None = None
+        self._background: Background | None = None
+        self._wanted: dict[str, Callable[[bytes], None]] = {}
+        self._confirmed: dict[str, Signal] = {}
+        self._pid = _process.pid
+
+    def watch(self, channel: str, hear: Callable[[bytes], None], *, end: float) -> None:
+        """This makes sure that `hear` is told what comes on a channel; where Redis is away, later calls try again."""
+        if self._closed:
+            raise UsageError("it is closed", hint="Make a new client.")
+        if self._pid != _process.pid:
+            if self._link is not None:
+                self._link.abandon()
+            self._inherited += (self._link, self._background)  # kept: even to collect them could harm the parent's
+            self._reset()
+        if self.listens(channel):
+            return
+        turn = self._turn.acquire(max(end - monotonic(), 0.001))
+        if turn is None:
+            return
+        try:
+            with suppress(RedisUnavailable):
+                self._subscribe(channel, hear, end)
+        finally:
+            turn.release()
+
+    def confirmed(self, channel: str, hear: Callable[[bytes], None], *, end: float) -> bool:
+        """This does the same, and says whether every event from now on will be heard, unless the connection breaks."""
+        self.watch(channel, hear, end=end)
+        signal = self._confirmed.get(channel)
+        return signal is not None and signal.wait(end - monotonic()) and self.listens(channel)
+
+    def listens(self, channel: str) -> bool:
+        """This says whether what comes on the channel is heard, as far as is known."""
+        listens = self._background is not None and self._background.alive
+        return listens and channel in self._confirmed and self._link is not None and self._link.alive
+
+    def _subscribe(self, channel: str, hear: Callable[[bytes], None], end: float) -> None:
+        """This listens to one more channel; on a new connection to all that are wanted."""
+        if self.listens(channel):
+            return
+        self._wanted[channel] = hear
+        new = [channel]
+        if self._link is None or not self._link.alive:
+            self._confirmed = {}
+            new = list(self._wanted)
+            self._link = self._redis.link(max(end - monotonic(), 0.01))
+        for wanted in new:
+            self._confirmed[wanted] = Signal()
+            self._link.send(("SSUBSCRIBE", wanted), seconds=max(end - monotonic(), 0.01))
+        if self._background is None or not self._background.alive:
+            self._background = Background(self._listen, name="statecache-events")
+
+    def _listen(self) -> None:
+        """This takes events off the connection until it breaks or the client is closed."""
+        while not self._closed and (link := self._link) is not None:
+            try:
+                messages = link.receive(seconds=_TURN_S)
+            except RedisUnavailable:
+                last = self._link is link
+                if last:  # whoever is told now must not take this for a listener
+                    self._background = None
+                for tell in self.broken:
+                    tell()
+                if last:
+                    return
+                continue
+            for message in messages:
+                if isinstance(message, list) and len(message) == 3:
+                    self._heard(message)
+
+    def _heard(self, message: Sequence[Any]) -> None:
+        channel = message[1].decode()
+        if message[0] == b"smessage" and channel in self._wanted:
+            self._wanted[channel](message[2])
+        elif message[0] == b"ssubscribe" and channel in self._confirmed:
+            self._confirmed[channel].set()
+
+    def let_go(self) -> None:
+        """Stop listening, without waiting; it takes no lock, for a finalizer calls it."""
+        self._closed = True
+        if self._pid == _process.pid:
+            let_go(self._background, self._link)
+
+    def close(self) -> None:
+        """This stops listening."""
+        self._closed = True
+        if self._pid != _process.pid:
+            return
+        if self._link is not None:
+            self._link.hang_up()
+        if self._background is not None:
+            self._background.stop()
+        if self._link is not None:
+            self._link.close()

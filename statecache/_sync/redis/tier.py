@@ -1,0 +1,278 @@
+# Generated from statecache/_async/redis/tier.py by tests/unasync.py. Do not edit.
+
+"""The Redis tier: a pool of links that were greeted, and exchanges on them.
+
+A new connection is greeted before anyone uses it: the server must be a primary, the pin (shards, hash, prefix, schema,
+cluster) must be ours, and the user must be allowed every command of the scripts, for a script that is refused in its
+middle would leave half a commit. A server that turns out to be a primary no more is left, on all idle connections: the
+next ones may find its successor. What may be repeated after a fault is the caller's to know; `read` is for what may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from redis.exceptions import NoScriptError, ResponseError
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from statecache._bridge import sleep
+from statecache._sync.pool import Pool
+from statecache._sync.redis.connection import Dial, Link, dialer
+from statecache.clock import monotonic
+from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
+from statecache.keys import HASH
+from statecache.lua import script
+from statecache.settings import masked, pin_difference
+
+if TYPE_CHECKING:
+    from statecache._sync.redis.pairing import Pairing
+    from statecache.keys import KeySpace
+    from statecache.packing import Command
+    from statecache.settings import Settings
+
+
+T = TypeVar("T")
+
+AGAIN = ("LOADING", "BUSY", "MASTERDOWN", "READONLY", "MISCONF", "NOREPLICAS", "TRYAGAIN", "CLUSTERDOWN")
+"""First words of error replies that say: nothing was done, try again later."""
+DEMOTED = ("READONLY", "MASTERDOWN")
+"""First words of those that say: this server is a primary no more."""
+FINAL = ("authentication", "tls")
+"""Reasons for which a connection is refused that no repeating changes."""
+_RIGHTS = ("NOPERM", "ACL failure", "can't run this command", "can't access at least one of the keys")
+_SERVERS = (
+    "Use Redis 7.0, Valkey 7.2 or newer, and take no command away by rename-command; "
+    "behind a proxy that hides what they can do, set fence=off."
+)
+
+
+def code_of(error: Exception) -> str:
+    """This gives the first word of an error reply, which redis-py takes out of some messages."""
+    return getattr(error, "status_code", None) or str(error).partition(" ")[0]
+
+
+def found_at(redis_key: str, reason: str) -> StateCacheError:
+    """This says what hindered a script at that Redis key: somebody else's data, or a right that the user lacks."""
+    if any(words in reason for words in _RIGHTS):
+        return ConfigurationError(f"the Redis user lacks rights: {reason}", hint="Grant these commands on these keys.")
+    return ForeignData(redis_key, reason=reason)
+
+
+def no_primary(settings: Settings, detail: str) -> RedisUnavailable:
+    """Return what is raised of a server that is no primary."""
+    hint = "redis_url must name the primary; after a failover, the new one."
+    return RedisUnavailable("role", detail=f"{masked(settings.redis_url)}: {detail}", hint=hint)
+
+
+def refusal(error: Exception, redis_key: str) -> StateCacheError:
+    """This translates an error reply about that Redis key."""
+    text, code = str(error), code_of(error)
+    if code in ("NOPERM", "WRONGTYPE") or any(words in text for words in _RIGHTS):
+        return found_at(redis_key, f"{code} {text.removeprefix(code).strip()}")
+    if code == "OOM":
+        return RedisUnavailable("memory", detail=f"Redis is out of memory: {text}")
+    if code in DEMOTED:
+        return RedisUnavailable("role", detail=f"{redis_key}: {code}: {text.removeprefix(code).strip()}")
+    return RedisUnavailable("refused", detail=f"{redis_key}: {code}: {text.removeprefix(code).strip()}")
+
+
+class RedisTier:
+    """This exchanges commands with the Redis primary."""
+
+    def __init__(
+        self, settings: Settings, keys: KeySpace, *, dial: Dial | None = None, pairing: Pairing | None = None
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._pairing = pairing
+        self._dial = dial or dialer(settings)
+        self._dial_tracked = None if dial else dialer(settings, protocol=3)
+        self.cluster = ""
+        self.lacks_rights = False
+        """Whether the last greeting said that the user may not run all that is needed."""
+        self.pool = Pool(self.link, size=settings.redis_connections_max, busy=RedisUnavailable, what="Redis")
+
+    @property
+    def tracks(self) -> bool:
+        """This says whether connections can be had to which the server pushes what was written."""
+        return self._dial_tracked is not None
+
+    def link(self, seconds: float | None = None) -> Link:
+        """This opens and greets one connection outside the pool."""
+        return self._greeted(self._dial, seconds)
+
+    def tracked_link(self) -> Link:
+        """This opens one to which the server pushes the names of keys that were read on it and written since.
+
+        ConfigurationError where the server, or something before it, does not do that.
+        """
+        if self._dial_tracked is None:
+            raise ConfigurationError("connections that are dialled by hand are not tracked")
+        link = self._greeted(self._dial_tracked, None)
+        asked = [("CLIENT", "TRACKING", "ON", "OPTIN"), ("CLIENT", "CACHING", "YES"), ("TIME",)]  # which names no key
+        *replies, _ = link.run(asked, seconds=self._settings.connect_timeout_s)
+        refused = [reply for reply in replies if reply != b"OK"]
+        if refused:
+            link.close()
+            raise ConfigurationError(f"the server does not track what is read: {refused[0]}")
+        link.hear_invalidations()
+        return link
+
+    def _greeted(self, dial: Dial, seconds: float | None) -> Link:
+        seconds = self._settings.connect_timeout_s if seconds is None else seconds
+        end = monotonic() + seconds
+        link = Link.open(dial, self._settings, seconds)
+        try:
+            self._greet(link, min(max(end - monotonic(), 0.001), self._settings.connect_timeout_s))
+            if self._pairing is not None and self.cluster:
+                self._pairing.compare(self.cluster, max(end - monotonic(), 0.001))
+        except BaseException:  # a connection that was not greeted is never used
+            link.close()
+            raise
+        return link
+
+    def _greet(self, link: Link, seconds: float) -> None:
+        keys = self._keys
+        sent = monotonic()
+        try:
+            reply = link.script(script("greet"), keys.greeting(), [self._settings.fence], seconds=seconds)
+        except ResponseError as error:
+            if code_of(error) in AGAIN:
+                reason = "role" if code_of(error) in DEMOTED else "loading"
+                raise RedisUnavailable(reason, detail=str(error)) from error
+            if code_of(error) == "NOPERM":
+                self.lacks_rights = True
+                raise refusal(error, keys.greeting()[-1]) from error
+            raise ConfigurationError(f"Redis refuses the greeting: {error}", hint=_SERVERS) from error
+        shards, hashed, prefix, schema, cluster, now_ms, role, *hindrances = [
+            part.decode("utf-8", "replace") for part in reply
+        ]
+        if role not in ("master", ""):
+            raise no_primary(self._settings, f"it is a {role}")
+        lacking = dict.fromkeys(what.removeprefix("!") for what in hindrances if what.startswith("!"))
+        if lacking:
+            raise ConfigurationError(f"this Redis server lacks {', '.join(lacking)}", hint=_SERVERS)
+        self.lacks_rights = bool(hindrances)
+        if hindrances:
+            raise ConfigurationError(
+                "the Redis user may not run " + ", ".join(sorted(set(hindrances))),
+                hint="Grant these commands on these keys.",
+            )
+        link.ahead_ms, link.greeting_s = int(now_ms) - sent * 1000, monotonic() - sent
+        self.cluster = cluster
+        if not shards:
+            return
+        found = {"shards": shards, "hash": hashed, "prefix": prefix, "postgres_schema": schema}
+        ours = (str(keys.shards), HASH, keys.prefix, self._settings.postgres_schema)
+        difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
+        if difference:
+            raise ConfigurationError(f"this Redis is {difference}", hint=f"{remedy[0].upper()}{remedy[1:]}.")
+
+    def exchange(self, commands: Sequence[Command], *, seconds: float, patience: float = 1.0) -> list[Any]:
+        """This runs commands on one connection and gives their replies, error replies as values. It never repeats.
+
+        `patience` is the part of the time that the answer is waited for.
+        """
+        end = monotonic() + seconds
+        link = self.pool.take(seconds)
+        try:
+            replies = link.run(commands, seconds=max((end - monotonic()) * patience, 0.001))
+            if replies and isinstance(replies[0], ResponseError) and code_of(replies[0]) in DEMOTED:
+                self.leave(link)
+                raise no_primary(self._settings, str(replies[0]))
+            return replies
+        except RedisUnavailable:
+            self.pool.drop_idle()
+            raise
+        finally:
+            self.pool.give(link)
+
+    def script(self, name: str, keys: Sequence[str], args: Sequence[Any], *, seconds: float) -> Any:
+        """This runs the named script once and gives its reply; an error reply is raised as redis-py's."""
+        end = monotonic() + seconds
+        link = self.pool.take(seconds)
+        try:
+            return link.script(script(name), keys, args, seconds=max(end - monotonic(), 0.001))
+        except RedisUnavailable:
+            self.pool.drop_idle()
+            raise
+        except ResponseError as error:
+            if code_of(error) in DEMOTED:
+                self.leave(link)
+            raise
+        finally:
+            self.pool.give(link)
+
+    def leave(self, link: Link) -> None:
+        """This closes a connection to a server that must not be asked any more, and those that are idle with it."""
+        link.close()
+        self.pool.drop_idle(all_of_them=True)
+
+    def read(self, commands: Sequence[Command], *, seconds: float) -> list[Any]:
+        """This runs commands that change nothing, again after a fault, for at most that many seconds in all."""
+        return self._again(lambda left: self.exchange(commands, seconds=left, patience=patience_for(left)), seconds)
+
+    def read_script(
+        self, name: str, keys: Sequence[str], args: Sequence[Any], *, behind: Sequence[Command] = (), seconds: float
+    ) -> list[Any]:
+        """Run a script that changes nothing and commands behind it, and return its reply and theirs in one list.
+
+        It is run again after a fault, and on another connection where the server is no primary; another error reply
+        of the script is raised as redis-py's.
+        """
+        return self._again(lambda left: self._script_once(name, keys, args, behind, left), seconds)
+
+    def _script_once(
+        self, name: str, keys: Sequence[str], args: Sequence[Any], behind: Sequence[Command], seconds: float
+    ) -> list[Any]:
+        end, which = monotonic() + seconds * patience_for(seconds), script(name)
+        link = self.pool.take(seconds)
+        try:
+            replies = link.run([link.call(which, keys, args), *behind], seconds=max(end - monotonic(), 0.001))
+            if isinstance(replies[0], NoScriptError):
+                link.knows(which, False)
+                replies = link.run([link.call(which, keys, args), *behind], seconds=max(end - monotonic(), 0.001))
+            if isinstance(replies[0], ResponseError):
+                if code_of(replies[0]) not in DEMOTED:
+                    raise replies[0]
+                self.leave(link)
+                raise no_primary(self._settings, str(replies[0]))
+            link.knows(which, True)
+            return replies
+        except RedisUnavailable:
+            self.pool.drop_idle()
+            raise
+        finally:
+            self.pool.give(link)
+
+    def _again(self, attempt: Callable[[float], T], seconds: float) -> T:
+        """Return what the attempt gives in the seconds that it is told, made again after a fault."""
+        end, telling = monotonic() + seconds, None
+        try:
+            return attempt(seconds)
+        except RedisUnavailable as error:
+            if error.reason in (*FINAL, "pool") or monotonic() >= end:
+                raise
+            if error.reason in ("role", "loading"):
+                telling = error
+        for again in Retrying(
+            retry=retry_if_exception(lambda error: isinstance(error, RedisUnavailable) and error.reason not in FINAL),
+            wait=wait_random_exponential(multiplier=0.02, max=0.5),
+            stop=stop_after_delay(end - monotonic()),
+            sleep=sleep,
+            reraise=True,
+        ):
+            with again:
+                try:
+                    return attempt(max(end - monotonic(), 0.001))
+                except RedisUnavailable as error:
+                    if telling is None or error.reason not in ("connect", "timeout", "pool"):
+                        raise
+                    raise telling from error  # the time was up: what was met before tells more
+        raise AssertionError("tenacity gives a result or raises")
+
+
+def patience_for(seconds: float) -> float:
+    """This leaves half of the time for another attempt, unless that is too little."""
+    return 0.5 if seconds > 0.2 else 1.0

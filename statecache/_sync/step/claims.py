@@ -1,0 +1,348 @@
+# Generated from statecache/_async/step/claims.py by tests/unasync.py. Do not edit.
+
+"""Claims: who runs a step. One lease for each, taken before the intent is written and held until the step is over.
+
+Whoever holds the lease runs the step; nobody asks a clock of the server whether an agent is dead:
+
+    taken      before the intent, now or not at all: whoever does not get it waits for the result
+    renewed    at a third of its ttl, which is half of `step_claim_s`, by a thread with a connection and an event loop
+               of its own: a function that blocks its client's loop, or a busy pool, keeps no claim from being renewed
+    lost       by an outage, a failover, a clock that is set forward: taken again as soon as that can be done, unless
+               somebody else has it. Taking again and renewing are one request, which may be repeated at any time
+    free       an intent whose claim is free may still be a living agent's who is about to take it again. So whoever
+               finds it free gives it back and watches: only where it is free again after the other half of
+               `step_claim_s`, in which the server has answered throughout, its agent is taken for dead. A client
+               goes on watching where an earlier call of its own ended, so that many short ones get there too
+    closed     a client that is closed goes on renewing the claims of steps that still run, until they end
+
+An agent that reaches no server for longer than `step_claim_s` while others do, or that is stopped for as long, is taken
+for dead. It cannot be told from one that is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from statecache._bridge import (
+    Seat,
+    Signal,
+    Thread,
+    Trips,
+    beside,
+    runner,
+    sleep,
+)
+from statecache._process import begins_anew_after_fork, mutex
+from statecache._sync.lock.leases import Leases
+from statecache._sync.redis.tier import DEMOTED, code_of
+from statecache.clock import boottime, monotonic
+from statecache.errors import RedisUnavailable, StateCacheError
+from statecache.leases import Holding
+from statecache.lua import parts_of
+from statecache.steps import Watch, claim_of
+
+if TYPE_CHECKING:
+    from statecache._sync.epoch.opener import Opener
+    from statecache._sync.redis.connection import Link
+    from statecache._sync.redis.pubsub import Events
+    from statecache._sync.redis.tier import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+    from statecache.steps import StepRecord
+
+_END_S = 0.05
+"""How long a caller who has no time left waits for a claim to be given back."""
+_RELEASE_S = 0.3
+"""How long giving a claim back may take; what is not given back ends by itself."""
+_ATTEMPT_S_MIN = 0.05
+_WATCHES_MAX = 1000
+"""How many steps that others left are watched at once; of the oldest a later call begins anew."""
+_SWEEP_S = 0.02
+"""Claims that are due within this time are renewed together."""
+_GONE = RedisUnavailable("timeout", detail="whoever asked waits no more")
+_logger = logging.getLogger("statecache")
+
+
+class Claims:
+    """The claims of one client."""
+
+    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, opener: Opener, events: Events) -> None:
+        self.silent_s = settings.step_claim_s / 2
+        self._ttl = settings.step_claim_s / 2
+        self._timeout_s = settings.timeout_s
+        self._keys = keys
+        self._redis = redis
+        self._leases = _Batched(settings, keys, redis, opener, events)
+        self._closing = False
+        self._links: set[Link] = set()
+        self._inherited: list[Link] = []
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """Forget the claims, which another process holds."""
+        self._mutex = mutex
+        self._held: dict[str, Holding] = {}
+        self._watches: dict[str, Watch] = {}
+        self._keeper: Thread | None = None
+        self._idle_until = -inf
+        self._closed = Signal()
+        for link in self._links:
+            link.abandon()
+            self._inherited.append(link)
+        self._links = set()
+
+    @property
+    def held(self) -> tuple[Holding, ...]:
+        """The claims that this process holds."""
+        with self._mutex:
+            return tuple(self._held.values())
+
+    def of(self, record_key: str) -> Claim:
+        """Return the claim of a step, not yet taken."""
+        return Claim(self, record_key)
+
+    def take(self, record_key: str, *, end: float) -> Holding | None:
+        """Take a claim, now or not at all: None where somebody has it."""
+        name = claim_of(record_key)
+        shard, request = self._keys.shard(name), self._leases.new_request()
+        holding = Holding(key=name, shard=shard, request=request, ttl=self._ttl, owner=runner())
+        try:
+            if self._leases._attempt("take", holding, end) is not None:
+                return None
+        except BaseException as error:  # cancelled; after a fault nobody is kept waiting: what was taken ends by itself
+            if not isinstance(error, (Exception, GeneratorExit)):
+                beside(lambda: self._leases._withdraw(holding), _END_S)
+            raise
+        with self._mutex:
+            self._held[request] = holding
+            if self._keeper is None or not self._keeper.alive:
+                self._keeper = Thread(self._keep, name="statecache-claims")
+        return holding
+
+    def watch_of(self, record_key: str) -> Watch:
+        """Return the watch over a step that an earlier call has begun, or a new one."""
+        with self._mutex:
+            return self._watches.get(record_key) or Watch(self.silent_s)
+
+    def keep(self, record_key: str, watch: Watch) -> None:
+        """Keep a watch for later calls."""
+        with self._mutex:
+            self._watches[record_key] = watch
+            if len(self._watches) > _WATCHES_MAX:
+                del self._watches[next(iter(self._watches))]
+
+    def drop(self, holding: Holding) -> bool:
+        """Renew a claim no more, and say whether an attempt to renew it may still be on its way."""
+        with self._mutex:
+            self._held.pop(holding.request, None)
+            return holding.astray
+
+    def give_back(self, holding: Holding) -> None:
+        """Give a claim back; where that cannot be done it ends by itself."""
+        verb = "withdraw" if self.drop(holding) else "release"
+        answered = False
+        try:
+            self._leases._ask(verb, holding, end=monotonic() + min(_RELEASE_S, self._timeout_s))
+            answered = True
+        except StateCacheError as error:
+            answered = True
+            _logger.info("the claim of %r could not be given back and ends by itself: %s", holding.key, error)
+        finally:
+            if not answered:  # cancelled
+                beside(lambda: self._leases._withdraw(holding), _END_S)
+
+    def close(self) -> None:
+        """End the renewing, unless steps still run: then it ends with them."""
+        with self._mutex:
+            self._closing, keeper = True, self._keeper
+            if self._held or keeper is None:
+                return
+        self._closed.set()
+        keeper.stop()
+
+    def _keep(self) -> None:
+        """Renew what is due, again and again, until nothing has run for a while."""
+        link: Link | None = None
+        while (turn := self._due()) is not None:
+            due, wait_s = turn
+            if due:
+                link = self._renewed(due, link)
+            elif self._closed.is_set:
+                sleep(wait_s)
+            else:
+                self._closed.wait(wait_s)
+        self._hang_up(link)
+
+    def _due(self) -> tuple[list[Holding], float] | None:
+        """Return what to renew now and else how long to wait; None where nothing runs, and nobody renews any more.
+
+        A claim that is taken meanwhile is due no sooner than the wait is over.
+        """
+        with self._mutex:
+            now = boottime()
+            if self._held:
+                self._idle_until = now + self._ttl
+            elif self._closing or now >= self._idle_until:
+                self._keeper = None
+                return None
+            due = [one for one in self._held.values() if one.renew_at <= now + _SWEEP_S]
+            for one in due:
+                one.astray = True
+            next_at = min((one.renew_at for one in self._held.values()), default=now + self._ttl)
+            return due, max(min(next_at - now, self._ttl / 3), 0.0)
+
+    def _renewed(self, due: Sequence[Holding], link: Link | None) -> Link | None:
+        """Renew claims in one pipeline, or take them again, and return the connection if it is still of use.
+
+        What comes to nothing is soon tried again.
+        """
+        seconds, started = max(self._ttl / 6, _ATTEMPT_S_MIN), boottime()
+        for one in due:
+            one.unanswered(started + seconds)
+        try:
+            if link is None or not link.alive:
+                link = self._redis.link(seconds)
+                self._links.add(link)
+            calls = [self._leases._call("take", one, link, seconds) for one in due]
+            replies = link.scripts(self._leases._script, calls, seconds=seconds)
+        except (StateCacheError, ResponseError) as error:
+            _logger.info("claims of steps could not be renewed, and it is tried again: %s", error)
+            self._hang_up(link)
+            return None
+        verdicts = [_texts(reply)[0] for reply in replies]
+        for one, verdict in zip(due, verdicts, strict=True):
+            if verdict == "OK":
+                one.granted(started)
+        if {"FENCED", "LATE"} & {*verdicts}:  # it may be no primary any more, or its time is to be asked for anew
+            self._hang_up(link)
+        return link
+
+    def _hang_up(self, link: Link | None) -> None:
+        if link is not None:
+            self._links.discard(link)
+            link.close()
+
+
+class Claim:
+    """The claim of one step, for one call: taken, watched, given back."""
+
+    def __init__(self, claims: Claims, record_key: str) -> None:
+        self._claims = claims
+        self._record_key = record_key
+        self._holding: Holding | None = None
+        self._watch = claims.watch_of(record_key)
+        self._abandoned = ""
+        self.is_anothers = False
+
+    @property
+    def pause_s_max(self) -> float:
+        """How long to wait at most between two looks at the record."""
+        return self._claims.silent_s / 4
+
+    def covers(self, record: StepRecord | None, change_id: str) -> bool:
+        """Return whether the step may be gone on with: the claim is here, and nobody else may still run the step."""
+        begun = record is not None and record.status == "intent"
+        return self._holding is not None and (not begun or change_id == self._abandoned)
+
+    def take(self, record: StepRecord | None, change_id: str, *, end: float) -> bool:
+        """Try to have it for going on from that record, and return whether it covers that now.
+
+        A step that was begun is gone on with only where its claim was free for long enough.
+        """
+        now, begun = monotonic(), record is not None and record.status == "intent"
+        watched = begun and self._watch.goes_on(change_id, now)
+        if watched and not self._watch.is_over:
+            return False
+        holding, self._holding = self._holding, None
+        holding = holding or self._claims.take(self._record_key, end=end)
+        self.is_anothers = holding is None
+        if holding is None:
+            self._watch.end()
+        elif begun and not (watched and self._watch.saw(monotonic() - now)):
+            self._claims.give_back(holding)
+            if not watched:
+                self._watch.begin(change_id, monotonic())
+                self._claims.keep(self._record_key, self._watch)
+        else:
+            self._holding = holding
+            self._abandoned = change_id if begun else ""
+        return self._holding is not None
+
+    def give_back(self) -> None:
+        """Give it back, if it is here."""
+        holding, self._holding = self._holding, None
+        if holding is not None:
+            self._claims.give_back(holding)
+
+    def drop(self) -> None:
+        """Let it end by itself."""
+        holding, self._holding = self._holding, None
+        if holding is not None:
+            self._claims.drop(holding)
+
+
+class _Batched(Leases):
+    """Leases that are asked for in batches: many agents wait for Postgres, and go on in the same moment."""
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """Begin as leases do."""
+        super().begin_anew(mutex)
+        self._trips: Trips[tuple[str, Holding], list[str]] = Trips(self._batch)
+
+    def new_request(self) -> str:
+        """Return a name for a request."""
+        return next(self._requests)
+
+    def _once(self, verb: str, holding: Holding, seconds: float) -> list[str]:
+        most_s = min(seconds, self._timeout_s)
+        return self._trips.ask((verb, holding), weight=1024, seconds=most_s if most_s < 0.2 else most_s * 0.4)
+
+    def _batch(
+        self, seats: Sequence[Seat[tuple[str, Holding], list[str]]], seconds: float
+    ) -> Sequence[list[str] | Exception]:
+        """Ask for what is still waited for in one pipeline."""
+        end = monotonic() + seconds
+        answers: list[list[str] | Exception] = [_GONE] * len(seats)
+        link = self._redis.pool.take(seconds)
+        try:
+            left = max(end - monotonic(), 0.001)
+            asked = [at for at, seat in enumerate(seats) if not seat.gone]
+            calls = [self._call(*seats[at].question, link, left) for at in asked]
+            for at, reply in zip(asked, self._replies(link, calls, left), strict=True):
+                answers[at] = reply if isinstance(reply, Exception) else _texts(reply)
+            if any(answer == ["LATE"] for answer in answers):
+                link.close()  # the next one asks for the server's time anew
+        except RedisUnavailable:
+            self._redis.pool.drop_idle()
+            raise
+        finally:
+            self._redis.pool.give(link)
+        return answers
+
+    def _replies(self, link: Link, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], seconds: float) -> list[Any]:
+        """Run the script for each of the calls; error replies are values."""
+        commands = []
+        for call in calls:
+            commands.append(link.call(self._script, *call))
+            link.knows(self._script, True)  # it goes with the first of them, which runs before the others
+        replies = link.run(commands, seconds=seconds) if commands else []
+        for at, reply in enumerate(replies):
+            if isinstance(reply, NoScriptError):
+                try:
+                    replies[at] = link.script(self._script, *calls[at], seconds=seconds)
+                except ResponseError as error:
+                    replies[at] = error
+            elif isinstance(reply, Exception) and code_of(reply) in DEMOTED:
+                self._redis.leave(link)
+        return replies
+
+
+def _texts(reply: Any) -> list[str]:
+    return [part.decode("utf-8", "replace") for part in parts_of(reply)]

@@ -1,0 +1,113 @@
+# Generated from statecache/_async/step/index.py by tests/unasync.py. Do not edit.
+
+"""Which steps of a key are known to be new, so that Postgres need not be asked for each of them.
+
+A step's record that is not in Redis may be in Postgres, evicted from Redis long ago. So before a client runs the first
+step of a key it asks Postgres, once, which records the key has: its roll. A step that is not on the roll is taken for
+new, and its first commit vouches for that (`assume_new`), in the epoch in which the roll was asked for: in that, what
+another agent has written since is still in Redis, for nothing leaves Redis within an epoch before it is flushed and out
+of the retained part of its stream. In a later epoch, and once the roll is older than that, Postgres is asked. Many keys
+that are begun at one moment are asked for in one statement.
+
+A roll with more than `ROLL_NAMES_MAX` records is not kept: each of that key's steps is then read like any other state.
+Where one is wrong after all, for somebody deleted a record by hand, the flusher finds out and refuses the commit: that
+is known before the step's function is called, for its intent is awaited in Postgres.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecache._bridge import Seat, Trips
+from statecache._process import begins_anew_after_fork, mutex
+from statecache.clock import monotonic
+from statecache.errors import PostgresUnavailable, RedisUnavailable
+
+if TYPE_CHECKING:
+    from statecache._sync.postgres.tier import PostgresTier
+    from statecache._sync.redis.tier import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+ROLL_S_MAX = 600.0
+ROLLS_MAX = 10_000
+ROLL_NAMES_MAX = 1000
+
+
+class _Roll(msgspec.Struct):
+    """These are the records that a key had in an epoch, as far as this client knows; `until` on the monotonic clock."""
+
+    records: set[str]
+    epoch: int
+    until: float
+
+    def new_in(self, record_key: str) -> int | None:
+        """Return the epoch in which a step is new."""
+        return self.epoch if len(self.records) <= ROLL_NAMES_MAX and record_key not in self.records else None
+
+
+class Rolls:
+    """This knows for each key the records of steps that it had when this client looked, and those met since."""
+
+    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier) -> None:
+        self._keys = keys
+        self._redis = redis
+        self._postgres = postgres
+        self._lasts_s = min(ROLL_S_MAX, settings.retention_s)
+        self._trips: Trips[str, tuple[int, set[str]]] = Trips(self._looked_up)
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """This forgets the rolls."""
+        self._mutex = mutex
+        self._rolls: dict[str, _Roll] = {}
+
+    def new_in(self, key: str, record_key: str, *, end: float) -> int | None:
+        """Return the epoch in which a step may be taken for new; None where it may not, or nobody can be asked."""
+        with self._mutex:
+            roll = self._rolls.get(key)
+            if roll is not None and roll.until > monotonic():
+                return roll.new_in(record_key)
+        asked = monotonic()
+        try:
+            epoch, records = self._trips.ask(key, weight=len(key), seconds=max(end - asked, 0.001))
+        except (PostgresUnavailable, RedisUnavailable):
+            return None
+        roll = _Roll(set(records), epoch, asked + self._lasts_s)
+        with self._mutex:
+            self._rolls.pop(key, None)
+            while len(self._rolls) >= ROLLS_MAX:
+                del self._rolls[next(iter(self._rolls))]
+            self._rolls[key] = roll
+        return roll.new_in(record_key)
+
+    def _looked_up(
+        self, seats: Sequence[Seat[str, tuple[int, set[str]]]], seconds: float
+    ) -> list[tuple[int, set[str]]]:
+        """Return the epoch of each key's shard, read first, and the records that the key has."""
+        end = monotonic() + seconds
+        shards = sorted({self._keys.shard(seat.question) for seat in seats})
+        asked = [("HGET", self._keys.meta(shard), "epoch") for shard in shards]
+        epochs = dict(zip(shards, self._redis.read(asked, seconds=seconds), strict=True))
+        prefixes = [f"{seat.question}/steps/" for seat in seats]
+        beyond = [prefix + "\U0010ffff" for prefix in prefixes]
+        parameters = {"prefixes": prefixes, "beyond": beyond, "limit": ROLL_NAMES_MAX + 1}
+        records: dict[str, set[str]] = {prefix: set() for prefix in prefixes}
+        left_s = max(end - monotonic(), 0.001)
+        for prefix, record in self._postgres.fetch("keys_under", parameters, seconds=left_s):
+            records[prefix].add(record)
+        found = [epochs[self._keys.shard(seat.question)] for seat in seats]
+        known = [int(epoch) if isinstance(epoch, bytes) and epoch.isdigit() else 0 for epoch in found]
+        return [(epoch, records[prefix]) for epoch, prefix in zip(known, prefixes, strict=True)]
+
+    def add(self, key: str, record_key: str) -> None:
+        """This notes that the step has a record."""
+        with self._mutex:
+            roll = self._rolls.get(key)
+            if roll is not None and len(roll.records) <= ROLL_NAMES_MAX:
+                roll.records.add(record_key)

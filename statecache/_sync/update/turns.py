@@ -1,0 +1,113 @@
+# Generated from statecache/_async/update/turns.py by tests/unasync.py. Do not edit.
+
+"""Taking turns: of one client's callers who update one state, each begins where the one before it has ended.
+
+Without it they would read the same state, and all but one would have done their work in vain. The one whose turn it is
+starts from the state that the one before it committed, without reading it. A turn is a courtesy and no lock: the
+compare-and-set of the commit decides, so whoever has waited long enough goes on without one (a function that takes its
+time, or that updates its own state, holds nobody up for long).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from statecache import _process
+from statecache._bridge import Slot, Slots
+from statecache.clock import monotonic
+
+if TYPE_CHECKING:
+    from statecache._sync.commit.in_flight import Accounts, Call
+    from statecache.model import Record
+
+_PATIENCE_S = 1.0
+
+
+class _Queue:
+    """These are the callers who update one state; `record` is what the last of them has committed."""
+
+    __slots__ = ("callers", "record", "slots")
+
+    def __init__(self) -> None:
+        self.slots = Slots(1)
+        self.callers = 0
+        self.record: Record | None = None
+
+
+class Turns:
+    """This keeps a queue for every state that is being updated."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self._begin()
+
+    def _begin(self) -> None:
+        self._mutex = _process.mutex()
+        self._queues: dict[str, _Queue] = {}
+        self._pid = _process.pid
+
+    def of(self, key: str, *, end: float) -> Turn:
+        """This gives a turn at the state, to be entered."""
+        if self._pid != _process.pid:
+            self._begin()
+        return Turn(self, key, end, self._accounts.call())
+
+    def join(self, key: str) -> _Queue:
+        """This puts a caller into the state's queue."""
+        with self._mutex:
+            queue = self._queues.get(key)
+            if queue is None:
+                queue = self._queues[key] = _Queue()
+            queue.callers += 1
+            return queue
+
+    def leave(self, key: str, queue: _Queue) -> None:
+        """This takes one out, and with the last one the queue."""
+        with self._mutex:
+            queue.callers -= 1
+            if queue.callers == 0 and self._queues.get(key) is queue:
+                del self._queues[key]
+
+
+class Turn:
+    """This is one caller's turn, from its entry to its exit."""
+
+    __slots__ = ("_call", "_end", "_key", "_mine", "_queue", "_turns")
+
+    def __init__(self, turns: Turns, key: str, end: float, call: Call) -> None:
+        self._call = call
+        self._turns = turns
+        self._key = key
+        self._end = end
+        self._mine: Slot | None = None
+
+    @property
+    def record(self) -> Record | None:
+        """This is what the one before has committed, if that is known."""
+        return self._queue.record if self._mine is not None else None
+
+    def committed(self, record: Record) -> None:
+        """This tells the next one where to begin."""
+        self._queue.record = record
+
+    def __enter__(self) -> Turn:
+        self._queue = self._turns.join(self._key)
+        self._call.__enter__()
+        slots, entered = self._queue.slots, False
+        try:
+            patience = min(_PATIENCE_S, max(self._end - monotonic(), 0.0))
+            self._mine = slots.acquire_now() or slots.acquire(patience)
+            entered = True
+        finally:
+            if not entered:
+                self._leave()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._mine is not None:
+            self._mine.release()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._turns.leave(self._key, self._queue)
+        self._call.__exit__()
