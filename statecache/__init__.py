@@ -42,8 +42,8 @@ from statecache.errors import (
     VersionConflict,
 )
 from statecache.model import (
+    DrainReport,
     Durability,
-    Left,
     LostCommit,
     NearStatistics,
     Observer,
@@ -77,6 +77,7 @@ __all__ = [
     "CodecError",
     "ConfigurationError",
     "Done",
+    "DrainReport",
     "Durability",
     "DurabilityNotMet",
     "DurabilityRefused",
@@ -85,7 +86,6 @@ __all__ = [
     "InvalidKey",
     "Lease",
     "LeaseLost",
-    "Left",
     "LimitExceeded",
     "LockHeld",
     "LockTimeout",

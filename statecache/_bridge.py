@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from inspect import isawaitable
 from typing import Any, TypeVar
 
+from statecache._batching import AsyncBatcher, AsyncRequest, Batcher, Request
 from statecache._bounding import async_opened, async_severed, async_timeout, opened, severed, timeout
 from statecache._slots import AsyncSlot, AsyncSlots, Slot, Slots
 from statecache._sockets import (
@@ -39,7 +40,6 @@ from statecache._sockets import (
     unread_bytes,
     wake,
 )
-from statecache._trips import AsyncSeat, AsyncTrips, Seat, Trips
 from statecache._waking import AsyncSignal, Signal
 from statecache.clock import monotonic, sleep
 
@@ -227,21 +227,21 @@ class Thread(Background):
 
 __all__ = [
     "AsyncBackground",
-    "AsyncSeat",
+    "AsyncRequest",
     "AsyncSignal",
     "AsyncSlot",
     "AsyncSlots",
     "AsyncSocketTurn",
     "AsyncThread",
-    "AsyncTrips",
+    "AsyncBatcher",
     "Background",
-    "Seat",
+    "Request",
     "Signal",
     "Slot",
     "Slots",
     "SocketTurn",
     "Thread",
-    "Trips",
+    "Batcher",
     "async_beside",
     "async_called",
     "async_deadline",

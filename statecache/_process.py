@@ -44,7 +44,7 @@ class Mutex(RLock):  # type: ignore[misc]  # it is not final: see `Py_TPFLAGS_BA
         if self._is_owned():
             raise UsageError(
                 "a signal handler or a finalizer called it while it had interrupted it in the middle of a step",
-                hint="Have the handler set a flag; `until_told` ends an agent on a signal.",
+                hint="Have the handler set a flag; `until_stopped` ends an agent on a signal.",
             )
         try:
             return self.acquire(blocking, timeout)

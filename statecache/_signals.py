@@ -23,7 +23,7 @@ _LOOK_S = 0.25
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT") if hasattr(signal, name))
 
 
-class AsyncTold:
+class AsyncStopRequest:
     """This listens for signals in an event loop."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class AsyncTold:
         task.result()
 
 
-class Told:
+class StopRequest:
     """This listens for signals in the main thread."""
 
     def __init__(self) -> None:

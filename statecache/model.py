@@ -274,7 +274,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.verdict != "unknown"
 
 
-class Left(msgspec.Struct, frozen=True, kw_only=True):
+class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """This is what was left when a client was closed with a deadline; it is true where something was.
 
     `shards` hold acknowledged commits of this client that are not known to be in Postgres; `commits` of them stand in

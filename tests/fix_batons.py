@@ -98,26 +98,26 @@ class Count:
 def counted_reads(client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """This notes the key of every read that the client sends to the primary."""
     sent: list[str] = []
-    record = client.tier.reader.record
+    record = client.runtime.reader.record
 
     def noting(key: str, **more: Any) -> Any:
         sent.append(key)
         return record(key, **more)
 
-    monkeypatch.setattr(client.tier.reader, "record", noting)
+    monkeypatch.setattr(client.runtime.reader, "record", noting)
     return sent
 
 
 def scripts_sent(client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """This notes the name of every script that the client sends by itself, not in one go with a commit."""
     sent: list[str] = []
-    send = client.tier.redis.script
+    send = client.runtime.redis.script
 
     def noting(name: str, *given: Any, **more: Any) -> Any:
         sent.append(name)
         return send(name, *given, **more)
 
-    monkeypatch.setattr(client.tier.redis, "script", noting)
+    monkeypatch.setattr(client.runtime.redis, "script", noting)
     return sent
 
 

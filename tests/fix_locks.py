@@ -82,7 +82,7 @@ def nobody_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
 async def until_calm(client: AsyncStateCache) -> None:
     """This returns when the client's waiters, at least one, wait for their call alone, where nobody asks again."""
     async with asyncio.timeout(LONG):
-        while not (found := client.tier.leases.waiting) or not all(  # noqa: ASYNC110
+        while not (found := client.runtime.leases.waiting) or not all(  # noqa: ASYNC110
             60 < one.ask_at - monotonic() < inf for one in found
         ):
             await asyncio.sleep(0)

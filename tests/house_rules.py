@@ -46,7 +46,7 @@ LAYERS = (
         "statecache._bounding",
         "statecache._slots",
         "statecache._sockets",
-        "statecache._trips",
+        "statecache._batching",
         "statecache._waking",
     ),
     ("statecache._async", "statecache._sync"),

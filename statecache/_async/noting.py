@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("statecache")
 
 
-class Noted:
+class Observation:
     """This is a call under way: what was tried again, lost to others, and looked for in Postgres."""
 
     __slots__ = ("_observer", "_verb", "conflicts", "hydrations", "retries", "seconds")
@@ -51,7 +51,7 @@ class Noted:
             _logger.warning("an observer failed", exc_info=True)
 
 
-_current: ContextVar[Noted | None] = ContextVar("statecache_noted", default=None)
+_current: ContextVar[Observation | None] = ContextVar("statecache_noted", default=None)
 
 
 def note(*, retries: int = 0, conflicts: int = 0, hydrations: int = 0) -> None:
@@ -64,7 +64,7 @@ def note(*, retries: int = 0, conflicts: int = 0, hydrations: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def under_way(noted: Noted) -> Iterator[None]:
+def under_way(noted: Observation) -> Iterator[None]:
     """This is a stretch of a call: its time, and what is noted during it, belong to the call."""
     token, begun = _current.set(noted), monotonic()
     try:

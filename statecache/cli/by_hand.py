@@ -121,12 +121,12 @@ async def fate_of(cache: AsyncStateCache, record: Record) -> Fate:
     position = Position.parse(record.position)
     if position is None:
         return Fate(durable=record.op == "absent")
-    keys, seconds = cache.tier.keys, cache.settings.timeout_s
+    keys, seconds = cache.runtime.keys, cache.settings.timeout_s
     shard = keys.shard(record.key)
     if record.op == "quarantined":
         return _parked(shard, position)
     reply = (
-        await cache.tier.redis.read([("HMGET", keys.meta(shard), "epoch", "flushed", "excepted")], seconds=seconds)
+        await cache.runtime.redis.read([("HMGET", keys.meta(shard), "epoch", "flushed", "excepted")], seconds=seconds)
     )[0]
     if isinstance(reply, Exception):
         raise refusal(reply, keys.meta(shard)) from reply
@@ -136,7 +136,7 @@ async def fate_of(cache: AsyncStateCache, record: Record) -> Fate:
     if epoch == position.epoch and excepted < position.n:
         return Fate(durable=True)
     try:
-        rows = await cache.tier.postgres.fetch(
+        rows = await cache.runtime.postgres.fetch(
             "lookup_change", {"change_id": record.change_id, "shard": shard, "epoch": 0, "n": 0}, seconds=seconds
         )
     except PostgresUnavailable:
@@ -154,7 +154,7 @@ def _parked(shard: int, position: Position) -> Fate:
 async def get(settings: Settings, key: str) -> Seen:
     """Read a state from the primary."""
     async with AsyncStateCache(settings=await patient(settings)) as cache:
-        record = await cache.tier.reader.primary(key, end=cache.end_of(None))
+        record = await cache.runtime.reader.primary(key, end=cache.end_of(None))
         return seen_of(record, await fate_of(cache, record))
 
 
@@ -171,7 +171,7 @@ async def rm(settings: Settings, key: str, more: dict[str, Any]) -> State[None] 
     async with AsyncStateCache(settings=await patient(settings)) as cache:
         tombstone = await cache.delete(key, **more)
         if tombstone is None:
-            record = await cache.tier.reader.record(key, end=cache.end_of(None))
+            record = await cache.runtime.reader.record(key, end=cache.end_of(None))
             if record.op == "quarantined":
                 tombstone = await cache.delete(key, expected=record.change_id, **more)
         return tombstone
@@ -182,11 +182,11 @@ async def ls(settings: Settings, prefix: str, *, newest: bool, limit: int) -> tu
     found: list[dict[str, Any]] = []
     async with AsyncStateCache(settings=await patient(settings)) as cache:
         seconds = cache.settings.timeout_s
-        sights = cache.tier.listing.sights(
+        sights = cache.runtime.listing.sights(
             prefix, order="newest" if newest else "key", limit=limit + 1 if limit else None, seconds=seconds
         )
         async for sight in sights:
-            record, shard = sight.record, cache.tier.keys.shard(sight.record.key)
+            record, shard = sight.record, cache.runtime.keys.shard(sight.record.key)
             position = Position.parse(record.position) or Position(0, 0)
             fate = _parked(shard, position) if sight.parked else Fate(durable=sight.stored)
             found.append({
@@ -204,18 +204,18 @@ async def namespaces(settings: Settings) -> list[str]:
     Postgres is asked for the first key behind each namespace in turn: so many look-ups in the index as there are.
     """
     async with AsyncStateCache(settings=await patient(settings)) as cache:
-        seconds, keys = cache.settings.timeout_s, cache.tier.keys
+        seconds, keys = cache.settings.timeout_s, cache.runtime.keys
         found = set()
         text = script("dirty").text
         commands = [("EVAL", text, 2, keys.meta(shard), keys.unflushed(shard)) for shard in range(keys.shards)]
-        for shard, reply in enumerate(await cache.tier.redis.read(commands, seconds=seconds)):
+        for shard, reply in enumerate(await cache.runtime.redis.read(commands, seconds=seconds)):
             if isinstance(reply, Exception):
                 raise refusal(reply, keys.unflushed(shard)) from reply
             found |= {one.decode("utf-8", "replace").partition("/")[0] for one in reply if b"/" in one}
         after = ""
         while True:
             asked = {"prefix": "", "beyond": _LAST, "after": after, "limit": 1}
-            _, *rows = await cache.tier.postgres.fetch("list_by_key", asked, seconds=seconds)
+            _, *rows = await cache.runtime.postgres.fetch("list_by_key", asked, seconds=seconds)
             if not rows:
                 return sorted(found, key=str.encode)
             found.add(namespace := rows[0][0].partition("/")[0])

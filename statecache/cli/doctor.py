@@ -185,12 +185,12 @@ def _all_closed(redis: RedisFacts, postgres: PostgresFacts | None, settings: Set
 
 async def _refusals(settings: Settings) -> dict[str, str]:
     """Ask as a client does, and return each level's reason for being refused, empty where it is given."""
-    from statecache._async.commit.support import Levels
+    from statecache._async.commit.support import DurabilitySupport
     from statecache._async.redis.tier import RedisTier
     from statecache.keys import KeySpace
 
     tier = RedisTier(settings, KeySpace(settings.prefix, settings.shards))
-    levels = Levels(settings)
+    levels = DurabilitySupport(settings)
     reasons: dict[str, str] = {}
     link = None
     try:

@@ -33,7 +33,7 @@ async def recorded(settings: Settings) -> list[Recorded]:
     from statecache.cli.reach import patient
 
     async with AsyncStateCache(settings=await patient(settings)) as cache:
-        rows = await cache.tier.postgres.fetch("namespaces", {}, seconds=cache.settings.timeout_s)
+        rows = await cache.runtime.postgres.fetch("namespaces", {}, seconds=cache.settings.timeout_s)
         names = ("namespace", "locking", "changed_by", "changed_at")
         return [Recorded(**dict(zip(names, row, strict=True))) for row in rows]
 
@@ -45,7 +45,7 @@ async def record(settings: Settings, namespace: str, locking: Locking) -> None:
 
     settings = (await patient(settings)).model_copy(update={"writer": f"operator {operator()}"})
     async with AsyncStateCache(settings=settings) as cache:
-        await cache.tier.policies.record(namespace, locking, seconds=settings.timeout_s)
+        await cache.runtime.policies.record(namespace, locking, seconds=settings.timeout_s)
 
 
 def policy(

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, Left, OutcomeUnknown, Settings, UsageError
+from statecache import AsyncStateCache, DrainReport, OutcomeUnknown, Settings, UsageError
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
@@ -21,7 +21,7 @@ from tests.fix_servers import MakeClient
 pytestmark = pytest.mark.counts_seconds
 
 KEY = "runs/42"
-NOTHING = Left()
+NOTHING = DrainReport()
 GRACE_S = 2.5
 """What telling may take beyond the deadline, on a machine that has other things to do."""
 
@@ -32,18 +32,18 @@ async def _as_coroutine(call: Any) -> Any:
     return await call
 
 
-async def _closes(client: AsyncStateCache, *, drain: float) -> asyncio.Task[Left]:
+async def _closes(client: AsyncStateCache, *, drain: float) -> asyncio.Task[DrainReport]:
     """This begins to close the client; it refuses new calls from now on."""
     closing = asyncio.create_task(_as_coroutine(client.close(drain=drain)))
     async with asyncio.timeout(60):
-        while not _tier(client).accounts.closing:  # noqa: ASYNC110
+        while not _tier(client).in_flight.closing:  # noqa: ASYNC110
             await asyncio.sleep(0)
     return closing
 
 
 def _tier(client: Any) -> Any:
     inner = getattr(client, "_client", client)
-    return inner.tier
+    return inner.runtime
 
 
 # Waiting for Postgres.
@@ -80,7 +80,7 @@ async def test_what_is_not_in_postgres_by_the_deadline_is_told(
     begun = monotonic()
     left = await client.close(drain=0.3)
     assert 0.2 < monotonic() - begun < 0.3 + GRACE_S
-    assert left == Left(commits=3, keys=(KEY,), shards=(keys.shard(KEY),))
+    assert left == DrainReport(commits=3, keys=(KEY,), shards=(keys.shard(KEY),))
     assert left
     (line,) = [record.getMessage() for record in caplog.records if record.name == "statecache"]
     assert f"3 commits ('{KEY}') of 1 shards are not known to be in Postgres" in line
@@ -115,7 +115,7 @@ async def test_servers_that_are_away_are_waited_for_until_the_deadline(
     begun = monotonic()
     left = await client.close(drain=0.5)
     assert monotonic() - begun < 0.5 + GRACE_S
-    assert left == Left(shards=(keys.shard(KEY),))
+    assert left == DrainReport(shards=(keys.shard(KEY),))
 
 
 async def test_a_postgres_that_comes_back_in_time_is_enough(
@@ -147,14 +147,14 @@ async def test_a_commit_of_an_earlier_epoch_counts_only_where_postgres_holds_it(
     psql.execute("UPDATE shard SET epoch = epoch + 1, flushed = 100 WHERE shard = ANY(%s)", (shards,))
     begun = monotonic()
     left = await client.close(drain=20)
-    assert left == Left(shards=(shards[1],))
+    assert left == DrainReport(shards=(shards[1],))
     assert monotonic() - begun < GRACE_S
 
 
 async def test_positions_of_two_epochs_of_one_shard_are_both_waited_for(
     client: AsyncStateCache, keys: KeySpace
 ) -> None:
-    accounts = _tier(client).accounts
+    accounts = _tier(client).in_flight
     state = await client.set(KEY, 1)
     assert state.position is not None
     accounts.acknowledge(keys.shard(KEY), type(state.position)(2, 7))
@@ -189,7 +189,7 @@ async def test_leases_that_cannot_be_given_back_are_told(
     await lock.__aenter__()
     await proxy.cut_off()
     left = await client.close(drain=0.2)
-    assert left == Left(leases=(KEY,))
+    assert left == DrainReport(leases=(KEY,))
     assert str(left) == "1 leases were not given back"
 
 
@@ -298,7 +298,7 @@ async def test_a_call_that_does_not_end_is_cut_off_and_told(cache: AsyncStateCac
     working = asyncio.create_task(cache.update(KEY, endless, default=0))
     await started.wait()
     left = await cache.close(drain=0.2)
-    assert left == Left(under_way=1)
+    assert left == DrainReport(under_way=1)
     working.cancel()
     await asyncio.wait([working])
 

@@ -70,9 +70,9 @@ async def test_a_first_attempt_that_arrives_in_its_time_but_after_others_is_not_
 
 async def test_a_server_whose_clock_was_set_forward_is_asked_anew(settings: Settings, cache: AsyncStateCache) -> None:
     await cache.set("runs/42", 1)
-    link = await cache.tier.redis.pool.take(1.0)
+    link = await cache.runtime.redis.pool.take(1.0)
     link.ahead_ms -= 3_600_000
-    cache.tier.redis.pool.give(link)
+    cache.runtime.redis.pool.give(link)
     state = await cache.set("runs/42", 2)
     assert state.version == 2
     assert not link.alive
@@ -98,7 +98,7 @@ class Stray:
 
     async def arrives(self, cache: AsyncStateCache) -> bytes:
         """This lets the server have it at last, and gives its verdict, which nobody waits for."""
-        reply = await cache.tier.redis.exchange(self._commands, seconds=5)
+        reply = await cache.runtime.redis.exchange(self._commands, seconds=5)
         verdict: bytes = reply[0][1]
         return verdict
 

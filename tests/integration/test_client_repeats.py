@@ -82,7 +82,7 @@ class Stray:
 
     async def lose(self, until: Fault) -> None:
         """This cuts the first attempt off, and returns when that strikes which the repeat meets."""
-        for link in self._client.tier.redis.pool._all_lent():
+        for link in self._client.runtime.redis.pool._all_lent():
             await link.close()
         await until.wait()
 

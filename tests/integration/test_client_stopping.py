@@ -29,7 +29,7 @@ ASYNC = """
 
     async def main(drain):
         steps = 0
-        async with AsyncStateCache() as cache, cache.until_told(drain=drain) as told:
+        async with AsyncStateCache() as cache, cache.until_stopped(drain=drain) as told:
             print("ready", flush=True)
             while not told.stopping:
                 async with cache.lock("runs/42", ttl=60) as lease:
@@ -50,7 +50,7 @@ SYNC = """
     from statecache import StateCache
 
     steps = 0
-    with StateCache() as cache, cache.until_told(drain=float(sys.argv[1])) as told:
+    with StateCache() as cache, cache.until_stopped(drain=float(sys.argv[1])) as told:
         print("ready", flush=True)
         while not told.stopping:
             with cache.lock("runs/42", ttl=60) as lease:

@@ -26,7 +26,7 @@ def single(make_client: MakeClient, settings: Settings) -> AsyncStateCache:
 async def _is_watching_nothing(single: AsyncStateCache, other: AsyncStateCache, watched: str) -> None:
     """A key that is still watched, once it changed, would abort the next EXEC of the connection."""
     call: Any = _awaiting if isinstance(single, AsyncStateCache) else asyncio.to_thread
-    pool = single.tier.redis.pool
+    pool = single.runtime.redis.pool
     link = await call(pool.take, 1)
     pool.give(link)
     await other.set(watched, "changed by somebody")
@@ -135,7 +135,7 @@ async def test_the_replies_of_an_earlier_exec_are_not_believed(settings: Setting
     """Each of them is of the kind that is waited for: only the nonce tells that they answer somebody else."""
     await cache.set("runs/1", 1)
     async with AsyncStateCache(settings=settings) as other:
-        committer, shard = other.tier.committer, other.tier.keys.shard("runs/1")
+        committer, shard = other.runtime.committer, other.runtime.keys.shard("runs/1")
         async with other.transaction("runs/2") as tx:
             link = tx._link
             assert link is not None

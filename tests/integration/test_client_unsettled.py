@@ -293,12 +293,12 @@ async def test_a_commit_that_was_cancelled_while_it_waited_for_postgres_is_kept(
 
 async def test_a_commit_that_was_cancelled_before_it_was_sent_leaves_nothing(settings: Settings) -> None:
     async with AsyncStateCache(settings=settings.model_copy(update={"redis_connections_max": 1})) as client:
-        link = await client.tier.redis.pool.take(1)
+        link = await client.runtime.redis.pool.take(1)
         writing = asyncio.create_task(_as_coroutine(client.set(KEY, 1)))
         await asyncio.sleep(0)
         writing.cancel()
         await asyncio.wait([writing])
-        client.tier.redis.pool.give(link)
+        client.runtime.redis.pool.give(link)
         assert client.unsettled() == ()
         assert await client.get(KEY) is None
 

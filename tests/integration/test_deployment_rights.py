@@ -64,7 +64,7 @@ def rewound(deployment: Deployment, kept: Path) -> None:
 
 async def _in_turn(client: AsyncStateCache) -> None:
     """This has one task wait until another gives it the lock."""
-    holds, waits = asyncio.Event(), client.tier.leases
+    holds, waits = asyncio.Event(), client.runtime.leases
 
     async def second() -> None:
         await holds.wait()
@@ -83,7 +83,7 @@ async def _in_turn(client: AsyncStateCache) -> None:
 
 async def _called(client: AsyncStateCache, raw: Any) -> None:
     """This has an update wait until it is called to."""
-    batons, end = client.tier.batons, monotonic() + 60
+    batons, end = client.runtime.batons, monotonic() + 60
     batons.crowd("runs/1")
     async with batons.of("runs/1", end=end) as baton:
         assert await baton.comes()
@@ -233,8 +233,8 @@ async def _refused(client: AsyncStateCache) -> str:
 
 async def _uncalled(client: AsyncStateCache, raw: Any) -> str:
     """This updates a state that others want too, and says which rights it lacks if it has to do so out of turn."""
-    client.tier.batons.crowd("runs/1")
-    baton, _, _ = client.tier.keys.baton("runs/1")
+    client.runtime.batons.crowd("runs/1")
+    baton, _, _ = client.runtime.keys.baton("runs/1")
     raw.delete(baton)
     await client.update("runs/1", lambda value: value, default=1)
     return "" if raw.exists(baton) else "rpush or blmpop"

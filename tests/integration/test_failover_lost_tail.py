@@ -157,7 +157,7 @@ def test_a_connection_that_outlives_two_promotions_is_fenced_and_finds_the_truth
 
 
 def _connection(shard: World, server: Valkey) -> int:
-    (number,) = shard.client(server).tier.redis.exchange([("CLIENT", "ID")], seconds=10)
+    (number,) = shard.client(server).runtime.redis.exchange([("CLIENT", "ID")], seconds=10)
     return int(number)
 
 
@@ -206,7 +206,7 @@ def test_a_waiter_does_not_take_the_new_epochs_watermark_for_its_own(shard: Worl
 
     agent = shard.client(b)
     assert agent.wait_durable(other, timeout=30) == other
-    waited = agent.tier.durable.wait(SHARD, lost.position, lost.change_id, [lost.key], end=monotonic() + 10)
+    waited = agent.runtime.durable.wait(SHARD, lost.position, lost.change_id, [lost.key], end=monotonic() + 10)
     assert waited == shard.row().epoch, "the epoch that went on without it"
 
 

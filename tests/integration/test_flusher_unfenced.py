@@ -61,7 +61,7 @@ async def shortened(agent: AsyncStateCache, worker: Worker, raw: Any, keys: KeyS
         await agent.set(f"{GROUP}/{number}", "durable")
     await flush(worker)
     snapshot.put_back()
-    agent.tier.near.drop()
+    agent.runtime.near.drop()
 
 
 @pytest.mark.parametrize("reconnected", [True, False])

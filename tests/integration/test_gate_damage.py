@@ -277,7 +277,7 @@ def test_what_was_read_before_an_opening_is_not_installed_after_it(
     raw, redis_key = shard.raw(a), shard.keys.state(KEY)
     raw.delete(redis_key)
     slow, quick = shard.client(a, writer="slow"), shard.client(a, writer="quick", hydrate_token_s=10.0)
-    fetch = slow.tier.postgres.fetch
+    fetch = slow.runtime.postgres.fetch
     written = []
 
     def slowly(name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
@@ -289,7 +289,7 @@ def test_what_was_read_before_an_opening_is_not_installed_after_it(
         raw.delete(redis_key)
         return rows
 
-    monkeypatch.setattr(slow.tier.postgres, "fetch", slowly)
+    monkeypatch.setattr(slow.runtime.postgres, "fetch", slowly)
     found = slow.get(KEY)
     assert found is not None
     assert found.value == "old"  # it is no older than the moment the reading began

@@ -81,10 +81,10 @@ async def test_it_is_changed_back_by_a_word_and_all_who_knew_it_hear_of_it(
     async with client.namespace("runs", locking="enforced").lock("42"):
         with pytest.raises(LockHeld):
             await other.set(KEY, 1)
-        await cache.tier.policies.record("runs", "advisory", seconds=10.0)
+        await cache.runtime.policies.record("runs", "advisory", seconds=10.0)
         await other.set(KEY, 2)
         await client.namespace("runs").set("42", 3)
-        await cache.tier.policies.record("runs", "enforced", seconds=10.0)
+        await cache.runtime.policies.record("runs", "enforced", seconds=10.0)
         with pytest.raises(LockHeld):
             await other.set(KEY, 4)
 
@@ -165,7 +165,7 @@ async def test_what_a_postgres_that_went_back_knows_no_more_is_recorded_again_fr
 ) -> None:
     """What is enforced on either side is; `since`, others were recorded under the revision that Redis has too."""
     for name, locking in (("runs", "enforced"), ("users", "enforced"), ("runs", "advisory")):
-        await cache.tier.policies.record(name, cast("Locking", locking), seconds=10.0)
+        await cache.runtime.policies.record(name, cast("Locking", locking), seconds=10.0)
     psql.execute("DELETE FROM namespace WHERE name = 'users'")
     psql.execute("UPDATE namespace SET locking = 'enforced', revision = 1")
     if since:
@@ -186,10 +186,10 @@ async def test_a_word_takes_effect_whatever_postgres_has_forgotten(
     client: AsyncStateCache, cache: AsyncStateCache, psql: Psql
 ) -> None:
     for name in ("runs", "users"):
-        await cache.tier.policies.record(name, "enforced", seconds=10.0)
+        await cache.runtime.policies.record(name, "enforced", seconds=10.0)
     psql.execute("DELETE FROM namespace")
     psql.execute("INSERT INTO namespace VALUES ('jobs', 'enforced', 2, 'somebody')")
-    await cache.tier.policies.record("runs", "advisory", seconds=10.0)
+    await cache.runtime.policies.record("runs", "advisory", seconds=10.0)
     async with cache.lock(KEY), cache.lock("users/a"), cache.lock("jobs/a"):
         await client.set(KEY, 1)
         for key in ("users/a", "jobs/a"):
@@ -204,14 +204,14 @@ async def test_a_word_against_enforced_locks_stands_until_the_next_word_whatever
 ) -> None:
     old, locker = client.namespace("runs", locking="enforced"), make_client(settings)
     await old.set("42", 1)
-    await cache.tier.policies.record("runs", "advisory", seconds=10.0)
+    await cache.runtime.policies.record("runs", "advisory", seconds=10.0)
     views = [old, make_client(settings).namespace("runs", locking="enforced")]
     async with views[1].lock("42"):
         for view in views:
             await view.set("42", 2)
             await view.set("42/plan", 2)
     assert rows(psql, "SELECT locking FROM namespace") == [("advisory",)]
-    await cache.tier.policies.record("runs", "enforced", seconds=10.0)
+    await cache.runtime.policies.record("runs", "enforced", seconds=10.0)
     async with locker.lock(KEY):
         for view in views:
             with pytest.raises(LockHeld):

@@ -103,8 +103,8 @@ async def test_an_outage_longer_than_the_claim_ends_no_step(
         await slow.begun.wait()
         waiting = asyncio.create_task(make_client(far).step(KEY, "charge", slow.run, idempotent=True))
         proxy.freeze()
-        over = await near.tier.leases.take(claim_of(RECORD), ttl=CLAIM_S, patience=60)  # the claim is over
-        await near.tier.leases.give_back(over)
+        over = await near.runtime.leases.take(claim_of(RECORD), ttl=CLAIM_S, patience=60)  # the claim is over
+        await near.runtime.leases.give_back(over)
         proxy.thaw()
         with pytest.raises(Unavailable, match="another agent runs step 'charge'"):
             await near.step(KEY, "charge", lambda step: "the second", idempotent=True, timeout=CLAIM_S * 3)
@@ -200,7 +200,7 @@ async def test_a_step_under_a_lock_that_is_lost_keeps_its_result(
     async with cache.lock(KEY, ttl=5) as lease:
 
         async def charge(step: Step) -> Receipt:
-            await cache.tier.leases.release()  # as if somebody had broken it
+            await cache.runtime.leases.release()  # as if somebody had broken it
             return bank.charge(step, "order 7")
 
         with pytest.raises((LeaseLost, StaleToken)):
@@ -217,8 +217,8 @@ async def test_short_steps_need_no_connection_for_their_claims_and_closing_ends_
     async with AsyncStateCache(settings=settings) as cache:
         for number in range(3):
             assert await cache.step(KEY, f"step-{number}", lambda step: step.attempt) == 1
-        assert not cache.tier.claims._links
-        keeper = cache.tier.claims._keeper
+        assert not cache.runtime.claims._links
+        keeper = cache.runtime.claims._keeper
         assert keeper is not None
     assert not keeper.alive
 

@@ -35,7 +35,7 @@ async def working(settings: Settings) -> AsyncIterator[None]:
 async def _leased(cache: AsyncStateCache) -> None:
     """This returns when the step that runs has its claim."""
     async with asyncio.timeout(60):
-        while not cache.tier.claims.held:  # noqa: ASYNC110
+        while not cache.runtime.claims.held:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 

@@ -62,7 +62,7 @@ class Reads(RuleBasedStateMachine):
         await self._flush()
         self.evict(key)
         tip = self.expected.chain(key)[-1].change_id if self.expected.exists(key) else None
-        postgres: Any = client.tier.postgres
+        postgres: Any = client.runtime.postgres
         fetch = postgres.fetch
 
         async def slowly(*args: Any, **more: Any) -> Any:

@@ -173,7 +173,7 @@ class Soak:
     def lent(self) -> list[str]:
         """This says what the client believes to be lent although nobody uses it any more."""
         gc.collect()  # what was interrupted may wait for that
-        tier = self._cache.tier
+        tier = self._cache.runtime
         pools: dict[str, Any] = {"Redis": tier.redis.pool, "Postgres": tier.postgres.pool}
         return [
             f"{name}: {pool.lent} lent, {pool._slots._free} of {pool._size} free"

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from statecache._async.commit.durable import HELD, Durable
-from statecache._async.redis.pubsub import Events
+from statecache._async.redis.pubsub import Subscriptions
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache.model import Position
@@ -65,7 +65,7 @@ def redis() -> SlowRedis:
 
 @pytest.fixture
 async def durable(redis: SlowRedis) -> AsyncIterator[Durable]:
-    events = Events(cast("Any", redis))
+    events = Subscriptions(cast("Any", redis))
     yield Durable(KEYS, cast("Any", redis), cast("Any", None), events)
     await events.close()
 

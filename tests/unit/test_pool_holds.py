@@ -12,7 +12,7 @@ from statecache._async.pool import AsyncPool
 from statecache.errors import RedisUnavailable
 
 
-class Line:
+class TrackedConnection:
     """This is a connection to nowhere."""
 
     alive = True
@@ -39,13 +39,13 @@ class Dialed:
 
     failing = False
 
-    async def __call__(self, seconds: float) -> Line:
+    async def __call__(self, seconds: float) -> TrackedConnection:
         if self.failing:
             raise RedisUnavailable("connect", detail="told to")
-        return Line()
+        return TrackedConnection()
 
 
-def _pool(size: int, dialed: Dialed | None = None) -> AsyncPool[Line]:
+def _pool(size: int, dialed: Dialed | None = None) -> AsyncPool[TrackedConnection]:
     return AsyncPool(dialed or Dialed(), size=size, busy=RedisUnavailable, what="Redis")
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from statecache import AsyncStateCache, Left, StateCache, UsageError
-from statecache._signals import SIGNALS, AsyncTold, Told
+from statecache import AsyncStateCache, DrainReport, StateCache, UsageError
+from statecache._signals import SIGNALS, AsyncStopRequest, StopRequest
 from tests.fix_redis import FakeDeployment
 
 HERE = signal.SIGUSR1
@@ -41,7 +41,7 @@ def test_the_signals_are_those_that_ask_a_process_to_end() -> None:
 
 async def test_a_signal_tells_a_task_and_is_given_back(fake: FakeDeployment, before: list[int]) -> None:
     async with _async_cache(fake) as cache:
-        async with cache.until_told(drain=0, signals=[HERE]) as told:
+        async with cache.until_stopped(drain=0, signals=[HERE]) as told:
             assert (told.stopping, told.signal, await told.wait(0.0)) == (False, None, False)
             waiting = asyncio.create_task(told.wait(WAIT_S))
             await asyncio.sleep(0)
@@ -49,7 +49,7 @@ async def test_a_signal_tells_a_task_and_is_given_back(fake: FakeDeployment, bef
             assert await waiting
             assert (told.stopping, told.signal) == (True, HERE)
             await cache.get("runs/42")
-        assert (told.left, told.status) == (Left(), 0)
+        assert (told.left, told.status) == (DrainReport(), 0)
         with pytest.raises(UsageError, match="it is closed"):
             await cache.get("runs/43")
     assert before == []
@@ -59,14 +59,14 @@ async def test_a_signal_tells_a_task_and_is_given_back(fake: FakeDeployment, bef
 
 def test_a_signal_tells_a_thread_and_is_given_back(fake: FakeDeployment, before: list[int]) -> None:
     with _cache(fake) as cache:
-        with cache.until_told(drain=0, signals=[HERE]) as told:
+        with cache.until_stopped(drain=0, signals=[HERE]) as told:
             assert (told.stopping, told.signal, told.wait(0.0)) == (False, None, False)
             timer = threading.Timer(0.05, signal.raise_signal, [HERE])
             timer.start()
             assert told.wait(WAIT_S)
             timer.join()
             assert (told.stopping, told.signal, told.wait(WAIT_S)) == (True, HERE, True)
-        assert (told.left, told.status) == (Left(), 0)
+        assert (told.left, told.status) == (DrainReport(), 0)
     assert before == []
     signal.raise_signal(HERE)
     assert before == [HERE]
@@ -77,7 +77,7 @@ async def test_a_second_signal_ends_a_tasks_block_at_once(fake: FakeDeployment, 
     entered = asyncio.Event()
 
     async def work() -> None:
-        async with cache.until_told(drain=1000, signals=[HERE]):
+        async with cache.until_stopped(drain=1000, signals=[HERE]):
             entered.set()
             await asyncio.Event().wait()
 
@@ -106,7 +106,7 @@ async def test_a_second_signal_that_comes_as_the_block_ends_is_heard(fake: FakeD
     await cache.set("runs/42", 1)
 
     async def work() -> None:
-        async with cache.until_told(drain=1000, signals=[HERE]) as told:
+        async with cache.until_stopped(drain=1000, signals=[HERE]) as told:
             for _ in range(2):
                 told._told._signalled(HERE)
 
@@ -121,7 +121,7 @@ def test_a_second_signal_ends_a_threads_block_at_once(fake: FakeDeployment, befo
     cache, after = _cache(fake), list[bool]()
 
     def work() -> None:
-        with cache.until_told(drain=1000, signals=[HERE]) as told:
+        with cache.until_stopped(drain=1000, signals=[HERE]) as told:
             signal.raise_signal(HERE)
             after.append(told.stopping)
             signal.raise_signal(HERE)
@@ -141,7 +141,7 @@ async def test_a_second_signal_ends_the_draining_too(fake: FakeDeployment, befor
 
     async def work() -> Any:
         try:
-            async with cache.until_told(drain=1000, signals=[HERE]) as told:
+            async with cache.until_stopped(drain=1000, signals=[HERE]) as told:
                 await cache.set("runs/42", 1)
                 told.stop()
                 draining.set()
@@ -151,7 +151,7 @@ async def test_a_second_signal_ends_the_draining_too(fake: FakeDeployment, befor
     task = asyncio.create_task(work())
     await draining.wait()
     async with asyncio.timeout(WAIT_S):
-        while not cache.tier.accounts.closing:  # noqa: ASYNC110
+        while not cache.runtime.in_flight.closing:  # noqa: ASYNC110
             await asyncio.sleep(0)
         signal.raise_signal(HERE)
         signal.raise_signal(HERE)
@@ -162,9 +162,9 @@ async def test_a_second_signal_ends_the_draining_too(fake: FakeDeployment, befor
 async def test_an_error_of_the_block_goes_on_after_the_closing(fake: FakeDeployment) -> None:
     cache = _async_cache(fake)
     with pytest.raises(ZeroDivisionError):
-        async with cache.until_told(drain=0, signals=[HERE]) as told:
+        async with cache.until_stopped(drain=0, signals=[HERE]) as told:
             raise ZeroDivisionError
-    assert (told.left, told.stopping) == (Left(), False)
+    assert (told.left, told.stopping) == (DrainReport(), False)
 
 
 async def test_a_cancellation_that_no_signal_made_stays_one(fake: FakeDeployment) -> None:
@@ -172,7 +172,7 @@ async def test_a_cancellation_that_no_signal_made_stays_one(fake: FakeDeployment
     entered = asyncio.Event()
 
     async def work() -> None:
-        async with cache.until_told(drain=0, signals=[HERE]):
+        async with cache.until_stopped(drain=0, signals=[HERE]):
             entered.set()
             await asyncio.Event().wait()
 
@@ -184,7 +184,7 @@ async def test_a_cancellation_that_no_signal_made_stays_one(fake: FakeDeployment
 
 
 async def test_it_can_be_told_by_hand_from_another_thread(fake: FakeDeployment) -> None:
-    async with _async_cache(fake).until_told(drain=0, signals=[HERE]) as told:
+    async with _async_cache(fake).until_stopped(drain=0, signals=[HERE]) as told:
         threading.Thread(target=told.stop).start()
         assert await told.wait(WAIT_S)
         assert (told.stopping, told.signal) == (True, None)
@@ -192,10 +192,10 @@ async def test_it_can_be_told_by_hand_from_another_thread(fake: FakeDeployment) 
 
 def test_beside_the_main_thread_it_is_told_by_hand_only(fake: FakeDeployment, before: list[int]) -> None:
     entered, found = threading.Event(), list[bool]()
-    with _cache(fake) as cache, cache.until_told(drain=0, signals=[]) as other:
+    with _cache(fake) as cache, cache.until_stopped(drain=0, signals=[]) as other:
 
         def work() -> None:
-            with _cache(fake).until_told(drain=0, signals=[HERE]) as told:
+            with _cache(fake).until_stopped(drain=0, signals=[HERE]) as told:
                 entered.set()
                 found.append(other.wait(WAIT_S) and not told.stopping)
                 told.stop()
@@ -203,7 +203,7 @@ def test_beside_the_main_thread_it_is_told_by_hand_only(fake: FakeDeployment, be
 
         def in_a_loop() -> None:
             async def told_by_hand() -> None:
-                async with _async_cache(fake).until_told(drain=0, signals=[HERE]) as told:
+                async with _async_cache(fake).until_stopped(drain=0, signals=[HERE]) as told:
                     told.stop()
                     found.append(await told.wait(WAIT_S))
 
@@ -227,7 +227,7 @@ async def test_where_a_loop_takes_no_signals_the_process_does(
         raise NotImplementedError
 
     monkeypatch.setattr(asyncio.get_running_loop(), "add_signal_handler", none)
-    told = AsyncTold()
+    told = AsyncStopRequest()
     told.listen([HERE])
     signal.raise_signal(HERE)
     assert await told.wait(WAIT_S)
@@ -239,7 +239,7 @@ async def test_where_a_loop_takes_no_signals_the_process_does(
 def test_a_handler_takes_no_lock_that_its_thread_may_hold(before: list[int]) -> None:
     """The signal arrives while this very thread is on its way into or out of waiting, a thousand times."""
     for _ in range(1000):
-        told = Told()
+        told = StopRequest()
         told.listen([HERE])
         timer = threading.Thread(target=signal.pthread_kill, args=(threading.get_ident(), HERE))
         timer.start()
@@ -250,4 +250,4 @@ def test_a_handler_takes_no_lock_that_its_thread_may_hold(before: list[int]) -> 
 
 def test_a_deadline_that_is_none_is_refused(fake: FakeDeployment) -> None:
     with pytest.raises(UsageError, match="drain="):
-        _cache(fake).until_told(drain=-1)
+        _cache(fake).until_stopped(drain=-1)

@@ -77,7 +77,7 @@ class Runner:
             prefix=settings.prefix, schema=settings.postgres_schema, shards=settings.shards)  # fmt: skip
         try:
             self._open_health()
-            await self._work_until_told()
+            await self._work_until_stopped()
             return await self._end()
         except ConfigurationError as error:
             alarm("configuration", detail=str(error))
@@ -113,7 +113,7 @@ class Runner:
         if self.health is not None:
             await asyncio.to_thread(self.health.close)
 
-    async def _work_until_told(self) -> None:
+    async def _work_until_stopped(self) -> None:
         while not self._stop.is_set():
             try:
                 await self._patiently(self._work, give_up=self._stop.is_set)

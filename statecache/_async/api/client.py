@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 import msgspec
 
 from statecache._async.api.drain import checked_drain, leave
-from statecache._async.api.runtime import Tiers
-from statecache._async.api.until_stopped import AsyncUntilTold
+from statecache._async.api.runtime import Runtime
+from statecache._async.api.until_stopped import AsyncUntilStopped
 from statecache._async.api.verbs import AsyncVerbs
 from statecache._async.api.view import checked_policy
 from statecache._signals import SIGNALS
 from statecache.clock import boottime, monotonic
 from statecache.keys import checked_namespace
 from statecache.model import (
+    DrainReport,
     Durability,
     Encoding,
-    Left,
     Locking,
     LostCommit,
     NearStatistics,
@@ -70,17 +70,19 @@ class AsyncStateCache(AsyncVerbs[Any]):
             settings = Settings(**given)
         elif given:
             settings = Settings(**{**settings.model_dump(), **given})
-        super().__init__(Tiers(settings, dial=dial, observer=observer), Policy(), "")
+        super().__init__(Runtime(settings, dial=dial, observer=observer), Policy(), "")
 
     @property
     def settings(self) -> Settings:
         """These are the settings in force."""
-        return self.tier.settings
+        return self.runtime.settings
 
     @property
     def near(self) -> NearStatistics:
         """This tells what the near cache has done, what it holds, and whether local reads are answered from it."""
-        return msgspec.structs.replace(self.tier.near.statistics(boottime()), hindrance=self.tier.line.hindrance)
+        return msgspec.structs.replace(
+            self.runtime.near.statistics(boottime()), hindrance=self.runtime.tracked.hindrance
+        )
 
     @overload
     def namespace(
@@ -121,49 +123,49 @@ class AsyncStateCache(AsyncVerbs[Any]):
             value_bytes_max=value_bytes_max,
             locking=locking,
         )
-        return AsyncNamespace(self.tier, checked_policy(policy), checked_namespace(name) + "/")
+        return AsyncNamespace(self.runtime, checked_policy(policy), checked_namespace(name) + "/")
 
     def unsettled(self) -> tuple[Unsettled, ...]:
         """These are this client's commits whose outcome no caller learnt, the oldest first; `outcome` asks.
 
         A call that was cancelled, or ran out of time, and left nothing here was never sent: it was not applied.
         """
-        return self.tier.doubts.all()
+        return self.runtime.unknown_outcomes.all()
 
     async def lost(self, *, timeout: float | None = None) -> tuple[LostCommit, ...]:
         """Return the commits that went with the Redis that acknowledged them, of the last thousand of this client.
 
         It asks Postgres, which keeps how far each lost tail came: `statecache lost` lists them for all clients.
         """
-        return await self.tier.losses.look(seconds=max(self.end_of(timeout) - monotonic(), 0.001))
+        return await self.runtime.losses.look(seconds=max(self.end_of(timeout) - monotonic(), 0.001))
 
     @overload
     async def close(self) -> None: ...
     @overload
-    async def close(self, *, drain: float) -> Left: ...
-    async def close(self, *, drain: float | None = None) -> Left | None:
+    async def close(self, *, drain: float) -> DrainReport: ...
+    async def close(self, *, drain: float | None = None) -> DrainReport | None:
         """This closes every connection; what is under way on them fails, its outcome unknown.
 
         With `drain` it goes down well within that many seconds: it refuses new calls (UsageError), lets those under way
         end, gives its leases back, waits until Postgres holds what this client was acknowledged, and says what is left.
         """
         if drain is None:
-            await self.tier.close()
+            await self.runtime.close()
             return None
         seconds = checked_drain(drain)
         try:
-            return await leave(self.tier, seconds)
+            return await leave(self.runtime, seconds)
         finally:
-            await self.tier.close()
+            await self.runtime.close()
 
-    def until_told(self, *, drain: float = 10.0, signals: Sequence[int] = SIGNALS) -> AsyncUntilTold:
+    def until_stopped(self, *, drain: float = 10.0, signals: Sequence[int] = SIGNALS) -> AsyncUntilStopped:
         """This is a block that SIGTERM and SIGINT ask to end: `while not told.stopping`; with it ends this client.
 
         At its end the client is closed with `drain` seconds to go down well, and `told.left` says what was left. A
         second signal ends it at once. `told.stop()` does what a signal does, where there are none: on other threads
         than the main one signals are left alone.
         """
-        return AsyncUntilTold(self.close, drain=drain, signals=signals)
+        return AsyncUntilStopped(self.close, drain=drain, signals=signals)
 
     async def __aenter__(self) -> Self:
         return self

@@ -3,7 +3,7 @@
     refused      every call that begins from now on: UsageError, it is closing
     let end      the calls under way: commits, updates, transactions, and whatever is on a connection
     given back   the leases, so that others need not wait for their end
-    waited for   until Postgres holds what this client was acknowledged, or has set it aside (see `accounts`)
+    waited for   until Postgres holds what this client was acknowledged, or has set it aside (see `commit.in_flight`)
     left         what the deadline cut off, told at the end, and logged in one line
 
 Postgres alone is asked how far it is. A position of an earlier epoch counts only where Postgres holds it: a failover
@@ -25,10 +25,10 @@ from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set
 from statecache.errors import StateCacheError, Unavailable, UsageError
-from statecache.model import Left, LostCommit
+from statecache.model import DrainReport, LostCommit
 
 if TYPE_CHECKING:
-    from statecache._async.api.runtime import Tiers
+    from statecache._async.api.runtime import Runtime
     from statecache._async.commit.in_flight import Tail
 
 KEYS_TOLD_MAX = 100
@@ -72,41 +72,43 @@ def checked_drain(seconds: float) -> float:
     return seconds
 
 
-async def leave(tier: Tiers, seconds: float) -> Left:
+async def leave(runtime: Runtime, seconds: float) -> DrainReport:
     """This goes down within that many seconds, and a little more for telling what is left; the tiers stay open."""
     begun = monotonic()
     end = begun + seconds
-    tier.accounts.closing = True
-    await _calls_end(tier, end)
-    under_way = len(tier.accounts.under_way)
-    leases = await tier.leases.release(end=end + _LATE_S)
-    standings = await _flushed(tier, end - min(_TELL_S, seconds * _TELL_SHARE))
+    runtime.in_flight.closing = True
+    await _calls_end(runtime, end)
+    under_way = len(runtime.in_flight.under_way)
+    leases = await runtime.leases.release(end=end + _LATE_S)
+    standings = await _flushed(runtime, end - min(_TELL_S, seconds * _TELL_SHARE))
     behind = [one for one in standings if not one.settled]
-    commits, keys = await _told(tier, [one for one in behind if not one.lost], end + _LATE_S)
+    commits, keys = await _told(runtime, [one for one in behind if not one.lost], end + _LATE_S)
     shards = tuple(sorted({one.tail[0] for one in behind}))
-    lost = await _lost(tier, end + _LATE_S) if any(one.lost for one in standings) else ()
-    left = Left(commits=commits, keys=keys, shards=shards, under_way=under_way, leases=leases, lost=lost)
+    lost = await _lost(runtime, end + _LATE_S) if any(one.lost for one in standings) else ()
+    left = DrainReport(commits=commits, keys=keys, shards=shards, under_way=under_way, leases=leases, lost=lost)
     _log(left, monotonic() - begun)
     return left
 
 
-async def _calls_end(tier: Tiers, end: float) -> None:
+async def _calls_end(runtime: Runtime, end: float) -> None:
     backoff = Backoff(0.002, 0.05)
-    while tier.accounts.under_way or tier.redis.pool.lent or tier.postgres.pool.lent or tier.line.reading:
+    while (
+        runtime.in_flight.under_way or runtime.redis.pool.lent or runtime.postgres.pool.lent or runtime.tracked.reading
+    ):
         left = end - monotonic()
         if left <= 0:
             return
         await async_sleep(min(backoff.take(), left))
 
 
-async def _flushed(tier: Tiers, end: float) -> list[Standing]:
+async def _flushed(runtime: Runtime, end: float) -> list[Standing]:
     """This asks Postgres until all is settled, or nothing more can be expected in time."""
-    tails = tier.accounts.tails()
+    tails = runtime.in_flight.tails()
     standings = [Standing(tail, -1, 0, held=False) for tail in tails]
     backoff = Backoff(0.005, 0.25)
     while tails:
         try:
-            standings = await _ask(tier, tails, max(end - monotonic(), _LATE_S))
+            standings = await _ask(runtime, tails, max(end - monotonic(), _LATE_S))
         except Unavailable as error:
             _logger.debug("closing waits for Postgres: %s", error)
         left = end - monotonic()
@@ -116,29 +118,29 @@ async def _flushed(tier: Tiers, end: float) -> list[Standing]:
     return standings
 
 
-async def _ask(tier: Tiers, tails: Sequence[Tail], seconds: float) -> list[Standing]:
+async def _ask(runtime: Runtime, tails: Sequence[Tail], seconds: float) -> list[Standing]:
     shards, epochs, ns = (list(column) for column in zip(*tails, strict=True))
-    rows = await tier.postgres.fetch("standing", {"shards": shards, "epochs": epochs, "ns": ns}, seconds=seconds)
+    rows = await runtime.postgres.fetch("standing", {"shards": shards, "epochs": epochs, "ns": ns}, seconds=seconds)
     known = {(row[0], row[1], row[2]): Standing((row[0], row[1], row[2]), *row[3:]) for row in rows}
     return [known.get(tail, Standing(tail, -1, 0, held=False)) for tail in tails]
 
 
-async def _lost(tier: Tiers, end: float) -> tuple[LostCommit, ...]:
+async def _lost(runtime: Runtime, end: float) -> tuple[LostCommit, ...]:
     """Name the commits of this client that went with their Redis, as far as that can be found out in time."""
     try:
-        return await tier.losses.look(seconds=max(end - monotonic(), 0.01))
+        return await runtime.losses.look(seconds=max(end - monotonic(), 0.01))
     except StateCacheError as error:
         _logger.debug("what was lost cannot be told: %s", error)
         return ()
 
 
-async def _told(tier: Tiers, behind: Sequence[Standing], end: float) -> tuple[int, tuple[str, ...]]:
+async def _told(runtime: Runtime, behind: Sequence[Standing], end: float) -> tuple[int, tuple[str, ...]]:
     """This counts this writer's commits that stand in the streams beyond the watermark, and names their keys."""
     commits = 0
     keys: dict[str, None] = {}
     for one in behind:
         try:
-            async for key_names in _beyond(tier, one, end):
+            async for key_names in _beyond(runtime, one, end):
                 commits += 1
                 keys.update(dict.fromkeys(key_names))
         except StateCacheError as error:
@@ -146,28 +148,28 @@ async def _told(tier: Tiers, behind: Sequence[Standing], end: float) -> tuple[in
     return commits, tuple(list(keys)[:KEYS_TOLD_MAX])
 
 
-async def _beyond(tier: Tiers, one: Standing, end: float) -> Any:
+async def _beyond(runtime: Runtime, one: Standing, end: float) -> Any:
     """This gives the keys of each commit of this writer from the watermark up to the tail."""
     shard, epoch, n = one.tail
     start, stop = f"{epoch}-{one.flushed + 1}".encode(), f"{epoch}-{n}".encode()
     while True:
-        command = ("XRANGE", tier.keys.changes(shard), start, stop, "COUNT", _PAGE)
-        (entries,) = await tier.redis.read([command], seconds=max(end - monotonic(), 0.01))
+        command = ("XRANGE", runtime.keys.changes(shard), start, stop, "COUNT", _PAGE)
+        (entries,) = await runtime.redis.read([command], seconds=max(end - monotonic(), 0.01))
         if isinstance(entries, Exception):
-            raise refusal(entries, tier.keys.changes(shard)) from entries
+            raise refusal(entries, runtime.keys.changes(shard)) from entries
         for entry_id, raw in entries:
             try:
                 entry = change_set(entry_id, raw)
             except (ForeignEntry, NewerFormat):
                 continue
-            if entry.writer == tier.settings.writer:
+            if entry.writer == runtime.settings.writer:
                 yield [change.key for change in entry.changes]
         if len(entries) < _PAGE:
             return
         start = b"(" + entries[-1][0]
 
 
-def _log(left: Left, seconds: float) -> None:
+def _log(left: DrainReport, seconds: float) -> None:
     if left.nothing:
         _logger.info("closed in %.3f s, nothing is left", seconds)
     else:

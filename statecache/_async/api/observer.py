@@ -12,7 +12,7 @@ import functools
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, Self
 
-from statecache._async.noting import Noted, under_way
+from statecache._async.noting import Observation, under_way
 from statecache.clock import monotonic
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def observe(verbs: Any, observer: Observer) -> None:
 def _told(observer: Observer, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     async def observed(*args: Any, **more: Any) -> Any:
-        noted = Noted(observer, verb)
+        noted = Observation(observer, verb)
         try:
             with under_way(noted):
                 result = await call(*args, **more)
@@ -64,7 +64,7 @@ def _told(observer: Observer, verb: str, call: Callable[..., Any]) -> Callable[.
 def _listed(observer: Observer, call: Callable[..., AsyncIterator[State[Any]]]) -> Callable[..., Any]:
     @functools.wraps(call)
     async def observed(*args: Any, **more: Any) -> AsyncIterator[State[Any]]:
-        noted = Noted(observer, "list")
+        noted = Observation(observer, "list")
         begun = monotonic()
         try:
             async for state in call(*args, **more):
@@ -87,7 +87,7 @@ def _listed(observer: Observer, call: Callable[..., AsyncIterator[State[Any]]]) 
 def _opened(observer: Observer, call: Callable[..., AsyncTransaction]) -> Callable[..., Any]:
     @functools.wraps(call)
     def observed(*args: Any, **more: Any) -> AsyncObservedTransaction:
-        return AsyncObservedTransaction(call(*args, **more), Noted(observer, "transaction"))
+        return AsyncObservedTransaction(call(*args, **more), Observation(observer, "transaction"))
 
     return observed
 
@@ -107,7 +107,7 @@ def _locked(observer: Observer, call: Callable[..., Any]) -> Callable[..., Any]:
 class AsyncObservedTransaction:
     """This is a transaction that is told when it is over: its opening, the caller's block and its end."""
 
-    def __init__(self, transaction: AsyncTransaction, noted: Noted) -> None:
+    def __init__(self, transaction: AsyncTransaction, noted: Observation) -> None:
         self._transaction = transaction
         self._noted = noted
         self._entered = 0.0

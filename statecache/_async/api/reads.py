@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from msgspec.structs import replace
 
-from statecache._async.api.view import AsyncScope, expected_of
+from statecache._async.api.view import AsyncView, expected_of
 from statecache._bridge import AsyncSignal
 from statecache.clock import boottime, monotonic
 from statecache.codec import codec_for
@@ -28,7 +28,7 @@ _LOOK_DEAF_S = 0.1
 """How often a state that is waited for is looked at where no push can wake the one who waits, in seconds."""
 
 
-class AsyncReads(AsyncScope[D], Generic[D]):
+class AsyncReads(AsyncView[D], Generic[D]):
     """These are the verbs that read."""
 
     @overload
@@ -76,10 +76,10 @@ class AsyncReads(AsyncScope[D], Generic[D]):
         if max_stale is not None and not (mode == "local" and max_stale >= 0):
             raise UsageError(f"max_stale={max_stale} is for local reads, in seconds, not below 0")
         if mode == "local":
-            return await self.tier.reader.local(key, end=end, least=least, max_stale=max_stale)
+            return await self.runtime.reader.local(key, end=end, least=least, max_stale=max_stale)
         if mode == "fenced":
-            return await self.tier.reader.fenced(key, end=end, least=least)
-        return await self.tier.reader.primary(key, end=end, least=least)
+            return await self.runtime.reader.fenced(key, end=end, least=least)
+        return await self.runtime.reader.primary(key, end=end, least=least)
 
     def _decoded(self, entry: Entry, kind: Any, type: Any) -> State[Any] | None:  # noqa: A002
         """This decodes what is here, and keeps it where nobody can change it."""
@@ -119,7 +119,7 @@ class AsyncReads(AsyncScope[D], Generic[D]):
         if limit is not None and limit < 1:
             raise UsageError(f"limit={limit} is not a number above 0")
         seconds = self.end_of(timeout) - monotonic()
-        async for record in self.tier.listing.records(self.full(prefix), order=order, limit=limit, seconds=seconds):
+        async for record in self.runtime.listing.records(self.full(prefix), order=order, limit=limit, seconds=seconds):
             state = self.state_of(record, type)
             if state is not None:
                 yield state
@@ -132,11 +132,11 @@ class AsyncReads(AsyncScope[D], Generic[D]):
         """
         seconds = self.end_of(timeout) - monotonic()
         if isinstance(names, str):
-            listed = self.tier.listing.records(self.full(names), order="key", limit=None, seconds=seconds)
+            listed = self.runtime.listing.records(self.full(names), order="key", limit=None, seconds=seconds)
             keys = [record.key async for record in listed]
         else:
             keys = [checked_key(self.full(name)) for name in dict.fromkeys(names)]
-        return await self.tier.warmer.warm(keys, seconds=seconds)
+        return await self.runtime.warmer.warm(keys, seconds=seconds)
 
     async def wait_for(
         self,
@@ -152,17 +152,20 @@ class AsyncReads(AsyncScope[D], Generic[D]):
         push, and now and then it looks for itself. NotChanged when the time is up.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
-        known, near = "" if after is None else expected_of(key, after), self.tier.near
+        known, near = "" if after is None else expected_of(key, after), self.runtime.near
         begun = monotonic()
         while True:
             signal = AsyncSignal()
             near.watch(key, signal)
             try:
-                record = await self.tier.reader.local(key, end=end)
+                record = await self.runtime.reader.local(key, end=end)
                 if record.change_id != known and (record.exists or after is not None):
                     return self.state_of(record, type)
                 await signal.wait(
-                    min(max(end - monotonic(), 0.0), _LOOK_S if near.keeps and self.tier.line.is_up() else _LOOK_DEAF_S)
+                    min(
+                        max(end - monotonic(), 0.0),
+                        _LOOK_S if near.keeps and self.runtime.tracked.is_up() else _LOOK_DEAF_S,
+                    )
                 )
             finally:
                 near.unwatch(key, signal)

@@ -7,11 +7,11 @@ from weakref import finalize
 
 from statecache._async.commit.committer import Committer, new_change_id
 from statecache._async.commit.durable import Durable
-from statecache._async.commit.in_flight import Accounts
+from statecache._async.commit.in_flight import InFlight
 from statecache._async.commit.losses import Losses
-from statecache._async.commit.outcome import Inquiry
-from statecache._async.commit.support import Levels
-from statecache._async.commit.unknown import Doubts
+from statecache._async.commit.outcome import OutcomeLookup
+from statecache._async.commit.support import DurabilitySupport
+from statecache._async.commit.unknown import UnknownOutcomes
 from statecache._async.epoch.opener import Opener
 from statecache._async.lock.leases import Leases
 from statecache._async.lock.policies import Policies
@@ -21,11 +21,11 @@ from statecache._async.read.listing import Listing
 from statecache._async.read.reader import Reader
 from statecache._async.read.warming import Warmer
 from statecache._async.redis.pairing import Pairing
-from statecache._async.redis.pubsub import Events
+from statecache._async.redis.pubsub import Subscriptions
 from statecache._async.redis.tier import RedisTier
-from statecache._async.redis.tracking import Line
+from statecache._async.redis.tracking import TrackedConnection
 from statecache._async.step.claims import Claims
-from statecache._async.step.index import Rolls
+from statecache._async.step.index import StepIndex
 from statecache._async.update.batons import Batons
 from statecache._async.update.turns import Turns
 from statecache._process import begins_anew_after_fork, mutex
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 
-class Tiers:
+class Runtime:
     """This wires one client's parts together; nothing is connected before it is needed."""
 
     def __init__(self, settings: Settings, *, dial: Dial | None = None, observer: Observer | None = None) -> None:
@@ -57,34 +57,34 @@ class Tiers:
             mutex=mutex(),
         )
         begins_anew_after_fork(self.near)
-        self.accounts = Accounts()
-        self.turns = Turns(self.accounts)
+        self.in_flight = InFlight()
+        self.turns = Turns(self.in_flight)
         self.batons = Batons(self.keys, self.redis, self.near, new_token=new_change_id)
-        self.line = Line(settings, self.keys, self.redis, self.near)
+        self.tracked = TrackedConnection(settings, self.keys, self.redis, self.near)
         self.reader = Reader(
             settings,
             self.keys,
             self.redis,
             self.postgres,
             near=self.near,
-            line=self.line,
+            tracked=self.tracked,
             hydrator=self.hydrator,
             opener=self.opener,
         )
-        self.warmer = Warmer(self.keys, self.redis, near=self.near, line=self.line, hydrator=self.hydrator)
+        self.warmer = Warmer(self.keys, self.redis, near=self.near, tracked=self.tracked, hydrator=self.hydrator)
         self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
         self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
-        self.events = Events(self.redis)
+        self.events = Subscriptions(self.redis)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
-        self.rolls = Rolls(settings, self.keys, self.redis, self.postgres)
+        self.step_index = StepIndex(settings, self.keys, self.redis, self.postgres)
         self.claims = Claims(settings, self.keys, self.redis, self.opener, self.events)
-        self.levels = Levels(settings)
-        self.doubts = Doubts()
-        self.losses = Losses(settings, self.postgres, self.accounts)
-        self.inquiry = Inquiry(
-            settings, self.keys, self.redis, postgres=self.postgres, opener=self.opener, doubts=self.doubts,
-            accounts=self.accounts,
+        self.support = DurabilitySupport(settings)
+        self.unknown_outcomes = UnknownOutcomes()
+        self.losses = Losses(settings, self.postgres, self.in_flight)
+        self.outcome_lookup = OutcomeLookup(
+            settings, self.keys, self.redis, postgres=self.postgres, opener=self.opener,
+            unknown_outcomes=self.unknown_outcomes, in_flight=self.in_flight,
         )  # fmt: skip
         self.committer = Committer(
             settings,
@@ -93,27 +93,27 @@ class Tiers:
             opener=self.opener,
             hydrator=self.hydrator,
             durable=self.durable,
-            levels=self.levels,
-            line=self.line,
-            doubts=self.doubts,
-            accounts=self.accounts,
+            support=self.support,
+            tracked=self.tracked,
+            unknown_outcomes=self.unknown_outcomes,
+            in_flight=self.in_flight,
             losses=self.losses,
             policies=self.policies,
         )
-        finalize(self, _let_go, self.line, self.events, redis.pool, self.postgres.pool).atexit = False
+        finalize(self, _let_go, self.tracked, self.events, redis.pool, self.postgres.pool).atexit = False
 
     async def close(self) -> None:
         """This gives the leases back and closes every connection; what is under way fails."""
         await self.claims.close()
         await self.leases.close()
-        await self.line.close()
+        await self.tracked.close()
         await self.events.close()
         await self.redis.pool.close()
         await self.postgres.pool.close()
-        self.accounts.closing = False  # it is closed
+        self.in_flight.closing = False  # it is closed
 
 
-def _let_go(*parts: Line | Events | AsyncPool[Any]) -> None:
+def _let_go(*parts: TrackedConnection | Subscriptions | AsyncPool[Any]) -> None:
     """End what a client that nobody has any more, and nobody closed, left behind."""
     for part in parts:
         part.let_go()

@@ -27,7 +27,7 @@ from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Write
 from statecache.records import FIELDS, record_of
 
 if TYPE_CHECKING:
-    from statecache._async.api.view import AsyncScope
+    from statecache._async.api.view import AsyncView
     from statecache._async.commit.answers import Committed
     from statecache._async.commit.commit import Commit
     from statecache._async.redis.connection import AsyncLink
@@ -41,11 +41,11 @@ class AsyncTransaction:
     """
 
     def __init__(
-        self, verbs: AsyncScope[Any], names: tuple[str, ...], *, durability: str | None, actor: str, reason: str,
+        self, verbs: AsyncView[Any], names: tuple[str, ...], *, durability: str | None, actor: str, reason: str,
         timeout: float | None,
     ) -> None:  # fmt: skip
         self._verbs = verbs
-        self._tier = verbs.tier
+        self._runtime = verbs.runtime
         self._names = {name: checked_key(verbs.full(name)) for name in names}
         if not 1 <= len(names) <= STATES_PER_COMMIT_MAX:
             first = f", of which {names[0]!r} is the first" if names else ""
@@ -54,14 +54,14 @@ class AsyncTransaction:
                 hint="What need not change together may be written in several transactions.",
             )
         self._keys = list(dict.fromkeys(self._names.values()))
-        self._shard = self._tier.keys.one_group(self._keys)
+        self._shard = self._runtime.keys.one_group(self._keys)
         self._durability = verbs.durability_of(durability)
         self._actor = actor
         self._reason = reason
         self._timeout = timeout
         self._end_at = 0.0
         self._left_s = 0.0
-        self._call = self._tier.accounts.call()
+        self._call = self._runtime.in_flight.call()
         self._link: AsyncLink | None = None
         self._records: dict[str, Record] = {}
         self._writes: dict[str, Write] = {}
@@ -84,16 +84,16 @@ class AsyncTransaction:
         """This watches and reads every key, as often as it takes until all of them are there."""
         end, backoff = self._verbs.moment_of(self._timeout), Backoff(0.005, 0.25)
         self._end_at = end
-        await self._tier.committer.prepare(self._durability, self._shard, end=end)
+        await self._runtime.committer.prepare(self._durability, self._shard, end=end)
         while not self._records:
             try:
-                self._link = await self._tier.redis.pool.hold(max(end - monotonic(), 0.001))
-                await self._tier.levels.check_server(self._durability, self._link, end=end)
+                self._link = await self._runtime.redis.pool.hold(max(end - monotonic(), 0.001))
+                await self._runtime.support.check_server(self._durability, self._link, end=end)
                 missing = await self._watch(self._link, end)
             except RedisUnavailable as error:
                 await self._leave()
                 if error.reason != "pool":
-                    await self._tier.redis.pool.drop_idle()
+                    await self._runtime.redis.pool.drop_idle()
                 if error.reason in ("refused", *FINAL) or backoff.outlasts(end):
                     raise
                 await async_sleep(backoff.take())
@@ -103,17 +103,17 @@ class AsyncTransaction:
                 raise
             if missing:
                 await self._leave()
-                await self._tier.hydrator.load(missing, end=end, to_write=True)
+                await self._runtime.hydrator.load(missing, end=end, to_write=True)
             elif (older := self._older_than_seen()) is not None:
                 await self._leave()
                 self._records = {}
-                await self._tier.reader.record(older, end=end)
+                await self._runtime.reader.record(older, end=end)
         self._left_s = end - monotonic()
 
     async def _watch(self, link: AsyncLink, end: float) -> list[str]:
         """This watches and reads every key in one round trip and gives the keys that are not in Redis."""
-        redis_keys = [self._tier.keys.state(key) for key in self._keys]
-        meta, fence = self._tier.keys.meta(self._shard), self._tier.settings.fence
+        redis_keys = [self._runtime.keys.state(key) for key in self._keys]
+        meta, fence = self._runtime.keys.meta(self._shard), self._runtime.settings.fence
         gate = link.call(script("fenced_read"), [meta], [fence])
         commands = [("WATCH", *redis_keys), gate, *(("HMGET", redis_key, *FIELDS) for redis_key in redis_keys)]
         link.watching = True
@@ -145,16 +145,16 @@ class AsyncTransaction:
             raise found_at(proof[1].decode("utf-8", "replace"), proof[2].decode("utf-8", "replace"))
         if isinstance(proof, Exception) and not isinstance(proof, NoScriptError):
             if code_of(proof) in DEMOTED:
-                await self._tier.redis.leave(link)
-            raise refusal(proof, self._tier.keys.meta(self._shard)) from proof
+                await self._runtime.redis.leave(link)
+            raise refusal(proof, self._runtime.keys.meta(self._shard)) from proof
         await self._leave()
         if isinstance(proof, list):
-            await self._tier.opener.open(self._shard, end=end)
+            await self._runtime.opener.open(self._shard, end=end)
         return False
 
     def _older_than_seen(self) -> str | None:
         """Return the first key of which this process has seen a newer state than was read, if there is one."""
-        seen = self._tier.near.seen
+        seen = self._runtime.near.seen
         return next((key for key, one in self._records.items() if not seen(key, (one.epoch, one.version))), None)
 
     async def get(self, name: str, *, type: Any = None) -> State[Any] | None:  # noqa: A002
@@ -220,7 +220,7 @@ class AsyncTransaction:
         except RedisUnavailable:
             await link.close()
         finally:
-            self._tier.redis.pool.give(link)
+            self._runtime.redis.pool.give(link)
 
     async def _end(self) -> None:
         """This commits what was written; a transaction that only read is compared all the same."""
@@ -235,17 +235,17 @@ class AsyncTransaction:
                 await self._compare(end)
             return
         writes = [self._writes.get(key) or self._check(key) for key in self._keys]
-        commit = self._tier.committer.new(
+        commit = self._runtime.committer.new(
             writes, self._shard, durability=self._durability, actor=self._actor, reason=self._reason, end=end,
             locks=self._verbs.locks_of([write.key for write in writes if write.op != "check"]),
         )  # fmt: skip
-        committed = await self._tier.committer.commit_watched(commit, link, self._leave)
+        committed = await self._runtime.committer.commit_watched(commit, link, self._leave)
         self._note(commit, committed)
 
     async def _compare(self, end: float) -> None:
         """This raises VersionConflict for the first key that has changed since the start."""
         for key in self._keys:
-            expected, actual = self._records[key].change_id, (await self._tier.reader.record(key, end=end)).change_id
+            expected, actual = self._records[key].change_id, (await self._runtime.reader.record(key, end=end)).change_id
             if actual != expected:
                 raise VersionConflict(key, expected, actual)
 

@@ -1,6 +1,6 @@
 """From a signal to a good end: an agent's loop that stops taking work, ends its step, and goes down with the client.
 
-async with AsyncStateCache() as cache, cache.until_told(drain=10) as told:
+async with AsyncStateCache() as cache, cache.until_stopped(drain=10) as told:
     while not told.stopping:
         job = await next_job()
         if job is None:
@@ -21,23 +21,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from statecache._async.api.drain import checked_drain
-from statecache._signals import SIGNALS, AsyncTold
+from statecache._signals import SIGNALS, AsyncStopRequest
 
 if TYPE_CHECKING:
-    from statecache.model import Left
+    from statecache.model import DrainReport
 
 
-class AsyncUntilTold:
+class AsyncUntilStopped:
     """This is the stretch of an agent's work until it is told to stop; with it ends the client."""
 
     def __init__(
-        self, close: Callable[..., Awaitable[Left]], *, drain: float, signals: Sequence[int] = SIGNALS
+        self, close: Callable[..., Awaitable[DrainReport]], *, drain: float, signals: Sequence[int] = SIGNALS
     ) -> None:
         self._close = close
         self._drain = checked_drain(drain)
         self._signals = tuple(signals)
-        self._told = AsyncTold()
-        self.left: Left | None = None
+        self._told = AsyncStopRequest()
+        self.left: DrainReport | None = None
 
     @property
     def stopping(self) -> bool:

@@ -25,8 +25,8 @@ from statecache.leases import Locks, checked_patience, checked_ttl
 from statecache.model import Durability, Outcome, Policy, Position, State
 
 if TYPE_CHECKING:
-    from statecache._async.api.runtime import Tiers
-    from statecache._async.api.view import AsyncScope
+    from statecache._async.api.runtime import Runtime
+    from statecache._async.api.view import AsyncView
     from statecache.leases import Holding
     from statecache.model import Token
 
@@ -39,10 +39,10 @@ _END_S = 0.05
 class AsyncVerbs(AsyncStepping[D], Generic[D]):
     """This holds all the verbs; where an observer wants to know, they tell it."""
 
-    def __init__(self, tier: Tiers, policy: Policy, prefix: str) -> None:
-        super().__init__(tier, policy, prefix)
-        if tier.observer is not None:
-            observe(self, tier.observer)
+    def __init__(self, runtime: Runtime, policy: Policy, prefix: str) -> None:
+        super().__init__(runtime, policy, prefix)
+        if runtime.observer is not None:
+            observe(self, runtime.observer)
 
     def transaction(
         self,
@@ -57,7 +57,7 @@ class AsyncVerbs(AsyncStepping[D], Generic[D]):
         `timeout` is for its begin and its end together; the time of your code in the block is not counted. While it
         is open it holds a connection: half of a client's may be held at once, and further transactions wait.
         """
-        self.tier.accounts.refuse_if_closing()
+        self.runtime.in_flight.refuse_if_closing()
         return AsyncTransaction(
             self, names, durability=durability, actor=checked_text(actor, "actor"),
             reason=checked_text(reason, "reason"), timeout=timeout,
@@ -80,7 +80,7 @@ class AsyncVerbs(AsyncStepping[D], Generic[D]):
             left = max(end - monotonic(), 0.001)
             opened = AsyncTransaction(self, tuple(names), durability=durability, actor=who, reason=why, timeout=left)
             try:
-                with self.tier.accounts.call():
+                with self.runtime.in_flight.call():
                     async with opened as tx:
                         result = await async_called(function(tx))
             except VersionConflict:
@@ -96,15 +96,15 @@ class AsyncVerbs(AsyncStepping[D], Generic[D]):
 
         Raises Forked, Quarantined or Lost where it never will, and OutcomeUnknown(change_id) when the time is up.
         """
-        end, shard = self.end_of(timeout), self.tier.keys.shard(state.key)
-        self.tier.levels.check("postgres")
-        await self.tier.durable.watch(shard, end=end)
-        durable, position = self.tier.durable, state.position or NOWHERE
+        end, shard = self.end_of(timeout), self.runtime.keys.shard(state.key)
+        self.runtime.support.check("postgres")
+        await self.runtime.durable.watch(shard, end=end)
+        durable, position = self.runtime.durable, state.position or NOWHERE
         while ended := await durable.wait(shard, position, state.change_id, [state.key], end=end, ask=True):
             again = await durable.moved(shard, state.change_id, state.key, position, end=end)
             if again is None:
                 died = Acknowledged(shard, *position, state.change_id, state.key)
-                await self.tier.losses.met(died, seconds=max(end - monotonic(), 0.001))
+                await self.runtime.losses.met(died, seconds=max(end - monotonic(), 0.001))
                 raise Lost(state.key, state.change_id, position=state.position, epoch=ended)
             position = again
         return state
@@ -120,7 +120,7 @@ class AsyncVerbs(AsyncStepping[D], Generic[D]):
         lost is said where its `position` is known: given here, or among the last thousand of this client.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
-        return await self.tier.inquiry.outcome(checked_change_id(change_id), key, position=position, end=end)
+        return await self.runtime.outcome_lookup.outcome(checked_change_id(change_id), key, position=position, end=end)
 
     def lock(self, name: str, *, ttl: float = 30.0, timeout: float | None = None) -> AsyncLock[D]:
         """This locks a key for the time of a block: `async with cache.lock("runs/42") as lease:`.
@@ -146,8 +146,8 @@ class AsyncLease(AsyncVerbs[D], Generic[D]):
     clock. `check()` raises LeaseLost then.
     """
 
-    def __init__(self, view: AsyncScope[D], holding: Holding) -> None:
-        super().__init__(view.tier, view._policy, view._prefix)
+    def __init__(self, view: AsyncView[D], holding: Holding) -> None:
+        super().__init__(view.runtime, view._policy, view._prefix)
         if self._reads == "local":  # what the holder before has written may not have been pushed yet
             self._reads = "primary"
         self._holding = holding
@@ -174,7 +174,7 @@ class AsyncLease(AsyncVerbs[D], Generic[D]):
         self._check(self._holding)
 
     def _lost(self, holding: Holding) -> bool:
-        return holding.lost(boottime()) or not self.tier.leases.holds(holding)
+        return holding.lost(boottime()) or not self.runtime.leases.holds(holding)
 
     def _check(self, holding: Holding) -> None:
         if self._lost(holding):
@@ -212,7 +212,7 @@ class AsyncLease(AsyncVerbs[D], Generic[D]):
 class AsyncLock(Generic[D]):
     """This is a lock for one block: entering it takes the lease, leaving it gives the lease back."""
 
-    def __init__(self, view: AsyncScope[D], key: str, ttl: float, patience: float | None) -> None:
+    def __init__(self, view: AsyncView[D], key: str, ttl: float, patience: float | None) -> None:
         self._view = view
         self._key = key
         self._ttl = ttl
@@ -223,11 +223,11 @@ class AsyncLock(Generic[D]):
         """This waits for the lock's turn and gives the lease."""
         if self._lease is not None:
             raise UsageError(f"this lock of {self._key!r} is in use", hint="Call lock() for each block.")
-        self._view.tier.accounts.refuse_if_closing()
+        self._view.runtime.in_flight.refuse_if_closing()
         if self._view._policy.locking == "enforced":
-            timeout_s = self._view.tier.settings.timeout_s
-            await self._view.tier.policies.ensure(self._key, seconds=min(self._patience or timeout_s, timeout_s))
-        holding = await self._view.tier.leases.take(self._key, ttl=self._ttl, patience=self._patience)
+            timeout_s = self._view.runtime.settings.timeout_s
+            await self._view.runtime.policies.ensure(self._key, seconds=min(self._patience or timeout_s, timeout_s))
+        holding = await self._view.runtime.leases.take(self._key, ttl=self._ttl, patience=self._patience)
         self._lease = AsyncLease(self._view, holding)
         return self._lease
 
@@ -240,8 +240,8 @@ class AsyncLock(Generic[D]):
             return
         holding = lease._holding
         if kind is not None and not issubclass(kind, Exception):  # who is cancelled waits for nobody
-            await async_beside(partial(lease.tier.leases.give_back, holding), _END_S)
+            await async_beside(partial(lease.runtime.leases.give_back, holding), _END_S)
             return
-        stood = await lease.tier.leases.give_back(holding)
+        stood = await lease.runtime.leases.give_back(holding)
         if kind is None and not stood and not holding.guarded:
             raise LeaseLost(self._key, token=str(holding.token), reason="it was over before the block was")

@@ -32,7 +32,7 @@ from statecache.model import (
 from statecache.records import time_of
 
 if TYPE_CHECKING:
-    from statecache._async.api.runtime import Tiers
+    from statecache._async.api.runtime import Runtime
     from statecache._async.commit.answers import Committed
     from statecache._async.update.batons import AsyncBaton
 
@@ -41,19 +41,19 @@ _SECONDS_MAX = 1_000_000
 """What a longer timeout is cut to, about eleven days: servers count it in milliseconds, in 32 bits."""
 
 
-class AsyncScope(Generic[D]):
+class AsyncView(Generic[D]):
     """This is what the verbs share; D is the type of values where a call names none."""
 
-    def __init__(self, tier: Tiers, policy: Policy, prefix: str) -> None:
-        self.tier = tier
+    def __init__(self, runtime: Runtime, policy: Policy, prefix: str) -> None:
+        self.runtime = runtime
         self._policy = policy
         self._prefix = prefix
-        self._near = tier.near
-        self._reads = policy.read or tier.settings.read
+        self._near = runtime.near
+        self._reads = policy.read or runtime.settings.read
         self._kind = policy.type if policy.type is not None else Any
         self._codec = codec_for(self._kind, policy.encoding)
         self.encoding = policy.encoding
-        bytes_max = tier.settings.value_bytes_max
+        bytes_max = runtime.settings.value_bytes_max
         self.value_bytes_max = min(policy.value_bytes_max or bytes_max, bytes_max)
         self.ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
 
@@ -66,20 +66,20 @@ class AsyncScope(Generic[D]):
 
     def end_of(self, timeout: float | None) -> float:
         """This begins a verb: the moment until which it may take, on the monotonic clock; not while it is closing."""
-        if self.tier.accounts.closing:
-            self.tier.accounts.refuse_if_closing()
+        if self.runtime.in_flight.closing:
+            self.runtime.in_flight.refuse_if_closing()
         return self.moment_of(timeout)
 
     def moment_of(self, timeout: float | None) -> float:
         """This gives that moment for a step of what is under way already."""
-        seconds = self.tier.settings.timeout_s if timeout is None else timeout
+        seconds = self.runtime.settings.timeout_s if timeout is None else timeout
         if not (isinstance(seconds, (int, float)) and 0 < seconds < inf):
             raise UsageError(f"timeout={timeout} is not a number of seconds above 0")
         return monotonic() + min(seconds, _SECONDS_MAX)
 
     def durability_of(self, durability: str | None) -> str:
         """This gives the level of a call: its own, the namespace's, or the setting."""
-        level = durability or self._policy.durability or self.tier.settings.durability
+        level = durability or self._policy.durability or self.runtime.settings.durability
         if level not in DURABILITIES:
             raise UsageError(f"durability {level!r} is not one of {', '.join(DURABILITIES)}")
         return level
@@ -106,13 +106,13 @@ class AsyncScope(Generic[D]):
     def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks | None:  # noqa: ARG002
         """This says what a commit of these keys has to do with locks; None, as most have nothing."""
         locking = self._policy.locking
-        if locking != "advisory" and self.tier.policies.enforces(keys[0], locking):
+        if locking != "advisory" and self.runtime.policies.enforces(keys[0], locking):
             return Locks((), guards_of(keys), locking)
         return None if locking is None else Locks((), (), locking)
 
     def unguarded(self, key: str) -> Locks | None:
         """Return what a commit has to do with locks that no lock may be in the way of."""
-        return Locks((), UNGUARDED) if self.tier.policies.enforces(key, self._policy.locking) else None
+        return Locks((), UNGUARDED) if self.runtime.policies.enforces(key, self._policy.locking) else None
 
     def state_of(self, record: Record, type: Any = None) -> State[Any] | None:  # noqa: A002
         """This decodes a record; None for a tombstone or an absence."""
@@ -151,7 +151,7 @@ class AsyncScope(Generic[D]):
             parent_change_id=committed.parents[at],
             position=committed.position,
             updated_at=time_of(committed.updated_at),
-            writer=self.tier.settings.writer,
+            writer=self.runtime.settings.writer,
             schema=write.schema,
         )
 
@@ -159,9 +159,9 @@ class AsyncScope(Generic[D]):
         self, write: Write, value: Any, *, durability: str | None, actor: str, reason: str, end: float,
         change_id: str | None, baton: AsyncBaton | None = None,
     ) -> State[Any]:  # fmt: skip
-        commit = self.tier.committer.new(
+        commit = self.runtime.committer.new(
             [write],
-            self.tier.keys.shard(write.key),
+            self.runtime.keys.shard(write.key),
             durability=self.durability_of(durability),
             actor=checked_text(actor, "actor"),
             reason=checked_text(reason, "reason"),
@@ -170,7 +170,7 @@ class AsyncScope(Generic[D]):
             locks=self.locks_of((write.key,), repeated=change_id is not None),
         )
         commit.baton = baton
-        return self.committed_state(write, value, await self.tier.committer.commit(commit), 0)
+        return self.committed_state(write, value, await self.runtime.committer.commit(commit), 0)
 
 
 def checked_policy(policy: Policy) -> Policy:

@@ -66,7 +66,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
             return
         record = self._kept(write.key)
         if record is None or record.change_id != write.expected:
-            record = await self.tier.reader.record(write.key, end=end)
+            record = await self.runtime.reader.record(write.key, end=end)
         if record.change_id == write.expected:
             self.refuse_to_drop(record, codec.type)
 
@@ -117,8 +117,8 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         NotFound.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
-        batons = self.tier.batons
-        async with self.tier.turns.of(key, end=end) as turn, batons.of(key, end=end) as baton:
+        batons = self.runtime.batons
+        async with self.runtime.turns.of(key, end=end) as turn, batons.of(key, end=end) as baton:
             record, spread, took = turn.record or self._kept(key), 1, 0.0
             while True:
                 if await baton.comes():
@@ -127,7 +127,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
                     await async_sleep(_RANDOM.uniform(0, min(took * spread, _PAUSE_S_MAX)))
                 begun, fresh = monotonic(), record is None or record is baton.record
                 if record is None:
-                    record = await self.tier.reader.record(key, end=end)
+                    record = await self.runtime.reader.record(key, end=end)
                 try:
                     value = await self._called(function, record, default, type)
                 except Exception:  # whatever the function raised
@@ -155,7 +155,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
 
     def _kept(self, key: str) -> Record | None:
         """This gives what is kept here of a key, if it may be believed."""
-        entry = self.tier.near.look(key, boottime()) if self._reads == "local" else None
+        entry = self.runtime.near.look(key, boottime()) if self._reads == "local" else None
         return None if entry is None else entry.record
 
     async def _called(self, function: Callable[[Any], Any], record: Record, default: Any, type: Any) -> Any:  # noqa: A002
@@ -172,7 +172,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
 
     async def _is_current(self, record: Record, end: float) -> bool:
         """This says whether that is still the key's state, so that what was decided on it stands."""
-        return (await self.tier.reader.record(record.key, end=end)).change_id == record.change_id
+        return (await self.runtime.reader.record(record.key, end=end)).change_id == record.change_id
 
     async def delete(
         self,
@@ -206,6 +206,6 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
     async def _expect_nothing(self, key: str, end: float) -> None:
         """Raise VersionConflict where there is a state, which a delete did not expect."""
         self.locks_of((key,))
-        record = await self.tier.reader.record(key, end=end)
+        record = await self.runtime.reader.record(key, end=end)
         if record.exists:
             raise VersionConflict(key, None, record.change_id)

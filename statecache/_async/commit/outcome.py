@@ -10,8 +10,8 @@ will be the lineage.
                quarantine    quarantined                                     once no attempt can be executed any more;
                                                                              lost, if its position is known and died
 
-Whether an attempt may still be executed knows only the client that sent it (see `doubts`); to others what is nowhere
-is unknown.
+Whether an attempt may still be executed knows only the client that sent it (see `commit.unknown`); to others what is
+nowhere is unknown.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from statecache.errors import ConfigurationError, Unavailable, UsageError
 from statecache.model import Outcome, Position, Verdict
 
 if TYPE_CHECKING:
-    from statecache._async.commit.in_flight import Accounts
-    from statecache._async.commit.unknown import Doubt, Doubts
+    from statecache._async.commit.in_flight import InFlight
+    from statecache._async.commit.unknown import UnknownOutcome, UnknownOutcomes
     from statecache._async.epoch.opener import Opener
     from statecache._async.postgres.tier import PostgresTier
     from statecache._async.redis.tier import RedisTier
@@ -59,40 +59,40 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     position: Position | None = None
 
 
-class Inquiry:
+class OutcomeLookup:
     """This asks Redis and Postgres about one change at a time."""
 
     def __init__(
         self, settings: Settings, keys: KeySpace, redis: RedisTier, *, postgres: PostgresTier, opener: Opener,
-        doubts: Doubts, accounts: Accounts,
+        unknown_outcomes: UnknownOutcomes, in_flight: InFlight,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._keys = keys
         self._redis = redis
         self._postgres = postgres
         self._opener = opener
-        self._doubts = doubts
-        self._accounts = accounts
+        self._unknown_outcomes = unknown_outcomes
+        self._in_flight = in_flight
 
     async def outcome(self, change_id: str, key: str, *, position: Position | None, end: float) -> Outcome:
         """Ask until there is a final answer, none can be expected, or the time is up."""
-        position = position or self._accounts.position_of(change_id)
-        doubt = self._doubts.get(change_id)
+        position = position or self._in_flight.position_of(change_id)
+        doubt = self._unknown_outcomes.get(change_id)
         if doubt is not None and key not in doubt.unsettled.keys:
             raise UsageError(f"change {change_id} wrote {doubt.unsettled.keys[0]!r} and not {key!r}")
         backoff, reason = Backoff(0.005, 0.25), _NO_ANSWER
         while (now := monotonic()) < end:
-            doubt = self._doubts.get(change_id)
+            doubt = self._unknown_outcomes.get(change_id)
             over = doubt is not None and doubt.until < now  # asked before looking: what comes later is refused
             try:
                 found = await self._look(change_id, key, position or NOWHERE, end)
                 reason = _reason(doubt) if found is not None else _MOVING
             except Unavailable as error:
                 found, reason = None, error.problem
-            if found is not None and not found.settled and over and self._doubts.get(change_id) is doubt:
+            if found is not None and not found.settled and over and self._unknown_outcomes.get(change_id) is doubt:
                 found = msgspec.structs.replace(found, verdict="not applied")
             if found is not None and found.settled:
-                self._doubts.settle(change_id)
+                self._unknown_outcomes.settle(change_id)
                 return found
             if found is not None and (doubt is None or doubt.until > end):
                 break
@@ -195,5 +195,5 @@ def _judged(
     return Outcome(change_id=change_id, key=key, verdict="unknown")
 
 
-def _reason(doubt: Doubt | None) -> str:
+def _reason(doubt: UnknownOutcome | None) -> str:
     return _STRANGER if doubt is None else _ARRIVING

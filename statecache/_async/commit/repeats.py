@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import NoScriptError
 
 from statecache._async.commit.answers import Committed
-from statecache._async.commit.batches import Together
+from statecache._async.commit.batches import BatchedAttempts
 from statecache._async.commit.support import COPIED
 from statecache._async.noting import note
 from statecache._async.redis.tier import AGAIN, FINAL, code_of, refusal
@@ -34,11 +34,11 @@ from statecache.outcomes import another
 if TYPE_CHECKING:
     from statecache._async.commit.commit import Commit
     from statecache._async.commit.durable import Durable, Found
-    from statecache._async.commit.in_flight import Accounts
-    from statecache._async.commit.support import Levels
+    from statecache._async.commit.in_flight import InFlight
+    from statecache._async.commit.support import DurabilitySupport
     from statecache._async.redis.connection import AsyncLink
     from statecache._async.redis.tier import RedisTier
-    from statecache._async.redis.tracking import Line
+    from statecache._async.redis.tracking import TrackedConnection
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
@@ -47,7 +47,7 @@ _UNCOUNTED = "it is applied, and how many copies of it there are was not learnt"
 _ELSEWHERE = "the server that is asked now does not hold the change that was found"
 
 
-class Repeats(Together):
+class Repeats(BatchedAttempts):
     """This tries again, and looks up what may have been applied."""
 
     def __init__(
@@ -57,14 +57,14 @@ class Repeats(Together):
         redis: RedisTier,
         *,
         durable: Durable,
-        levels: Levels,
-        line: Line,
-        accounts: Accounts,
+        support: DurabilitySupport,
+        tracked: TrackedConnection,
+        in_flight: InFlight,
     ) -> None:
-        super().__init__(settings, keys, redis, levels)
+        super().__init__(settings, keys, redis, support)
         self._durable = durable
-        self._line = line
-        self._accounts = accounts
+        self._tracked = tracked
+        self._in_flight = in_flight
 
     async def _link_for(self, commit: Commit, seconds: float) -> AsyncLink | None:
         """Lend a connection to a server that can give the commit's level; None for trying again."""
@@ -79,7 +79,7 @@ class Repeats(Together):
         if commit.durability not in COPIED:
             return link
         try:
-            await self._levels.check_server(commit.durability, link, end=commit.end)
+            await self._support.check_server(commit.durability, link, end=commit.end)
         except BaseException as error:  # whatever it is, the connection is another's to use
             pool.give(link)
             if isinstance(error, RedisUnavailable):
@@ -130,8 +130,8 @@ class Repeats(Together):
             if not replies:
                 return None
         committed = Committed(commit.change_id, found.position, found.at, found.versions, found.parents)
-        self._accounts.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
-        await self._line.wrote(commit, committed)
+        self._in_flight.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
+        await self._tracked.wrote(commit, committed)
         self._count_copies(commit, replies)
         return committed
 
@@ -172,7 +172,7 @@ class Repeats(Together):
         """Raise DurabilityNotMet where the WAIT behind the script counts too few copies; MUTE was nothing to count."""
         if len(replies) > 1:
             copies = 0 if replies[0][1] == b"MUTE" else replies[1]
-            self._levels.check_copies(commit.change_id, commit.durability, copies)
+            self._support.check_copies(commit.change_id, commit.durability, copies)
 
     async def _refused(self, commit: Commit, error: Exception) -> None:
         """This deals with an error reply: the script was not run, or not beyond its first write."""

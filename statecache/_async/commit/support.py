@@ -30,7 +30,7 @@ _WAIT_FOR_NONE = {"replica": ("WAIT", 0, 1), "disk": ("WAITAOF", 0, 0, 1)}
 """The level's command, waiting for no copy: whether it is there, and this user may run it, is seen by that."""
 
 
-class Levels:
+class DurabilitySupport:
     """This refuses levels that cannot be given, and spells the command that waits for those that can."""
 
     def __init__(self, settings: Settings) -> None:
@@ -46,12 +46,12 @@ class Levels:
     async def check_server(self, level: str, link: AsyncLink, *, end: float) -> None:
         """Raise DurabilityRefused with the reason where the connection's server cannot give the level."""
         now = monotonic()
-        if level not in COPIED or now - link.levels.get(level, -_ASK_AGAIN_S) < _ASK_AGAIN_S:
+        if level not in COPIED or now - link.support.get(level, -_ASK_AGAIN_S) < _ASK_AGAIN_S:
             return
         reason = await self._reason_against(level, link, max(end - now, 0.01))
         if reason:
             raise DurabilityRefused(level, reason=reason)
-        link.levels[level] = now
+        link.support[level] = now
 
     async def _reason_against(self, level: str, link: AsyncLink, seconds: float) -> str:
         commands = [

@@ -35,7 +35,7 @@ from statecache.model import Token
 if TYPE_CHECKING:
     from statecache._async.epoch.opener import Opener
     from statecache._async.redis.connection import AsyncLink
-    from statecache._async.redis.pubsub import Events
+    from statecache._async.redis.pubsub import Subscriptions
     from statecache._async.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.settings import Settings
@@ -63,7 +63,7 @@ class Leases(LeaseRequests):
         keys: KeySpace,
         redis: RedisTier,
         opener: Opener,
-        events: Events,
+        events: Subscriptions,
     ) -> None:
         super().__init__(settings, keys, redis, opener)
         self._events = events

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from statecache._async.postgres.tier import PostgresTier
     from statecache._async.read.hydration import Hydrator
     from statecache._async.redis.tier import RedisTier
-    from statecache._async.redis.tracking import Line
+    from statecache._async.redis.tracking import TrackedConnection
     from statecache.keys import KeySpace
     from statecache.model import Record
     from statecache.near import Near, Reading
@@ -69,7 +69,7 @@ class Reader:
         postgres: PostgresTier,
         *,
         near: Near,
-        line: Line,
+        tracked: TrackedConnection,
         hydrator: Hydrator,
         opener: Opener,
     ) -> None:
@@ -78,7 +78,7 @@ class Reader:
         self._redis = redis
         self._postgres = postgres
         self._near = near
-        self._line = line
+        self._tracked = tracked
         self._hydrator = hydrator
         self._opener = opener
         self._closed: dict[int, tuple[float, float]] = {}  # since when, and when last met so, by shard
@@ -225,7 +225,7 @@ class Reader:
 
     async def local(self, key: str, *, end: float, least: int = 0, max_stale: float | None = None) -> Record:
         """This gives the record over the tracked connection, so that it is here the next time; else the primary's."""
-        if not (self._near.keeps and self._line.is_up()):
+        if not (self._near.keeps and self._tracked.is_up()):
             return await self.primary(key, end=end, least=least)
         now = boottime()
         reading, mine = self._near.reserve(key, AsyncSignal(), now)
@@ -234,8 +234,8 @@ class Reader:
         patience = min(max(end - monotonic(), 0.001), self._settings.near_window_s / 2)
         try:
             if mine:
-                await self._line.ask(reading, seconds=patience)
-            answered = await self._line.answered(reading, patience)
+                await self._tracked.ask(reading, seconds=patience)
+            answered = await self._tracked.answered(reading, patience)
         except RedisUnavailable:
             answered = False
         record = self._brought(reading) if answered else None

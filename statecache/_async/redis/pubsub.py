@@ -27,7 +27,7 @@ _TURN_S = 1.0
 """How long the listener waits for a message before it looks whether the client was closed."""
 
 
-class Events:
+class Subscriptions:
     """This listens to events for a whole client; nothing is connected before somebody wants to hear."""
 
     def __init__(self, redis: RedisTier) -> None:

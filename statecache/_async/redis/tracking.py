@@ -60,7 +60,7 @@ _LOST = RedisUnavailable("connection", detail="the tracked connection was lost")
 _logger = logging.getLogger("statecache")
 
 
-class Line:
+class TrackedConnection:
     """This keeps one client's tracked connection, and with it the trust in what its near cache holds."""
 
     def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, near: Near) -> None:

@@ -30,9 +30,9 @@ from redis.exceptions import NoScriptError, ResponseError
 from statecache._async.lock.leases import Leases
 from statecache._async.redis.tier import DEMOTED, code_of
 from statecache._bridge import (
-    AsyncSeat,
+    AsyncBatcher,
+    AsyncRequest,
     AsyncThread,
-    AsyncTrips,
     Signal,
     async_beside,
     async_runner,
@@ -48,7 +48,7 @@ from statecache.steps import Watch, claim_of
 if TYPE_CHECKING:
     from statecache._async.epoch.opener import Opener
     from statecache._async.redis.connection import AsyncLink
-    from statecache._async.redis.pubsub import Events
+    from statecache._async.redis.pubsub import Subscriptions
     from statecache._async.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.settings import Settings
@@ -70,7 +70,9 @@ _logger = logging.getLogger("statecache")
 class Claims:
     """The claims of one client."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, opener: Opener, events: Events) -> None:
+    def __init__(
+        self, settings: Settings, keys: KeySpace, redis: RedisTier, opener: Opener, events: Subscriptions
+    ) -> None:
         self.silent_s = settings.step_claim_s / 2
         self._ttl = settings.step_claim_s / 2
         self._timeout_s = settings.timeout_s
@@ -292,7 +294,7 @@ class _Batched(Leases):
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
         """Begin as leases do."""
         super().begin_anew(mutex)
-        self._trips: AsyncTrips[tuple[str, Holding], list[str]] = AsyncTrips(self._batch)
+        self._batcher: AsyncBatcher[tuple[str, Holding], list[str]] = AsyncBatcher(self._batch)
 
     def new_request(self) -> str:
         """Return a name for a request."""
@@ -300,19 +302,19 @@ class _Batched(Leases):
 
     async def _once(self, verb: str, holding: Holding, seconds: float) -> list[str]:
         most_s = min(seconds, self._timeout_s)
-        return await self._trips.ask((verb, holding), weight=1024, seconds=most_s if most_s < 0.2 else most_s * 0.4)
+        return await self._batcher.ask((verb, holding), weight=1024, seconds=most_s if most_s < 0.2 else most_s * 0.4)
 
     async def _batch(
-        self, seats: Sequence[AsyncSeat[tuple[str, Holding], list[str]]], seconds: float
+        self, requests: Sequence[AsyncRequest[tuple[str, Holding], list[str]]], seconds: float
     ) -> Sequence[list[str] | Exception]:
         """Ask for what is still waited for in one pipeline."""
         end = monotonic() + seconds
-        answers: list[list[str] | Exception] = [_GONE] * len(seats)
+        answers: list[list[str] | Exception] = [_GONE] * len(requests)
         link = await self._redis.pool.take(seconds)
         try:
             left = max(end - monotonic(), 0.001)
-            asked = [at for at, seat in enumerate(seats) if not seat.gone]
-            calls = [self._call(*seats[at].question, link, left) for at in asked]
+            asked = [at for at, request in enumerate(requests) if not request.gone]
+            calls = [self._call(*requests[at].question, link, left) for at in asked]
             for at, reply in zip(asked, await self._replies(link, calls, left), strict=True):
                 answers[at] = reply if isinstance(reply, Exception) else _texts(reply)
             if any(answer == ["LATE"] for answer in answers):

@@ -12,8 +12,8 @@ from statecache.model import ABSENT, Encoding, Record, Write
 from statecache.steps import StepRecord
 
 if TYPE_CHECKING:
-    from statecache._async.api.runtime import Tiers
-    from statecache._async.api.view import AsyncScope
+    from statecache._async.api.runtime import Runtime
+    from statecache._async.api.view import AsyncView
 
 _CODECS = {"json": codec_for(StepRecord, "json"), "msgpack": codec_for(StepRecord, "msgpack")}
 _WRITTEN = {"json": msgspec.json.Encoder().encode, "msgpack": msgspec.msgpack.Encoder().encode}
@@ -28,9 +28,9 @@ class Held(msgspec.Struct, frozen=True):
     record: Record | None = None
 
 
-async def held_step(tier: Tiers, key: str, *, end: float) -> tuple[str, Held | None]:
+async def held_step(runtime: Runtime, key: str, *, end: float) -> tuple[str, Held | None]:
     """This reads a step's record: the change_id to compare with, and what it holds, None where there is no step."""
-    record = await tier.reader.record(key, end=end)
+    record = await runtime.reader.record(key, end=end)
     if not record.exists:
         if record.op == "quarantined":
             raise Quarantined(key, record.change_id)
@@ -41,7 +41,7 @@ async def held_step(tier: Tiers, key: str, *, end: float) -> tuple[str, Held | N
 
 
 def record_write(
-    scope: AsyncScope[Any], key: str, step: StepRecord, expected: str, encoding: Encoding, *, new_in: int | None = None
+    scope: AsyncView[Any], key: str, step: StepRecord, expected: str, encoding: Encoding, *, new_in: int | None = None
 ) -> Write:
     """This asks for a record to be written; `expected` as in `Write`: ABSENT vouches that the step is new."""
     return Write(

@@ -115,7 +115,7 @@ class AsyncStepping(AsyncWrites[D], Generic[D]):
             raise UsageError("resolve_step takes either result= or not_done=True")
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         record_key = checked_key(steps.record_key(key, step))
-        claim = self.tier.claims.of(record_key)
+        claim = self.runtime.claims.of(record_key)
         try:
             held = await self._left(key, record_key, claim, end)
             data = b""
@@ -125,23 +125,23 @@ class AsyncStepping(AsyncWrites[D], Generic[D]):
             status: steps.Status = "failed" if not_done else "ran"
             said = steps.ended(held.step, status, at=wall(), result=data, error="resolved by hand")
             write = record_write(self, record_key, said, held.change_id, self.encoding)
-            commit = self.tier.committer.new(
+            commit = self.runtime.committer.new(
                 [write],
-                self.tier.keys.shard(key),
+                self.runtime.keys.shard(key),
                 durability=self.durability_of(durability),
                 actor=checked_text(actor, "actor"),
                 reason=checked_text(reason, "reason"),
                 end=end,
                 locks=self.locks_of((record_key,)),
             )
-            return self.committed_state(write, said, await self.tier.committer.commit(commit), 0)
+            return self.committed_state(write, said, await self.runtime.committer.commit(commit), 0)
         finally:
             await claim.give_back()
 
     async def _left(self, key: str, record_key: str, claim: AsyncClaim, end: float) -> Held:
         """Return the record of a step of which nobody knows whether it ran, once nobody may still run it."""
         while True:
-            _, held = await held_step(self.tier, record_key, end=end)
+            _, held = await held_step(self.runtime, record_key, end=end)
             if held is None:
                 raise NotFound(record_key)
             steps.check_unknown(held.step, key=key)

@@ -10,16 +10,16 @@ import msgspec
 
 from statecache._signals import SIGNALS
 from statecache._sync.api.drain import checked_drain, leave
-from statecache._sync.api.runtime import Tiers
-from statecache._sync.api.until_stopped import UntilTold
+from statecache._sync.api.runtime import Runtime
+from statecache._sync.api.until_stopped import UntilStopped
 from statecache._sync.api.verbs import Verbs
 from statecache._sync.api.view import checked_policy
 from statecache.clock import boottime, monotonic
 from statecache.keys import checked_namespace
 from statecache.model import (
+    DrainReport,
     Durability,
     Encoding,
-    Left,
     Locking,
     LostCommit,
     NearStatistics,
@@ -72,17 +72,19 @@ class StateCache(Verbs[Any]):
             settings = Settings(**given)
         elif given:
             settings = Settings(**{**settings.model_dump(), **given})
-        super().__init__(Tiers(settings, dial=dial, observer=observer), Policy(), "")
+        super().__init__(Runtime(settings, dial=dial, observer=observer), Policy(), "")
 
     @property
     def settings(self) -> Settings:
         """These are the settings in force."""
-        return self.tier.settings
+        return self.runtime.settings
 
     @property
     def near(self) -> NearStatistics:
         """This tells what the near cache has done, what it holds, and whether local reads are answered from it."""
-        return msgspec.structs.replace(self.tier.near.statistics(boottime()), hindrance=self.tier.line.hindrance)
+        return msgspec.structs.replace(
+            self.runtime.near.statistics(boottime()), hindrance=self.runtime.tracked.hindrance
+        )
 
     @overload
     def namespace(
@@ -123,49 +125,49 @@ class StateCache(Verbs[Any]):
             value_bytes_max=value_bytes_max,
             locking=locking,
         )
-        return Namespace(self.tier, checked_policy(policy), checked_namespace(name) + "/")
+        return Namespace(self.runtime, checked_policy(policy), checked_namespace(name) + "/")
 
     def unsettled(self) -> tuple[Unsettled, ...]:
         """These are this client's commits whose outcome no caller learnt, the oldest first; `outcome` asks.
 
         A call that was cancelled, or ran out of time, and left nothing here was never sent: it was not applied.
         """
-        return self.tier.doubts.all()
+        return self.runtime.unknown_outcomes.all()
 
     def lost(self, *, timeout: float | None = None) -> tuple[LostCommit, ...]:
         """Return the commits that went with the Redis that acknowledged them, of the last thousand of this client.
 
         It asks Postgres, which keeps how far each lost tail came: `statecache lost` lists them for all clients.
         """
-        return self.tier.losses.look(seconds=max(self.end_of(timeout) - monotonic(), 0.001))
+        return self.runtime.losses.look(seconds=max(self.end_of(timeout) - monotonic(), 0.001))
 
     @overload
     def close(self) -> None: ...
     @overload
-    def close(self, *, drain: float) -> Left: ...
-    def close(self, *, drain: float | None = None) -> Left | None:
+    def close(self, *, drain: float) -> DrainReport: ...
+    def close(self, *, drain: float | None = None) -> DrainReport | None:
         """This closes every connection; what is under way on them fails, its outcome unknown.
 
         With `drain` it goes down well within that many seconds: it refuses new calls (UsageError), lets those under way
         end, gives its leases back, waits until Postgres holds what this client was acknowledged, and says what is left.
         """
         if drain is None:
-            self.tier.close()
+            self.runtime.close()
             return None
         seconds = checked_drain(drain)
         try:
-            return leave(self.tier, seconds)
+            return leave(self.runtime, seconds)
         finally:
-            self.tier.close()
+            self.runtime.close()
 
-    def until_told(self, *, drain: float = 10.0, signals: Sequence[int] = SIGNALS) -> UntilTold:
+    def until_stopped(self, *, drain: float = 10.0, signals: Sequence[int] = SIGNALS) -> UntilStopped:
         """This is a block that SIGTERM and SIGINT ask to end: `while not told.stopping`; with it ends this client.
 
         At its end the client is closed with `drain` seconds to go down well, and `told.left` says what was left. A
         second signal ends it at once. `told.stop()` does what a signal does, where there are none: on other threads
         than the main one signals are left alone.
         """
-        return UntilTold(self.close, drain=drain, signals=signals)
+        return UntilStopped(self.close, drain=drain, signals=signals)
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
-from statecache._sync.noting import Noted, under_way
+from statecache._sync.noting import Observation, under_way
 from statecache.clock import monotonic
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def observe(verbs: Any, observer: Observer) -> None:
 def _told(observer: Observer, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def observed(*args: Any, **more: Any) -> Any:
-        noted = Noted(observer, verb)
+        noted = Observation(observer, verb)
         try:
             with under_way(noted):
                 result = call(*args, **more)
@@ -66,7 +66,7 @@ def _told(observer: Observer, verb: str, call: Callable[..., Any]) -> Callable[.
 def _listed(observer: Observer, call: Callable[..., Iterator[State[Any]]]) -> Callable[..., Any]:
     @functools.wraps(call)
     def observed(*args: Any, **more: Any) -> Iterator[State[Any]]:
-        noted = Noted(observer, "list")
+        noted = Observation(observer, "list")
         begun = monotonic()
         try:
             for state in call(*args, **more):
@@ -89,7 +89,7 @@ def _listed(observer: Observer, call: Callable[..., Iterator[State[Any]]]) -> Ca
 def _opened(observer: Observer, call: Callable[..., Transaction]) -> Callable[..., Any]:
     @functools.wraps(call)
     def observed(*args: Any, **more: Any) -> ObservedTransaction:
-        return ObservedTransaction(call(*args, **more), Noted(observer, "transaction"))
+        return ObservedTransaction(call(*args, **more), Observation(observer, "transaction"))
 
     return observed
 
@@ -109,7 +109,7 @@ def _locked(observer: Observer, call: Callable[..., Any]) -> Callable[..., Any]:
 class ObservedTransaction:
     """This is a transaction that is told when it is over: its opening, the caller's block and its end."""
 
-    def __init__(self, transaction: Transaction, noted: Noted) -> None:
+    def __init__(self, transaction: Transaction, noted: Observation) -> None:
         self._transaction = transaction
         self._noted = noted
         self._entered = 0.0

@@ -10,11 +10,11 @@ from weakref import finalize
 from statecache._process import begins_anew_after_fork, mutex
 from statecache._sync.commit.committer import Committer, new_change_id
 from statecache._sync.commit.durable import Durable
-from statecache._sync.commit.in_flight import Accounts
+from statecache._sync.commit.in_flight import InFlight
 from statecache._sync.commit.losses import Losses
-from statecache._sync.commit.outcome import Inquiry
-from statecache._sync.commit.support import Levels
-from statecache._sync.commit.unknown import Doubts
+from statecache._sync.commit.outcome import OutcomeLookup
+from statecache._sync.commit.support import DurabilitySupport
+from statecache._sync.commit.unknown import UnknownOutcomes
 from statecache._sync.epoch.opener import Opener
 from statecache._sync.lock.leases import Leases
 from statecache._sync.lock.policies import Policies
@@ -24,11 +24,11 @@ from statecache._sync.read.listing import Listing
 from statecache._sync.read.reader import Reader
 from statecache._sync.read.warming import Warmer
 from statecache._sync.redis.pairing import Pairing
-from statecache._sync.redis.pubsub import Events
+from statecache._sync.redis.pubsub import Subscriptions
 from statecache._sync.redis.tier import RedisTier
-from statecache._sync.redis.tracking import Line
+from statecache._sync.redis.tracking import TrackedConnection
 from statecache._sync.step.claims import Claims
-from statecache._sync.step.index import Rolls
+from statecache._sync.step.index import StepIndex
 from statecache._sync.update.batons import Batons
 from statecache._sync.update.turns import Turns
 from statecache.keys import KeySpace
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 
-class Tiers:
+class Runtime:
     """This wires one client's parts together; nothing is connected before it is needed."""
 
     def __init__(self, settings: Settings, *, dial: Dial | None = None, observer: Observer | None = None) -> None:
@@ -59,34 +59,34 @@ class Tiers:
             mutex=mutex(),
         )
         begins_anew_after_fork(self.near)
-        self.accounts = Accounts()
-        self.turns = Turns(self.accounts)
+        self.in_flight = InFlight()
+        self.turns = Turns(self.in_flight)
         self.batons = Batons(self.keys, self.redis, self.near, new_token=new_change_id)
-        self.line = Line(settings, self.keys, self.redis, self.near)
+        self.tracked = TrackedConnection(settings, self.keys, self.redis, self.near)
         self.reader = Reader(
             settings,
             self.keys,
             self.redis,
             self.postgres,
             near=self.near,
-            line=self.line,
+            tracked=self.tracked,
             hydrator=self.hydrator,
             opener=self.opener,
         )
-        self.warmer = Warmer(self.keys, self.redis, near=self.near, line=self.line, hydrator=self.hydrator)
+        self.warmer = Warmer(self.keys, self.redis, near=self.near, tracked=self.tracked, hydrator=self.hydrator)
         self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
         self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
-        self.events = Events(self.redis)
+        self.events = Subscriptions(self.redis)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
-        self.rolls = Rolls(settings, self.keys, self.redis, self.postgres)
+        self.step_index = StepIndex(settings, self.keys, self.redis, self.postgres)
         self.claims = Claims(settings, self.keys, self.redis, self.opener, self.events)
-        self.levels = Levels(settings)
-        self.doubts = Doubts()
-        self.losses = Losses(settings, self.postgres, self.accounts)
-        self.inquiry = Inquiry(
-            settings, self.keys, self.redis, postgres=self.postgres, opener=self.opener, doubts=self.doubts,
-            accounts=self.accounts,
+        self.support = DurabilitySupport(settings)
+        self.unknown_outcomes = UnknownOutcomes()
+        self.losses = Losses(settings, self.postgres, self.in_flight)
+        self.outcome_lookup = OutcomeLookup(
+            settings, self.keys, self.redis, postgres=self.postgres, opener=self.opener,
+            unknown_outcomes=self.unknown_outcomes, in_flight=self.in_flight,
         )  # fmt: skip
         self.committer = Committer(
             settings,
@@ -95,27 +95,27 @@ class Tiers:
             opener=self.opener,
             hydrator=self.hydrator,
             durable=self.durable,
-            levels=self.levels,
-            line=self.line,
-            doubts=self.doubts,
-            accounts=self.accounts,
+            support=self.support,
+            tracked=self.tracked,
+            unknown_outcomes=self.unknown_outcomes,
+            in_flight=self.in_flight,
             losses=self.losses,
             policies=self.policies,
         )
-        finalize(self, _let_go, self.line, self.events, redis.pool, self.postgres.pool).atexit = False
+        finalize(self, _let_go, self.tracked, self.events, redis.pool, self.postgres.pool).atexit = False
 
     def close(self) -> None:
         """This gives the leases back and closes every connection; what is under way fails."""
         self.claims.close()
         self.leases.close()
-        self.line.close()
+        self.tracked.close()
         self.events.close()
         self.redis.pool.close()
         self.postgres.pool.close()
-        self.accounts.closing = False  # it is closed
+        self.in_flight.closing = False  # it is closed
 
 
-def _let_go(*parts: Line | Events | Pool[Any]) -> None:
+def _let_go(*parts: TrackedConnection | Subscriptions | Pool[Any]) -> None:
     """End what a client that nobody has any more, and nobody closed, left behind."""
     for part in parts:
         part.let_go()

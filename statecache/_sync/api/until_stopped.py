@@ -2,7 +2,7 @@
 
 """From a signal to a good end: an agent's loop that stops taking work, ends its step, and goes down with the client.
 
-with StateCache() as cache, cache.until_told(drain=10) as told:
+with StateCache() as cache, cache.until_stopped(drain=10) as told:
     while not told.stopping:
         job = next_job()
         if job is None:
@@ -22,22 +22,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from statecache._signals import SIGNALS, Told
+from statecache._signals import SIGNALS, StopRequest
 from statecache._sync.api.drain import checked_drain
 
 if TYPE_CHECKING:
-    from statecache.model import Left
+    from statecache.model import DrainReport
 
 
-class UntilTold:
+class UntilStopped:
     """This is the stretch of an agent's work until it is told to stop; with it ends the client."""
 
-    def __init__(self, close: Callable[..., Left], *, drain: float, signals: Sequence[int] = SIGNALS) -> None:
+    def __init__(self, close: Callable[..., DrainReport], *, drain: float, signals: Sequence[int] = SIGNALS) -> None:
         self._close = close
         self._drain = checked_drain(drain)
         self._signals = tuple(signals)
-        self._told = Told()
-        self.left: Left | None = None
+        self._told = StopRequest()
+        self.left: DrainReport | None = None
 
     @property
     def stopping(self) -> bool:

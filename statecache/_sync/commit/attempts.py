@@ -23,7 +23,7 @@ from statecache.model import COMMIT_BYTES_MAX
 if TYPE_CHECKING:
     from statecache._sync.commit.commit import Commit
     from statecache._sync.commit.durable import Found
-    from statecache._sync.commit.support import Levels
+    from statecache._sync.commit.support import DurabilitySupport
     from statecache._sync.redis.connection import Link
     from statecache._sync.redis.tier import RedisTier
     from statecache.keys import KeySpace
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 class Attempts:
     """This sends the commit script, by itself or inside of MULTI."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, levels: Levels) -> None:
+    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, support: DurabilitySupport) -> None:
         self._settings = settings
         self._keys = keys
         self._redis = redis
-        self._levels = levels
+        self._support = support
         self._script = script("commit")
         self._confirming = script("confirm")
         self._leases = [keys.leases(shard) for shard in range(keys.shards)]
@@ -66,7 +66,7 @@ class Attempts:
         """Run the commands, and WAIT behind them on the same connection where the level asks for copies."""
         if commit.durability not in COPIED:
             return link.run(commands, seconds=seconds)
-        wait = self._levels.wait_command(commit.durability, wait_ms)
+        wait = self._support.wait_command(commit.durability, wait_ms)
         return link.run([*commands, wait], seconds=seconds, until=_lacks_replicas)
 
     def _exec(self, commit: Commit, link: Link) -> list[Any]:
@@ -118,7 +118,9 @@ class Attempts:
         given_up = monotonic() + attempt_s
         commit.latest = given_up + link.greeting_s
         latest_ms = int(given_up * 1000 + link.ahead_ms)
-        arguments = commit.arguments(self._settings, self._limits, replicas=self._levels.replicas_of(commit.durability))
+        arguments = commit.arguments(
+            self._settings, self._limits, replicas=self._support.replicas_of(commit.durability)
+        )
         arguments.append(latest_ms)
         if commit.repeat or commit.lingers:
             last = max(commit.lingers, commit.latest) + self._settings.timeout_s
@@ -152,7 +154,7 @@ class Attempts:
             if reply[1] == b"LATE":
                 link.close()
             elif reply[1] == b"FENCED":  # it may be another server by now, or another role of the same
-                link.levels.clear()
+                link.support.clear()
         elif isinstance(reply, NoScriptError):
             link.knows(self._script, False)
         elif isinstance(reply, Exception) and code_of(reply) in DEMOTED:

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from statecache._bridge import Seat, Trips
+from statecache._bridge import Batcher, Request
 from statecache._sync.commit.attempts import Attempts
 from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable
 
 if TYPE_CHECKING:
     from statecache._sync.commit.commit import Commit
-    from statecache._sync.commit.support import Levels
+    from statecache._sync.commit.support import DurabilitySupport
     from statecache._sync.redis.connection import Link
     from statecache._sync.redis.tier import RedisTier
     from statecache.keys import KeySpace
@@ -30,25 +30,25 @@ Replies = list[Any]
 _GONE = RedisUnavailable("timeout", detail="whoever asked waits no more")
 
 
-class Together(Attempts):
+class BatchedAttempts(Attempts):
     """This sends the commit script for several commits at once."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, levels: Levels) -> None:
-        super().__init__(settings, keys, redis, levels)
-        self._trips: Trips[Commit, Replies] = Trips(self._travel)
+    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, support: DurabilitySupport) -> None:
+        super().__init__(settings, keys, redis, support)
+        self._batcher: Batcher[Commit, Replies] = Batcher(self._carry)
 
-    def _with_others(self, commit: Commit, seconds: float) -> Replies:
+    def _batched(self, commit: Commit, seconds: float) -> Replies:
         """This gives the replies that decide about the commit, which is in doubt where it was sent and they are not."""
         weight = sum(write.weight for write in commit.writes)
-        return self._trips.ask(commit, weight=weight, seconds=seconds if seconds < 0.2 else seconds * 0.4)
+        return self._batcher.ask(commit, weight=weight, seconds=seconds if seconds < 0.2 else seconds * 0.4)
 
-    def _travel(self, seats: Sequence[Seat[Commit, Replies]], seconds: float) -> Sequence[Replies | Exception]:
+    def _carry(self, requests: Sequence[Request[Commit, Replies]], seconds: float) -> Sequence[Replies | Exception]:
         """This makes one exchange of those commits whose callers still wait, and gives each its replies."""
         end = monotonic() + seconds
         sent: dict[int, Commit] = {}
         link = self._redis.pool.take(seconds)
         try:
-            replies = self._carried(link, seats, sent, max(end - monotonic(), 0.001))
+            replies = self._replies(link, requests, sent, max(end - monotonic(), 0.001))
         except RedisUnavailable as error:
             for commit in sent.values():
                 commit.unanswered(error)
@@ -56,17 +56,21 @@ class Together(Attempts):
             raise
         finally:
             self._redis.pool.give(link)
-        return [replies.get(at, _GONE) for at in range(len(seats))]
+        return [replies.get(at, _GONE) for at in range(len(requests))]
 
-    def _carried(
-        self, link: Link, seats: Sequence[Seat[Commit, Replies]], sent: dict[int, Commit], seconds: float
+    def _replies(
+        self,
+        link: Link,
+        requests: Sequence[Request[Commit, Replies]],
+        sent: dict[int, Commit],
+        seconds: float,
     ) -> dict[int, Replies]:
         """This does it; `sent` are the commits of the exchange, whatever becomes of it, by their seat."""
         commands = []
-        for at, seat in enumerate(seats):
-            if not seat.gone:
-                sent[at] = seat.question
-                commands.append(self._call(link, seat.question, seconds))
+        for at, request in enumerate(requests):
+            if not request.gone:
+                sent[at] = request.question
+                commands.append(self._call(link, request.question, seconds))
                 link.knows(self._script, True)  # it goes with the first of them, which runs before the others
         replies = link.run(commands, seconds=seconds) if commands else []
         answers: dict[int, Replies] = {}

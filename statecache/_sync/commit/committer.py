@@ -42,16 +42,16 @@ from statecache.model import COMMIT_BYTES_MAX
 
 if TYPE_CHECKING:
     from statecache._sync.commit.durable import Durable
-    from statecache._sync.commit.in_flight import Accounts
+    from statecache._sync.commit.in_flight import InFlight
     from statecache._sync.commit.losses import Losses
-    from statecache._sync.commit.support import Levels
-    from statecache._sync.commit.unknown import Doubts
+    from statecache._sync.commit.support import DurabilitySupport
+    from statecache._sync.commit.unknown import UnknownOutcomes
     from statecache._sync.epoch.opener import Opener
     from statecache._sync.lock.policies import Policies
     from statecache._sync.read.hydration import Hydrator
     from statecache._sync.redis.connection import Link
     from statecache._sync.redis.tier import RedisTier
-    from statecache._sync.redis.tracking import Line
+    from statecache._sync.redis.tracking import TrackedConnection
     from statecache.keys import KeySpace
     from statecache.leases import Locks
     from statecache.model import Position, Write
@@ -77,20 +77,20 @@ class Committer(Repeats):
         opener: Opener,
         hydrator: Hydrator,
         durable: Durable,
-        levels: Levels,
-        line: Line,
-        doubts: Doubts,
-        accounts: Accounts,
+        support: DurabilitySupport,
+        tracked: TrackedConnection,
+        unknown_outcomes: UnknownOutcomes,
+        in_flight: InFlight,
         losses: Losses,
         policies: Policies,
     ) -> None:
         super().__init__(
-            settings, keys, redis, durable=durable, levels=levels, line=line, accounts=accounts
+            settings, keys, redis, durable=durable, support=support, tracked=tracked, in_flight=in_flight
         )  # fmt: skip
         self._opener = opener
         self._policies = policies
         self._hydrator = hydrator
-        self._doubts = doubts
+        self._unknown_outcomes = unknown_outcomes
         self._losses = losses
 
     def new(
@@ -118,21 +118,21 @@ class Committer(Repeats):
 
     def commit(self, commit: Commit) -> Committed:
         """This applies the commit at most once and gives its outcome at the asked durability."""
-        self._accounts.under_way.add(commit.change_id)
+        self._in_flight.under_way.add(commit.change_id)
         try:
             if commit.durability != "memory":
                 self.prepare(commit.durability, commit.shard, end=commit.end)
             if commit.repeat:
-                self._doubts.take_over(commit)
+                self._unknown_outcomes.take_over(commit)
             committed = self._apply(commit)
             if commit.durability != "memory":
                 committed = self._endured(commit, committed)
         except BaseException as error:  # its caller may never learn what became of it
-            self._doubts.note(commit, error)
+            self._unknown_outcomes.note(commit, error)
             raise
         finally:
-            self._accounts.under_way.discard(commit.change_id)
-        if self._accounts.moved:
+            self._in_flight.under_way.discard(commit.change_id)
+        if self._in_flight.moved:
             self._losses.noticed(end=commit.end)
         return committed
 
@@ -141,7 +141,7 @@ class Committer(Repeats):
 
         `leave` gives that connection back: who carries on outside of MULTI, or waits, must not keep others from theirs.
         """
-        self._accounts.under_way.add(commit.change_id)
+        self._in_flight.under_way.add(commit.change_id)
         try:
             replies = self._exec(commit, link)
             leave()
@@ -151,14 +151,14 @@ class Committer(Repeats):
                 committed = self._apply(commit)
             return self._endured(commit, committed)
         except BaseException as error:  # its caller may never learn what became of it
-            self._doubts.note(commit, error)
+            self._unknown_outcomes.note(commit, error)
             raise
         finally:
-            self._accounts.under_way.discard(commit.change_id)
+            self._in_flight.under_way.discard(commit.change_id)
 
     def prepare(self, durability: str, shard: int, *, end: float) -> None:
         """This refuses a level that is never given here, and begins to listen where the commit will be waited for."""
-        self._levels.check(durability)
+        self._support.check(durability)
         if durability == "postgres":
             self._durable.watch(shard, end=end)
 
@@ -191,7 +191,7 @@ class Committer(Repeats):
                 late = RedisUnavailable("timeout", detail="the time was up")
                 commit.fail(commit.doubt or commit.hindrance or late)
             if commit.durability == "postgres" and not commit.passes:
-                committed = self._applied_with_others(commit, seconds)
+                committed = self._applied_batched(commit, seconds)
                 if committed is not None:
                     return committed
                 continue
@@ -212,10 +212,10 @@ class Committer(Repeats):
             if committed is not None:
                 return committed
 
-    def _applied_with_others(self, commit: Commit, seconds: float) -> Committed | None:
+    def _applied_batched(self, commit: Commit, seconds: float) -> Committed | None:
         """This makes one attempt in an exchange that other callers' commits share; None for trying again."""
         try:
-            replies = self._with_others(commit, seconds)
+            replies = self._batched(commit, seconds)
         except RedisUnavailable as error:
             self._pause(commit, error)
             return None
@@ -233,8 +233,8 @@ class Committer(Repeats):
         verdict = reply[1]
         if verdict in (b"OK", b"DUP", b"MUTE"):
             committed = committed_of(commit.change_id, reply)
-            self._accounts.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
-            self._line.wrote(commit, committed)
+            self._in_flight.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
+            self._tracked.wrote(commit, committed)
             self._count_copies(commit, replies)
             return committed
         if verdict == b"FENCED":

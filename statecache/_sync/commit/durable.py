@@ -42,7 +42,7 @@ from statecache.records import text_of
 
 if TYPE_CHECKING:
     from statecache._sync.postgres.tier import PostgresTier
-    from statecache._sync.redis.pubsub import Events
+    from statecache._sync.redis.pubsub import Subscriptions
     from statecache._sync.redis.tier import RedisTier
     from statecache.keys import KeySpace
 
@@ -77,7 +77,7 @@ class _Mark(msgspec.Struct, frozen=True):
 class Durable:
     """This follows the watermarks of the shards that this client waits for."""
 
-    def __init__(self, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, events: Events) -> None:
+    def __init__(self, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, events: Subscriptions) -> None:
         self._keys = keys
         self._redis = redis
         self._postgres = postgres

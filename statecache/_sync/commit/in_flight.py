@@ -40,7 +40,7 @@ class Acknowledged(NamedTuple):
 _inside: ContextVar[object] = ContextVar("statecache_call", default=None)
 
 
-class Accounts:
+class InFlight:
     """This is kept by every client; a commit costs it one entry in a set and one comparison."""
 
     def __init__(self) -> None:
@@ -102,10 +102,10 @@ class Accounts:
 class Call:
     """This is one call of several steps; left in another context than it was entered in, it is over all the same."""
 
-    __slots__ = ("_accounts", "_before")
+    __slots__ = ("_before", "_in_flight")
 
-    def __init__(self, accounts: Accounts) -> None:
-        self._accounts = accounts
+    def __init__(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
         self._before: object = None
 
     def ending(self) -> ExitStack:
@@ -117,8 +117,8 @@ class Call:
     def __enter__(self) -> None:
         self._before = _inside.get()
         _inside.set(self)
-        self._accounts.under_way.add(self)
+        self._in_flight.under_way.add(self)
 
     def __exit__(self, *exc_info: object) -> None:
-        self._accounts.under_way.discard(self)
+        self._in_flight.under_way.discard(self)
         _inside.set(self._before)

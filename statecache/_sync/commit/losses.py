@@ -23,7 +23,7 @@ from statecache.errors import StateCacheError
 from statecache.model import LostCommit, Position
 
 if TYPE_CHECKING:
-    from statecache._sync.commit.in_flight import Accounts
+    from statecache._sync.commit.in_flight import InFlight
     from statecache._sync.postgres.tier import PostgresTier
     from statecache.settings import Settings
 
@@ -39,10 +39,10 @@ _logger = logging.getLogger("statecache")
 class Losses:
     """This finds out what a client has lost."""
 
-    def __init__(self, settings: Settings, postgres: PostgresTier, accounts: Accounts) -> None:
+    def __init__(self, settings: Settings, postgres: PostgresTier, in_flight: InFlight) -> None:
         self._writer = settings.writer
         self._postgres = postgres
-        self._accounts = accounts
+        self._in_flight = in_flight
         self.begin_anew(mutex())
         begins_anew_after_fork(self)
 
@@ -54,10 +54,10 @@ class Losses:
 
     def look(self, *, seconds: float) -> tuple[LostCommit, ...]:
         """Return the commits that are lost, of those that this client remembers, and log those that are new."""
-        recent = {one.change_id: one for one in (*self._told.values(), *self._accounts.recent())}
-        waited_for = self._accounts.under_way
+        recent = {one.change_id: one for one in (*self._told.values(), *self._in_flight.recent())}
+        waited_for = self._in_flight.under_way
         ours = {change_id: one for change_id, one in recent.items() if change_id not in waited_for}
-        tails = [Acknowledged(*tail, "", "") for tail in self._accounts.tails()]
+        tails = [Acknowledged(*tail, "", "") for tail in self._in_flight.tails()]
         rows = self.report([*ours.values(), *tails], seconds=seconds) if tails else []
         lost = [_lost(row) for row in rows if row[3] in ours and not row[7]]
         self._tell(lost, ours)
@@ -76,11 +76,11 @@ class Losses:
         now = monotonic()
         if now < self._not_before:
             return
-        self._accounts.moved = False
+        self._in_flight.moved = False
         try:
             self.look(seconds=min(_NOTICE_S, max(end - now, 0.001)))
         except StateCacheError as error:
-            self._accounts.moved, self._not_before = True, now + _AGAIN_S
+            self._in_flight.moved, self._not_before = True, now + _AGAIN_S
             _logger.debug("what was lost with the epoch before is not known yet: %s", error)
 
     def met(self, one: Acknowledged, *, seconds: float) -> None:

@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError
 
 from statecache._bridge import sleep
 from statecache._sync.commit.answers import Committed
-from statecache._sync.commit.batches import Together
+from statecache._sync.commit.batches import BatchedAttempts
 from statecache._sync.commit.support import COPIED
 from statecache._sync.noting import note
 from statecache._sync.redis.tier import AGAIN, FINAL, code_of, refusal
@@ -36,11 +36,11 @@ from statecache.outcomes import another
 if TYPE_CHECKING:
     from statecache._sync.commit.commit import Commit
     from statecache._sync.commit.durable import Durable, Found
-    from statecache._sync.commit.in_flight import Accounts
-    from statecache._sync.commit.support import Levels
+    from statecache._sync.commit.in_flight import InFlight
+    from statecache._sync.commit.support import DurabilitySupport
     from statecache._sync.redis.connection import Link
     from statecache._sync.redis.tier import RedisTier
-    from statecache._sync.redis.tracking import Line
+    from statecache._sync.redis.tracking import TrackedConnection
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
@@ -49,7 +49,7 @@ _UNCOUNTED = "it is applied, and how many copies of it there are was not learnt"
 _ELSEWHERE = "the server that is asked now does not hold the change that was found"
 
 
-class Repeats(Together):
+class Repeats(BatchedAttempts):
     """This tries again, and looks up what may have been applied."""
 
     def __init__(
@@ -59,14 +59,14 @@ class Repeats(Together):
         redis: RedisTier,
         *,
         durable: Durable,
-        levels: Levels,
-        line: Line,
-        accounts: Accounts,
+        support: DurabilitySupport,
+        tracked: TrackedConnection,
+        in_flight: InFlight,
     ) -> None:
-        super().__init__(settings, keys, redis, levels)
+        super().__init__(settings, keys, redis, support)
         self._durable = durable
-        self._line = line
-        self._accounts = accounts
+        self._tracked = tracked
+        self._in_flight = in_flight
 
     def _link_for(self, commit: Commit, seconds: float) -> Link | None:
         """Lend a connection to a server that can give the commit's level; None for trying again."""
@@ -81,7 +81,7 @@ class Repeats(Together):
         if commit.durability not in COPIED:
             return link
         try:
-            self._levels.check_server(commit.durability, link, end=commit.end)
+            self._support.check_server(commit.durability, link, end=commit.end)
         except BaseException as error:  # whatever it is, the connection is another's to use
             pool.give(link)
             if isinstance(error, RedisUnavailable):
@@ -132,8 +132,8 @@ class Repeats(Together):
             if not replies:
                 return None
         committed = Committed(commit.change_id, found.position, found.at, found.versions, found.parents)
-        self._accounts.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
-        self._line.wrote(commit, committed)
+        self._in_flight.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
+        self._tracked.wrote(commit, committed)
         self._count_copies(commit, replies)
         return committed
 
@@ -174,7 +174,7 @@ class Repeats(Together):
         """Raise DurabilityNotMet where the WAIT behind the script counts too few copies; MUTE was nothing to count."""
         if len(replies) > 1:
             copies = 0 if replies[0][1] == b"MUTE" else replies[1]
-            self._levels.check_copies(commit.change_id, commit.durability, copies)
+            self._support.check_copies(commit.change_id, commit.durability, copies)
 
     def _refused(self, commit: Commit, error: Exception) -> None:
         """This deals with an error reply: the script was not run, or not beyond its first write."""

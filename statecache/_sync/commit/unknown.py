@@ -30,24 +30,24 @@ _EARLIER = "an earlier attempt of this change was never answered"
 _logger = logging.getLogger("statecache")
 
 
-class Doubt(msgspec.Struct, frozen=True):
+class UnknownOutcome(msgspec.Struct, frozen=True):
     """This is a commit in doubt, and the moment on the monotonic clock past which no attempt of it is executed."""
 
     unsettled: Unsettled
     until: float
 
 
-class Doubts:
+class UnknownOutcomes:
     """This keeps a client's commits that ended in doubt, of more than UNSETTLED_MAX the newest.
 
     Every change of the table is one step that no other thread can come between.
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, Doubt] = {}
+        self._held: dict[str, UnknownOutcome] = {}
         self._overflowed = False
 
-    def get(self, change_id: str) -> Doubt | None:
+    def get(self, change_id: str) -> UnknownOutcome | None:
         """This gives the doubt about a change, if there is one."""
         return self._held.get(change_id)
 
@@ -74,7 +74,9 @@ class Doubts:
         if not until:
             return
         keys = tuple(write.key for write in commit.written())
-        self._held[commit.change_id] = Doubt(Unsettled(change_id=commit.change_id, keys=keys, since=wall()), until)
+        self._held[commit.change_id] = UnknownOutcome(
+            Unsettled(change_id=commit.change_id, keys=keys, since=wall()), until
+        )
         if not isinstance(error, StateCacheError):
             error.add_note(f"statecache: {OutcomeUnknown(commit.change_id, keys=keys, reason='the call was ended')}")
         self._keep_the_newest()
@@ -88,4 +90,4 @@ class Doubts:
             _logger.warning("more than %d commits are unsettled; the oldest are forgotten", UNSETTLED_MAX)
 
 
-__all__ = ["UNSETTLED_MAX", "Doubt", "Doubts"]
+__all__ = ["UNSETTLED_MAX", "UnknownOutcome", "UnknownOutcomes"]

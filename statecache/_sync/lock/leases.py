@@ -37,7 +37,7 @@ from statecache.model import Token
 if TYPE_CHECKING:
     from statecache._sync.epoch.opener import Opener
     from statecache._sync.redis.connection import Link
-    from statecache._sync.redis.pubsub import Events
+    from statecache._sync.redis.pubsub import Subscriptions
     from statecache._sync.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.settings import Settings
@@ -65,7 +65,7 @@ class Leases(LeaseRequests):
         keys: KeySpace,
         redis: RedisTier,
         opener: Opener,
-        events: Events,
+        events: Subscriptions,
     ) -> None:
         super().__init__(settings, keys, redis, opener)
         self._events = events

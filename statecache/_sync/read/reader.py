@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from statecache._sync.postgres.tier import PostgresTier
     from statecache._sync.read.hydration import Hydrator
     from statecache._sync.redis.tier import RedisTier
-    from statecache._sync.redis.tracking import Line
+    from statecache._sync.redis.tracking import TrackedConnection
     from statecache.keys import KeySpace
     from statecache.model import Record
     from statecache.near import Near, Reading
@@ -71,7 +71,7 @@ class Reader:
         postgres: PostgresTier,
         *,
         near: Near,
-        line: Line,
+        tracked: TrackedConnection,
         hydrator: Hydrator,
         opener: Opener,
     ) -> None:
@@ -80,7 +80,7 @@ class Reader:
         self._redis = redis
         self._postgres = postgres
         self._near = near
-        self._line = line
+        self._tracked = tracked
         self._hydrator = hydrator
         self._opener = opener
         self._closed: dict[int, tuple[float, float]] = {}  # since when, and when last met so, by shard
@@ -227,7 +227,7 @@ class Reader:
 
     def local(self, key: str, *, end: float, least: int = 0, max_stale: float | None = None) -> Record:
         """This gives the record over the tracked connection, so that it is here the next time; else the primary's."""
-        if not (self._near.keeps and self._line.is_up()):
+        if not (self._near.keeps and self._tracked.is_up()):
             return self.primary(key, end=end, least=least)
         now = boottime()
         reading, mine = self._near.reserve(key, Signal(), now)
@@ -236,8 +236,8 @@ class Reader:
         patience = min(max(end - monotonic(), 0.001), self._settings.near_window_s / 2)
         try:
             if mine:
-                self._line.ask(reading, seconds=patience)
-            answered = self._line.answered(reading, patience)
+                self._tracked.ask(reading, seconds=patience)
+            answered = self._tracked.answered(reading, patience)
         except RedisUnavailable:
             answered = False
         record = self._brought(reading) if answered else None

@@ -21,7 +21,7 @@ from statecache.errors import RedisUnavailable
 if TYPE_CHECKING:
     from statecache._sync.read.hydration import Hydrator
     from statecache._sync.redis.tier import RedisTier
-    from statecache._sync.redis.tracking import Line
+    from statecache._sync.redis.tracking import TrackedConnection
     from statecache.keys import KeySpace
     from statecache.near import Near, Reading
 
@@ -32,11 +32,13 @@ _HYDRATED_AT_ONCE = 200
 class Warmer:
     """This loads many states."""
 
-    def __init__(self, keys: KeySpace, redis: RedisTier, *, near: Near, line: Line, hydrator: Hydrator) -> None:
+    def __init__(
+        self, keys: KeySpace, redis: RedisTier, *, near: Near, tracked: TrackedConnection, hydrator: Hydrator
+    ) -> None:
         self._keys = keys
         self._redis = redis
         self._near = near
-        self._line = line
+        self._tracked = tracked
         self._hydrator = hydrator
 
     def warm(self, keys: Sequence[str], *, seconds: float) -> int:
@@ -62,7 +64,7 @@ class Warmer:
 
     def _kept(self, keys: Sequence[str], seconds: float) -> int:
         """This reads keys over the tracked connection, where there is one, and says how many it brought."""
-        if not (self._near.keeps and self._line.comes_up(seconds)):
+        if not (self._near.keeps and self._tracked.comes_up(seconds)):
             return 0
         readings: list[Reading] = []
         mine: list[Reading] = []
@@ -73,7 +75,7 @@ class Warmer:
                 mine.append(reading)
         end = monotonic() + seconds
         with suppress(RedisUnavailable):
-            self._line.ask(*mine, seconds=seconds)
+            self._tracked.ask(*mine, seconds=seconds)
         brought = 0
         for reading in readings:
             if reading.signal.wait(max(end - monotonic(), 0.0)) and reading.record is not None:

@@ -116,13 +116,27 @@ class Link:
     whoever sends and hears apart: what the replies to come are for, and `in_message` whether one is being taken off:
     where that stays so, whoever took it was interrupted, and nobody knows what is lost. `ahead_ms` is how far the
     server's clock is at most ahead of `monotonic` here, in milliseconds, as of the greeting; it may be less by
-    `greeting_s`, the seconds that the greeting took. `levels` are durability levels that the server was found to be
+    `greeting_s`, the seconds that the greeting took. `support` are durability levels that the server was found to be
     able to give, each with the moment; `heard_at` and `silent_since` are for the pool.
     """
 
     __slots__ = (
-        "__weakref__", "_connection", "_known", "_pid", "_turn", "_where", "ahead_ms", "expected", "greeting_s",
-        "heard_at", "hold", "in_message", "levels", "silent_since", "slot", "watching",
+        "__weakref__",
+        "_connection",
+        "_known",
+        "_pid",
+        "_turn",
+        "_where",
+        "ahead_ms",
+        "expected",
+        "greeting_s",
+        "heard_at",
+        "hold",
+        "in_message",
+        "silent_since",
+        "slot",
+        "support",
+        "watching",
     )  # fmt: skip
 
     def __init__(self, connection: Any, where: str) -> None:
@@ -136,7 +150,7 @@ class Link:
         self.expected: deque[Any] = deque()
         self.ahead_ms = 0.0
         self.greeting_s = 0.0
-        self.levels: dict[str, float] = {}
+        self.support: dict[str, float] = {}
         self.heard_at = monotonic()
         self.silent_since = -inf
         self.slot: Slot | None = None

@@ -52,7 +52,7 @@ from statecache.model import ABSENT, Encoding, Position, Record, Write
 from statecache.steps import Done, NotDone, Retry, Step, StepRecord
 
 if TYPE_CHECKING:
-    from statecache._sync.api.view import Scope
+    from statecache._sync.api.view import View
     from statecache._sync.commit.commit import Commit
     from statecache.leases import Locks
 
@@ -85,30 +85,30 @@ class StepCall:
     """This makes one call of a step."""
 
     def __init__(
-        self, scope: Scope[Any], key: str, name: str, function: Callable[..., Any], args: tuple[Any, ...],
+        self, scope: View[Any], key: str, name: str, function: Callable[..., Any], args: tuple[Any, ...],
         terms: Terms,
     ) -> None:  # fmt: skip
         self._scope = scope
-        self._tier = scope.tier
+        self._runtime = scope.runtime
         self._key = key
         self._name = name
         self._record_key = checked_key(steps.record_key(key, name))
-        self._shard = scope.tier.keys.shard(key)
+        self._shard = scope.runtime.keys.shard(key)
         self._function = function
         self._args = args
         self._terms = terms
         self._fingerprint = steps.fingerprint_of(args, key=self._record_key)
         self._results = codec_for(terms.type, scope.encoding)
         self._before: Record | None = None
-        self._claim = scope.tier.claims.of(self._record_key)
+        self._claim = scope.runtime.claims.of(self._record_key)
         self._new_in: int | None = None
         self._forks: set[str] = set()
         self._backoff = Backoff(0.005, min(_PAUSE_S_MAX, self._claim.pause_s_max))
 
     def result(self) -> Any:
         """This gives the step's result, from its function or from its record."""
-        self._tier.accounts.refuse_if_closing()
-        with self._tier.accounts.call():
+        self._runtime.in_flight.refuse_if_closing()
+        with self._runtime.in_flight.call():
             try:
                 return self._result()
             except GeneratorExit:  # who is thrown away cannot wait for an answer
@@ -119,7 +119,7 @@ class StepCall:
 
     def _result(self) -> Any:
         end = self._scope.end_of(self._terms.timeout)
-        self._tier.committer.prepare("postgres", self._shard, end=end)
+        self._runtime.committer.prepare("postgres", self._shard, end=end)
         while True:
             expected, held = self._found(end)
             verdict = self._verdict(held)
@@ -145,16 +145,16 @@ class StepCall:
     def _found(self, end: float) -> tuple[str, Held | None]:
         """This gives the record as it is; a step that is known to be new need not be looked for."""
         if not self._forks:
-            self._new_in = self._tier.rolls.new_in(self._key, self._record_key, end=end)
+            self._new_in = self._runtime.step_index.new_in(self._key, self._record_key, end=end)
             if self._new_in is not None:
                 return ABSENT, None
-        return held_step(self._tier, self._record_key, end=end)
+        return held_step(self._runtime, self._record_key, end=end)
 
     def _verdict(self, held: Held | None) -> steps.Verdict | None:
         """Decide what to do about the step as it was found; None where nothing can be told from that yet."""
         step = None if held is None else held.step
         if held is not None and held.change_id in self._forks:  # ours, refused, and about to be removed
-            self._tier.near.lowered(self._record_key, (0, 0))  # an older one stands behind it
+            self._runtime.near.lowered(self._record_key, (0, 0))  # an older one stands behind it
             return None
         if step is not None:
             steps.check_fingerprint(step, self._fingerprint, key=self._key)
@@ -174,9 +174,9 @@ class StepCall:
             return True
         if level in COPIED:
             writes = [self._write(held.step, held.record.parent_change_id, held.encoding)]
-            return self._tier.committer.copied(self._new(writes, level, end, locks=None, change_id=held.change_id))
+            return self._runtime.committer.copied(self._new(writes, level, end, locks=None, change_id=held.change_id))
         position = Position.parse(held.record.position) or Position(0, 0)
-        durable = self._tier.durable
+        durable = self._runtime.durable
         return durable.wait(self._shard, position, held.change_id, [self._record_key], end=end) == HELD
 
     def _wait(self, end: float) -> None:
@@ -190,7 +190,7 @@ class StepCall:
         if self._claim.is_anothers:
             return Unavailable("step", detail=f"another agent runs step {self._name!r} of {self._key!r}")
         detail = f"step {self._name!r} of {self._key!r} was begun, and whether its agent lives is not known yet"
-        silent_s = self._tier.settings.step_claim_s / 2
+        silent_s = self._runtime.settings.step_claim_s / 2
         hint = f"That takes {silent_s:g} seconds in which nobody takes the step's claim: give a longer timeout=."
         return Unavailable("step", detail=detail, hint=hint)
 
@@ -210,7 +210,7 @@ class StepCall:
     def _begun(self, held: Held | None, expected: str, end: float) -> Held | None:
         """This writes the intent and returns when Postgres holds it; None where someone else was quicker."""
         if self._terms.apply is not None:  # what the result will be applied to may not exist: before there is an effect
-            self._before = self._tier.reader.record(self._key, end=end)
+            self._before = self._runtime.reader.record(self._key, end=end)
             self._value_of(self._before)
         before, encoding = None if held is None else held.step, self._scope.encoding
         step = steps.intent(before, self._name, self._fingerprint, new_key=new_change_id(), at=wall())
@@ -218,7 +218,7 @@ class StepCall:
         commit = self._new(writes, "postgres", end, locks=self._locks(writes))
         begun = Held(step, commit.change_id, encoding)
         try:
-            self._tier.committer.commit(commit)
+            self._runtime.committer.commit(commit)
         except (VersionConflict, AlreadyExists):
             note(retries=1, conflicts=1)
             return None
@@ -230,7 +230,7 @@ class StepCall:
                 self._leave(error, begun, "failed", "it was left before its function was called")
             raise
         finally:
-            self._tier.rolls.add(self._key, self._record_key)
+            self._runtime.step_index.add(self._key, self._record_key)
         return begun
 
     def _run(self, begun: Held) -> Any:
@@ -293,7 +293,7 @@ class StepCall:
                 writes.append(self._applied(self._terms.apply, value, end))
             try:
                 commit = self._new(writes, self._terms.durability, end, locks=self._locks(writes))
-                self._tier.committer.commit(commit)
+                self._runtime.committer.commit(commit)
             except VersionConflict as conflict:
                 if conflict.key == self._record_key:
                     raise _Overtaken from conflict
@@ -307,7 +307,7 @@ class StepCall:
 
     def _applied(self, apply: Callable[[Any, Any], Any], result: Any, end: float) -> Write:
         """This gives the write of what the result makes of the value."""
-        before = self._before or self._tier.reader.record(self._key, end=end)
+        before = self._before or self._runtime.reader.record(self._key, end=end)
         value = called(apply(self._value_of(before), result))
         if value is None:
             raise UsageError("the function given as apply= returned None", hint="Return the new value.")
@@ -316,7 +316,7 @@ class StepCall:
     def _overtaken(self, step: StepRecord) -> Any:
         """This gives the result that someone else kept of the same effect, or says that they went on without it."""
         end = self._scope.end_of(self._terms.timeout)
-        _, held = held_step(self._tier, self._record_key, end=end)
+        _, held = held_step(self._runtime, self._record_key, end=end)
         same = held is not None and (self._terms.idempotent or held.step.attempts == step.attempts)
         if held is not None and same and held.step.status in ("done", "ran") and self._given(held, end):
             return self._decoded(held)
@@ -334,7 +334,7 @@ class StepCall:
         """Write how the step was left; under no lock, for what happened stays true if the lock is lost."""
         locks = self._scope.unguarded(write.key)
         with suppress(StateCacheError):
-            self._tier.committer.commit(self._new([write], "memory", monotonic() + _LEAVE_S, locks=locks))
+            self._runtime.committer.commit(self._new([write], "memory", monotonic() + _LEAVE_S, locks=locks))
             return True
         return False
 
@@ -344,7 +344,7 @@ class StepCall:
     def _new(
         self, writes: list[Write], durability: str, end: float, *, locks: Locks | None, change_id: str | None = None
     ) -> Commit:
-        return self._tier.committer.new(
+        return self._runtime.committer.new(
             writes, self._shard, durability=durability, actor=self._terms.actor, reason=self._terms.reason, end=end,
             change_id=change_id, locks=locks,
         )  # fmt: skip

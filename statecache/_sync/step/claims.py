@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import NoScriptError, ResponseError
 
 from statecache._bridge import (
-    Seat,
+    Batcher,
+    Request,
     Signal,
     Thread,
-    Trips,
     beside,
     runner,
     sleep,
@@ -50,7 +50,7 @@ from statecache.steps import Watch, claim_of
 if TYPE_CHECKING:
     from statecache._sync.epoch.opener import Opener
     from statecache._sync.redis.connection import Link
-    from statecache._sync.redis.pubsub import Events
+    from statecache._sync.redis.pubsub import Subscriptions
     from statecache._sync.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.settings import Settings
@@ -72,7 +72,9 @@ _logger = logging.getLogger("statecache")
 class Claims:
     """The claims of one client."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, opener: Opener, events: Events) -> None:
+    def __init__(
+        self, settings: Settings, keys: KeySpace, redis: RedisTier, opener: Opener, events: Subscriptions
+    ) -> None:
         self.silent_s = settings.step_claim_s / 2
         self._ttl = settings.step_claim_s / 2
         self._timeout_s = settings.timeout_s
@@ -294,7 +296,7 @@ class _Batched(Leases):
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
         """Begin as leases do."""
         super().begin_anew(mutex)
-        self._trips: Trips[tuple[str, Holding], list[str]] = Trips(self._batch)
+        self._batcher: Batcher[tuple[str, Holding], list[str]] = Batcher(self._batch)
 
     def new_request(self) -> str:
         """Return a name for a request."""
@@ -302,19 +304,19 @@ class _Batched(Leases):
 
     def _once(self, verb: str, holding: Holding, seconds: float) -> list[str]:
         most_s = min(seconds, self._timeout_s)
-        return self._trips.ask((verb, holding), weight=1024, seconds=most_s if most_s < 0.2 else most_s * 0.4)
+        return self._batcher.ask((verb, holding), weight=1024, seconds=most_s if most_s < 0.2 else most_s * 0.4)
 
     def _batch(
-        self, seats: Sequence[Seat[tuple[str, Holding], list[str]]], seconds: float
+        self, requests: Sequence[Request[tuple[str, Holding], list[str]]], seconds: float
     ) -> Sequence[list[str] | Exception]:
         """Ask for what is still waited for in one pipeline."""
         end = monotonic() + seconds
-        answers: list[list[str] | Exception] = [_GONE] * len(seats)
+        answers: list[list[str] | Exception] = [_GONE] * len(requests)
         link = self._redis.pool.take(seconds)
         try:
             left = max(end - monotonic(), 0.001)
-            asked = [at for at, seat in enumerate(seats) if not seat.gone]
-            calls = [self._call(*seats[at].question, link, left) for at in asked]
+            asked = [at for at, request in enumerate(requests) if not request.gone]
+            calls = [self._call(*requests[at].question, link, left) for at in asked]
             for at, reply in zip(asked, self._replies(link, calls, left), strict=True):
                 answers[at] = reply if isinstance(reply, Exception) else _texts(reply)
             if any(answer == ["LATE"] for answer in answers):

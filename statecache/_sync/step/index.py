@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache._bridge import Seat, Trips
+from statecache._bridge import Batcher, Request
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
 from statecache.errors import PostgresUnavailable, RedisUnavailable
@@ -50,7 +50,7 @@ class _Roll(msgspec.Struct):
         return self.epoch if len(self.records) <= ROLL_NAMES_MAX and record_key not in self.records else None
 
 
-class Rolls:
+class StepIndex:
     """This knows for each key the records of steps that it had when this client looked, and those met since."""
 
     def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier) -> None:
@@ -58,56 +58,56 @@ class Rolls:
         self._redis = redis
         self._postgres = postgres
         self._lasts_s = min(ROLL_S_MAX, settings.retention_s)
-        self._trips: Trips[str, tuple[int, set[str]]] = Trips(self._looked_up)
+        self._batcher: Batcher[str, tuple[int, set[str]]] = Batcher(self._looked_up)
         self.begin_anew(mutex())
         begins_anew_after_fork(self)
 
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
         """This forgets the rolls."""
         self._mutex = mutex
-        self._rolls: dict[str, _Roll] = {}
+        self._step_index: dict[str, _Roll] = {}
 
     def new_in(self, key: str, record_key: str, *, end: float) -> int | None:
         """Return the epoch in which a step may be taken for new; None where it may not, or nobody can be asked."""
         with self._mutex:
-            roll = self._rolls.get(key)
+            roll = self._step_index.get(key)
             if roll is not None and roll.until > monotonic():
                 return roll.new_in(record_key)
         asked = monotonic()
         try:
-            epoch, records = self._trips.ask(key, weight=len(key), seconds=max(end - asked, 0.001))
+            epoch, records = self._batcher.ask(key, weight=len(key), seconds=max(end - asked, 0.001))
         except (PostgresUnavailable, RedisUnavailable):
             return None
         roll = _Roll(set(records), epoch, asked + self._lasts_s)
         with self._mutex:
-            self._rolls.pop(key, None)
-            while len(self._rolls) >= ROLLS_MAX:
-                del self._rolls[next(iter(self._rolls))]
-            self._rolls[key] = roll
+            self._step_index.pop(key, None)
+            while len(self._step_index) >= ROLLS_MAX:
+                del self._step_index[next(iter(self._step_index))]
+            self._step_index[key] = roll
         return roll.new_in(record_key)
 
     def _looked_up(
-        self, seats: Sequence[Seat[str, tuple[int, set[str]]]], seconds: float
+        self, requests: Sequence[Request[str, tuple[int, set[str]]]], seconds: float
     ) -> list[tuple[int, set[str]]]:
         """Return the epoch of each key's shard, read first, and the records that the key has."""
         end = monotonic() + seconds
-        shards = sorted({self._keys.shard(seat.question) for seat in seats})
+        shards = sorted({self._keys.shard(request.question) for request in requests})
         asked = [("HGET", self._keys.meta(shard), "epoch") for shard in shards]
         epochs = dict(zip(shards, self._redis.read(asked, seconds=seconds), strict=True))
-        prefixes = [f"{seat.question}/steps/" for seat in seats]
+        prefixes = [f"{request.question}/steps/" for request in requests]
         beyond = [prefix + "\U0010ffff" for prefix in prefixes]
         parameters = {"prefixes": prefixes, "beyond": beyond, "limit": ROLL_NAMES_MAX + 1}
         records: dict[str, set[str]] = {prefix: set() for prefix in prefixes}
         left_s = max(end - monotonic(), 0.001)
         for prefix, record in self._postgres.fetch("keys_under", parameters, seconds=left_s):
             records[prefix].add(record)
-        found = [epochs[self._keys.shard(seat.question)] for seat in seats]
+        found = [epochs[self._keys.shard(request.question)] for request in requests]
         known = [int(epoch) if isinstance(epoch, bytes) and epoch.isdigit() else 0 for epoch in found]
         return [(epoch, records[prefix]) for epoch, prefix in zip(known, prefixes, strict=True)]
 
     def add(self, key: str, record_key: str) -> None:
         """This notes that the step has a record."""
         with self._mutex:
-            roll = self._rolls.get(key)
+            roll = self._step_index.get(key)
             if roll is not None and len(roll.records) <= ROLL_NAMES_MAX:
                 roll.records.add(record_key)

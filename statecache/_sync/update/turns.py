@@ -17,7 +17,7 @@ from statecache._bridge import Slot, Slots
 from statecache.clock import monotonic
 
 if TYPE_CHECKING:
-    from statecache._sync.commit.in_flight import Accounts, Call
+    from statecache._sync.commit.in_flight import Call, InFlight
     from statecache.model import Record
 
 _PATIENCE_S = 1.0
@@ -37,8 +37,8 @@ class _Queue:
 class Turns:
     """This keeps a queue for every state that is being updated."""
 
-    def __init__(self, accounts: Accounts) -> None:
-        self._accounts = accounts
+    def __init__(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
         self._begin()
 
     def _begin(self) -> None:
@@ -50,7 +50,7 @@ class Turns:
         """This gives a turn at the state, to be entered."""
         if self._pid != _process.pid:
             self._begin()
-        return Turn(self, key, end, self._accounts.call())
+        return Turn(self, key, end, self._in_flight.call())
 
     def join(self, key: str) -> _Queue:
         """This puts a caller into the state's queue."""

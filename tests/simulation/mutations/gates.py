@@ -85,7 +85,7 @@ GATES = {
     "lost recorded": Mutant(
         "a dead position that somebody asks for is not recorded as lost",
         "statecache/_async/api/verbs.py",
-        "                await self.tier.losses.met(died, seconds=max(end - monotonic(), 0.001))\n",
+        "                await self.runtime.losses.met(died, seconds=max(end - monotonic(), 0.001))\n",
         "                del died\n",
         by="model",
     ),

@@ -50,7 +50,7 @@ NEAR = {
     "thrown away": Mutant(
         "a client that nobody closed leaves its threads and connections behind",
         "statecache/_sync/api/runtime.py",
-        "finalize(self, _let_go, self.line, self.events, redis.pool, self.postgres.pool).atexit = False",
+        "finalize(self, _let_go, self.tracked, self.events, redis.pool, self.postgres.pool).atexit = False",
         "pass",
         by="threads evict",
     ),

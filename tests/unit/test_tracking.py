@@ -10,7 +10,7 @@ from hiredis import PushNotification
 from redis.exceptions import NoScriptError, ResponseError
 
 from statecache import Settings
-from statecache._async.redis.tracking import Line
+from statecache._async.redis.tracking import TrackedConnection
 from statecache._bridge import AsyncSignal
 from statecache._process import mutex
 from statecache.errors import ForeignData, RedisUnavailable
@@ -69,7 +69,7 @@ def near() -> Near:
 def line(near: Near) -> Any:
     """A line that nothing is connected to, of which all shards are open."""
     tier: Any = None
-    made: Any = Line(Settings(), KeySpace(), tier, near)
+    made: Any = TrackedConnection(Settings(), KeySpace(), tier, near)
     made._open = {*range(64)}
     return made
 

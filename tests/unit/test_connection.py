@@ -12,7 +12,7 @@ from statecache import RedisUnavailable
 from statecache._async.redis.connection import AsyncLink
 
 
-class Line:
+class TrackedConnection:
     """This stands for a connection that stays open whatever happens on it, until it is told to close."""
 
     def __init__(self, replies: list[Any], *, at_sending: BaseException | None = None) -> None:
@@ -48,9 +48,9 @@ FAULTS = [
 @pytest.mark.parametrize(("fault", "kind"), FAULTS)
 @pytest.mark.parametrize("when", ["while it is sent", "before the first reply", "between two replies"])
 async def test_an_exchange_that_broke_closes_its_connection(fault: Any, kind: type[BaseException], when: str) -> None:
-    line = Line(["one"] if when == "between two replies" else [])
+    line = TrackedConnection(["one"] if when == "between two replies" else [])
     if when == "while it is sent":
-        line = Line([], at_sending=fault)
+        line = TrackedConnection([], at_sending=fault)
     line._replies += [fault, "left behind"]
     link = AsyncLink(line, "somewhere")
     with pytest.raises(kind):
@@ -59,14 +59,14 @@ async def test_an_exchange_that_broke_closes_its_connection(fault: Any, kind: ty
 
 
 async def test_an_error_reply_is_a_reply_and_the_connection_stays() -> None:
-    link = AsyncLink(Line([redis.ResponseError("WRONGTYPE"), b"two"]), "somewhere")
+    link = AsyncLink(TrackedConnection([redis.ResponseError("WRONGTYPE"), b"two"]), "somewhere")
     first, second = await link.run([("GET", "a"), ("GET", "b")], seconds=5)
     assert isinstance(first, redis.ResponseError)
     assert second == b"two"
     assert link.alive
 
 
-class Pushed(Line):
+class Pushed(TrackedConnection):
     """This is one on which messages come in without being asked for, so many of which have arrived whole."""
 
     def __init__(self, messages: list[Any]) -> None:
