@@ -25,7 +25,7 @@ async def _in_thread(function: Callable[..., Any], *args: Any, **more: Any) -> A
 
 
 class Awaited:
-    """This awaits what a synchronous client does in a thread."""
+    """A synchronous client whose calls are awaited: each one runs in a thread."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -44,17 +44,17 @@ class Awaited:
         return repr(self._client)
 
     def namespace(self, *args: Any, **more: Any) -> Awaited:
-        """This gives a typed view, awaited too."""
+        """Return a typed view, awaited too."""
         return Awaited(self._client.namespace(*args, **more))
 
     async def list(self, *args: Any, **more: Any) -> AsyncIterator[Any]:
-        """This gives the whole listing at once."""
+        """Read the whole listing at once and yield its states."""
         for state in await _in_thread(lambda: [*self._client.list(*args, **more)]):
             yield state
 
     @asynccontextmanager
     async def transaction(self, *names: str, **more: Any) -> AsyncIterator[Awaited]:
-        """This enters and leaves a transaction in threads."""
+        """Open a transaction and close it at the end, each in a thread."""
         transaction = self._client.transaction(*names, **more)
         entered = await _in_thread(transaction.__enter__)
         try:
@@ -66,7 +66,7 @@ class Awaited:
 
     @asynccontextmanager
     async def lock(self, name: str, **more: Any) -> AsyncIterator[Awaited]:
-        """This enters and leaves a lock, in a thread of its own: who locks is a thread."""
+        """Take a lock and release it at the end, both in one thread of its own: a lock's holder is a thread."""
         with ThreadPoolExecutor(1) as thread:
             run = asyncio.get_running_loop().run_in_executor
             lock = self._client.lock(name, **more)
@@ -79,12 +79,12 @@ class Awaited:
             await run(thread, lock.__exit__, None, None, None)
 
     async def transact(self, names: Any, function: Callable[[Any], Any], **more: Any) -> Any:
-        """This runs the function, which must be a plain one, in a thread."""
+        """Run the function, which must be a plain one, in a transaction in a thread."""
         return await _in_thread(self._client.transact, names, function, **more)
 
 
 class _InTransaction(Awaited):
-    """This awaits reads; writes are only noted by a transaction, so they are plain calls here as well."""
+    """A transaction with awaited reads; a transaction only notes its writes, so they are plain calls here as well."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("set", "create", "delete", "states"):
@@ -93,12 +93,12 @@ class _InTransaction(Awaited):
 
 
 class _Lease(Awaited):
-    """This awaits the verbs of a lease; whether it was lost is asked at once."""
+    """A lease with awaited verbs; `check` is a plain call."""
 
     def check(self) -> None:
         self._client.check()
 
 
 def awaited(client: StateCache) -> AsyncStateCache:
-    """This gives the synchronous client to a story that is written for the asynchronous one."""
+    """Wrap the synchronous client for a story that is written for the asynchronous one."""
     return cast("AsyncStateCache", Awaited(client))

@@ -18,7 +18,7 @@ WAIT_S = 60.0
 
 
 class Ended(NamedTuple):
-    """This is how a command ended."""
+    """How a command ended: its exit status and its output."""
 
     status: int
     out: str
@@ -26,18 +26,18 @@ class Ended(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """This is the object on the last line of stdout."""
+        """The object on the last line of stdout."""
         return json.loads(self.out.splitlines()[-1])
 
 
 def variables(settings: Settings) -> dict[str, str]:
-    """This gives the environment that makes a command work on the deployment."""
+    """Return the environment that makes a command work on the deployment."""
     changed = settings.model_dump(exclude_unset=True)
     return {f"STATECACHE_{name.upper()}": str(value) for name, value in changed.items() if value is not None}
 
 
 class CommandLine:
-    """This runs commands on one deployment."""
+    """The commands, run on one deployment."""
 
     def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -54,11 +54,11 @@ class CommandLine:
         return Ended(status, *self._capsys.readouterr())
 
     async def beside(self, *arguments: str) -> Ended:
-        """This does the same in a thread, for a test that has an event loop."""
+        """Run the command in a thread, for a test that has an event loop."""
         return await asyncio.to_thread(self, *arguments)
 
     def apart(self, *arguments: str, given: str | None = None) -> Ended:
-        """This runs the command in a process of its own, its output piped."""
+        """Run the command in a process of its own, its output piped."""
         done = subprocess.run(
             [sys.executable, "-m", "statecache", *arguments],
             input=given,
@@ -71,5 +71,5 @@ class CommandLine:
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def environment(self) -> dict[str, str]:
-        """This is the environment of a process on the deployment; its terminal would take colours."""
+        """Return the environment of a process on the deployment; its terminal would take colours."""
         return process_environment() | self._environment | {"TERM": "xterm-256color", "GITHUB_ACTIONS": "true"}

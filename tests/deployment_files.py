@@ -27,7 +27,7 @@ _VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)(?:(:[?-])([^}]*))?\})")
 
 
 class Instruction(NamedTuple):
-    """This is one instruction of a Dockerfile, with its flags apart."""
+    """One instruction of a Dockerfile, with its flags apart."""
 
     word: str
     flags: dict[str, str]
@@ -35,41 +35,41 @@ class Instruction(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """These are the arguments: of the exec form, or as a shell splits them."""
+        """The arguments: of the exec form, or as a shell splits them."""
         if self.text.startswith("["):
             return msgspec.json.decode(self.text, type=list[str])
         return shlex.split(self.text)
 
     @property
     def is_exec_form(self) -> bool:
-        """This says that the program is run without a shell before it."""
+        """Whether the program is run without a shell before it."""
         return self.text.startswith("[")
 
     @property
     def pairs(self) -> dict[str, str]:
-        """These are the assignments of an ENV or a LABEL."""
+        """The assignments of an ENV or a LABEL."""
         return dict(word.split("=", 1) for word in self.words)
 
 
 class Stage(NamedTuple):
-    """This is one stage of a Dockerfile."""
+    """One stage of a Dockerfile."""
 
     image: str
     name: str
     instructions: list[Instruction]
 
     def last(self, word: str) -> Instruction:
-        """This gives the instruction that is in force at the end."""
+        """Return the last instruction of that word, the one in force at the end."""
         return [one for one in self.instructions if one.word == word][-1]
 
     @property
     def environment(self) -> dict[str, str]:
-        """These are the variables of its ENV instructions."""
+        """The variables of its ENV instructions."""
         return {k: v for one in self.instructions if one.word == "ENV" for k, v in one.pairs.items()}
 
 
 def stages(text: str) -> list[Stage]:
-    """This takes a Dockerfile apart."""
+    """Return the stages of a Dockerfile."""
     kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     found: list[Stage] = []
     for line in re.sub(r"\s*\\\n\s*", " ", kept).splitlines():
@@ -90,12 +90,12 @@ def stages(text: str) -> list[Stage]:
 
 @cache
 def worker_image() -> Stage:
-    """This is the last stage of the workers' Dockerfile."""
+    """Return the last stage of the workers' Dockerfile."""
     return stages((ROOT / "workers/Dockerfile").read_text())[-1]
 
 
 def ignored(path: str, patterns: str) -> bool:
-    """This says whether a .dockerignore keeps a path of the checkout out of the build; the last match decides."""
+    """Return whether a .dockerignore keeps a path of the checkout out of the build; the last match decides."""
     parts = path.split("/")
     candidates = ["/".join(parts[: end + 1]) for end in range(len(parts))]
     out = False
@@ -113,23 +113,23 @@ def ignored(path: str, patterns: str) -> bool:
 
 @cache
 def compose() -> dict[str, Any]:
-    """This is docker-compose.yml with its anchors resolved, before variables are put in."""
+    """Return docker-compose.yml with its anchors resolved and its variables not yet interpolated."""
     read: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     return read
 
 
 def services() -> dict[str, dict[str, Any]]:
-    """These are the services of docker-compose.yml."""
+    """Return the services of docker-compose.yml."""
     found: dict[str, dict[str, Any]] = compose()["services"]
     return found
 
 
 class Unset(Exception):
-    """This says that a variable without which nothing may start is not set, or empty."""
+    """A required variable that is not set, or empty."""
 
 
 def interpolated(value: Any, variables: Mapping[str, str]) -> Any:
-    """This puts variables in as Compose does, `${A:?why}` and `${A:-else}` included."""
+    """Interpolate variables as Compose does, `${A:?why}` and `${A:-else}` included."""
     if isinstance(value, dict):
         return {name: interpolated(one, variables) for name, one in value.items()}
     if isinstance(value, list):
@@ -149,7 +149,7 @@ def interpolated(value: Any, variables: Mapping[str, str]) -> Any:
 
 
 def variables_of(value: Any) -> Iterator[tuple[str, str]]:
-    """This yields each variable that is put in, with `:?`, `:-` or nothing behind its name."""
+    """Yield each variable that would be interpolated, with `:?`, `:-` or nothing behind its name."""
     if isinstance(value, dict):
         for one in value.values():
             yield from variables_of(one)
@@ -161,13 +161,13 @@ def variables_of(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def mounts(service: Mapping[str, Any]) -> dict[str, str]:
-    """This gives where the checkout's files stand in a container, by their path there."""
+    """Return which of the checkout's files are mounted in a container, by their path there."""
     pairs = (mount.split(":")[:2] for mount in service.get("volumes", ()))
     return {inside: outside for outside, inside in pairs if outside.startswith(".")}
 
 
 def seconds_of(duration: str) -> float:
-    """This reads `45s` and `5min`."""
+    """Return the seconds of a duration such as `45s` or `5min`."""
     match = re.fullmatch(r"(\d+)(s|m|min)", duration)
     assert match is not None, duration
     return int(match[1]) * (1 if match[2] == "s" else 60)
@@ -175,13 +175,13 @@ def seconds_of(duration: str) -> float:
 
 @cache
 def manifests() -> dict[tuple[str, str], dict[str, Any]]:
-    """These are the Kubernetes objects, by kind and name."""
+    """Return the Kubernetes objects, by kind and name."""
     read = [one for path in sorted(KUBERNETES.glob("*.yaml")) for one in yaml.safe_load_all(path.read_text())]
     return {(one["kind"], one["metadata"]["name"]): one for one in read}
 
 
 def unit(text: str) -> dict[str, dict[str, list[str]]]:
-    """This reads a systemd unit: sections, and every value of a name, in order."""
+    """Return the sections of a systemd unit, with all values of each name, in order."""
     sections: dict[str, dict[str, list[str]]] = {}
     section: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -195,22 +195,22 @@ def unit(text: str) -> dict[str, dict[str, list[str]]]:
 
 
 def worker_unit() -> dict[str, dict[str, list[str]]]:
-    """This is the workers' systemd unit."""
+    """Return the workers' systemd unit."""
     return unit((CONFIG / "statecache-worker.service").read_text())
 
 
 def assignments(text: str, *, commented: bool = False) -> dict[str, str]:
-    """These are the `NAME=value` lines of an environment file, or those that stand there as comments."""
+    """Return the `NAME=value` lines of an environment file, or those that stand there as comments."""
     return dict(re.findall(r"(?m)^#([A-Z_]+)=(.*)$" if commented else r"(?m)^([A-Z_]+)=(.*)$", text))
 
 
 def comments(text: str) -> str:
-    """This is the text of a file's comments, without their marks."""
+    """Return the text of a file's comments, without their marks."""
     return "\n".join(re.findall(r"(?m)^(?:#|--) ?(.*)$", text))
 
 
 def fresh_passwords(folder: Path) -> dict[str, str]:
-    """This makes the file with passwords as its example says to, in a folder, and gives what stands in it."""
+    """Create the file of passwords in a folder, as its example says, and return its assignments."""
     example = (CONFIG / "compose.env.example").read_text()
     (line,) = re.findall(r"(?m)^ +(\(umask .*)$", comments(example))
     (folder / "config").mkdir()
@@ -222,7 +222,7 @@ def fresh_passwords(folder: Path) -> dict[str, str]:
 
 
 def grants() -> dict[str, list[str]]:
-    """These are the commands that users.acl grants to each user, as they stand there."""
+    """Return the commands that users.acl grants to each user, as they stand there."""
     found: dict[str, list[str]] = {}
     name = ""
     for line in (CONFIG / "users.acl").read_text().splitlines():

@@ -35,28 +35,28 @@ KINDS = [kind for kind in found().kinds if kind in ("embedded", "debian")] or ["
 
 
 class DeployedRedis(Valkey):
-    """This is a Redis with config/redis.conf and config/users.acl, started by config/start-redis.sh."""
+    """A Redis with config/redis.conf and config/users.acl, started by config/start-redis.sh."""
 
     def __init__(self, folder: Path, *, passwords: Mapping[str, str], **more: Any) -> None:
         super().__init__(folder, password=passwords["REDIS_OPERATOR_PASSWORD"], **more)
         self._passwords = passwords
 
     def url_of(self, user: str) -> str:
-        """This is the server's URL for one of its users."""
+        """Return the server's URL for one of its users."""
         return f"redis://{user}:{self._passwords[f'REDIS_{user.upper()}_PASSWORD']}@127.0.0.1:{self.port}/0"
 
     @property
     def url(self) -> str:
-        """This is the server's URL for its operator."""
+        """The server's URL for its operator."""
         return self.url_of("operator")
 
     @property
     def _credentials(self) -> str:
-        """This is what AUTH takes."""
+        """The arguments of AUTH."""
         return f"operator {self.password}"
 
     def follower(self, name: str) -> DeployedRedis:
-        """This gives another server, not started yet, that will be a replica of this one."""
+        """Return another server, not started yet, that will be a replica of this one."""
         config = {"replicaof": f"127.0.0.1 {self.port}", "masteruser": "operator", "masterauth": self.password}
         return DeployedRedis(
             self.folder, passwords=self._passwords, binary=self._binary, name=name, config=self._config | config
@@ -83,15 +83,15 @@ class DeployedRedis(Valkey):
 
 
 class DeployedPostgres(Postgres):
-    """This is a Postgres with config/postgres.conf."""
+    """A Postgres with config/postgres.conf."""
 
     def program(self, name: str) -> Path:
-        """This gives the path of one of the installation's programs."""
+        """Return the path of one of the installation's programs."""
         return self._install.program(name)
 
 
 class Deployment:
-    """These are the servers of a deployment, and its services, run here."""
+    """The servers of a deployment, and its services, run here."""
 
     def __init__(
         self, folder: Path, passwords: Mapping[str, str], redis: DeployedRedis, postgres: DeployedPostgres
@@ -102,7 +102,7 @@ class Deployment:
         self.postgres = postgres
 
     def environment_of(self, name: str, **more: str) -> dict[str, str]:
-        """These are the variables of a service, with the servers that are there."""
+        """Return the variables of a service, with the hosts and ports of the test's servers."""
         given = interpolated(services()[name].get("environment", {}), self.passwords)
         made = {variable: str(value) for variable, value in given.items()}
         for variable, value in made.items():
@@ -116,20 +116,20 @@ class Deployment:
         return {**plain_environment(), **made, **more, "PATH": path}
 
     def command_of(self, name: str) -> list[str]:
-        """This is what a service runs: the image's entry point where it names none."""
+        """Return the command line of a service, with the image's entry point where it names none."""
         service = services()[name]
         entry = service.get("entrypoint") or worker_image().last("ENTRYPOINT").words
         words = [*entry, *service.get("command", ())]
         return [word.replace(INSIDE, f"{CONFIG}/") for word in words]
 
     def run(self, name: str, **more: str) -> str:
-        """This runs a service that ends, and gives what it wrote; it must end well."""
+        """Run a service to its end and return its output; fail unless its status is 0."""
         done = self.try_to_run(name, **more)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
     def try_to_run(self, name: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        """This runs a service, or another command of its image, to its end."""
+        """Run a service, or another command of its image, to its end."""
         environment = self.environment_of(name, **more)
         command = self.command_of(name)
         if arguments:
@@ -141,22 +141,22 @@ class Deployment:
         )
 
     def settings_of(self, user: str, **more: Any) -> Settings:
-        """These are the settings of an agent, a worker, or whoever migrates, with their own rights."""
+        """Return the settings of an agent, a worker, or whoever migrates, with their own rights."""
         role = user if user in ("agent", "inspector") else "worker"
         given = {"redis_url": self.redis.url_of(role), "postgres_url": self.postgres_url_of(user)}
         return Settings(**given, **more)
 
     def postgres_url_of(self, user: str) -> str:
-        """This is the URL of the database for one of the roles."""
+        """Return the URL of the database for one of the roles."""
         password = self.passwords[f"POSTGRES_{user.upper()}_PASSWORD"]
         return f"postgresql://statecache_{user}:{password}@127.0.0.1:{self.postgres.port}/statecache"
 
     def raw(self, user: str = "operator", **more: Any) -> Any:
-        """This is a plain client for one of the users of Redis; it repeats nothing."""
+        """Return a plain client, without retries, for one of the users of Redis."""
         return redis.Redis.from_url(self.redis.url_of(user), retry=Retry(NoBackoff(), 0), driver_info=None, **more)
 
     def sql(self, query: str, *parameters: Any, user: str = "postgres") -> list[tuple[Any, ...]]:
-        """This runs a statement in the deployment's schema, as the superuser unless another is named."""
+        """Run a statement in the deployment's schema, as the superuser or the given role; return its rows."""
         superuser = self.postgres.url.rpartition("/")[0] + "/statecache"
         url = superuser if user == "postgres" else self.postgres_url_of(user)
         path = "-c search_path=statecache,pg_catalog"
@@ -167,7 +167,7 @@ class Deployment:
 
 @contextmanager
 def servers(kind: str) -> Iterator[Deployment]:
-    """This starts an empty Redis and an empty Postgres with their files, and passwords made as the example says."""
+    """Start an empty Redis and an empty Postgres with the files of config/, and passwords made as the example says."""
     run_as = ordinary_user()
     with ExitStack() as ending:
         folder = Throwaway.create(run_as)
@@ -196,7 +196,7 @@ def servers(kind: str) -> Iterator[Deployment]:
 
 @asynccontextmanager
 async def at_work(deployment: Deployment, **more: Any) -> AsyncIterator[Worker]:
-    """This is a worker with a worker's rights, turned by hand, that keeps nothing of what is flushed."""
+    """Open a worker, turned by hand, with a worker's rights and no retention, and close it at the end."""
     tidy = {"retention_s": 0, "retention_bytes_max": 0, "health_port": 0}
     worker = Worker(deployment.settings_of("worker", shards=SHARDS, **tidy, **more))
     try:
@@ -207,19 +207,19 @@ async def at_work(deployment: Deployment, **more: Any) -> AsyncIterator[Worker]:
 
 
 def agent(deployment: Deployment, **more: Any) -> AsyncStateCache:
-    """This is an agent's client with an agent's rights."""
+    """Return an agent's client with an agent's rights."""
     return AsyncStateCache(settings=deployment.settings_of("agent", shards=SHARDS, claim_s=0.2, **more))
 
 
 class Ran:
-    """This notes which commands a server has run, those of scripts too."""
+    """The commands that a server has run, those of scripts too."""
 
     def __init__(self) -> None:
         self.commands: set[str] = set()
 
     @contextmanager
     def noting(self, raw: Any) -> Iterator[None]:
-        """This notes what is run meanwhile."""
+        """Note what is run during the block."""
         raw.execute_command("CONFIG", "RESETSTAT")
         yield
         lines = raw.execute_command("INFO", "commandstats")
@@ -228,19 +228,19 @@ class Ran:
 
 
 def granted(deployment: Deployment, user: str) -> set[str]:
-    """These are the commands that a user was granted on this server, as its rendered file has them."""
+    """Return the commands that a user was granted on this server, as its rendered file has them."""
     rules = (deployment.folder / "redis.acl").read_text().splitlines()
     (rule,) = (line for line in rules if line.startswith(f"user {user} "))
     return {word[1:] for word in rule.split() if word.startswith("+")}
 
 
 def denied(raw: Any, user: str) -> list[str]:
-    """These are the commands that a user was refused, as the server has noted them."""
+    """Return the commands that a user was refused, as the server has logged them."""
     return [entry["object"] for entry in raw.acl_log() if entry["username"] == user]
 
 
 def plainly(client: Any, *words: str) -> Any:
-    """This runs a command and gives the reply as it came."""
+    """Run a command and return the unparsed reply."""
     connection = client.connection_pool.get_connection()
     try:
         connection.send_command(*words)

@@ -39,7 +39,7 @@ Kind = Literal["drop_request", "cut", "drop_reply", "hold_request", "hold_reply"
 
 
 class Fault:
-    """This is one fault in waiting; it has struck when `wait` returns."""
+    """One armed fault; it has struck when `wait` returns."""
 
     def __init__(self, kind: Kind, at: bytes) -> None:
         self.kind = kind
@@ -51,47 +51,47 @@ class Fault:
 
     @property
     def struck(self) -> bool:
-        """This says whether the fault has struck."""
+        """Whether the fault has struck."""
         return self._struck.is_set()
 
     def then(self, function: Callable[[], object]) -> None:
-        """This calls the function at the moment in which the fault strikes, before anybody can notice."""
+        """Call the function at the moment at which the fault strikes, before anybody can notice."""
         self._then = function
 
     def strike(self) -> None:
-        """This wakes whoever waits for the fault."""
+        """Mark the fault as struck and wake whoever waits for it."""
         self._then()
         self._struck.set()
 
     def release(self) -> None:
-        """This lets go what the fault holds."""
+        """Let go of what the fault holds."""
         self._released.set()
 
     def answer(self) -> None:
-        """This notes that the server has answered a request that was held."""
+        """Note that the server has answered a request that was held."""
         self._answered.set()
 
     async def answered(self) -> None:
-        """This returns when the server has answered a request that was held and released."""
+        """Wait until the server has answered a request that was held and released."""
         async with asyncio.timeout(WAIT_S):
             await self._answered.wait()
 
     async def wait(self) -> None:
-        """This returns when the fault has struck: with hold_reply and drop_reply, when the server has answered."""
+        """Wait until the fault has struck: with hold_reply and drop_reply, until the server has answered."""
         async with asyncio.timeout(WAIT_S):
             await self._struck.wait()
 
     async def held(self) -> None:
-        """This returns when the fault is released."""
+        """Wait until the fault is released."""
         await self._released.wait()
 
 
 class _Cut(Exception):
-    """This ends a connection."""
+    """The end of a connection, ordered by a fault."""
 
 
 class FaultProxy:
-    """This stands between clients and one server."""
+    """A proxy between clients and one server."""
 
     def __init__(self, host: str, port: int, *, keep: bool = True, tls: SSLContext | None = None) -> None:
         self._target = (host, port)
@@ -128,7 +128,7 @@ class FaultProxy:
 
     @property
     def port(self) -> int:
-        """This is the port to connect to instead of the server's."""
+        """The port to connect to instead of the server's."""
         assert self._server is not None
         port: int = self._server.sockets[0].getsockname()[1]
         return port
@@ -138,19 +138,19 @@ class FaultProxy:
         self._target = (host, port)
 
     def arm(self, kind: Kind, *, at: bytes) -> Fault:
-        """This makes the next request that holds these bytes meet the fault."""
+        """Let the next request that holds these bytes meet the fault."""
         fault = Fault(kind, at)
         self._faults.append(fault)
         return fault
 
     def disarm(self, fault: Fault) -> None:
-        """This takes a fault back that has not struck, and releases what it holds."""
+        """Take back a fault that has not struck, and release what it holds."""
         if fault in self._faults:
             self._faults.remove(fault)
         fault.release()
 
     def slow(self, seconds: float, ports: Iterable[int] | None = None) -> None:
-        """This lets all that is handed on wait so long; 0 ends it for all connections."""
+        """Delay everything that is handed on by that many seconds; 0 ends the delay of all connections."""
         if ports is None or not seconds:
             self.delay_s = seconds
         for port in self._lines if not seconds else ports or ():
@@ -158,7 +158,7 @@ class FaultProxy:
                 self._lines[port].delay_s = seconds
 
     def freeze(self, ports: Iterable[int] | None = None) -> None:
-        """This leaves every connection open, new ones too, or those of these ports, and reads from neither end."""
+        """Leave all connections open, new ones too, or those of these ports, and read from neither end."""
         if ports is None:
             self._flowing.clear()
         for port in ports or ():
@@ -166,7 +166,7 @@ class FaultProxy:
                 self._lines[port].flowing.clear()
 
     def thaw(self) -> None:
-        """This lets everything flow again, but over connections that a fault has silenced for good."""
+        """Let everything flow again, except over connections that a fault has silenced for good."""
         self._flowing.set()
         for line in self._lines.values():
             if not line.silenced:
@@ -174,40 +174,40 @@ class FaultProxy:
 
     @property
     def ports(self) -> set[int]:
-        """These are the ports by which the server knows the connections that stand."""
+        """The ports by which the server knows the open connections."""
         return set(self._lines)
 
     def cut(self, ports: Iterable[int]) -> None:
-        """This ends the connections that the server knows by these ports."""
+        """Close the connections that the server knows by these ports."""
         for port in ports:
             if port in self._lines:
                 self._lines[port].task.cancel()
 
     async def passes(self, seconds: float) -> None:
-        """This lets so much time pass."""
+        """Let that many seconds pass."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._never.wait()
 
     async def flow(self, line: _Line) -> None:
-        """This returns when something may be handed on over that connection."""
+        """Wait until something may be handed on over that connection."""
         if delay_s := max(self.delay_s, line.delay_s):
             await self.passes(delay_s)
         await self._flowing.wait()
         await line.flowing.wait()
 
     def note(self, data: bytes) -> None:
-        """This keeps what a client has sent."""
+        """Keep what a client has sent."""
         if self._keep:
             self.requests += data
 
     def cut_all(self) -> None:
-        """This ends every connection that stands."""
+        """Close every open connection."""
         for task in list(self._tasks):
             task.cancel()
 
     async def cut_off(self) -> None:
-        """This does so, lets no new one stand, and returns when all are gone."""
+        """Close every connection, refuse new ones, and wait until all are gone."""
         self.refusing = True
         self.cut_all()
         async with asyncio.timeout(WAIT_S):
@@ -251,7 +251,7 @@ class FaultProxy:
                     await one.wait_closed()
 
     def struck_by(self, before: bytes, data: bytes) -> Fault | None:
-        """This takes the first fault whose bytes end in `data`; `before` is what came ahead of it."""
+        """Disarm and return the first fault whose bytes end in `data`; `before` is what was sent ahead of it."""
         fault = next((fault for fault in self._faults if fault.at in before[1 - len(fault.at) :] + data), None)
         if fault is not None:
             self._faults.remove(fault)
@@ -262,7 +262,7 @@ _Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class _Line:
-    """This is one connection through the proxy."""
+    """One connection through the proxy."""
 
     def __init__(self, proxy: FaultProxy, near: _Ends, far: _Ends) -> None:
         self._proxy = proxy
@@ -281,7 +281,7 @@ class _Line:
         self.task = task
 
     async def run(self) -> None:
-        """This hands bytes on in both directions until an end is closed or a fault closes both."""
+        """Hand bytes on in both directions until an end is closed or a fault closes both."""
         ways = {asyncio.ensure_future(way) for way in (self._requests(), self._replies())}
         try:
             done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -360,6 +360,6 @@ class _Line:
 
 
 def _set_to_reset(writer: asyncio.StreamWriter) -> None:
-    """This makes the closing of a connection a reset."""
+    """Make the closing of a connection a reset."""
     line: socket.socket = writer.get_extra_info("socket")
     line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -21,7 +21,7 @@ LIMIT_S = 60.0
 
 
 class Street:
-    """This is what all processes see of one state's baton, and the process that is played by hand."""
+    """The baton of one state, as all processes see it, and another process, played by hand."""
 
     def __init__(self, redis_raw: Any, keys: KeySpace) -> None:
         self._redis = redis_raw
@@ -29,31 +29,31 @@ class Street:
 
     @property
     def token(self) -> str | None:
-        """This is the token under which the baton is held, or lies there."""
+        """The token under which the baton is held or waits to be taken, else None."""
         held: bytes | None = self._redis.hget(self._names[0], "token")
         return None if held is None else held.decode()
 
     @property
     def calls(self) -> list[bytes]:
-        """This is what lies there for the next one."""
+        """What has been left for the next process."""
         called: list[bytes] = self._redis.lrange(self._names[1], 0, -1)
         return called
 
     def lasts_ms(self) -> list[int]:
-        """This is how long the baton and the call stand."""
+        """Return the times to live of the baton and of the call, in milliseconds."""
         return [self._redis.pttl(name) for name in self._names[:2]]
 
     def take(self) -> None:
-        """This has the other process have the baton, for good."""
+        """Give the baton to the other process, for good."""
         self._redis.hset(self._names[0], "token", THEIRS)
 
     def pass_on(self, token: str = THEIRS, *, change_id: str = "") -> int:
-        """This has it pass the baton on, and says whether it could."""
+        """Pass the other process's baton on; return the script's reply, 0 where it could not."""
         given = [token, "the-next-token", change_id, 60_000, 64 * 1024, *FIELDS]
         return int(self._redis.eval(script("baton").text, 3, *self._names, *given))
 
     async def waited_for_by(self, count: int) -> None:
-        """This waits until so many wait to be called."""
+        """Wait until that many clients wait to be called."""
         await until(lambda: self._redis.info("clients")["blocked_clients"] >= count)
 
 
@@ -65,7 +65,7 @@ def street(redis_raw: Any, keys: KeySpace) -> Street:
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """This sets for how long both clients wait for a baton, and how long theirs lasts."""
+    """A function that sets how many seconds both clients wait for a baton, and how long theirs lasts."""
 
     def be(seconds: float) -> None:
         for module in ("_async", "_sync"):
@@ -82,7 +82,7 @@ def no_hurry(patience: Callable[[float], None]) -> None:
 
 
 class Count:
-    """This adds one, and notes what it was given; the first call is preceded by `meanwhile`."""
+    """A function that adds one and notes what it was given; `meanwhile` runs within the first call."""
 
     def __init__(self, meanwhile: Callable[[], Any] | None = None) -> None:
         self.given: list[Any] = []
@@ -96,7 +96,7 @@ class Count:
 
 
 def counted_reads(client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """This notes the key of every read that the client sends to the primary."""
+    """Record the key of every read that the client sends to the primary, in the list returned."""
     sent: list[str] = []
     record = client.runtime.reader.record
 
@@ -109,7 +109,7 @@ def counted_reads(client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch) -> l
 
 
 def scripts_sent(client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """This notes the name of every script that the client sends by itself, not in one go with a commit."""
+    """Record, in the list returned, every script that the client sends by itself, not together with a commit."""
     sent: list[str] = []
     send = client.runtime.redis.script
 
@@ -122,7 +122,7 @@ def scripts_sent(client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch) -> li
 
 
 def quicker(settings: Settings, value: Any) -> Callable[[], None]:
-    """This is somebody else, who writes the state in the meantime."""
+    """Return a function with which somebody else writes the state, or deletes it for None."""
 
     def write() -> None:
         with StateCache(settings=settings) as somebody:

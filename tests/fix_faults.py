@@ -18,7 +18,7 @@ def _proxy_of(url: str) -> FaultProxy:
 
 
 def through(settings: Settings, *, redis: FaultProxy | None = None, postgres: FaultProxy | None = None) -> Settings:
-    """This gives the same settings with URLs that lead through the proxies."""
+    """Return the same settings with URLs that lead through the proxies."""
     changed = {}
     for name, proxy in (("redis_url", redis), ("postgres_url", postgres)):
         if proxy is not None:

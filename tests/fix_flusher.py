@@ -40,7 +40,7 @@ _STATE = {
 
 
 class Agents:
-    """These commit change-sets to one deployment."""
+    """Agents that commit change-sets to one deployment."""
 
     def __init__(self, settings: Settings, keys: KeySpace, raw: Any) -> None:
         self.settings = settings
@@ -48,9 +48,9 @@ class Agents:
         self.raw = raw
 
     def ask(self, *states: Any, change_id: str = "", text: str = "", **more: Any) -> list[Any]:
-        """This runs the commit script and gives its answer; a state is a key or (key, value), or a dict of its ARGV.
+        """Run the commit script and return its answer; a state is a key or (key, value), or a dict of its ARGV.
 
-        `text` is another script's, in its place.
+        `text` is the text of another script to run instead.
         """
         given = [{"key": state} if isinstance(state, str) else state for state in states]
         given = [{"key": one[0], "value": one[1]} if isinstance(one, tuple) else one for one in given]
@@ -68,25 +68,25 @@ class Agents:
         return answer
 
     def commit(self, *states: Any, **more: Any) -> str:
-        """This commits and gives the position."""
+        """Commit and return the position."""
         answer = self.ask(*states, **more)
         assert answer[1] == b"OK", answer
         return str(answer[2].decode())
 
     def meta(self, shard: int) -> dict[str, str]:
-        """This gives a shard's meta."""
+        """Return a shard's meta."""
         return {name.decode(): value.decode() for name, value in self.raw.hgetall(self.keys.meta(shard)).items()}
 
     def entries(self, shard: int) -> list[str]:
-        """This gives the ids in a shard's stream."""
+        """Return the ids in a shard's stream."""
         return [entry_id.decode() for entry_id, _ in self.raw.xrange(self.keys.changes(shard))]
 
     def dirty(self, shard: int) -> set[str]:
-        """This gives a shard's dirty keys."""
+        """Return a shard's dirty keys."""
         return set(dirty_keys(self.raw, self.keys, shard))
 
     def key_on(self, shard: int, name: str = "runs") -> str:
-        """This gives a key of its own group on that shard."""
+        """Return a key on that shard, in a group of its own."""
         return next(key for i in count() if self.keys.shard(key := f"{name}/{i}") == shard)
 
 
@@ -120,7 +120,7 @@ def worker(make_worker: MakeWorker) -> Worker:
 
 
 async def flush(worker: Worker) -> None:
-    """This turns the worker until it owns what it can, every open shard is flushed to its head, and nothing is due."""
+    """Turn the worker until it owns what it can, every open shard is flushed to its head, and nothing is due."""
     for _ in range(TURNS_MAX):
         more = await worker.turn()
         targets = worker.positions() or {}
@@ -134,7 +134,7 @@ async def flush(worker: Worker) -> None:
 
 @contextlib.asynccontextmanager
 async def flushing(worker: Worker) -> AsyncIterator[None]:
-    """This lets the worker work beside the test, as its process does."""
+    """Let the worker work beside the block, as its process does."""
     over = False
 
     async def work() -> None:
@@ -152,7 +152,7 @@ async def flushing(worker: Worker) -> AsyncIterator[None]:
 
 
 async def turn_until(worker: Worker, log: Log, event: str) -> None:
-    """This turns the worker until it has logged that event."""
+    """Turn the worker until it has logged that event."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(TURNS_S):
             while True:
@@ -178,7 +178,7 @@ async def flush_through(worker: Worker, *, until: Callable[[], bool] = lambda: F
 
 
 class Log(logging.Handler):
-    """This keeps what workers log: (event, fields)."""
+    """A handler that keeps what workers log: (event, fields)."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -188,7 +188,7 @@ class Log(logging.Handler):
         self.lines.append((record.getMessage(), getattr(record, "fields", {})))
 
     def of(self, event: str) -> list[dict[str, Any]]:
-        """This gives the fields of each line of that event."""
+        """Return the fields of each line of that event."""
         return [fields for name, fields in self.lines if name == event]
 
 
@@ -205,10 +205,10 @@ def log() -> Iterator[Log]:
 
 
 def rows(psql: psycopg.Connection[Any], query: str, *parameters: Any) -> list[tuple[Any, ...]]:
-    """This gives what a query finds."""
+    """Return the rows of a query."""
     return psql.execute(query.encode(), parameters or None).fetchall()
 
 
 def flushed(psql: psycopg.Connection[Any]) -> dict[int, int]:
-    """This gives the watermarks that Postgres holds."""
+    """Return the watermarks that Postgres holds, by shard."""
     return dict(rows(psql, "SELECT shard, flushed FROM shard"))

@@ -22,44 +22,44 @@ NEVER = 10**15
 
 
 class Place:
-    """These are a lock's lease and queue as they stand in Redis."""
+    """A lock's lease and queue as they stand in Redis."""
 
     def __init__(self, redis_raw: Any, keys: KeySpace, key: str = KEY) -> None:
         self.redis, self.key, shard = redis_raw, key, keys.shard(key)
         self.leases, self.waiters, self.meta = keys.leases(shard), keys.waiters(shard), keys.meta(shard)
 
     def lease(self) -> Any:
-        """This is who holds the lock, or None."""
+        """Return the lock's lease, or None."""
         value = self.redis.hget(self.leases, self.key)
         return value and lease_of(self.key, value)
 
     def queue(self) -> list[Any]:
-        """These are those who wait, in order."""
+        """Return those who wait, in order."""
         return queue_of(self.redis.hget(self.waiters, self.key) or b"")
 
     def put(self, *, token: str, until: int, request: str = "somebody") -> None:
-        """This has somebody hold the lock."""
+        """Write a lease into Redis, as of another holder."""
         text = f"token={token} until={until} ttl=30000 since=1 request={request} holder=elsewhere:1"
         self.redis.hset(self.leases, self.key, text)
 
     def put_first(self, *, until: int, request: str = "nobody", ttl: int = 30_000) -> None:
-        """This has somebody who will never come stand first in the queue."""
+        """Put a waiter who will never come first in the queue."""
         behind = self.redis.hget(self.waiters, self.key) or b""
         line = f"{request} until={until} ttl={ttl} since=1 holder=elsewhere:2\n".encode()
         self.redis.hset(self.waiters, self.key, line + behind)
 
     async def until_waiting(self, count: int) -> None:
-        """This returns when so many stand in the queue."""
+        """Wait until that many stand in the queue."""
         async with asyncio.timeout(LONG):
             while len(self.queue()) != count:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
     async def until_prolonged(self, since_ms: int) -> None:
-        """This returns when the lease's deadline lies behind that moment."""
+        """Wait until the lease's deadline is later than that moment."""
         await self.held_until(lambda: self.lease().until_ms > since_ms)
 
     async def held_until(self, told: Callable[[], bool]) -> None:
-        """This returns when that is so, and fails as soon as the lease has run out: nobody prolongs it any more."""
+        """Wait until the condition holds; fail as soon as the lease has run out, for then nobody renews it any more."""
         async with asyncio.timeout(LONG):
             while not told():
                 until_ms, (seconds, micros) = self.lease().until_ms, self.redis.time()
@@ -80,7 +80,7 @@ def nobody_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until_calm(client: AsyncStateCache) -> None:
-    """This returns when the client's waiters, at least one, wait for their call alone, where nobody asks again."""
+    """Wait until the client has waiters and all of them wait for their call alone, with no poll due soon."""
     async with asyncio.timeout(LONG):
         while not (found := client.runtime.leases.waiting) or not all(  # noqa: ASYNC110
             60 < one.ask_at - monotonic() < inf for one in found
@@ -89,6 +89,6 @@ async def until_calm(client: AsyncStateCache) -> None:
 
 
 async def entered(client: AsyncStateCache, key: str = KEY, **more: Any) -> Token:
-    """This goes through the lock once and gives the token that it had."""
+    """Take and release the lock once; return the token that it had."""
     async with client.lock(key, **more) as lease:
         return lease.token

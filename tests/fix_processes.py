@@ -19,7 +19,7 @@ LONGEST = (
     "tests/simulation/",
     "tests/integration/",
 )
-"""These come first, in this order: files, and folders for the rest of their files."""
+"""The first ones, in this order: files, and folders for the rest of their files."""
 ONE_AFTER_THE_OTHER = (
     "tests/simulation/test_chaos.py",
     "tests/simulation/test_profiles.py",
@@ -28,7 +28,7 @@ ONE_AFTER_THE_OTHER = (
 
 
 class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """This gives a process a whole file, or several that must not run at once."""
+    """A scheduler that gives a process a whole file, or several that must not run at once."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
@@ -37,7 +37,7 @@ class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling | None:
-    """This shares out by file, in the order of the collection, unless `--dist` asks for something else."""
+    """Share out by file, in the order of the collection, unless `--dist` asks for something else."""
     if config.getoption("dist") != "load":
         return None
     config.option.loadscopereorder = False
@@ -45,7 +45,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """This puts what takes longest to the front."""
+    """Put the tests that take longest first."""
 
     def place(item: pytest.Item) -> int:
         return next((at for at, start in enumerate(LONGEST) if item.nodeid.startswith(start)), len(LONGEST))

@@ -20,7 +20,7 @@ from tests.awaited import awaited
 
 
 class _SyncConnection(fakeredis.FakeRedisConnection):  # type: ignore[misc]
-    """This is fakeredis' connection, on a socket that has what it lacks of a socket: timeouts."""
+    """A connection of fakeredis whose socket has the timeout methods that it lacks."""
 
     def _connect(self) -> Any:
         socket = super()._connect()
@@ -29,19 +29,19 @@ class _SyncConnection(fakeredis.FakeRedisConnection):  # type: ignore[misc]
 
 
 class FakePostgres:
-    """This answers for a Postgres that holds nothing."""
+    """A stand-in for a Postgres that holds nothing."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
     def rows(self, name: str) -> list[tuple[Any, ...]]:
-        """This notes the statement's name and gives no rows, but the watermarks that a listing begins with."""
+        """Note the statement's name and return no rows, except for the watermarks with which a listing begins."""
         self.asked.append(name)
         return [([],)] if name.startswith("list_") else []
 
 
 class FakeDeployment:
-    """This is a Redis in this process, with every shard open at epoch 1."""
+    """A Redis in this process, with every shard open at epoch 1."""
 
     def __init__(self, server: fakeredis.FakeServer, settings: Settings) -> None:
         self.server = server
@@ -62,15 +62,15 @@ class FakeDeployment:
         assert self.redis.eval(script("gate_open").text, 6, *fixed, *given) == 1
 
     def dial(self) -> Any:
-        """This makes an asynchronous connection."""
+        """Make an asynchronous connection."""
         return fakeredis.FakeAsyncRedisConnection(server=self.server)
 
     def dial_sync(self) -> Any:
-        """This makes a synchronous connection."""
+        """Make a synchronous connection."""
         return _SyncConnection(server=self.server)
 
     def state(self, key: str) -> dict[str, bytes]:
-        """This gives the hash of a state."""
+        """Return the hash of a state."""
         return {name.decode(): value for name, value in self.redis.hgetall(self.keys.state(key)).items()}
 
 

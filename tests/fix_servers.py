@@ -51,7 +51,7 @@ _numbers = count(1)
 
 
 class Found(NamedTuple):
-    """This says which kinds of Redis the tests run on, and a line for each kind, there or not."""
+    """The kinds of Redis that the tests run on, and a line for each kind, found or not."""
 
     kinds: tuple[str, ...]
     notes: tuple[str, ...]
@@ -59,7 +59,7 @@ class Found(NamedTuple):
 
 @lru_cache
 def found() -> Found:
-    """This looks for servers, once."""
+    """Look for servers, once."""
     if GIVEN_REDIS:
         return Found(("given",), ("redis: the one that STATECACHE_TEST_REDIS_URL names and no other",))
     kinds, notes = ["embedded"], ["redis embedded: the wheel's Valkey"]
@@ -75,7 +75,7 @@ def found() -> Found:
 
 
 def _why_no_container() -> str:
-    """This asks the container engine for an answer in another process, which takes its warnings along."""
+    """Return why no container can be had, or ''; asked in another process, to keep its warnings apart."""
     sockets = [Path("/var/run/docker.sock"), Path.home() / ".docker/run/docker.sock"]
     if not os.environ.get("DOCKER_HOST") and not any(path.exists() for path in sockets):
         return "there is no container engine"
@@ -88,17 +88,17 @@ def _why_no_container() -> str:
 
 
 def pytest_report_header() -> list[str]:
-    """This says on which servers the tests run."""
+    """Return lines that say on which servers the tests run."""
     where = "the one that STATECACHE_TEST_POSTGRES_URL names" if GIVEN_POSTGRES else "embedded"
     return [*found().notes, f"postgres: {where}"]
 
 
 every_redis = pytest.mark.parametrize("redis_kind", found().kinds, indirect=True)
-"""This mark runs a test on every kind of Redis that was found."""
+"""The mark that runs a test on every kind of Redis that was found."""
 
 
 class Site:
-    """These are a test process's shared servers, started when they are first asked for."""
+    """A test process's shared servers, started when they are first asked for."""
 
     def __init__(self) -> None:
         self._ending = ExitStack()
@@ -107,7 +107,7 @@ class Site:
         self._postgres: psycopg.Connection[Any] | None = None
 
     def redis_url(self, kind: str) -> str:
-        """This gives the URL of the Redis of that kind."""
+        """Return the URL of the Redis of that kind."""
         if kind == "embedded":
             self._start_embedded()
         elif kind == "debian" and kind not in self._urls:
@@ -118,20 +118,20 @@ class Site:
 
     @property
     def postgres_url(self) -> str:
-        """This gives the URL of the Postgres."""
+        """The URL of the Postgres."""
         if not self._postgres_url:
             self._start_embedded()
         return self._postgres_url
 
     @property
     def postgres(self) -> psycopg.Connection[Any]:
-        """This gives a connection that lasts from test to test, a new one where the last one was broken."""
+        """A connection that lasts from test to test, a new one where the last one was broken."""
         if self._postgres is None or self._postgres.closed:
             self._postgres = psycopg.connect(self.postgres_url, autocommit=True, prepare_threshold=None)
         return self._postgres
 
     def close(self) -> None:
-        """This ends what was started."""
+        """End what was started."""
         if self._postgres is not None:
             self._postgres.close()
         self._ending.close()
@@ -162,19 +162,19 @@ class Site:
 
 
 def plain_client(url: str, **more: Any) -> Any:
-    """This gives a redis-py client that repeats nothing by itself."""
+    """Return a redis-py client without retries."""
     return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **more)
 
 
 def wait_until_it_answers(url: str, *, seconds: float = 20.0) -> None:
-    """This returns when the Redis answers a PING; redis-py does the asking again."""
+    """Wait until the Redis answers a PING; redis-py retries."""
     again = Retry(ConstantBackoff(0.1), round(seconds * 10))
     with redis.Redis.from_url(url, retry=again, retry_on_error=[redis.ConnectionError]) as client:
         client.ping()
 
 
 def set_up(settings: Settings, postgres: psycopg.Connection[Any]) -> None:
-    """This is `migrate` for a deployment that does not exist yet: the same statements, all in one exchange."""
+    """Do what `migrate` does for a deployment that does not exist yet: the same statements, all in one exchange."""
     schema, keys = settings.postgres_schema, KeySpace(settings.prefix, settings.shards)
     pin = {"shards": keys.shards, "hash": HASH, "group_rule": GROUP_RULE, "prefix": keys.prefix, "min_code": CODE}
     steps = migrations(schema)
@@ -235,7 +235,7 @@ def make_settings(site: Site, redis_kind: str) -> Iterator[MakeSettings]:
 
 
 def _remove(settings: Settings) -> None:
-    """This leaves somebody else's servers as they were."""
+    """Remove the deployment's keys and schema from somebody else's servers."""
     with plain_client(settings.redis_url) as client:
         for name in client.scan_iter(f"{settings.prefix}:*", count=1000):
             client.unlink(name)

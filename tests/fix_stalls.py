@@ -26,7 +26,7 @@ _told_again: list[str] = []
 
 
 class Pulse:
-    """This beats as long as threads run and what is written reaches its disk, and knows its longest pause."""
+    """A pulse that beats while threads run and writes reach the disk; `longest_s` is its longest pause, in seconds."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -55,13 +55,13 @@ class Pulse:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """This makes the mark known."""
+    """Register the mark."""
     config.addinivalue_line("markers", "counts_seconds: told again where it fails while the machine stands still")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """This runs a marked test, again where the machine stood still."""
+    """Run a marked test, again where the machine stood still."""
     if item.get_closest_marker("counts_seconds") is None:
         return None
     hooks = item.ihook
@@ -75,7 +75,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _told(item: pytest.Item, nextitem: pytest.Item | None, before: list[tuple[str, str]]) -> list[pytest.TestReport]:
-    """This gives the reports of the time that counts, and notes of those before it what they failed of."""
+    """Return the reports of the run that counts; add to `before` what the runs before it failed of."""
     for left in reversed(range(TIMES_MAX)):
         with Pulse() as pulse:
             reports = runtestprotocol(item, log=False, nextitem=nextitem)
@@ -92,13 +92,13 @@ def _last_line(report: pytest.TestReport) -> str:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """This collects, in the process that shows them, what was told again."""
+    """Collect what was told again, in the process that shows it."""
     if report.when == "teardown":
         _told_again.extend(str(told) for name, told in report.user_properties if name == "told again")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """This shows it."""
+    """Show what was told again."""
     if _told_again:
         terminalreporter.section("told again, for the machine stood still")
         for line in _told_again:

@@ -15,14 +15,14 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class Bank:
-    """This counts the charges that were made."""
+    """A bank that counts the charges made."""
 
     def __init__(self) -> None:
         self.charged: list[str] = []
         self.fails: list[BaseException] = []
 
     def charge(self, step: Step, order: str) -> Receipt:
-        """This makes one charge, then fails where it is told to."""
+        """Make one charge, then raise the next of `fails`, if any."""
         self.charged.append(step.idempotency_key)
         if self.fails:
             raise self.fails.pop(0)
@@ -36,5 +36,5 @@ def bank() -> Bank:
 
 
 def charged(run: AgentRun, receipt: Receipt) -> AgentRun:
-    """This is what a receipt makes of a run."""
+    """Return the run with what a receipt adds to it."""
     return run.with_step("charge", receipt.order)

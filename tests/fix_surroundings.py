@@ -38,7 +38,7 @@ hypothesis.settings.load_profile("tests")
 
 
 def _has_room() -> bool:
-    """This says whether temporary files, and programs among them, may lie in memory."""
+    """Return whether temporary files, and programs among them, may lie in memory."""
     try:
         found = os.statvfs(MEMORY)
         free_kib = int(re.findall(r"^MemAvailable: *(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)[0])
@@ -49,13 +49,13 @@ def _has_room() -> bool:
 
 
 def short_folder() -> str:
-    """This gives a folder for temporary ones that every user can pass through, with a short name."""
+    """Return a folder for temporary ones that every user can pass through, with a short name."""
     return str(MEMORY) if Path(tempfile.gettempdir()) == MEMORY else "/tmp"
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure() -> None:
-    """This forgets the terminal, after pytest has looked at it and before any test's module is imported."""
+    """Forget the terminal, after pytest has looked at it and before any test's module is imported."""
     for name in OF_A_TERMINAL:
         os.environ.pop(name, None)
     if "TMPDIR" not in os.environ and _has_room():
@@ -63,5 +63,5 @@ def pytest_configure() -> None:
 
 
 def pytest_report_header() -> str:
-    """This says where temporary files lie."""
+    """Return a line that says where temporary files lie."""
     return f"temporary files: {tempfile.gettempdir()}"

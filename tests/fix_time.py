@@ -8,7 +8,7 @@ import pytest
 
 
 class ManualClock:
-    """This is a clock that stands still; sleeping on it, or `advance`, moves it at once."""
+    """A clock that stands still; sleeping on it, or `advance`, moves it at once."""
 
     def __init__(self, *, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._start = start
@@ -17,37 +17,37 @@ class ManualClock:
         self._stepped_s = 0.0
 
     def monotonic(self) -> float:
-        """This gives seconds, without those in which the machine was suspended."""
+        """Return seconds, without those in which the machine was suspended."""
         return self._awake_s
 
     def boottime(self) -> float:
-        """This gives seconds, with those in which the machine was suspended."""
+        """Return seconds, with those in which the machine was suspended."""
         return self._awake_s + self._suspended_s
 
     def wall(self) -> datetime:
-        """This gives the aware UTC time that records show."""
+        """Return the aware UTC time that records show."""
         return self._start + timedelta(seconds=self._awake_s + self._suspended_s + self._stepped_s)
 
     def sleep(self, seconds: float) -> None:
-        """This takes no time and moves all three clocks."""
+        """Take no time and move all three clocks."""
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """This lets time pass."""
+        """Let time pass."""
         if seconds < 0:
             raise ValueError("time does not run backwards: use step() to set the wall clock")
         self._awake_s += seconds
 
     def suspend(self, seconds: float) -> None:
-        """This lets time pass that the monotonic clock does not see: a closed lid, a paused machine."""
+        """Let time pass that the monotonic clock does not see: a closed lid, a paused machine."""
         self._suspended_s += seconds
 
     def step(self, seconds: float) -> None:
-        """This sets the wall clock alone, forwards or backwards, as a time server does."""
+        """Set the wall clock alone, forwards or backwards, as a time server does."""
         self._stepped_s += seconds
 
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """This gives a clock of the test's own."""
+    """A clock of the test's own."""
     return ManualClock()

@@ -19,7 +19,7 @@ def _openssl(folder: Path, *arguments: str) -> None:
 
 
 def certificates(folder: Path) -> None:
-    """This makes a CA, another CA, and certificates of a server on loopback and of a client."""
+    """Create a CA, another CA, and certificates of a server on loopback and of a client."""
     for name in ("ca", "other"):
         _openssl(
             folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
@@ -56,7 +56,7 @@ def tls() -> Iterator[tuple[str, Path]]:
 
 
 def tls_files(folder: Path, *, ca: str = "ca", client: str = "client") -> dict[str, str]:
-    """This gives the settings that name a side's certificates."""
+    """Return the settings that name a side's certificates."""
     files = {"redis_ca_file": f"{folder}/{ca}.pem"} if ca else {}
     if client:
         files |= {"redis_certificate_file": f"{folder}/{client}.pem", "redis_key_file": f"{folder}/{client}.key"}

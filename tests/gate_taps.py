@@ -13,18 +13,18 @@ Tap = Callable[[str], None]
 
 
 class TappedLink:
-    """This tells of every exchange with Redis, before and after it."""
+    """A link to Redis that reports every exchange, before and after it."""
 
     def __init__(self, link: Any, tap: Tap) -> None:
         self._link = link
         self._tap = tap
 
     def run(self, commands: Sequence[Any], *, seconds: float) -> Any:
-        """This does what the link does."""
+        """Run commands as the link does."""
         return self._told(str(commands[0][0]), lambda: self._link.run(commands, seconds=seconds))
 
     def scripts(self, which: Any, calls: Sequence[Any], *, seconds: float) -> Any:
-        """This does what the link does."""
+        """Run a script as the link does."""
         if not calls:
             return []
         claims = which.name == "gate_look" and len(calls[0][1]) > 1
@@ -39,7 +39,7 @@ class TappedLink:
 
 
 class TappedConnection:
-    """This tells of every statement, before and after it."""
+    """A connection to Postgres that reports every statement, before and after it."""
 
     def __init__(self, connection: psycopg.Connection[Any], tap: Tap) -> None:
         self._connection = connection
@@ -50,7 +50,7 @@ class TappedConnection:
         return getattr(self._connection, name)
 
     def execute(self, text: str, parameters: Any = None) -> Any:
-        """This does what the connection does."""
+        """Execute as the connection does."""
         names = ("begin_epoch", "shards", "later_starts", "keys_beyond", "rescue_branch", "quarantine_park")
         heads = {statement(name, "x").partition("\n")[0]: name for name in names}
         name = heads.get(text.partition("\n")[0], "limits")

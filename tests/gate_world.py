@@ -39,11 +39,11 @@ SYNC_MS = 20_000
 
 
 class Fenced(Exception):
-    """This says that the shard's row is not of the epoch and server that a flush has read from."""
+    """The shard's row is not of the epoch and server that a flush has read from."""
 
 
 class Row(NamedTuple):
-    """This is the shard's row in Postgres."""
+    """The shard's row in Postgres."""
 
     epoch: int
     replid: str
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
 
 class World:
-    """This is one shard's Postgres and the Redis servers of which one at a time is its primary."""
+    """One shard's Postgres and the Redis servers of which one at a time is its primary."""
 
     def __init__(self, settings: Settings, folder: Path, ending: ExitStack, *, binary: Path | None = None) -> None:
         self.settings = settings
@@ -67,7 +67,7 @@ class World:
     # Servers.
 
     def start(self, name: str, **config: str) -> Valkey:
-        """This starts an empty server."""
+        """Start an empty server."""
         quick = {"repl-diskless-sync": "no", "repl-diskless-load": "swapdb"}  # the other ways take Valkey a second
         server = Valkey(self._folder, binary=self._binary, name=name, config=quick | config)
         self._ending.callback(server.discard)
@@ -75,7 +75,7 @@ class World:
         return server
 
     def replica(self, of: Valkey, name: str) -> Valkey:
-        """This starts a replica and returns when it has everything."""
+        """Start a replica and wait until it has everything."""
         server = of.replica(name)
         self._ending.callback(server.discard)
         server.start()
@@ -83,39 +83,39 @@ class World:
         return server
 
     def in_step(self, primary: Valkey, *, replicas: int = 1) -> None:
-        """This returns when that many replicas have what the primary has."""
+        """Wait until that many replicas have what the primary has."""
         raw = self.raw(primary)
         raw.set("in-step", "1")
         assert raw.wait(replicas, SYNC_MS) >= replicas
 
     def promote(self, server: Valkey) -> None:
-        """This makes a replica a primary; its replid changes."""
+        """Make a replica a primary; its replid changes."""
         self.raw(server).execute_command("REPLICAOF", "NO", "ONE")
 
     def demote(self, server: Valkey, primary: Valkey) -> None:
-        """This makes a server a replica, and returns when it has everything."""
+        """Make a server a replica, and wait until it has everything."""
         self.raw(server).execute_command("REPLICAOF", "127.0.0.1", primary.port)
         self.in_step(primary)
 
     def replid(self, server: Valkey) -> str:
-        """This is the server's own word for its data set's history."""
+        """Return the server's replication id."""
         return str(self.raw(server).info("replication")["master_replid"])
 
     # Connections.
 
     def on(self, server: Valkey, **more: Any) -> Settings:
-        """These are the deployment's settings with that server as its Redis."""
+        """Return the deployment's settings with that server as its Redis."""
         return Settings(**{**self.settings.model_dump(), "redis_url": server.url, **more})
 
     def raw(self, server: Valkey) -> Any:
-        """This is a plain client, which repeats nothing."""
+        """Return a plain client without retries."""
         if server.name not in self._raws:
             client = redis.Redis.from_url(server.url, retry=Retry(NoBackoff(), 0), decode_responses=True)
             self._raws[server.name] = self._ending.enter_context(client)
         return self._raws[server.name]
 
     def client(self, server: Valkey, **more: Any) -> StateCache:
-        """This is an agent's client on that server; the same one again, unless it is to have settings of its own."""
+        """Return an agent's client on that server; the same one each time, unless `more` gives settings of its own."""
         if more:
             return self._ending.enter_context(StateCache(settings=self.on(server, **more)))
         if server.name not in self._clients:
@@ -123,14 +123,14 @@ class World:
         return self._clients[server.name]
 
     def sql(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """This runs a statement in the deployment's schema and gives its rows."""
+        """Run a statement in the deployment's schema and return its rows."""
         with self.session() as connection:
             cursor = connection.execute(query.encode(), parameters or None)
             return cursor.fetchall() if cursor.description else []
 
     @contextmanager
     def session(self) -> Iterator[psycopg.Connection[Any]]:
-        """This is a plain connection to Postgres, in the deployment's schema."""
+        """Open a plain connection to Postgres, in the deployment's schema, and close it at the end."""
         path = f"-c search_path={self.settings.postgres_schema}"
         with psycopg.connect(self.settings.postgres_url, autocommit=True, options=path) as connection:
             yield connection
@@ -138,7 +138,7 @@ class World:
     # What agents, openers and flushers do.
 
     def put(self, server: Valkey, key: str, value: Any, **more: Any) -> State[Any]:
-        """This is one agent's write."""
+        """Write as an agent."""
         return self.client(server).set(key, value, **more)
 
     def open(
@@ -173,7 +173,7 @@ class World:
         return [replid for (replid,) in self.sql("SELECT DISTINCT replid FROM epoch")]
 
     def flush(self, server: Valkey, *, most: int | None = None, ack: bool = True) -> int:
-        """This moves changes into Postgres as the flusher does; Fenced where the row is another's."""
+        """Move changes into Postgres as the flusher does; raise Fenced where the row is of another epoch or server."""
         replid, (epoch, opened_on, *_) = self.raw(server).eval(script("heads").text, 1, self.keys.meta(SHARD), "on")[
             ::2
         ]
@@ -195,7 +195,7 @@ class World:
         return len(new)
 
     def ack(self, server: Valkey, *, epoch: int, replid: str, numbers: Sequence[int] | None = None) -> int:
-        """This tells Redis the watermark: the row's, or flushed n, entries and bytes as given."""
+        """Tell Redis the watermark: the row's, or flushed n, entries and bytes as given."""
         keys = [self.keys.meta(SHARD), self.keys.events(SHARD)]
         numbers = numbers or self.row()[2:]
         return int(self.raw(server).eval(script("ack").text, 2, *keys, epoch, replid, *numbers, 0))
@@ -203,7 +203,7 @@ class World:
     # What there is.
 
     def row(self) -> Row:
-        """This is the shard's row."""
+        """Return the shard's row."""
         with self.session() as connection:
             return self._row(connection, lock=False)
 
@@ -214,17 +214,17 @@ class World:
         return Row(*found)
 
     def meta(self, server: Valkey) -> dict[str, str]:
-        """This is the shard's meta."""
+        """Return the shard's meta."""
         found: dict[str, str] = self.raw(server).hgetall(self.keys.meta(SHARD))
         return found
 
     def state(self, server: Valkey, key: str) -> dict[str, str]:
-        """This is a state's hash; empty where there is none."""
+        """Return a state's hash; empty where there is none."""
         found: dict[str, str] = self.raw(server).hgetall(self.keys.state(key))
         return found
 
     def entries(self, server: Valkey) -> list[ChangeSet]:
-        """These are the stream's entries that a commit wrote, in the order of their ids."""
+        """Return the stream's entries that a commit wrote, in the order of their ids."""
         with redis.Redis.from_url(server.url) as client:
             found = client.xrange(self.keys.changes(SHARD))
         ours = []
@@ -234,11 +234,11 @@ class World:
         return ours
 
     def epochs(self) -> list[tuple[int, int]]:
-        """These are the epochs with their starts."""
+        """Return the epochs with their starts."""
         return [(epoch, start) for epoch, start in self.sql("SELECT epoch, start_n FROM epoch ORDER BY epoch")]
 
     def chain(self, key: str) -> list[str]:
-        """These are the change_ids of a key's chain in Postgres, which must be whole."""
+        """Return the change_ids of a key's chain in Postgres; assert that it is whole."""
         rows = self.sql("SELECT version, change_id, parent_change_id FROM change WHERE key = %s ORDER BY version", key)
         parent = ""
         for at, (version, change_id, named) in enumerate(rows, 1):
@@ -247,13 +247,13 @@ class World:
         return [change_id for _, change_id, _ in rows]
 
     def conflicts(self) -> set[str]:
-        """These are the change_ids that were set aside."""
+        """Return the change_ids that were set aside."""
         return {change_id for (change_id,) in self.sql("SELECT change_id FROM conflict")}
 
     # What must always hold of an open shard.
 
     def check(self, server: Valkey) -> None:
-        """This asserts that an open shard is sound: numbers, marks, stream and states agree with each other."""
+        """Assert that an open shard is sound: numbers, marks, stream and states agree with each other."""
         meta, row = self.meta(server), self.row()
         assert (meta["epoch"], meta["replid"]) == (str(row.epoch), row.replid)
         assert meta["replid"] == self.replid(server)
@@ -294,7 +294,7 @@ class World:
 
 
 class WorkersGate:
-    """This is a worker's gate on one server, with what it remembers from one opening to the next."""
+    """A worker's gate on one server, with what it remembers from one opening to the next."""
 
     def __init__(self, world: World, server: Valkey) -> None:
         self._world = world
@@ -303,7 +303,7 @@ class WorkersGate:
 
     @property
     def rescued(self) -> int:
-        """This is how many changes of an old primary it has kept."""
+        """How many changes of an old primary it has kept."""
         return self._gate.rescued
 
     def open(self) -> list[Opened]:
@@ -318,7 +318,7 @@ class WorkersGate:
 
 
 def once(moment: str, then: Callable[[], object]) -> Tap:
-    """This makes something happen at the first such moment of an opening."""
+    """Return a tap that calls `then` at the first such moment of an opening."""
     waiting = [then]
 
     def tap(now: str) -> None:
@@ -329,14 +329,14 @@ def once(moment: str, then: Callable[[], object]) -> Tap:
 
 
 def lose_from(server: Valkey, size: int) -> None:
-    """This kills a server and takes from its append-only file what was written after it had that size."""
+    """Kill a server and take from its append-only file what was written after it had that size, in bytes."""
     server.kill()
     with append_only_file(server).open("r+b") as file:
         file.truncate(size)
 
 
 def append_only_file(server: Valkey) -> Path:
-    """This is the file to which a server is appending."""
+    """Return the file to which a server is appending."""
     return max((server.folder / server.name / "appendonlydir").glob("*.incr.aof"))
 
 
@@ -365,7 +365,7 @@ KINDS = [kind for kind in found().kinds if kind in ("embedded", "debian")] or ["
 
 @contextmanager
 def world(make_settings: Callable[..., Settings], folder: Path, *, kind: str = "embedded") -> Iterator[World]:
-    """This makes a deployment with nothing in it; the story starts its servers, of that kind, and adopts the first."""
+    """Create an empty deployment; the story starts its servers, of that kind, and adopts the first."""
     binary = Path(shutil.which("redis-server") or "") if kind == "debian" else valkey_server()
     with ExitStack() as ending:
         settings = make_settings(migrated=False, shards=1, redis_url="redis://127.0.0.1:1/0")

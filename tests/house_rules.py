@@ -89,13 +89,13 @@ Findings = list[str]
 
 
 def module(path: str) -> str:
-    """This gives the dotted name under which the file is imported."""
+    """Return the dotted name under which the file is imported."""
     parts = PurePosixPath(path.removeprefix("workers/")).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def unit(name: str) -> str | None:
-    """This gives the row entry that a module belongs to, or None for one that is not ours."""
+    """Return the entry of LAYERS that a module belongs to, or None for a module of another package."""
     top, _, rest = name.partition(".")
     if top not in ("statecache", "statecache_workers"):
         return None
@@ -104,12 +104,12 @@ def unit(name: str) -> str | None:
 
 @cache
 def parsed(text: str) -> ast.Module:
-    """This gives the syntax tree of a file."""
+    """Return the syntax tree of a file."""
     return ast.parse(text)
 
 
 def imports(path: str, text: str) -> Iterator[tuple[str, int]]:
-    """This yields every imported name in full, with its line: relative, inside functions and by `import_module` too."""
+    """Yield every imported name in full, with its line: relative, inside functions and by `import_module` too."""
     package = module(path).split(".") if path.endswith("__init__.py") else module(path).split(".")[:-1]
     for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Import):
@@ -125,7 +125,7 @@ def imports(path: str, text: str) -> Iterator[tuple[str, int]]:
 
 
 def references(path: str, text: str) -> Iterator[tuple[str, ast.expr]]:
-    """This yields every name or attribute chain as it was imported: `nap()` may give `time.sleep`.
+    """Yield every name or attribute chain as it was imported: `nap()` may give `time.sleep`.
 
     A name that was not imported counts as a builtin: `print` gives `builtins.print`.
     """
@@ -165,12 +165,12 @@ def _last_name(node: ast.expr) -> str:
 
 
 def _docstrings(text: str) -> set[int]:
-    """This gives the identities of the constants that are prose: docstrings and strings standing by themselves."""
+    """Return the identities of the constants that are prose: docstrings and strings standing by themselves."""
     return {id(node.value) for node in ast.walk(parsed(text)) if isinstance(node, ast.Expr)}
 
 
 def strings(text: str) -> Iterator[tuple[str, int]]:
-    """This yields every string constant, the parts of f-strings too, but no docstrings."""
+    """Yield every string constant, the parts of f-strings too, but no docstrings."""
     prose = _docstrings(text)
     for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
@@ -178,7 +178,7 @@ def strings(text: str) -> Iterator[tuple[str, int]]:
 
 
 def layers(path: str, text: str) -> Findings:
-    """This finds imports that point up, and the pairs that must not meet."""
+    """Find imports that point up, and the pairs that must not meet."""
     here = unit(module(path))
     if here is None:
         return []
@@ -198,7 +198,7 @@ def layers(path: str, text: str) -> Findings:
 
 
 def pure(path: str, text: str) -> Findings:
-    """This finds I/O, clocks and chance in the modules that only decide."""
+    """Find I/O, clocks and chance in the modules that only decide."""
     if unit(module(path)) not in PURE:
         return []
     modules = [
@@ -215,7 +215,7 @@ def pure(path: str, text: str) -> Findings:
 
 
 def environment(path: str, text: str) -> Findings:
-    """This finds readers of the environment beside settings.py."""
+    """Find readers of the environment beside settings.py."""
     if path == "statecache/settings.py":
         return []
     lines = sorted({line for name, line in _touched(path, text) if _ENVIRONMENT.match(name)})
@@ -223,7 +223,7 @@ def environment(path: str, text: str) -> Findings:
 
 
 def redis_keys(path: str, text: str) -> Findings:
-    """This finds Redis keys that are spelled outside keys.py, in Python, Lua and SQL."""
+    """Find Redis keys that are spelled outside keys.py, in Python, Lua and SQL."""
     if path == "statecache/keys.py":
         return []
     if path.endswith(".py"):
@@ -234,7 +234,7 @@ def redis_keys(path: str, text: str) -> Findings:
 
 
 def clocks(path: str, text: str) -> Findings:
-    """This finds sleeping and reading of time outside clock.py and _bridge.py."""
+    """Find sleeping and reading of time outside clock.py and _bridge.py."""
     if unit(module(path)) in CLOCKS:
         return []
     lines = {line for name, line in _touched(path, text) if _TIME.fullmatch(name)} | set(_loop_times(text))
@@ -250,7 +250,7 @@ def _loop_times(text: str) -> Iterator[int]:
 
 
 def sleeps(path: str, text: str) -> Findings:
-    """This finds tests that sleep; a sleep of 0 only gives way and is let through."""
+    """Find tests that sleep; a sleep of 0 only gives way and is let through."""
     gives_way = {
         id(node.func)
         for node in ast.walk(parsed(text))
@@ -264,7 +264,7 @@ def sleeps(path: str, text: str) -> Findings:
 
 
 def function_sizes(path: str, text: str) -> Findings:
-    """This finds functions that are too long to be read at once."""
+    """Find functions that are too long to be read at once."""
     return [
         f"{path}:{node.lineno}: {node.name} has {lines} lines, more than {FUNCTION_LINES_MAX}"
         for node in ast.walk(parsed(text))
@@ -274,13 +274,13 @@ def function_sizes(path: str, text: str) -> Findings:
 
 
 def file_size(path: str, text: str) -> Findings:
-    """This finds files that hold a second noun."""
+    """Find files that are too long to be about one thing."""
     lines = len(text.splitlines())
     return [f"{path}: {lines} lines, more than {FILE_LINES_MAX}"] if lines > FILE_LINES_MAX else []
 
 
 def consumer_groups(path: str, text: str) -> Findings:
-    """This finds commands of consumer groups: their pending lists vanish, and positions are enough."""
+    """Find commands of consumer groups: their pending lists vanish, and positions are enough."""
     return [
         f"{path}:{number}: {match[0]}: no consumer groups"
         for number, line in enumerate(text.splitlines(), 1)
@@ -289,7 +289,7 @@ def consumer_groups(path: str, text: str) -> Findings:
 
 
 def prints(path: str, text: str) -> Findings:
-    """This finds `print` outside the command line."""
+    """Find `print` outside the command line."""
     if unit(module(path)) == "statecache.cli":
         return []
     names = references(path, text)
@@ -297,7 +297,7 @@ def prints(path: str, text: str) -> Findings:
 
 
 def broad_excepts(path: str, text: str) -> Findings:
-    """This finds handlers of everything whose line does not say why in a comment."""
+    """Find handlers of everything whose line does not say why in a comment."""
     lines = text.splitlines()
     found = []
     for node in ast.walk(parsed(text)):
@@ -311,7 +311,7 @@ def broad_excepts(path: str, text: str) -> Findings:
 
 
 def vague_names(path: str, text: str) -> Findings:
-    """This finds names that say nothing about what is inside."""
+    """Find names that say nothing about what is inside."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     names = [(part, 1) for part in module(path).split(".")]
     names += [(node.name, node.lineno) for node in ast.walk(parsed(text)) if isinstance(node, kinds)]
@@ -323,23 +323,23 @@ def _words(name: str) -> list[str]:
 
 
 def unused_files(stems: list[str], sources: dict[str, str]) -> Findings:
-    """This finds scripts and statements whose name no code spells."""
+    """Find scripts and statements whose name no code spells."""
     spelled = {part for text in sources.values() for part, _ in strings(text)}
     return [f"{stem}: nothing asks for it" for stem in stems if PurePosixPath(stem).stem not in spelled]
 
 
 def undocumented(names: list[str], pages: str) -> Findings:
-    """This finds public names that no page for users mentions."""
+    """Find public names that no page for users mentions."""
     return [f"{name}: not in README.md or docs" for name in names if not re.search(rf"\b{re.escape(name)}\b", pages)]
 
 
 def python_blocks(page: str) -> list[str]:
-    """This gives the Python blocks of a Markdown page."""
+    """Return the Python blocks of a Markdown page."""
     return re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
 def broken_blocks(page: str) -> Findings:
-    """This finds examples that Python does not take; `await` may stand at the top of one."""
+    """Find examples that do not compile; `await` may stand at the top of one."""
     found = []
     for block in python_blocks(page):
         try:
@@ -350,7 +350,7 @@ def broken_blocks(page: str) -> Findings:
 
 
 def invented_names(page: str, names: list[str]) -> Findings:
-    """This finds names that an example takes from the package and that are not public."""
+    """Find names that an example takes from the package and that are not public."""
     found = []
     for block in python_blocks(page):
         taken = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
@@ -360,7 +360,7 @@ def invented_names(page: str, names: list[str]) -> Findings:
 
 
 def loose_pins(constraints: str, requirements: list[str]) -> Findings:
-    """This finds lines that are not plain `name==version`, and requirements without one."""
+    """Find lines that are not plain `name==version`, and requirements without one."""
     lines = constraints.splitlines()
     found = [f"{line!r} is not name==version" for line in lines if not re.fullmatch(r"[\w.-]+==[\w.+!]+", line)]
     pinned = {_project(line) for line in lines}

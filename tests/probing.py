@@ -12,7 +12,7 @@ PROBE_S = 20.0
 
 
 class Answer(NamedTuple):
-    """This is an answer of the port."""
+    """An answer of the port."""
 
     status: int
     body: str
@@ -20,7 +20,7 @@ class Answer(NamedTuple):
 
 
 def ask(port: int, path: str, *, method: str = "GET", host: str = "127.0.0.1") -> Answer:
-    """This asks as a probe does."""
+    """Send a request as a probe does and return the answer."""
     connection = http.client.HTTPConnection(host, port, timeout=PROBE_S)
     try:
         connection.request(method, path)
@@ -31,7 +31,7 @@ def ask(port: int, path: str, *, method: str = "GET", host: str = "127.0.0.1") -
 
 
 def samples(text: str) -> dict[str, float]:
-    """This reads a page of metrics: `name` or `name{label}` with the label's value, and what it says."""
+    """Return the samples of a page of metrics, by `name` or `name{label}` with the label's value."""
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -41,7 +41,7 @@ def samples(text: str) -> dict[str, float]:
 
 
 def names(text: str) -> set[str]:
-    """This gives the names of a page of metrics as docs name them: a histogram by its own name."""
+    """Return the names of a page of metrics as docs name them: a histogram by its own name."""
     found = set()
     for family in text_string_to_metric_families(text):
         found |= {family.name} if family.type == "histogram" else {sample.name for sample in family.samples}

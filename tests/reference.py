@@ -32,13 +32,13 @@ asynchronous ones are awaited, and `list` and `transaction` are used with `async
 
 
 def page() -> str:
-    """This gives the whole page."""
+    """Return the whole page."""
     parts = [HEAD, *_clients(), *_values(), *_errors(), *_settings(), *_commands()]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
 def _prose(text: str | None) -> str:
-    """This gives a docstring as paragraphs of Markdown; what is indented in it stays as it is."""
+    """Return a docstring as paragraphs of Markdown; what is indented in it stays as it is."""
     text = inspect.cleandoc(text or "").replace("\b\n", "")
     return "\n\n".join(paragraph.rstrip() for paragraph in text.split("\n\n"))
 
@@ -160,7 +160,7 @@ def _parameter(parameter: Any) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """This writes the page or checks it."""
+    """Write the page or check it; return the exit status."""
     made = page()
     if "--check" in arguments:
         fresh = PAGE.exists() and PAGE.read_text(encoding="utf-8") == made

@@ -24,7 +24,7 @@ Rule = Callable[[str, str], list[str]]
 
 
 def _texts(*folders: str, suffixes: tuple[str, ...] = (".py",)) -> dict[str, str]:
-    """This gives the files of these folders by their path below the root."""
+    """Return the files of these folders by their path below the root."""
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*")) if path.suffix in suffixes]
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
@@ -176,7 +176,7 @@ def test_an_unused_script_is_found() -> None:
 
 
 def _loaded_by(code: str) -> list[str]:
-    """This gives the heavy packages that a fresh interpreter has loaded after running the code."""
+    """Return the heavy packages that a fresh interpreter has loaded after running the code."""
     report = f"{code}\nimport sys\nsys.stdout.write(' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", report], cwd=ROOT, capture_output=True, text=True, check=True)
     return [name for name in HEAVY if name in done.stdout.split()]

@@ -42,7 +42,7 @@ NAME_RULES = {
     "__aenter__ -> __enter__": (re.compile(r"^__a(enter|exit|iter|next)__$"), r"__\1__"),
     "statecache._async -> statecache._sync": (re.compile(r"^_async$"), "_sync"),
 }
-"""These rewrite one name, wherever it stands."""
+"""Rules that rewrite one name, wherever it stands."""
 
 TOKEN_RULES = {
     "await x -> x": "_await",
@@ -50,7 +50,7 @@ TOKEN_RULES = {
     "redis.asyncio -> redis": "_redis_asyncio",
     "Awaitable[X] -> X": "_awaitable",
 }
-"""These look at the tokens around a name; each names a method of `_File`."""
+"""Rules that look at the tokens around a name; each names a method of `_File`."""
 
 SHARED_NAMES = frozenset({"Iterator", "Iterable", "Generator", "ContextManager", "AbstractContextManager", "ExitStack"})
 """Library names whose synchronous twin may stand beside them."""
@@ -66,11 +66,11 @@ _MIDDLES = {"FSTRING_START": "FSTRING_END", "TSTRING_START": "TSTRING_END"}
 
 
 class UnasyncError(Exception):
-    """This names the file, the line and the rule that could not be kept."""
+    """The file, the line and the rule that could not be kept."""
 
 
 class Mirror(NamedTuple):
-    """These are the generated files by their path below the root, and the names of the rules never used."""
+    """The generated files by their path below the root, and the names of the rules never used."""
 
     texts: dict[str, str]
     unused: list[str]
@@ -91,12 +91,12 @@ class _Edit(NamedTuple):
 
 
 def rewrite(source: str, *, path: str = "<text>", used: Counter[str] | None = None) -> str:
-    """This gives the synchronous twin of one file, unformatted; `used` counts the rules that did something."""
+    """Return the synchronous twin of one file, unformatted; `used` counts the rules that did something."""
     return _File(source, path, Counter() if used is None else used).rewritten()
 
 
 def _tokens(source: str) -> Iterator[_Token]:
-    """This gives tokens with offsets; an f-string is one token on every Python."""
+    """Yield tokens with offsets; an f-string is one token on every Python."""
     starts = [0, *accumulate(len(line) for line in io.StringIO(source))]
     depth, begin = 0, 0
     for found in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -115,7 +115,7 @@ def _tokens(source: str) -> Iterator[_Token]:
 
 
 class _File:
-    """This is one file on its way through the rules."""
+    """One file on its way through the rules."""
 
     def __init__(self, source: str, path: str, used: Counter[str]) -> None:
         self.source, self.path, self.used = source, path, used
@@ -159,7 +159,7 @@ class _File:
         return False
 
     def _drop(self, first: int, last: int) -> None:
-        """This deletes the tokens from first up to, but without, last."""
+        """Delete the tokens from first up to, but without, last."""
         self.edits.append(_Edit(self.tokens[first].start, self.tokens[last].start, ""))
 
     def _is(self, at: int, *texts: str) -> bool:
@@ -215,7 +215,7 @@ class _File:
         return named or before.text in (")", "]", "}") or before.kind == token.STRING
 
     def _is_one_operand(self, first: int, last: int) -> bool:
-        """This says whether only names, dots and bracketed parts stand there, so that no parentheses are needed."""
+        """Return whether only names, dots and bracketed parts stand there, so that no parentheses are needed."""
         at = first
         while at < last:
             found = self.tokens[at]
@@ -235,7 +235,7 @@ class _File:
 
 
 def _text(text: str) -> str:
-    """This rewrites the names in a string or comment, and `await` where code follows it."""
+    """Rewrite the names in a string or comment, and `await` where code follows it."""
     for pattern, new in _CODE_IN_TEXT:
         text = pattern.sub(new, text)
     return re.sub(r"\b[A-Za-z_]\w*", lambda word: _word(word.group()), text)
@@ -248,7 +248,7 @@ def _word(word: str) -> str:
 
 
 def mirror(root: Path = ROOT) -> Mirror:
-    """This gives the mirror as it should be, and the rules that it did not need."""
+    """Return the mirror as it should be, and the rules that it did not need."""
     used: Counter[str] = Counter()
     texts = {}
     for path in sorted((root / SOURCE).glob("**/*.py")):
@@ -271,7 +271,7 @@ def _refuse_leftovers(path: str, text: str) -> None:
 
 
 def _formatted(texts: dict[str, str], root: Path) -> dict[str, str]:
-    """This gives the texts as ruff would leave them: imports sorted, unused ones gone, laid out."""
+    """Return the texts as ruff would leave them: imports sorted, unused ones gone, laid out."""
     if not texts:
         return {}
     config = root / "pyproject.toml"
@@ -302,7 +302,7 @@ def _unused(rules: list[str]) -> list[str]:
 
 
 def differences(root: Path = ROOT) -> list[str]:
-    """This gives a diff for every file that is stale, missing or orphaned, and a line for every idle rule."""
+    """Return a diff for every file that is stale, missing or orphaned, and a line for every idle rule."""
     (wanted, unused), present = mirror(root), _present(root)
     diffs = []
     for path in sorted({*wanted, *present}):
@@ -314,7 +314,7 @@ def differences(root: Path = ROOT) -> list[str]:
 
 
 def write(root: Path = ROOT) -> list[str]:
-    """This brings the mirror up to date, and gives a line for every rule that was never used."""
+    """Bring the mirror up to date, and return a line for every rule that was never used."""
     (wanted, unused), present = mirror(root), _present(root)
     for path in present.keys() - wanted.keys():
         (root / path).unlink()
@@ -326,7 +326,7 @@ def write(root: Path = ROOT) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """This gives the exit status: 0 up to date, 1 stale or refused, 2 wrongly called."""
+    """Write or compare; return the exit status: 0 up to date, 1 stale or refused, 2 wrongly called."""
     if arguments not in ([], ["--check"]):
         sys.stderr.write("usage: python -m tests.unasync [--check]\n")
         return 2

@@ -67,7 +67,7 @@ KILLED = -signal.SIGKILL
 
 
 class Case(NamedTuple):
-    """This is one step of one run: where its first agent dies, and how the second goes on."""
+    """One step of one run: where its first agent dies, and how the second goes on."""
 
     boundary: str
     way: str
@@ -75,12 +75,12 @@ class Case(NamedTuple):
 
     @property
     def key(self) -> str:
-        """This is the run's key."""
+        """The run's key."""
         return f"runs/{self.boundary}-{self.way}-{self.number}"
 
 
 class Ended(NamedTuple):
-    """This is how a case ended: the last words of each agent, its status, and the idempotency keys in the journal."""
+    """How a case ended: the last words of each agent, its status, and the idempotency keys in the journal."""
 
     case: Case
     told: list[str]
@@ -90,7 +90,7 @@ class Ended(NamedTuple):
 
 
 def fault_of(ended: Ended) -> str:
-    """This says what is wrong with how a case ended, or nothing."""
+    """Return what is wrong with how a case ended, or ''."""
     case, effects, last = ended.case, ended.effects, ended.told[-1:]
     if case.boundary == "paused":
         return _fault_of_paused(ended)
@@ -115,7 +115,7 @@ def fault_of(ended: Ended) -> str:
 
 
 def _fault_of_paused(ended: Ended) -> str:
-    """This says what is wrong where an agent was taken for dead and woke."""
+    """Return what is wrong where an agent was taken for dead and woke, or ''."""
     case, effects = ended.case, ended.effects
     if len(set(effects)) != 1 or (len(effects) > 1 and case.way != "idempotent"):
         return f"effects {effects}"
@@ -126,7 +126,7 @@ def _fault_of_paused(ended: Ended) -> str:
 
 
 class Agent:
-    """This is an agent: its step appends to the journal, and it dies where it is told to."""
+    """An agent whose step appends to the journal, and which dies where it is told to."""
 
     def __init__(self, case: Case, settings: Settings, journal: Path, *, dies: bool, rng: Random) -> None:
         self._case = case
@@ -136,7 +136,7 @@ class Agent:
         self._rng = rng
 
     def work(self, report: Report) -> int:
-        """This runs the step with one of the two clients, and reports what came of it."""
+        """Run the step with one of the two clients, report its outcome, and return the exit status."""
         self._report = report
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         try:
@@ -212,19 +212,19 @@ class Agent:
 
 
 def lines_of(path: Path) -> list[str]:
-    """This gives the lines of a file that may not be there."""
+    """Return the lines of a file that may not exist."""
     return path.read_text().split() if path.exists() else []
 
 
 class Life(NamedTuple):
-    """This is an agent that has lived: what it told, and the status with which it ended."""
+    """An agent's life: what it reported, and the status with which it ended."""
 
     told: list[str]
     status: int | None
 
 
 class Stops:
-    """These are processes that are stopped for a while."""
+    """Processes that are stopped for a while."""
 
     def __init__(self, redis_pid: int) -> None:
         self._redis_pid = redis_pid
@@ -232,11 +232,11 @@ class Stops:
 
     @property
     def next_at(self) -> float:
-        """This is when the next of them goes on."""
+        """When the next of them is to be continued, on the monotonic clock."""
         return min(self._until.values(), default=inf)
 
     def heard(self, pid: int, line: str) -> bool:
-        """This stops what an agent says is to be stopped, and says whether it said so; each pauses only once."""
+        """Stop the process that an agent's line asks to be stopped, once each; return whether it asked for that."""
         what, _, attempt = line.partition(" ")
         if what not in ("outage", "paused"):
             return False
@@ -247,13 +247,13 @@ class Stops:
         return True
 
     def go_on(self, now: float = inf) -> None:
-        """This lets those go on whose time has come."""
+        """Continue those whose time has come."""
         thaw([pid for pid, until in self._until.items() if until <= now])
         self._until = {pid: until for pid, until in self._until.items() if until > now}
 
 
 def lives(works: Sequence[Callable[[Report], int]], folder: Path, stops: Stops) -> list[Life]:
-    """This has processes live to their ends, all at once."""
+    """Run all processes at once to their ends."""
     children = [Child(str(at), work, folder / f"log-{at}") for at, work in enumerate(works)]
     told: dict[int, list[str]] = {child.pid: [] for child in children}
     until = monotonic() + PATIENCE_S
@@ -271,7 +271,7 @@ def lives(works: Sequence[Callable[[Report], int]], folder: Path, stops: Stops) 
 
 
 class Trial:
-    """This makes cases, some at once."""
+    """A maker of cases, several at a time."""
 
     def __init__(self, settings: Settings, folder: Path, seed: int, stops: Stops) -> None:
         self._settings = settings
@@ -280,7 +280,7 @@ class Trial:
         self._seed = seed
 
     def made(self, cases: Sequence[Case]) -> list[Ended]:
-        """This lets the first agents of some cases die, then the second ones go on, and says how each case ended."""
+        """Let the first agents of some cases die and the second ones go on; return how each case ended."""
         first = [self._agents(case, dies=True) for case in cases]
         one = self._lived([agent for agents in first for agent in agents])
         killed = [case for case in cases if case.boundary in DEADLY]
@@ -315,7 +315,7 @@ class Trial:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """This makes every case so many times, and gives the exit status."""
+    """Make every case as often as asked for; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.acceptance.step_kills")
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--only", default="")

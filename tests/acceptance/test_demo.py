@@ -47,7 +47,7 @@ def folder() -> Iterator[Path]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """This is a user's environment that names servers, which the demo must leave alone; its terminal takes colours."""
+    """Return a user's environment that names servers, which the demo must leave alone; its terminal takes colours."""
     clean = {name: value for name, value in process_environment().items() if not name.startswith("STATECACHE_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), clean["PATH"]])
     others = {"STATECACHE_REDIS_URL": "redis://127.0.0.1:1/0", "TERM": "xterm-256color", "PATH": path}
@@ -55,7 +55,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 class Demo:
-    """This is a demo that runs, its lines read one by one; stdout may go to a file instead."""
+    """A running demo, whose lines are read one by one; stdout may go to a file instead."""
 
     def __init__(self, folder: Path, *arguments: str, out: Path | None = None) -> None:
         stdout = subprocess.PIPE if out is None else os.open(out, os.O_WRONLY | os.O_CREAT)
@@ -78,7 +78,7 @@ class Demo:
         self.process.communicate()
 
     def until(self, words: str) -> None:
-        """This reads on until a line with these words."""
+        """Read on until a line with these words."""
         stream = self.process.stdout or self.process.stderr
         assert stream is not None
         while not (self.lines and words in self.lines[-1]):
@@ -87,7 +87,7 @@ class Demo:
             self.lines.append(str(line))
 
     def end(self, number: signal.Signals) -> int:
-        """This sends the signal and gives the exit status, when everything below it is gone."""
+        """Send the signal and return the exit status, once every process below it has ended."""
         below = [(pid, known) for pid in descendants(self.process.pid) if (known := identity(pid)) is not None]
         self.process.send_signal(number)
         out, err = self.process.communicate(timeout=WAIT_S)
@@ -135,7 +135,7 @@ def _try_out(line: str, exports: list[str], story: dict[str, Any], folder: Path)
 
 
 def _paste(line: str, exports: list[str], folder: Path) -> str:
-    """This runs a line in a shell, after the lines that say where the servers are, and gives what it shows."""
+    """Run a line in a shell, after the lines that say where the servers are, and return its output."""
     done = subprocess.run(
         ["sh", "-c", "\n".join([*exports, line])],
         capture_output=True,
@@ -200,7 +200,7 @@ def test_in_a_terminal_it_draws_a_panel_that_fits_and_ctrl_c_ends_it(folder: Pat
 
 
 def _read(screen: int, *, until: str = "\0") -> str:
-    """This reads what is drawn until these words, or to the end."""
+    """Read what is drawn until these words, or to the end."""
     seen, end = b"", monotonic() + WAIT_S
     while until.encode() not in seen:
         ready, _, _ = select.select([screen], [], [], max(0.0, end - monotonic()))

@@ -33,7 +33,7 @@ def _nowhere() -> Environment:
 
 
 def _printed(name: str, environment: Environment) -> list[str]:
-    """This runs an example and gives the lines that it prints."""
+    """Run an example and return the lines that it prints."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
         capture_output=True, text=True, check=False, timeout=SECONDS, env=environment,

@@ -18,7 +18,7 @@ SECONDS = 240
 
 
 class Ended(NamedTuple):
-    """This is how a command ended."""
+    """How a command ended."""
 
     status: int
     out: str
@@ -26,13 +26,13 @@ class Ended(NamedTuple):
 
     @property
     def told(self) -> dict[str, Any]:
-        """This is the JSON object on the last line."""
+        """The JSON object on the last line."""
         found: dict[str, Any] = json.loads(self.out.splitlines()[-1])
         return found
 
 
 def replay(*arguments: str | Path, environment: dict[str, str] | None = None) -> Ended:
-    """This runs the command, on throwaway servers unless the environment names others."""
+    """Run the command, on throwaway servers unless the environment names others."""
     clean = {name: value for name, value in process_environment().items() if not name.startswith("STATECACHE_")}
     done = subprocess.run(
         [sys.executable, "-m", "statecache", "replay", "--timeout", str(SECONDS), *map(str, arguments)],
@@ -46,14 +46,14 @@ def replay(*arguments: str | Path, environment: dict[str, str] | None = None) ->
 
 
 def sound(told: dict[str, Any], **others: Any) -> bool:
-    """This says whether everything was acknowledged, nothing found, and the other facts are as given."""
+    """Return whether everything was acknowledged, nothing found, and the other facts are as given."""
     nothing = {"lost": 0, "duplicated": 0, "forked": 0, "quarantined": 0, "audit_ok": True, "findings": []}
     wanted = {"commits_acked": told["messages"], **nothing, **others}
     return {name: told[name] for name in wanted} == wanted
 
 
 def folded(folder: Path) -> Ledger:
-    """This folds the journals of a replay, the lives of each agent in order."""
+    """Return the journals of a replay folded into one ledger, the lives of each agent in order."""
     ledger = Ledger()
     for path in sorted(folder.glob("agent-*.*.jsonl"), key=lambda path: int(path.stem.rpartition(".")[2])):
         ledger.take(Tail(path).read())

@@ -27,14 +27,14 @@ TABLES = ("change", "state", "conflict", "quarantine", "epoch")
 
 
 class Scene(NamedTuple):
-    """This is a replay that has ended well, with its servers still there."""
+    """A replay that has ended well, with its servers still running."""
 
     settings: Settings
     runs: list[AgentRun]
     ledger: Ledger
 
     def audited(self) -> Verdict:
-        """This audits what the servers hold now."""
+        """Audit what the servers hold now."""
         return asyncio.run(self._audited())
 
     async def _audited(self) -> Verdict:

@@ -27,7 +27,7 @@ SECONDS = 150
 
 
 class Break(NamedTuple):
-    """This takes something out of files of the package: edits, what to kill, and words of the findings expected."""
+    """What to take out of files of the package: edits, what to kill, and words of the findings expected."""
 
     edits: dict[str, dict[str, str]]
     kill: str
@@ -78,14 +78,14 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copied(folder: Path) -> Path:
-    """This copies the packages, the generated files too."""
+    """Copy the packages, the generated files too."""
     for source in (PACKAGE, WORKERS):
         shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
 def broken(folder: Path, broken_by: Break) -> Path:
-    """This copies the packages and takes pieces out; each must be there, once."""
+    """Copy the packages and take pieces out; each must occur exactly once."""
     copied(folder)
     for name, edits in broken_by.edits.items():
         text = (folder / name).read_text()
@@ -97,7 +97,7 @@ def broken(folder: Path, broken_by: Break) -> Path:
 
 
 def replayed(copy: Path, load: Path, *, kill: str, seed: int) -> dict[str, Any]:
-    """This runs the replay from the copy and gives what it told."""
+    """Run the replay from the copy and return what it reported."""
     clean = {name: value for name, value in process_environment().items() if not name.startswith("STATECACHE_")}
     command = [sys.executable, "-m", "statecache", "replay", load, "--kill", kill, "--seed", seed, "--think-ms", 0]
     done = subprocess.run(

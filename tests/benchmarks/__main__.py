@@ -55,7 +55,7 @@ NO_REWRITE = {"auto-aof-rewrite-percentage": "0"}
 
 
 class Bench:
-    """This measures what was chosen, one section after the other."""
+    """The chosen sections, measured one after the other."""
 
     def __init__(self, choices: Choices) -> None:
         self.notes: list[str] = []
@@ -65,7 +65,7 @@ class Bench:
         self._values: list[Value] = values_of(choices.runs)
 
     def rows(self) -> Iterator[Row]:
-        """This yields the rows as they come."""
+        """Yield the rows as they are measured."""
         if self._choices.wants("clients", "workers"):
             self.notes += SCALING
         if self._choices.wants(*EXCHANGES, *LOADED):
@@ -137,7 +137,7 @@ class Bench:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """This gives the exit status: 0 measured, 1 strict and a bound is not met, 2 wrongly called."""
+    """Measure and print; return the exit status: 0 measured, 1 strict and a bound is not met, 2 wrongly called."""
     try:
         choices = choices_of(arguments, os.environ)
     except ValueError as error:

@@ -33,7 +33,7 @@ START_S_EACH = 0.01
 
 
 class Order(NamedTuple):
-    """This is what an agent is to do: from `start` to `end`, commit at once or at the times of a schedule."""
+    """The order for an agent: commit from `start` to `end`, without pause or every so many seconds."""
 
     start: float
     end: float
@@ -41,7 +41,7 @@ class Order(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """This is one commit: its place, and on the monotonic clock when it was due, sent and answered."""
+    """One commit: its shard and n, and when it was due, sent and answered, on the monotonic clock."""
 
     shard: int
     n: int
@@ -51,7 +51,7 @@ class Commit(NamedTuple):
 
 
 def schedule(order: Order) -> Iterator[float]:
-    """This yields the times at which commits are due, the last one before the end."""
+    """Yield the times at which commits are due, the last one before the end."""
     assert order.every is not None
     for number in count():
         due = order.start + number * order.every
@@ -61,14 +61,14 @@ def schedule(order: Order) -> Iterator[float]:
 
 
 def orders(clients: int, *, start: float, seconds: float, rate: float | None = None) -> list[Order]:
-    """This shares a rate out over clients, whose turns are spread evenly; without one they commit without a pause."""
+    """Share a rate out over clients, whose turns are spread evenly; without one they commit without a pause."""
     if rate is None:
         return [Order(start, start + seconds)] * clients
     return [Order(start + number / rate, start + seconds, clients / rate) for number in range(clients)]
 
 
 class Agents:
-    """These are the processes; they end with this one, or with the `with` block."""
+    """The processes; they end with this one, or with the `with` block."""
 
     def __init__(self, settings: Settings, values: Sequence[Value], *, most: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -96,19 +96,19 @@ class Agents:
             process.join(READY_S)
 
     def send(self, clients: int, *, seconds: float, rate: float | None = None) -> Order:
-        """This gives so many of them their orders, and gives the time in which they carry them out."""
+        """Send that many of them their orders, and return the time span in which they carry them out."""
         start = monotonic() + START_S + START_S_EACH * clients
         for pipe, order in zip(self._pipes, orders(clients, start=start, seconds=seconds, rate=rate), strict=False):
             pipe.send(order)
         return Order(start, start + seconds)
 
     def answers(self, clients: int) -> list[Commit]:
-        """This gives what they did, when all of them are done."""
+        """Return their commits, when all of them are done."""
         return [commit for pipe in self._pipes[:clients] for commit in pipe.recv()]
 
 
 def _agent(number: int, settings: Settings, values: Sequence[Value], pipe: Connection) -> None:
-    """This is the life of one process: it ends when its pipe does."""
+    """Run one process until its pipe ends."""
     with StateCache(settings=settings, writer=f"bench:{number}") as cache, suppress(EOFError, KeyboardInterrupt):
         space = KeySpace(settings.prefix, settings.shards)
         places = [(space.shard(key), key) for key in (f"bench/agent-{number}-{which}" for which in range(KEYS))]
@@ -138,7 +138,7 @@ def _carried_out(
 
 
 def _at_once(order: Order) -> Iterator[float]:
-    """This yields the present as long as there is time."""
+    """Yield the current time until the end."""
     yield order.start
     while (now := monotonic()) < order.end:
         yield now

@@ -20,7 +20,7 @@ LOOK_S = 0.05
 
 
 class Backlog:
-    """This lays changes into the shards' streams."""
+    """Changes committed into the shards' streams, faster than clients commit."""
 
     def __init__(self, bare: Any, space: KeySpace, values: Sequence[Value]) -> None:
         self._bare = bare
@@ -29,7 +29,7 @@ class Backlog:
         self._laid = 0
 
     def lay(self, keys: Iterable[str]) -> None:
-        """This commits one change of each key, in this order, as fast as it goes."""
+        """Commit one change of each key, in this order, as fast as possible."""
         commit = self._bare.script_load(script("commit").text)
         limits = (10**9, 10**12, COMMIT_BYTES_MAX, VALUE_BYTES_MAX)
         left = iter(keys)
@@ -52,18 +52,18 @@ class Backlog:
         return space.meta(shard), space.changes(shard), space.unflushed(shard), space.hydrating(shard), state
 
     def heads(self) -> list[tuple[int, int]]:
-        """This gives every shard's head and its watermark's copy."""
+        """Return every shard's head and the copy of its watermark."""
         pipe = self._bare.pipeline(transaction=False)
         for shard in range(self._space.shards):
             pipe.hmget(self._space.meta(shard), "n", "flushed")
         return [(int(n), int(done)) for n, done in pipe.execute()]
 
     def is_flushed(self) -> bool:
-        """This says whether every shard's watermark has reached its head."""
+        """Return whether every shard's watermark has reached its head."""
         return all(done >= n for n, done in self.heads())
 
     def until_flushed(self, heads: Sequence[tuple[int, int]] | None = None) -> None:
-        """This returns when every shard's watermark has reached its head, or the one that is given."""
+        """Wait until every shard's watermark has reached its present head, or the one in `heads`."""
         with self._bare.pubsub() as events:
             events.ssubscribe(*(self._space.events(shard) for shard in range(self._space.shards)))
             wanted = [n for n, _ in heads or self.heads()]
@@ -82,7 +82,7 @@ class Backlog:
                         del behind[message["channel"]]
 
     def until_trimmed(self) -> None:
-        """This returns when all entries have left the streams."""
+        """Wait until all entries have left the streams."""
         until(lambda: not any(self._lengths()), "an empty change stream")
 
     def _lengths(self) -> Iterator[int]:
@@ -93,7 +93,7 @@ class Backlog:
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    """This returns when something holds of which nobody gives a sign, and raises TimeoutError when it is too long."""
+    """Poll until the condition holds; raise TimeoutError after WAIT_S."""
     deadline, pause = monotonic() + WAIT_S, Event()
     while not holds():
         if monotonic() > deadline:

@@ -14,11 +14,11 @@ from time import perf_counter
 from typing import Any
 
 Loop = Callable[[int], float]
-"""This makes so many calls, and gives the seconds that they took."""
+"""A function that makes so many calls and returns the seconds that they took."""
 
 
 def looped(call: Callable[[Any], Any], argument: Any) -> Loop:
-    """This gives the loop of one call."""
+    """Return the loop of one call."""
 
     def loop(calls: int) -> float:
         turns = repeat(None, calls)
@@ -33,7 +33,7 @@ def looped(call: Callable[[Any], Any], argument: Any) -> Loop:
 def awaited(
     runner: asyncio.Runner, call: Callable[[Any], Awaitable[Any]], argument: Any, *, first: Callable[[], Awaitable[Any]]
 ) -> Loop:
-    """This gives the loop of one call of a loop that stands still between blocks; `first` lets it catch up untimed."""
+    """Return the loop of a call on an event loop that stands still between blocks; `first` catches up, untimed."""
 
     async def loop(calls: int) -> float:
         await first()
@@ -48,7 +48,7 @@ def awaited(
 
 
 def in_blocks(sides: Mapping[str, Loop], *, rounds: int, blocks: int, calls: int) -> dict[str, list[list[float]]]:
-    """This gives, for each side and round, the seconds of a call in each block."""
+    """Return, for each side and round, the seconds of a call in each block."""
     for loop in sides.values():
         loop(calls)
     spent: dict[str, list[list[float]]] = {name: [] for name in sides}

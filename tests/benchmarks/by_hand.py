@@ -58,7 +58,7 @@ ONE = f"""
 
 
 class Change(NamedTuple):
-    """This is a row of the table of changes."""
+    """A row of the table of changes."""
 
     key: str
     version: int
@@ -79,7 +79,7 @@ class Change(NamedTuple):
 
 
 def flush_in_batches(bare: Any, connection: psycopg.Connection[Any]) -> float:
-    """This empties the stream into Postgres and gives the seconds that it took."""
+    """Empty the stream into Postgres and return the seconds that it took."""
     started = perf_counter()
     last: bytes = b"0-0"
     while entries := _read(bare, last):
@@ -94,7 +94,7 @@ def flush_in_batches(bare: Any, connection: psycopg.Connection[Any]) -> float:
 
 
 def flush_one_by_one(bare: Any, connection: psycopg.Connection[Any], count: int) -> float:
-    """This moves that many changes, a transaction each, and gives the seconds that it took."""
+    """Move that many changes, a transaction each, and return the seconds that it took."""
     started = perf_counter()
     entries: Any = bare.xrange(STREAM, count=count)
     for entry_id, fields in entries:

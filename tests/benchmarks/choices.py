@@ -21,7 +21,7 @@ _NO = ("", "0", "no", "false")
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what was asked for."""
+    """The options of a run."""
 
     json: Path | None = None
     runs: Path = SAMPLE
@@ -31,12 +31,12 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
 
     def wants(self, *sections: str) -> bool:
-        """This says whether any of these sections is to be measured."""
+        """Return whether any of these sections is to be measured."""
         return not set(sections).isdisjoint(self.only)
 
 
 def choices_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Choices:
-    """This reads the arguments, which win over the environment; ValueError where they are wrong."""
+    """Read the arguments, which win over the environment; raise ValueError where they are wrong."""
     given: dict[str, Any] = {name: environment[name.upper()] for name in _NAMES if environment.get(name.upper())}
     words = []
     for argument in arguments:

@@ -13,7 +13,7 @@ from tests.benchmarks.processes import Processes
 
 
 class Answer(NamedTuple):
-    """This is what one process did: each increment's seconds, the attempts of all, and when it was done."""
+    """The answer of one process: the seconds of each increment, all attempts, and when it was done."""
 
     spent: list[float]
     attempts: int
@@ -21,7 +21,7 @@ class Answer(NamedTuple):
 
 
 class Contenders:
-    """These are the processes; a context manager."""
+    """The processes; a context manager."""
 
     def __init__(self, settings: Settings) -> None:
         self._reader = Adder(settings)
@@ -38,17 +38,17 @@ class Contenders:
         self._reader.close()
 
     def burst(self, side: Side, each: int) -> Burst:
-        """This lets all of them begin at once, and returns when the last is done."""
+        """Let all of them begin at once, and wait until the last is done."""
         start, answers = self._processes.all((side, each))
         return together(start, answers)
 
     def sums(self) -> dict[Side, int]:
-        """This reads what the increments add up to."""
+        """Return what the increments add up to."""
         return self._reader.sums()
 
 
 def together(start: float, answers: list[Answer]) -> Burst:
-    """This makes one burst of what each of the processes did."""
+    """Make one burst of the answers of all processes."""
     return Burst(
         spent=[seconds for answer in answers for seconds in answer.spent],
         attempts=sum(answer.attempts for answer in answers),
@@ -58,7 +58,7 @@ def together(start: float, answers: list[Answer]) -> Burst:
 
 @contextmanager
 def adding(number: int, settings: Settings) -> Iterator[Callable[[tuple[Side, int]], Answer]]:
-    """This is the job of each process."""
+    """Open a process's clients and yield its job: increments on the side that is ordered."""
     with closing(Adder(settings)) as adder:
         adder.sums()  # all connections stand now
 

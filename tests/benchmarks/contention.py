@@ -43,7 +43,7 @@ _WINDOW: dict[str, float] = {"multiplier": 0.001, "max": 0.05}
 
 
 class Burst(NamedTuple):
-    """This is what one burst took: each increment's seconds, the attempts of all, and from its start to its end."""
+    """One burst: the seconds of each increment, the attempts of all, and the seconds from its start to its end."""
 
     spent: list[float]
     attempts: int
@@ -51,17 +51,17 @@ class Burst(NamedTuple):
 
 
 class Crowd(Protocol):
-    """This is sixteen of a kind."""
+    """Sixteen contenders of one kind."""
 
     def burst(self, side: Side, each: int) -> Burst:
-        """This lets all of them begin at once, and returns when the last is done."""
+        """Let all of them begin at once, and wait until the last is done."""
 
     def sums(self) -> dict[Side, int]:
-        """This reads what the increments add up to."""
+        """Return what the increments add up to."""
 
 
 def contention(crowd: Crowd, kind: str, *, rounds: int, bound: float) -> Iterator[Row]:
-    """This measures the rows of one crowd, and raises RuntimeError where an increment is missing from the sum."""
+    """Measure the rows of one crowd; raise RuntimeError where an increment is missing from the sum."""
     before, made = crowd.sums(), dict.fromkeys(SIDES, 0)
     for each, bursts, least in ((1, BURSTS, bound), (LONGER, 1, None)):
         met: dict[Side, list[list[Burst]]] = {side: [] for side in SIDES}
@@ -90,12 +90,12 @@ def _rows(met: dict[Side, list[list[Burst]]], name: str, bound: float | None) ->
 
 
 def rate_of(bursts: list[Burst]) -> float:
-    """This gives the increments a second of a round's bursts, without the pauses between them."""
+    """Return the increments per second of a round's bursts, without the pauses between them."""
     return sum(len(burst.spent) for burst in bursts) / sum(burst.seconds for burst in bursts)
 
 
 def attempts_of(bursts: list[Burst]) -> float:
-    """This gives the attempts for an increment, over a round's bursts."""
+    """Return the attempts per increment, over a round's bursts."""
     return sum(burst.attempts for burst in bursts) / sum(len(burst.spent) for burst in bursts)
 
 
@@ -104,7 +104,7 @@ def _spent(bursts: list[Burst]) -> list[float]:
 
 
 class Tasks:
-    """These are tasks of one process, which share a client: a context manager with a loop of its own."""
+    """Tasks of one process, which share a client: a context manager with a loop of its own."""
 
     def __init__(self, settings: Settings) -> None:
         self._runner = asyncio.Runner()
@@ -120,11 +120,11 @@ class Tasks:
         self._runner.close()
 
     def burst(self, side: Side, each: int) -> Burst:
-        """This lets all of them begin at once, and returns when the last is done."""
+        """Let all of them begin at once, and wait until the last is done."""
         return self._runner.run(self._burst(self._ours if side == "ours" else self._theirs, each))
 
     def sums(self) -> dict[Side, int]:
-        """This reads what the increments add up to."""
+        """Return what the increments add up to."""
         return self._runner.run(self._sums())
 
     async def _open(self) -> None:
@@ -177,7 +177,7 @@ class Tasks:
 
 
 class Adder:
-    """This is one that increments with synchronous clients, and counts its attempts."""
+    """One contender with synchronous clients, which counts its attempts."""
 
     def __init__(self, settings: Settings) -> None:
         self.cache = StateCache(settings=settings)
@@ -185,7 +185,7 @@ class Adder:
         self.attempts = 0
 
     def increment(self, side: Side) -> None:
-        """This adds one."""
+        """Add one."""
         if side == "ours":
             self.cache.update(KEY, self._plus_one, timeout=TIMEOUT_S)
         else:
@@ -194,13 +194,13 @@ class Adder:
                     self._by_hand()
 
     def sums(self) -> dict[Side, int]:
-        """This reads what the increments add up to."""
+        """Return what the increments add up to."""
         state = self.cache.get(KEY)
         assert state is not None
         return {"ours": state.value, "theirs": int(self.bare.get(BY_HAND))}
 
     def close(self) -> None:
-        """This closes the connections."""
+        """Close the connections."""
         self.cache.close()
         self.bare.close()
 

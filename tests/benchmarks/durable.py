@@ -22,7 +22,7 @@ INSERT = "INSERT INTO bare_commit (key, value) VALUES (%b, %b)"
 
 
 def durable_commit(cache: StateCache, postgres_url: str, values: Sequence[Value], *, rounds: int) -> Row:
-    """This measures the row; one worker runs, and nobody else commits."""
+    """Measure the row; one worker runs, and nobody else commits."""
     ours, theirs = cycle(values), cycle([encoded(value) for value in values])
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(TABLE)

@@ -21,7 +21,7 @@ BY_HAND = "by-hand"
 
 
 class Exchanges:
-    """These are the rows of single exchanges; each starts from a state that exists."""
+    """The rows of single exchanges; each starts from a state that exists."""
 
     def __init__(self, cache: StateCache, bare: Any, values: Sequence[Value]) -> None:
         self._cache = cache
@@ -32,7 +32,7 @@ class Exchanges:
             cache.set(KEY, value)
 
     def rows(self, rounds: int, sections: Iterable[str]) -> Iterator[Row]:
-        """This measures one row after the other, of those that are asked for."""
+        """Measure the rows that are asked for, one after the other."""
         known = {"commit": self._commit, "transaction": self._transaction, "get": self._read}
         for section in sections:
             yield known[section](rounds)
@@ -82,7 +82,7 @@ class Exchanges:
         )  # fmt: skip
 
     def _fields(self) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """These are the fields of a state and of its change as statecache wrote them."""
+        """Return the fields of a state and of its change as statecache wrote them."""
         shard, name = self._space.place(KEY)
         state: Any = self._bare.hgetall(name)
         entries: Any = self._bare.xrevrange(self._space.changes(shard), count=1)

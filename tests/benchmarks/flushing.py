@@ -30,7 +30,7 @@ KEYS = 2_000
 
 @contextmanager
 def stopped(pids: Sequence[int]) -> Iterator[None]:
-    """This freezes these processes meanwhile."""
+    """Stop these processes during the block."""
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -41,7 +41,7 @@ def stopped(pids: Sequence[int]) -> Iterator[None]:
 
 
 def flush_rate(running: Servers, backlog: Backlog, changes: int) -> float:
-    """This lays a backlog while the workers stand still, and gives the changes a second at which they flush it."""
+    """Build up a backlog while the workers stand still; return the changes per second at which they flush it."""
     with stopped(running.worker_pids):
         backlog.lay(f"flush/{number % KEYS}" for number in range(changes))
     started = perf_counter()
@@ -50,7 +50,7 @@ def flush_rate(running: Servers, backlog: Backlog, changes: int) -> float:
 
 
 class Flushing:
-    """These are the rows of flushing; `servers` have one worker, which has nothing to do."""
+    """The rows of flushing; `servers` have one worker, which has nothing to do."""
 
     def __init__(self, running: Servers, bare: Any, backlog: Backlog, values: Sequence[Value]) -> None:
         self._running = running
@@ -60,7 +60,7 @@ class Flushing:
         self._numbers = count()
 
     def rows(self, rounds: int) -> list[Row]:
-        """This measures all of them in turns."""
+        """Measure all of them in turns."""
         spent: dict[str, list[float]] = {"worker": [], "batches": [], "one by one": []}
         self._backlog.until_flushed()
         with psycopg.connect(self._running.postgres_url, autocommit=True) as connection:
@@ -84,7 +84,7 @@ class Flushing:
         return changes / flush_one_by_one(self._bare, connection, changes)
 
     def _lay_stream(self, changes: int) -> None:
-        """This puts that many changes into one stream, spelled as the commit script does."""
+        """Write that many changes to one stream, in the format of the commit script."""
         self._bare.delete(STREAM)
         for start in range(0, changes, PIPELINE):
             pipe = self._bare.pipeline(transaction=False)

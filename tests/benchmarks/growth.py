@@ -22,12 +22,12 @@ GROWTH_MB_MAX = 20.0
 
 
 def status_of(pid: int) -> Path:
-    """This is where Linux shows a process's memory; elsewhere there is no such file."""
+    """Return the file in which Linux shows a process's memory; elsewhere it does not exist."""
     return Path(f"/proc/{pid}/status")
 
 
 def worker_growth(running: Servers, backlog: Backlog, *, changes: int) -> Row:
-    """This measures the row; one worker runs."""
+    """Measure the row; one worker runs."""
     status = status_of(running.worker_pids[0])
     keys = cycle(f"growth/{number}" for number in range(KEYS))
     seen: list[float] = []
@@ -51,11 +51,11 @@ def worker_growth(running: Servers, backlog: Backlog, *, changes: int) -> Row:
 
 
 def resident_mb(status: str) -> float:
-    """This reads a process's resident memory, in MB of 1,048,576 bytes."""
+    """Return a process's resident memory, in MB of 1,048,576 bytes."""
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
 
 
 def departure(seen: Sequence[float]) -> float:
-    """This is how far memory went at most, up or down, from where it stood after the first fifth."""
+    """Return how far memory went at most, up or down, from where it stood after the first fifth."""
     warm = seen[len(seen) // 5 :]
     return max(abs(one - warm[0]) for one in warm)

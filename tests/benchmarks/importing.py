@@ -19,7 +19,7 @@ NAMES = {PACKAGE: "import statecache", CLIENT: "import of StateCache", REDIS: "i
 
 
 def importing(rounds: int) -> list[Row]:
-    """This measures both rows."""
+    """Measure both rows."""
     spent: dict[str, list[list[float]]] = {code: [] for code in (PACKAGE, CLIENT, REDIS, NOTHING)}
     for code in spent:
         _run(code)  # its bytecode is written now, if it was not
@@ -35,7 +35,7 @@ def importing(rounds: int) -> list[Row]:
 
 
 def less(rounds: list[list[float]], empty: list[list[float]]) -> list[list[float]]:
-    """This takes a round's median of the empty interpreter off each time of that round."""
+    """Subtract a round's median of the empty interpreter from each time of that round."""
     return [[one - median(bare) for one in spent] for spent, bare in zip(rounds, empty, strict=True)]
 
 

@@ -28,21 +28,21 @@ LAG_MS_MAX = 100.0
 
 
 class Mark(NamedTuple):
-    """This is a shard's watermark, and when it was heard of."""
+    """A shard's watermark, and when it was announced."""
 
     n: int
     at: float
 
 
 class Kept(NamedTuple):
-    """This is a number of clients, and the rate of their commits that the worker keeps up with."""
+    """A number of clients, and the rate of their commits that the worker keeps up with."""
 
     clients: int
     rate: float
 
 
 class Load:
-    """These are the rows of many clients and one worker."""
+    """The rows of many clients and one worker."""
 
     def __init__(self, agents: Agents, bare: Any, space: KeySpace, backlog: Backlog) -> None:
         self._agents = agents
@@ -52,7 +52,7 @@ class Load:
         self._best: Kept | None = None
 
     def clients(self, rounds: int) -> list[Row]:
-        """This measures one number of clients after the other, in every round, and finds the best rate."""
+        """Measure one number of clients after the other, in every round, and find the best rate."""
         spent: dict[int, list[list[float]]] = defaultdict(list)
         rates: dict[int, list[float]] = defaultdict(list)
         kept: dict[int, list[float]] = defaultdict(list)
@@ -75,7 +75,7 @@ class Load:
         ]
 
     def lag(self, rounds: int) -> Row:
-        """This offers half of the best rate by schedule, and measures from each commit until it is durable."""
+        """Offer half of the best rate by schedule, and measure the time from each commit until it is durable."""
         if self._best is None:
             self.clients(1)
         assert self._best is not None
@@ -102,7 +102,7 @@ class Load:
         )
 
     def _marks(self, end: float) -> dict[int, list[Mark]]:
-        """This listens until commits have ended, all is flushed, and no watermark has moved for a while."""
+        """Collect the watermarks of each shard until commits have ended, all is flushed, and none moves for a while."""
         shards = range(self._space.shards)
         names = {self._space.events(shard).encode(): shard for shard in shards}
         marks: dict[int, list[Mark]] = {shard: [] for shard in shards}
@@ -120,12 +120,12 @@ class Load:
 
 
 def best_of(kept: Mapping[int, Sequence[float]]) -> Kept:
-    """This gives the number of clients whose rate is the highest in the median of the rounds, and that rate."""
+    """Return the number of clients whose median rate over the rounds is the highest, and that rate."""
     return max((Kept(clients, median(rates)) for clients, rates in kept.items()), key=lambda one: one.rate)
 
 
 def durable_at(commits: Iterable[Commit], marks: Mapping[int, Sequence[Mark]]) -> list[float]:
-    """This gives when each commit was first covered by a watermark of its shard; ValueError where one never was."""
+    """Return when a watermark of its shard first covered each commit; raise ValueError where none did."""
     found = []
     for commit in commits:
         of_shard = marks[commit.shard]

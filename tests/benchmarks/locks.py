@@ -47,7 +47,7 @@ _NAMES: dict[Side, str] = {
 
 
 class Locker:
-    """This locks and unlocks in each of the three ways, with clients of its own."""
+    """One who locks and unlocks in each of the three ways, with clients of its own."""
 
     def __init__(self, settings: Settings) -> None:
         self.cache = StateCache(settings=settings)
@@ -56,7 +56,7 @@ class Locker:
         self._held: AbstractContextManager[Any] | None = None
 
     def acquire(self, side: Side) -> None:
-        """This waits until the lock is held."""
+        """Wait until the lock is held."""
         if side == "floor":
             self._lists.blpop(f"{BY_HAND}:list")
             return
@@ -64,23 +64,23 @@ class Locker:
         self._held.__enter__()
 
     def release(self, side: Side) -> None:
-        """This gives it back."""
+        """Release the lock."""
         if side == "floor":
             self._lists.lpush(f"{BY_HAND}:list", "it")
         elif self._held is not None:
             self._held.__exit__(None, None, None)
 
     def ours(self) -> AbstractContextManager[Any]:
-        """This is our lock."""
+        """Return statecache's lock."""
         return self.cache.lock(KEY, ttl=TTL_S, timeout=TIMEOUT_S)
 
     def theirs(self) -> AbstractContextManager[Any]:
-        """This is redis-py's."""
+        """Return redis-py's lock."""
         lock: AbstractContextManager[Any] = self.bare.lock(BY_HAND, timeout=TTL_S)
         return lock
 
     def close(self) -> None:
-        """This closes the connections."""
+        """Close the connections."""
         self.cache.close()
         self.bare.close()
         self._lists.close()
@@ -88,7 +88,7 @@ class Locker:
 
 @contextmanager
 def locking(number: int, settings: Settings) -> Iterator[Callable[[tuple[str, Side]], float]]:
-    """This is the job of each process: it answers when it began to release, or when it had the lock."""
+    """Yield the job of each process, which answers when it began to release, or when it had the lock."""
     locker = Locker(settings)
 
     def work(order: tuple[str, Side]) -> float:
@@ -110,7 +110,7 @@ def locking(number: int, settings: Settings) -> Iterator[Callable[[tuple[str, Si
 
 
 def uncontended(settings: Settings, rounds: int) -> Row:
-    """This measures the row of a lock that nobody else wants."""
+    """Measure the row of a lock that nobody else wants."""
     locker = Locker(settings)
 
     def once(lock: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -128,7 +128,7 @@ def uncontended(settings: Settings, rounds: int) -> Row:
 
 
 def handover(settings: Settings, rounds: int, rng: Random) -> Iterator[Row]:
-    """This measures the rows of a lock that eight others wait for."""
+    """Measure the rows of a lock that eight others wait for."""
     spent: dict[Side, list[list[float]]] = {side: [] for side in SIDES}
     with redis.Redis.from_url(settings.redis_url) as bare:
         bare.lpush(f"{BY_HAND}:list", "it")
@@ -145,7 +145,7 @@ def handover(settings: Settings, rounds: int, rng: Random) -> Iterator[Row]:
 
 
 def _round(processes: Processes, side: Side, rng: Random) -> list[float]:
-    """This hands the lock on so many times, then lets every waiter have it, so that nobody is left waiting."""
+    """Hand the lock on as often as planned, then to every waiter left; return the seconds of each handover."""
     holder = 0
     processes.send(holder, ("acquire", side))
     processes.answer(holder)

@@ -21,7 +21,7 @@ Unit = Literal["", "µs", "ms", "KB", "MB"]
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what one side of a row did; times in microseconds, None where nothing of the kind was measured."""
+    """The figures of one side of a row; times in microseconds, None where nothing of the kind was measured."""
 
     name: str
     ops_s: float | None = None
@@ -31,7 +31,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a subject, what it is held against, and how its figure keeps to the bound; some have no bound."""
+    """A subject, what it is compared with, and how its figure keeps to the bound; some rows have no bound."""
 
     subject: Measure
     against: Measure | None = None
@@ -45,12 +45,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def figure(self) -> float | None:
-        """This is the median of the rounds' figures; None where the row was left out."""
+        """The median of the rounds' figures; None where the row was left out."""
         return median(self.figures) if self.figures else None
 
     @property
     def met(self) -> bool | None:
-        """This says whether the bound is kept; None where there is none, or no figure."""
+        """Whether the bound is kept; None where there is none, or no figure."""
         if self.bound is None or self.figure is None:
             return None
         return self.figure <= self.bound if self.at_most else self.figure >= self.bound
@@ -65,7 +65,7 @@ def in_turns(
     calls: int,
     unit: Literal["", "ms"] = "",
 ) -> Row:
-    """This times two calls in turns; the figure is the ratio of their p50, or their difference in milliseconds."""
+    """Time two calls in turns; the figure is the ratio of their p50, or their difference in milliseconds."""
     sides = (subject, against)
     for _, call in sides:
         for _ in range(calls // 4):
@@ -98,7 +98,7 @@ def _one_round(first: Call, second: Call, calls: int) -> tuple[list[float], list
 
 
 def measure(name: str, rounds: Sequence[Sequence[float]], *, ops_s: Sequence[float] | None = None) -> Measure:
-    """This sums up the seconds that each round's calls took; rates of their own where calls were not one by one."""
+    """Sum up the seconds that each round's calls took; `ops_s` gives the rates where calls overlapped."""
     rates_of_rounds = [len(spent) / sum(spent) for spent in rounds] if ops_s is None else ops_s
     return Measure(
         name=name,
@@ -110,12 +110,12 @@ def measure(name: str, rounds: Sequence[Sequence[float]], *, ops_s: Sequence[flo
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """This is the smallest of the values that at least so many percent of them do not exceed."""
+    """Return the smallest of the values that at least `percent` percent of them do not exceed."""
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 
 def rates(subject: tuple[str, list[float]], against: tuple[str, list[float]], *, bound: float) -> Row:
-    """This makes a row of rates, one a round on either side; more is better."""
+    """Make a row of rates, one per round on either side; more is better."""
     return Row(
         subject=Measure(name=subject[0], ops_s=median(subject[1])),
         against=Measure(name=against[0], ops_s=median(against[1])),
@@ -126,5 +126,5 @@ def rates(subject: tuple[str, list[float]], against: tuple[str, list[float]], *,
 
 
 def left_out(name: str, why: str) -> Row:
-    """This makes the row of what could not be measured here."""
+    """Make the row of what could not be measured here."""
     return Row(subject=Measure(name=name), figures=[], left_out=why)

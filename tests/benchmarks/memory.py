@@ -24,7 +24,7 @@ IN_PASSING = ("mem_clients_normal", "mem_aof_buffer", "mem_replication_backlog")
 
 
 def state_memory(running: Servers, bare: Any, backlog: Backlog, *, rounds: int) -> list[Row]:
-    """This measures both rows; one worker runs, with a retention of nothing."""
+    """Measure both rows; one worker runs, with no retention."""
     clean: list[float] = []
     dirty: list[float] = []
     _lay(backlog, 0, STATES // 10)
@@ -45,12 +45,12 @@ def state_memory(running: Servers, bare: Any, backlog: Backlog, *, rounds: int) 
 
 
 def held(info: Mapping[str, Any]) -> int:
-    """This is what data holds, in bytes, of what the server says of its memory."""
+    """Return the bytes that data takes, given the server's INFO on its memory."""
     return int(info["used_memory"]) - sum(int(info.get(name, 0)) for name in IN_PASSING)
 
 
 def kilobytes_each(before: int, after: int, states: int) -> float:
-    """This is the growth by that many states for one of them, in units of 1,024 bytes."""
+    """Return the growth per state, in units of 1,024 bytes."""
     return (after - before) / states / 1024
 
 

@@ -45,14 +45,14 @@ DECODE, REDIS_PY, CASHEWS = "bare decode of its bytes", "redis-py's client-side 
 
 
 class Said(msgspec.Struct, frozen=True):
-    """This is a message."""
+    """A message."""
 
     role: str
     content: str
 
 
 class Step(msgspec.Struct, frozen=True):
-    """This is a value that callers may share."""
+    """A value that callers may share."""
 
     step: int
     open_question: str | None
@@ -60,7 +60,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def near(settings: Settings, values: Sequence[Value], rounds: int) -> Iterator[Row]:
-    """This measures the rows of both clients; no worker is needed."""
+    """Measure the rows of both clients; no worker is needed."""
     with ExitStack() as stack:
         sides = _synchronous(stack, settings, values)
         spent = in_blocks(sides, rounds=rounds, blocks=BLOCKS, calls=CALLS)
@@ -125,7 +125,7 @@ def _asynchronous(
 
 @contextmanager
 def _redis_py(redis_url: str) -> Iterator[Any]:
-    """This gives redis-py with its cache, which takes the server for a Redis of the version that it wants."""
+    """Open redis-py with its cache, made to accept the server as a Redis new enough."""
     meant = CacheProxyConnection.DEFAULT_SERVER_NAME, CacheProxyConnection.MIN_ALLOWED_VERSION
     with redis.Redis.from_url(redis_url) as asking:
         said: Any = asking.execute_command("HELLO")
@@ -149,7 +149,7 @@ def _cashews(stack: ExitStack, redis_url: str, runner: asyncio.Runner) -> Any:
 
 
 def coherent(name: str, read: Callable[[], Any], wanted: Any) -> None:
-    """This returns when a read gives what another client wrote, and raises RuntimeError where it does not."""
+    """Read until another client's write is seen; raise RuntimeError after COHERENT_S."""
     deadline = monotonic() + COHERENT_S
     while (found := read()) is None or getattr(found, "value", found) != wanted:
         if monotonic() > deadline:
@@ -157,7 +157,7 @@ def coherent(name: str, read: Callable[[], Any], wanted: Any) -> None:
 
 
 def ask_nobody(sides: Mapping[str, Loop], bare: Any) -> None:
-    """This raises RuntimeError where a side's calls are not answered from memory."""
+    """Raise RuntimeError where a side's calls are not answered from memory."""
     for name, loop in sides.items():
         loop(CALLS)
         before = bare.info("stats")["total_commands_processed"]
@@ -167,13 +167,13 @@ def ask_nobody(sides: Mapping[str, Loop], bare: Any) -> None:
 
 
 def taking(name: str, spent: Sequence[Sequence[float]], bound: float) -> Row:
-    """This makes a row of the microseconds of a call."""
+    """Make a row of the microseconds of a call."""
     figures = [1e6 * median(blocks) for blocks in spent]
     return Row(subject=measure(name, spent), figures=figures, unit="µs", bound=bound)
 
 
 def slower(name: str, theirs: Sequence[Sequence[float]], ours: Sequence[Sequence[float]], bound: float) -> Row:
-    """This makes a row of how many of our calls fit into one of theirs."""
+    """Make a row of how many of our calls fit into one of theirs."""
     figures = [median(long) / median(short) for long, short in zip(theirs, ours, strict=True)]
     return Row(subject=measure(name, theirs), figures=figures, bound=bound, at_most=False)
 
@@ -181,6 +181,6 @@ def slower(name: str, theirs: Sequence[Sequence[float]], ours: Sequence[Sequence
 def beyond(
     subject: tuple[str, Sequence[Sequence[float]]], less: tuple[str, Sequence[Sequence[float]]], bound: float
 ) -> Row:
-    """This makes a row of the microseconds that a call takes beyond another."""
+    """Make a row of the microseconds that a call takes beyond another."""
     figures = [1e6 * (median(all_) - median(part)) for all_, part in zip(subject[1], less[1], strict=True)]
     return Row(subject=measure(*subject), against=measure(*less), figures=figures, unit="µs", bound=bound)

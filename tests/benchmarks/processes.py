@@ -28,7 +28,7 @@ Job = Callable[..., AbstractContextManager[Work]]
 
 
 class Processes:
-    """These are so many processes, each with a job; a context manager that waits until all are ready."""
+    """Processes with one job each; a context manager that waits until all are ready."""
 
     def __init__(self, job: Job, *arguments: Any, count: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -54,26 +54,26 @@ class Processes:
             process.join(READY_S)
 
     def all(self, order: Any) -> tuple[float, list[Any]]:
-        """This gives all of them the same order; it returns the moment at which they began, and their answers."""
+        """Send all of them the same order; return the moment at which they began, and their answers."""
         return self.each([order] * len(self._pipes))
 
     def each(self, orders: Sequence[Any]) -> tuple[float, list[Any]]:
-        """This gives the first of them an order each, and waits for their answers."""
+        """Send the first of them an order each; return the moment at which they began, and their answers."""
         start = monotonic() + LEAD_S + LEAD_S_EACH * len(orders)
         for number, order in enumerate(orders):
             self.send(number, order, start=start)
         return start, [self.answer(number) for number in range(len(orders))]
 
     def send(self, number: int, order: Any, *, start: float = 0.0) -> None:
-        """This gives one of them an order, for a moment to come or for now."""
+        """Send one of them an order, to be done at `start` or at once."""
         self._pipes[number].send((start, order))
 
     def answer(self, number: int) -> Any:
-        """This waits for the answer of one of them."""
+        """Wait for the answer of one of them."""
         return self._answer(number, ANSWER_S)
 
     def first(self, numbers: Iterable[int]) -> int:
-        """This waits until one of these has an answer, and says which."""
+        """Wait until one of these has an answer, and return its number."""
         asked = {self._pipes[number]: number for number in numbers}
         ready = wait(list(asked), ANSWER_S)
         if not ready:
@@ -90,7 +90,7 @@ class Processes:
 
 
 def _process(pipe: Connection, job: Job, number: int, arguments: Sequence[Any]) -> None:
-    """This is the life of one process: it ends when its pipe does."""
+    """Run one process until its pipe ends."""
     with job(number, *arguments) as work, suppress(EOFError, ConnectionResetError, KeyboardInterrupt):
         gc.freeze()
         pipe.send("ready")

@@ -20,7 +20,7 @@ _LEGEND = (
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """This is under what the rows were measured."""
+    """The circumstances of a run."""
 
     rounds: int
     cores: int
@@ -32,7 +32,7 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def table(rows: Sequence[Row], about: Circumstances) -> str:
-    """This gives the rows as text, each with what it is held against below it."""
+    """Return the rows as text, each with what it is compared with below it."""
     lines = [_COLUMNS.format(*_HEADINGS).rstrip()]
     lines += (line for row in rows for line in _lines(row))
     lines += ["", *_LEGEND, *about.notes]
@@ -49,7 +49,7 @@ def table(rows: Sequence[Row], about: Circumstances) -> str:
 
 
 def document(rows: Sequence[Row], about: Circumstances) -> bytes:
-    """This gives the rows as JSON."""
+    """Return the rows as JSON."""
     machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": about.cores}
     content: dict[str, Any] = {
         "rounds": about.rounds,

@@ -27,7 +27,7 @@ OURS, THEIRS = f"steps/s, {RUNS} runs of {STEPS} that do nothing", "DBOS on the 
 
 
 def steps(settings: Settings, rounds: int) -> Row:
-    """This measures the row; one worker runs."""
+    """Measure the row; one worker runs."""
     if find_spec("dbos") is None:
         return left_out(OURS, "DBOS is not installed: the extra `bench` brings it")
     ours: list[float] = []
@@ -43,7 +43,7 @@ def steps(settings: Settings, rounds: int) -> Row:
 
 @contextmanager
 def stepping(number: int, settings: Settings) -> Iterator[Callable[[int], float]]:
-    """This is the job of our process: it answers how long all runs took together."""
+    """Yield the job of our process, which answers how many seconds all runs took together."""
     cache = AsyncStateCache(settings=settings)
 
     async def run(key: str) -> None:
@@ -69,7 +69,7 @@ async def _nothing(step: Any, number: int) -> int:
 
 @contextmanager
 def by_dbos(number: int, settings: Settings) -> Iterator[Callable[[int], float]]:
-    """This is the job of DBOS' process."""
+    """Yield the same job done with DBOS."""
     dbos: Any = import_module("dbos").DBOS
     dbos(config={"name": "bench", "system_database_url": settings.postgres_url, "log_level": "ERROR"})
 

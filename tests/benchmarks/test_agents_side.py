@@ -149,7 +149,7 @@ def test_tasks_increment_a_real_state_on_both_sides(settings: Settings) -> None:
 
 @contextmanager
 def doubling(number: int, more: int) -> Iterator[Callable[[int], tuple[int, int]]]:
-    """A job that answers with its number and twice its order."""
+    """Yield a job that answers with its number and twice its order, plus `more`."""
     yield lambda order: (number, 2 * order + more)
 
 

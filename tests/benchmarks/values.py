@@ -19,7 +19,7 @@ Value = dict[str, Any]
 
 
 def values_of(runs: Path) -> list[Value]:
-    """This gives values whose JSON has exactly one kilobyte."""
+    """Return values whose JSON has exactly one kilobyte."""
     texts = (message.get("content") for run in _runs(runs) for message in run["messages"])
     values: list[Value] = []
     for text in texts:
@@ -29,13 +29,13 @@ def values_of(runs: Path) -> list[Value]:
 
 
 def short(value: Value) -> Value:
-    """This is the same value with the beginning of what was said."""
+    """Return the same value with only the beginning of what was said."""
     said = value["messages"][0]
     return value | {"messages": [said | {"content": said["content"][:SHORT_CHARACTERS]}]}
 
 
 def encoded(value: Value) -> bytes:
-    """This is a value as it is stored."""
+    """Return a value as it is stored."""
     return msgspec.json.encode(value)
 
 
@@ -46,7 +46,7 @@ def _runs(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _value(step: int, text: str) -> Value:
-    """This cuts or repeats a text until it fills the kilobyte."""
+    """Return a value whose text is cut or repeated until it fills the kilobyte."""
     text = (text * (VALUE_BYTES // len(text) + 1))[:VALUE_BYTES]
     while (over := len(encoded(_shaped(step, text))) - VALUE_BYTES) > 0:
         text = text[: -max(1, over // 4)]

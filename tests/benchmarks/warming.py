@@ -26,7 +26,7 @@ TIMEOUT_S = 60.0
 
 
 def warming(settings: Settings, values: Sequence[Value], rounds: int) -> Row:
-    """This measures the row; one worker runs."""
+    """Measure the row; one worker runs."""
     space, keys = KeySpace(settings.prefix, settings.shards), [f"warm/{number}" for number in range(STATES)]
     ours: list[float] = []
     theirs: list[float] = []
@@ -63,7 +63,7 @@ def _remove(bare: Any, space: KeySpace, keys: Sequence[str]) -> None:
 
 
 def _check(cache: StateCache, bare: Any, keys: Sequence[str], *, here: bool) -> None:
-    """This raises RuntimeError where a state is missing, or should be here and is read from Redis still."""
+    """Raise RuntimeError where a state is missing, or is read from Redis though it should be in memory."""
     before = bare.info("stats")["total_commands_processed"]
     missing = sum(cache.get(key) is None for key in keys)
     asked = bare.info("stats")["total_commands_processed"] - before

@@ -32,7 +32,7 @@ KEY = "bench/unwatched"
 
 
 def watchers(alone: Settings, watched: Settings, values: Sequence[Value], rounds: int) -> Iterator[Row]:
-    """This measures a row for each number of clients; no worker is needed."""
+    """Measure a row for each number of clients; no worker is needed."""
     watched = watched.model_copy(update={"redis_connections_max": 1})
     with ExitStack() as stack:
         ours, theirs = (stack.enter_context(StateCache(settings=settings)) for settings in (alone, watched))
@@ -58,12 +58,12 @@ def _key(process: int, client: int) -> str:
 
 
 def _share_out(processes: Processes, clients: int) -> None:
-    """This lets so many clients be there in all."""
+    """Spread that many clients over the processes."""
     processes.each([clients // PROCESSES + (number < clients % PROCESSES) for number in range(PROCESSES)])
 
 
 def _check(settings: Settings, clients: int) -> None:
-    """This raises RuntimeError where the server does not know that many clients that track what they read."""
+    """Raise RuntimeError where fewer clients than that track what they read."""
     with redis.Redis.from_url(settings.redis_url) as bare:
         tracking = int(bare.info("clients")["tracking_clients"])
     if tracking < clients:
@@ -72,7 +72,7 @@ def _check(settings: Settings, clients: int) -> None:
 
 @contextmanager
 def watching(number: int, settings: Settings) -> Iterator[Callable[[int], int]]:
-    """This is the job of each process: so many clients in all, each with a state of its own in its near cache."""
+    """Yield the job of each process: bring its clients to a number, each with a state of its own in its near cache."""
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever, daemon=True)
     thread.start()

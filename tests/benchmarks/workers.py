@@ -23,7 +23,7 @@ OWNED = "SELECT count(*) FROM statecache.shard WHERE lease_until > now() GROUP B
 
 
 def workers(running: Servers, backlog: Backlog, *, shards: int, rounds: int) -> list[Row]:
-    """This measures each number of workers in every round; it leaves one worker running."""
+    """Measure each number of workers in every round; leave one worker running."""
     rates: dict[int, list[float]] = defaultdict(list)
     with psycopg.connect(running.postgres_url, autocommit=True) as connection:
         for turn in range(min(rounds, ROUNDS_MAX)):

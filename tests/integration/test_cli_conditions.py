@@ -24,7 +24,7 @@ Psql = psycopg.Connection[Any]
 
 
 class World(NamedTuple):
-    """This is a deployment whose worker is turned by hand."""
+    """A deployment whose worker is turned by hand."""
 
     settings: Settings
     agents: Agents
@@ -95,7 +95,7 @@ async def _redis_full(world: World) -> None:
 
 
 async def _redis_disk_full(world: World) -> None:
-    """A folder stands where the snapshot is to go."""
+    """Put a folder where the snapshot is to go."""
     target = Path(world.raw.config_get("dir")["dir"]) / world.raw.config_get("dbfilename")["dbfilename"]
     kept = target.read_bytes() if target.exists() else None
     target.unlink(missing_ok=True)

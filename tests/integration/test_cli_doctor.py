@@ -73,7 +73,7 @@ def configured(raw: Any, name: str, value: str) -> Iterator[None]:
 
 
 def found(cli: CommandLine, *arguments: str) -> tuple[int, dict[str, str], dict[str, str]]:
-    """This gives the exit status, what was found with its severity, and the levels: '' or why not."""
+    """Return the exit status, the findings with their severity, and each level with '' or why it is not given."""
     ended = cli("doctor", "--json", *arguments)
     facts = ended.json
     levels = {one["level"]: "" if one["given"] else one["why"] for one in facts["levels"]}

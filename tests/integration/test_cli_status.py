@@ -269,7 +269,7 @@ def test_lines_for_programs_come_until_nobody_reads_on(cli: CommandLine) -> None
 
 
 class Terminal:
-    """This is a terminal with a command in it."""
+    """A terminal with a command in it."""
 
     def __init__(self, process: subprocess.Popen[bytes], screen: int) -> None:
         self.process = process
@@ -277,7 +277,7 @@ class Terminal:
         self.written = b""
 
     def until(self, holds: Callable[[bytes], bool]) -> None:
-        """This reads on until that holds of what was written since it was last asked for."""
+        """Read on until the condition holds of what is written from now on."""
         start, end = len(self.written), monotonic() + WAIT_S
         while not holds(self.written[start:]):
             ready, _, _ = select.select([self._screen], [], [], max(0.0, end - monotonic()))

@@ -43,7 +43,7 @@ def _with_user(url: str, user: str, password: str = SECRET) -> str:
 
 
 def _everything_of(error: BaseException) -> str:
-    """This is all that a log, a report or a debugger would show of an error and of its causes."""
+    """Return everything that a log, a report or a debugger would show of an error and of its causes."""
     shown = "".join(traceback.format_exception(error))
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__) is not None:

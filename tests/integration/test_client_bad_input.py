@@ -220,7 +220,7 @@ async def test_keys_that_look_alike_or_like_redis_keys_never_meet(
 
 
 def _other(keys: KeySpace) -> str:
-    """This gives a key of another shard than KEY's."""
+    """Return a key of another shard than KEY's."""
     return next(key for number in range(99) if keys.shard(key := f"runs/{number}") != keys.shard(KEY))
 
 

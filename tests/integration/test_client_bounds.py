@@ -225,7 +225,7 @@ async def _seconds(call: Awaitable[Any]) -> float:
 
 
 def _judge(took: dict[str, float], bound_s: float) -> None:
-    """This prints how long each took beyond the bound, the longest first, and asserts that it was not too long."""
+    """Print how long each took beyond the bound, in seconds, longest first; assert that none took too long."""
     beyond = {what: round(seconds - bound_s, 3) for what, seconds in sorted(took.items(), key=lambda one: -one[1])}
     print(f"seconds beyond {bound_s}: {beyond}")  # noqa: T201
     assert {what: seconds for what, seconds in beyond.items() if seconds > LOADED_S} == {}

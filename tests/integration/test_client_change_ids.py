@@ -22,7 +22,7 @@ Psql = psycopg.Connection[Any]
 
 
 class Elsewhere:
-    """This moves a change from where a repeat finds it first to where it finds it last."""
+    """The places where a repeat looks for a change, first to last; each method brings the change there."""
 
     def __init__(self, client: AsyncStateCache, worker: Worker, raw: Any, keys: KeySpace) -> None:
         self._client = client
@@ -31,24 +31,24 @@ class Elsewhere:
         self._keys = keys
 
     async def newest(self) -> None:
-        """The state holds it."""
+        """Do nothing: the state holds it."""
 
     async def remembered(self) -> None:
-        """The state remembers it, and the stream holds it."""
+        """Let the state remember it, and the stream hold it."""
         await self._client.set(KEY, "later")
 
     async def remembered_and_flushed(self) -> None:
-        """The state remembers it, and Postgres holds it."""
+        """Let the state remember it, and Postgres hold it."""
         await self.remembered()
         await self._leave_the_stream()
 
     async def forgotten(self) -> None:
-        """Only the stream holds it."""
+        """Let only the stream hold it."""
         for number in range(7):
             await self._client.set(KEY, number)
 
     async def forgotten_and_flushed(self) -> None:
-        """Only Postgres holds it."""
+        """Let only Postgres hold it."""
         await self.forgotten()
         await self._leave_the_stream()
 
@@ -116,7 +116,7 @@ async def test_a_change_id_of_several_keys_is_compared_key_by_key(client: AsyncS
 async def _apart(
     client: AsyncStateCache, agents: Agents, worker: Worker, redis_raw: Any, keys: KeySpace
 ) -> tuple[Any, Any]:
-    """This uses one change_id at two keys of a shard: one change continues its key, the other forks."""
+    """Use one change_id at two keys of a shard: one change continues its key, the other forks."""
     await client.set(OTHER, "the truth")
     await flush(worker)
     redis_raw.unlink(keys.state(OTHER))

@@ -33,7 +33,7 @@ async def _as_coroutine(call: Any) -> Any:
 
 
 async def _closes(client: AsyncStateCache, *, drain: float) -> asyncio.Task[DrainReport]:
-    """This begins to close the client; it refuses new calls from now on."""
+    """Begin to close the client; when this returns, new calls are refused."""
     closing = asyncio.create_task(_as_coroutine(client.close(drain=drain)))
     async with asyncio.timeout(60):
         while not _tier(client).in_flight.closing:  # noqa: ASYNC110

@@ -109,7 +109,7 @@ async def test_a_reply_to_another_request_is_not_believed(
 
 
 async def _slip(client: AsyncStateCache, link: Any = None) -> None:
-    """This sends a commit of the past and leaves its reply unread."""
+    """Send a commit of the past and leave its reply unread."""
     tier, taken = client.runtime, link or await client.runtime.redis.pool.take(1)
     commit = tier.committer.new(
         [client.write_of("runs/first", 3, expected="*")], tier.keys.shard("runs/first"), durability="memory",
@@ -336,7 +336,7 @@ async def test_a_server_that_falls_silent_costs_one_wait_and_not_one_for_each_id
 
 
 async def _many_at_once(client: AsyncStateCache, proxy: FaultProxy) -> None:
-    """This reads over as many connections as there are reads."""
+    """Read over as many connections as there are reads."""
     faults = {f"runs/{number}": proxy.arm("hold_reply", at=f"runs/{number}".encode()) for number in range(6)}
     reads = [asyncio.create_task(_get(client, key)) for key in faults]
     for fault in faults.values():

@@ -43,7 +43,7 @@ Psql = psycopg.Connection[Any]
 
 
 class Books:
-    """These are the books of one story: what was read wrongly, what was acknowledged, what was cut short."""
+    """The books of one story: what was read wrongly, what was acknowledged, what was cut short."""
 
     def __init__(self) -> None:
         self.wrong: list[str] = []
@@ -51,12 +51,12 @@ class Books:
         self.ends: Counter[str] = Counter()
 
     def read(self, key: str, state: Any) -> None:
-        """This checks that a state is the one that was asked for."""
+        """Check that a state is the one that was asked for."""
         if state is None or state.key != key or state.value["key"] != key:
             self.wrong.append(f"{key}: {state}")
 
     def wrote(self, key: str, state: Any) -> None:
-        """This notes an acknowledged commit."""
+        """Note an acknowledged commit."""
         self.read(key, state)
         self.acknowledged.add(state.change_id)
 
@@ -74,7 +74,7 @@ def _few(settings: Settings, proxy: FaultProxy) -> Settings:
 
 
 def _balanced(books: Books, outcomes: list[Outcome], psql: Psql) -> None:
-    """Each commit that Postgres holds was acknowledged or found to be applied, and each of those is there once."""
+    """Assert that Postgres holds exactly the commits acknowledged or found to be applied, each once."""
     assert books.wrong == []
     applied = [one.change_id for one in outcomes if one.verdict == "applied"]
     assert {one.verdict for one in outcomes} <= {"applied", "not applied"}
@@ -134,7 +134,7 @@ async def test_tasks_that_are_cancelled_at_random_moments(
 
 
 async def _wave(client: AsyncStateCache, books: Books, rng: Random, calls: range) -> None:
-    """This begins so many calls at once and cancels each at a moment of its own."""
+    """Begin a call per number at once and cancel each at a moment of its own."""
     loop = asyncio.get_running_loop()
     tasks = []
     for call in calls:
@@ -156,7 +156,7 @@ async def _wave(client: AsyncStateCache, books: Books, rng: Random, calls: range
 
 
 async def _is_whole(client: AsyncStateCache) -> None:
-    """Every connection that the pools may lend can be had at once, and answers what it is asked."""
+    """Assert that all connections of the pools can be taken at once, and that each answers its own question."""
     for pool, size in (
         (client.runtime.redis.pool, client.settings.redis_connections_max),
         (client.runtime.postgres.pool, client.settings.postgres_connections_max),
@@ -226,7 +226,7 @@ def _read_all(client: StateCache, books: Books) -> None:
 
 
 def _hurried(client: StateCache, books: Books, rng: Random, thread: int) -> None:
-    """This makes one thread's calls, each with a deadline of its own."""
+    """Make one thread's calls, each with a deadline of its own."""
     for call in range(thread, CALLS, 8):
         verb, key = rng.choice(VERBS[1:4]), rng.choice(KEYS)
         timeout = rng.uniform(0.001, 16 * DELAY_S)

@@ -136,7 +136,7 @@ async def test_a_waiter_survives_an_outage_of_redis(
 
 
 def _listeners(redis_raw: Any, keys: KeySpace) -> int:
-    """This gives how many listen to the events of KEY's shard, as the server knows it."""
+    """Return how many clients listen to the events of KEY's shard, as the server counts them."""
     _, count = redis_raw.execute_command("PUBSUB", "SHARDNUMSUB", keys.events(keys.shard(KEY)))
     return int(count)
 

@@ -42,7 +42,7 @@ def slow(make_client: MakeClient, settings: Settings, postgres_proxy: FaultProxy
 
 
 def _evict(redis_raw: Any, keys: KeySpace, key: str = KEY) -> None:
-    """This does what Redis does for room, to a state that is clean."""
+    """Evict a clean state, as Redis does for room."""
     assert evict(redis_raw, keys, key)
 
 

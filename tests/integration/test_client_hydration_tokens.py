@@ -44,7 +44,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _evict(redis_raw: Any, keys: KeySpace, key: str = KEY) -> None:
-    """This does what Redis does for room, to a state that is clean."""
+    """Evict a clean state, as Redis does for room."""
     assert evict(redis_raw, keys, key)
 
 

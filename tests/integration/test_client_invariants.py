@@ -63,7 +63,7 @@ return gone
 
 
 class Watch:
-    """This looks at the deployment again and again."""
+    """Repeated looks at the deployment, and what they found."""
 
     def __init__(self, raw: Any, keys: KeySpace, prefix: str) -> None:
         self._raw, self._keys, self._prefix = raw, keys, prefix
@@ -72,7 +72,7 @@ class Watch:
         self.seen: dict[str, tuple[int, int]] = {}
 
     def look(self) -> None:
-        """This takes one snapshot of every shard."""
+        """Take one snapshot of every shard."""
         for shard in range(self._keys.shards):
             tag = f"{self._prefix}:{{{shard:02d}}}"
             fixed = [self._keys.meta(shard), self._keys.changes(shard), self._keys.unflushed(shard)]
@@ -83,7 +83,7 @@ class Watch:
         self.looks += 1
 
     def evict(self) -> None:
-        """This evicts whatever may be evicted."""
+        """Evict whatever may be evicted."""
         self.evicted += self._raw.eval(EVICT, 0, f"{self._prefix}:*:state:*")
 
 

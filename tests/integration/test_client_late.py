@@ -79,7 +79,7 @@ async def test_a_server_whose_clock_was_set_forward_is_asked_anew(settings: Sett
 
 
 class Stray:
-    """This is the first attempt of a write: its connection breaks as it is sent, but a network still has it."""
+    """The first attempt of a write: its connection breaks as it is sent, but a network still has it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Awaitable[object]]) -> None:
         self._commands: Sequence[Any] = ()
@@ -97,7 +97,7 @@ class Stray:
         monkeypatch.setattr(AsyncLink, "run", run_or_lose)
 
     async def arrives(self, cache: AsyncStateCache) -> bytes:
-        """This lets the server have it at last, and gives its verdict, which nobody waits for."""
+        """Let the attempt reach the server at last; return its verdict, which nobody waits for."""
         reply = await cache.runtime.redis.exchange(self._commands, seconds=5)
         verdict: bytes = reply[0][1]
         return verdict
@@ -167,13 +167,13 @@ async def _awaited(call: Any) -> Any:
 
 
 async def _flushed_on(worker: Worker, until: asyncio.Future[Any]) -> None:
-    """This flushes again and again until that is done."""
+    """Flush again and again until the future is done."""
     while not until.done():
         await flush(worker)
 
 
 async def executed(proxy: FaultProxy) -> None:
-    """This returns when the proxy has nothing left to hand on: what it held was answered, or its server has it."""
+    """Wait until the proxy has nothing left to hand on: what it held was answered, or its server has it."""
     async with asyncio.timeout(60):
         while proxy.holding:  # noqa: ASYNC110 - the proxy runs on this loop
             await asyncio.sleep(0)

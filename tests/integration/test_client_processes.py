@@ -27,7 +27,7 @@ Psql = psycopg.Connection[Any]
 
 
 def _in_a_child(work: Callable[[], object]) -> int:
-    """This runs the function in a forked child and gives its pid; the child's status is 0 where it succeeded."""
+    """Run the function in a forked child and return its pid; the child's status is 0 where it succeeded."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python >= 3.12 warns of threads; these are idle
         pid = os.fork()
@@ -46,7 +46,7 @@ def _status(pid: int) -> int:
 
 
 def _backends(psql: Psql) -> set[Any]:
-    """These are the connections of clients that Postgres knows."""
+    """Return the pids of the clients' connections that Postgres knows."""
     return {row[0] for row in rows(psql, "SELECT pid FROM pg_stat_activity WHERE application_name = 'statecache'")}
 
 
@@ -122,7 +122,7 @@ CHILDREN, TURNS = 4, 15
 
 
 def _work_as(cache: StateCache, who: str, threads: int) -> None:
-    """This is one process's share: threads that read what they wrote, from wherever, beside a state that all update."""
+    """Do one process's share: threads that read what they wrote, in every mode, beside a state that all update."""
 
     def work(thread: int) -> None:
         mine = f"runs/{who}-{thread}"
@@ -166,7 +166,7 @@ def test_four_children_use_a_client_that_their_parent_has_used(threads: int, set
 
 
 def _as_a_worker(cache: StateCache, who: str, threads: int) -> None:
-    """This works in a forked child, which has none of its parent's calls and commits to wait for when it goes down."""
+    """Work in a forked child, which has none of its parent's calls and commits to wait for when it closes."""
     assert cache.runtime.in_flight.tails() == []
     _work_as(cache, who, threads)
     left = cache.close(drain=0)

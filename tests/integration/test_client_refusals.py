@@ -29,7 +29,7 @@ MESSAGE_CHARACTERS_MAX = 500
 
 
 class Refused(NamedTuple):
-    """This is bad input and what its error is to be: its kind, what it is about, the reason, and the remedy."""
+    """Bad input, and what its error is to be: its kind, what it is about, the reason, and the remedy."""
 
     call: Callable[[AsyncStateCache], Awaitable[Any]]
     kind: type[StateCacheError]
@@ -43,7 +43,7 @@ def _key(key: Any, reason: str, shown: str = "") -> Refused:
 
 
 def _value(make: Callable[[], Any], reason: str, remedy: str, **policy: Any) -> Refused:
-    """The value is made when the test runs: some are too large or too odd for the name of a test."""
+    """Return the case of a bad value, made when the test runs: some are too large or odd for the name of a test."""
     return Refused(
         lambda client: client.namespace("runs", **policy).set("42", make()), CodecError, repr(KEY), reason, remedy
     )

@@ -22,7 +22,7 @@ MARK = ACTOR.encode()
 
 
 async def _others(cache: AsyncStateCache) -> State[Any]:
-    """These are more commits than a state remembers."""
+    """Commit more often than a state remembers, and return the last state."""
     return [await cache.set(KEY, f"other {number}") for number in range(7)][-1]
 
 
@@ -60,13 +60,13 @@ def _writing(cache: AsyncStateCache, verb: Verb) -> Coroutine[Any, Any, State[An
 
 
 async def _hide(cache: AsyncStateCache, verb: Verb) -> State[Any] | None:
-    """These are as many commits again, at whose end the verb would find what it asks for."""
+    """Commit as often again, and leave the key as the verb expects it."""
     last = await _others(cache)
     return await cache.delete(KEY) if verb == "create" else last
 
 
 class Stray:
-    """This is a commit whose first attempt is held up while its repeat finds a state that has no memory of it."""
+    """A commit whose first attempt is held up while its repeat finds a state that has no memory of it."""
 
     def __init__(self, client: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy, verb: Verb = "set") -> None:
         self._client = client
@@ -75,25 +75,25 @@ class Stray:
         self._attempt = proxy.arm("hold_request", at=MARK)
 
     async def send(self) -> None:
-        """This returns when the first attempt is under way and its state has been written by others."""
+        """Start the commit, wait until its first attempt is under way, and let others write the state."""
         self._task = asyncio.create_task(_writing(self._client, self._verb))
         await self._attempt.wait()
         await _hide(self._cache, self._verb)
 
     async def lose(self, until: Fault) -> None:
-        """This cuts the first attempt off, and returns when that strikes which the repeat meets."""
+        """Cut the first attempt off, and wait until the fault strikes that the repeat meets."""
         for link in self._client.runtime.redis.pool._all_lent():
             await link.close()
         await until.wait()
 
     async def arrive(self) -> State[Any] | None:
-        """This lets the first attempt be applied, and gives what others have written since."""
+        """Let the first attempt be applied, and return what others have written since."""
         self._attempt.release()
         await self._attempt.answered()
         return await _hide(self._cache, self._verb)
 
     async def outcome(self) -> State[Any]:
-        """This gives what the commit was answered in the end."""
+        """Return the commit's answer."""
         written = await self._task
         assert written is not None
         return written

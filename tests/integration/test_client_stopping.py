@@ -69,7 +69,7 @@ both = pytest.mark.parametrize("program", [ASYNC, SYNC], ids=["async", "sync"])
 
 @contextlib.asynccontextmanager
 async def agent(program: str, settings: Settings, *, drain: float) -> AsyncIterator[Process]:
-    """This is the agent's process; it has begun its first step."""
+    """Start the agent's process, yield it once it has begun its first step, and end it."""
     names = ("redis_url", "postgres_url", "prefix", "postgres_schema", "shards")
     variables = {f"STATECACHE_{name.upper()}": str(getattr(settings, name)) for name in names}
     process = await asyncio.create_subprocess_exec(
@@ -102,7 +102,7 @@ async def _go_on(process: Process) -> None:
 
 
 async def _ended(process: Process) -> tuple[list[str], int]:
-    """This gives what the process still says, and its exit status."""
+    """Return what the process still writes, and its exit status."""
     async with asyncio.timeout(WAIT_S):
         out, err = await process.communicate()
     assert err == b""
@@ -164,7 +164,7 @@ async def test_a_second_signal_ends_an_agent_in_the_middle_of_its_step(
 
 
 def _handled(pid: int, number: int) -> None:
-    """This returns when the signal is no longer pending in the process, so that another one is another one."""
+    """Wait until the signal is no longer pending in the process, so that the next one is not merged with it."""
     bit = 1 << (number - 1)
     while True:
         with open(f"/proc/{pid}/status", encoding="ascii") as status:

@@ -45,7 +45,7 @@ async def _all(client: AsyncStateCache, value: int, **more: Any) -> list[Any]:
 
 
 def _exchanges(patch: pytest.MonkeyPatch) -> list[list[str]]:
-    """This notes the commands of every exchange that commits something."""
+    """Record the commands of every exchange that commits something, in the list returned."""
     seen: list[list[str]] = []
     run = AsyncLink.run
 

@@ -24,7 +24,7 @@ def single(make_client: MakeClient, settings: Settings) -> AsyncStateCache:
 
 
 async def _is_watching_nothing(single: AsyncStateCache, other: AsyncStateCache, watched: str) -> None:
-    """A key that is still watched, once it changed, would abort the next EXEC of the connection."""
+    """Assert that the connection watches nothing: a watched key, once changed, would abort its next EXEC."""
     call: Any = _awaiting if isinstance(single, AsyncStateCache) else asyncio.to_thread
     pool = single.runtime.redis.pool
     link = await call(pool.take, 1)

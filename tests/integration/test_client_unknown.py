@@ -51,7 +51,7 @@ async def client(settings: Settings) -> AsyncIterator[AsyncStateCache]:
 
 @pytest.fixture
 def meddle(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Run], Run]], None]:
-    """This puts something between clients and their connections to Redis."""
+    """A function that puts something between clients and their connections to Redis."""
     plain = AsyncLink.run
 
     async def run(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:

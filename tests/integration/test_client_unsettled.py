@@ -49,7 +49,7 @@ async def _as_coroutine(call: Any) -> Any:
 
 
 async def _cancelled(call: Any, fault: Fault) -> None:
-    """This cancels the call once its request has met the fault."""
+    """Cancel the call once its request has met the fault."""
     task = asyncio.create_task(_as_coroutine(call))
     await fault.wait()
     task.cancel()
@@ -59,7 +59,7 @@ async def _cancelled(call: Any, fault: Fault) -> None:
 
 
 async def _only_one(client: Any) -> Any:
-    """This gives the one commit that is unsettled."""
+    """Return the one commit that is unsettled."""
     held = client.unsettled()
     (one,) = await held if asyncio.iscoroutine(held) else held
     return one

@@ -84,7 +84,7 @@ def changes(redis_raw: Any, keys: KeySpace) -> Changes:
 
 
 async def _prepare(client: AsyncStateCache, write: Write, key: str) -> int:
-    """This brings the key to where the write makes sense and gives the version that it will make."""
+    """Bring the key to where the write makes sense, and return the version that the write will make."""
     if write is _create:
         assert await client.get(key) is None
         return 1
@@ -175,7 +175,7 @@ async def _commit_more_than_is_remembered(client: AsyncStateCache) -> State[Any]
 async def _forgotten(
     kind: Kind, behind: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy
 ) -> tuple[asyncio.Task[Any], State[Any]]:
-    """This holds a write up until its state has forgotten it, and gives what others wrote there last."""
+    """Hold a write up until its state has forgotten it; return its task, and what others wrote last."""
     await behind.set(KEY, 7)
     fault = proxy.arm(kind, at=MARK)
     writing = asyncio.create_task(_as_coroutine(_set(behind)))

@@ -46,13 +46,13 @@ def settings(paired: Settings) -> Settings:
 
 
 async def _others(cache: AsyncStateCache) -> None:
-    """These are more commits than a state remembers."""
+    """Commit more often than a state remembers."""
     for number in range(7):
         await cache.set(KEY, f"other {number}", durability="memory")
 
 
 class Copies:
-    """This takes away what acknowledges copies at a level, and gives it back."""
+    """What acknowledges copies at a level: it can be taken away and given back."""
 
     def __init__(self, pair: Servers, raw: Any, level: Level) -> None:
         self._pair = pair
@@ -222,7 +222,7 @@ def _cut_connections(raw: Any) -> None:
 
 
 def _change_replid(raw: Any) -> None:
-    """This is what a failover there and back does to connections that outlive it: nothing, but the replid is new."""
+    """Give the server a new replid and keep its connections, as a failover there and back does."""
     raw.execute_command("REPLICAOF", "127.0.0.1", "1")
     raw.execute_command("REPLICAOF", "NO", "ONE")
 

@@ -41,7 +41,7 @@ def rule(redis_raw: Any, settings: Settings) -> Callable[..., None]:
 
 
 def _held(redis_raw: Any, settings: Settings) -> dict[bytes, Any]:
-    """This is everything that Redis holds of the deployment."""
+    """Return everything that Redis holds of the deployment."""
     return {name: redis_raw.dump(name) for name in redis_raw.scan_iter(f"{settings.prefix}:*", count=1000)}
 
 
@@ -92,7 +92,7 @@ async def test_a_right_that_is_lost_in_mid_life_leaves_nothing_of_a_commit(
 
 
 def _commit_in_part(limited: Settings, keys: KeySpace, *states: Any, change_id: str) -> None:
-    """This commits as a script would that proves no rights: it writes until one is missing, and no further."""
+    """Commit by a script that checks no rights first: it writes until one is missing, and no further."""
     text = script("commit").text
     unproven = text.replace("local may, lacking = redis.acl_check_cmd, nil", "local may, lacking = nil, nil")
     assert unproven != text

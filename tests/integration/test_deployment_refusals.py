@@ -54,7 +54,7 @@ def test_what_is_not_granted_is_refused(deployment: Deployment, raw: Any, user: 
 
 
 def stranger(deployment: Deployment) -> Any:
-    """This is a client that gives no name."""
+    """Return a client without a user name."""
     return redis.Redis(port=deployment.redis.port, retry=Retry(NoBackoff(), 0), driver_info=None)
 
 

@@ -33,7 +33,7 @@ from tests.fix_flusher import Agents, Log, flush, flush_through, turn_until
 
 @contextmanager
 def followed(deployment: Deployment, raw: Any) -> Iterator[None]:
-    """This gives the server a replica that has everything."""
+    """Give the server a replica that has everything, during the block."""
     follower = deployment.redis.follower("replica")
     follower.start()
     try:
@@ -44,7 +44,7 @@ def followed(deployment: Deployment, raw: Any) -> Iterator[None]:
 
 
 def set_aside(deployment: Deployment, raw: Any, name: str) -> Path:
-    """This copies what Redis holds, once all of it has reached the disk."""
+    """Copy what Redis holds, once all of it has reached the disk; return the copy."""
     server = deployment.redis
     raw.config_set("appendfsync", "always")
     raw.set("on-disk", name)
@@ -54,7 +54,7 @@ def set_aside(deployment: Deployment, raw: Any, name: str) -> Path:
 
 
 def rewound(deployment: Deployment, kept: Path) -> None:
-    """This lets Redis die, and come back with the data that it had when they were set aside."""
+    """Kill Redis, and start it again with the data of the copy."""
     server = deployment.redis
     server.kill()
     shutil.rmtree(server.folder / server.name)
@@ -63,7 +63,7 @@ def rewound(deployment: Deployment, kept: Path) -> None:
 
 
 async def _in_turn(client: AsyncStateCache) -> None:
-    """This has one task wait until another gives it the lock."""
+    """Let one task wait until another passes the lock on to it."""
     holds, waits = asyncio.Event(), client.runtime.leases
 
     async def second() -> None:
@@ -82,7 +82,7 @@ async def _in_turn(client: AsyncStateCache) -> None:
 
 
 async def _called(client: AsyncStateCache, raw: Any) -> None:
-    """This has an update wait until it is called to."""
+    """Let an update wait for the baton until it is called."""
     batons, end = client.runtime.batons, monotonic() + 60
     batons.crowd("runs/1")
     async with batons.of("runs/1", end=end) as baton:
@@ -119,7 +119,7 @@ async def _verbs(client: AsyncStateCache, raw: Any) -> State[Any]:
 
 
 async def _levels(deployment: Deployment, client: AsyncStateCache, raw: Any, ran: Ran) -> None:
-    """This asks for every level: `disk` where the server gives it, `postgres` while nobody flushes."""
+    """Ask for every level: `disk` where the server gives it, `postgres` while nobody flushes."""
     with followed(deployment, raw), ran.noting(raw):
         await client.set("runs/levels", 1)  # its first replica has changed the server's replid
         assert (await client.set("runs/levels", 2, durability="replica")).version == 2
@@ -130,7 +130,7 @@ async def _levels(deployment: Deployment, client: AsyncStateCache, raw: Any, ran
 
 
 async def _races_for(key: str, deployment: Deployment, raw: Any, ran: Ran, keys: Any) -> None:
-    """This lets readers load one state at once until one of them comes when another has just loaded it."""
+    """Let readers load one state at once until one of them comes just after another has loaded it."""
     async with agent(deployment) as one, agent(deployment) as other:
         for _ in range(50):
             raw.unlink(keys.state(key))
@@ -142,7 +142,7 @@ async def _races_for(key: str, deployment: Deployment, raw: Any, ran: Ran, keys:
 
 
 async def _opens_after_a_loss(deployment: Deployment, client: AsyncStateCache, raw: Any, ran: Ran) -> None:
-    """Redis comes back without a change that Postgres holds: the agent opens the gate and drops what is stale."""
+    """Let Redis come back without a durable change: the agent opens the gate and drops what is stale."""
     await client.set("runs/lost", 1)
     async with at_work(deployment) as worker:
         await flush(worker)
@@ -214,7 +214,7 @@ async def test_an_agent_that_lacks_any_of_them_is_refused_something(deployment: 
 
 
 async def _refused(client: AsyncStateCache) -> str:
-    """This asks for every level and a lock, and gives why it was not let in, or not let lock."""
+    """Ask for every level and a lock; return why the client was not let in, or not let lock."""
     try:
         await client.get("runs/1")
     except StateCacheError as error:
@@ -232,7 +232,7 @@ async def _refused(client: AsyncStateCache) -> str:
 
 
 async def _uncalled(client: AsyncStateCache, raw: Any) -> str:
-    """This updates a state that others want too, and says which rights it lacks if it has to do so out of turn."""
+    """Update a state that others want too; return the rights lacking if it was done without waiting for its turn."""
     client.runtime.batons.crowd("runs/1")
     baton, _, _ = client.runtime.keys.baton("runs/1")
     raw.delete(baton)
@@ -241,7 +241,7 @@ async def _uncalled(client: AsyncStateCache, raw: Any) -> str:
 
 
 async def _trouble(deployment: Deployment, client: AsyncStateCache, raw: Any, worker: Worker) -> str:
-    """This leaves a worker all that it can meet: a gap, data that Postgres refuses, a fork and, at last, a stranger."""
+    """Leave a worker everything that it can meet: a gap, data that Postgres refuses, a fork, a foreign entry."""
     keys = worker.keys
     with deployment.raw("agent") as commits:
         agents = Agents(worker.settings, keys, commits)
@@ -299,7 +299,7 @@ async def test_a_restart_loses_nothing_whatever_the_default_user_may_not_do(depl
 
 
 def client_key(key: str) -> str:
-    """This is the Redis key of a state of this module's deployments."""
+    """Return the Redis key of a state of this module's deployments."""
     return KeySpace(shards=SHARDS).state(key)
 
 

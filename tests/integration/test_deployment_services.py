@@ -103,7 +103,7 @@ def test_what_a_superuser_has_migrated_is_handed_over_and_rights_beside_the_file
 
 
 def _rights(deployment: Deployment) -> set[tuple[str, str, str]]:
-    """These are the rights beside reading: (role, table, what), with the column where it is one column's."""
+    """Return the rights besides reading: (role, table, right), with the column where it is one column's."""
     columns = deployment.sql(
         "SELECT grantee, table_name, privilege_type, column_name FROM information_schema.column_privileges"
         " WHERE table_schema = 'statecache' AND grantee LIKE 'statecache%' AND grantee <> 'statecache_migrate'"
@@ -190,7 +190,7 @@ def test_no_value_and_no_password_stands_in_a_log(deployment: Deployment) -> Non
 
 
 def _start(folder: Path, *command: str, **passwords: str) -> subprocess.CompletedProcess[str]:
-    """This starts a command by the script that starts Redis."""
+    """Start a command by the script that starts Redis."""
     acl = {"REDIS_ACL_TEMPLATE": str(CONFIG / "users.acl"), "REDIS_ACL_FILE": str(folder / "rendered.acl")}
     return subprocess.run(
         ["sh", str(CONFIG / "start-redis.sh"), *command], env=plain_environment() | acl | passwords,
@@ -227,7 +227,7 @@ def test_the_rendered_file_is_private_and_holds_digests_only(tmp_path: Path) -> 
 
 
 def _written_by_a_server_that_does_not_start(*options: str) -> str:
-    """This gives what a server writes that refuses its files; one that takes them would run on past the time."""
+    """Return what a server writes that refuses its files; fail if it starts."""
     command = [str(valkey_server()), *options, "--port", str(free_port())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=plain_environment())
     assert done.returncode != 0
@@ -248,13 +248,13 @@ def test_without_its_users_no_server_starts_with_the_configuration(tmp_path: Pat
 
 
 class Running(NamedTuple):
-    """This is a running worker, with what it has logged as far as that was read."""
+    """A running worker, with what it has logged as far as that was read."""
 
     process: subprocess.Popen[str]
     lines: list[dict[str, Any]]
 
     def until(self, event: str) -> dict[str, Any]:
-        """This reads the log up to the next line of that event."""
+        """Read the log up to the next line of that event."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(json.loads(line))
@@ -283,7 +283,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _wheel(folder: Path) -> Path:
-    """This builds the wheel from what the image's build copies."""
+    """Build the wheel from what the image's build copies."""
     wheels = folder / "wheels"
     for *sources, target in _copied():
         for source in sources:
@@ -301,14 +301,14 @@ def _wheel(folder: Path) -> Path:
 
 
 def _copied() -> list[list[str]]:
-    """This is what the Dockerfile copies into its build: sources, then the target."""
+    """Return what the Dockerfile copies into its build: sources, then the target."""
     first = stages((ROOT / "workers/Dockerfile").read_text())[0]
     return [one.words for one in first.instructions if one.word == "COPY"]
 
 
 @contextmanager
 def _worker(deployment: Deployment, built: Path, **more: str) -> Iterator[Running]:
-    """This runs the image's entry point and command with its variables, and those of the service."""
+    """Run the image's entry point and command with its variables, and those of the service, during the block."""
     image = worker_image()
     inside = {name: value.replace("/opt/statecache", str(built)) for name, value in image.environment.items()}
     inside["PATH"] = inside["PATH"].replace("$PATH", "/usr/bin:/bin")
@@ -352,7 +352,7 @@ def test_the_images_worker_is_healthy_and_told_to_stop_it_drains(deployment: Dep
 
 
 def _healthy(built: Path, port: str) -> int:
-    """This runs the image's health check and gives its status."""
+    """Run the image's health check and return its status."""
     words = json.loads(worker_image().last("HEALTHCHECK").text.removeprefix("CMD "))
     environment = {"PATH": f"{built}/bin", "STATECACHE_HEALTH_PORT": port}
     return subprocess.run(

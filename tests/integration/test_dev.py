@@ -93,7 +93,7 @@ class Dev:
         self.postgres_url = self.urls.get("STATECACHE_POSTGRES_URL", "")
 
     def until(self, words: str) -> str:
-        """This reads on until a line with these words, or to the end."""
+        """Read on until a line with these words, or to the end."""
         assert self.process.stdout is not None
         lines: list[str] = []
         while not (lines and words in lines[-1]) and (line := self.process.stdout.readline()):

@@ -31,7 +31,7 @@ print("\\n".join(map(str, rows)) if isinstance(rows, (list, set)) else "" if row
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """This is an empty home, into which the user who runs Postgres for root can pass: nothing is kept outside it."""
+    """An empty home that the user who runs Postgres for root can pass through: nothing is kept outside it."""
     with tempfile.TemporaryDirectory(prefix="sct", dir=short_folder()) as name:
         data = Path(name, ".local/share/statecache")
         data.mkdir(parents=True)
@@ -42,7 +42,7 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture
 def environment(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """This is what a reader's shell has: statecache, psql, redis-cli, and no settings yet."""
+    """The environment of a reader's shell: statecache, psql, redis-cli, and no settings yet."""
     tools = tmp_path / "bin"
     tools.mkdir()
     if shutil.which("redis-cli") is None:
@@ -61,7 +61,7 @@ def environment(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def running(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """These are settings of servers that run, in the shell's environment and in this process's."""
+    """The settings of running servers, in the shell's environment and in this process's."""
     with servers(workers=1) as s:
         given = {"STATECACHE_REDIS_URL": s.redis_url, "STATECACHE_POSTGRES_URL": s.postgres_url}
         for name, value in given.items():

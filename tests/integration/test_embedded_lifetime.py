@@ -199,7 +199,7 @@ def _python_path() -> str:
 
 
 def _python_for_everybody() -> str:
-    """This gives an interpreter that another user can run with our packages; ours may lie in a closed home."""
+    """Return an interpreter that another user can run with our packages; ours may lie in a closed home."""
     for python in (sys.executable, "/usr/bin/python3"):
         done = subprocess.run(
             ["/usr/bin/env", "-i", f"PYTHONPATH={_python_path()}", python, "-c", "import statecache.settings, hiredis"],

@@ -30,7 +30,7 @@ def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
 
 
 def parted(shard: World) -> tuple[Valkey, Valkey]:
-    """This gives an old primary that still takes writes, and its promoted replica; both hold KEY, flushed."""
+    """Return an old primary that still takes writes, and its promoted replica; both hold KEY, flushed."""
     a = shard.start("a")
     shard.open(a)
     b = shard.replica(a, "b")

@@ -43,7 +43,7 @@ def shard(tiers: Servers, make_settings: MakeSettings, tmp_path: Path) -> Iterat
 
 
 class Backup:
-    """This is Postgres' data folder as it was at some moment."""
+    """A copy of Postgres' data folder, taken when this is made."""
 
     def __init__(self, tiers: Servers, folder: Path) -> None:
         self._tiers = tiers
@@ -54,7 +54,7 @@ class Backup:
         tiers.restart("postgres")
 
     def put_back(self) -> None:
-        """This makes Postgres what it was then."""
+        """Restore the copy."""
         self._tiers.stop("postgres")
         owner = self._data.stat()
         shutil.rmtree(self._data)

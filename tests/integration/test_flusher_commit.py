@@ -25,7 +25,7 @@ Psql = psycopg.Connection[Any]
 
 @contextmanager
 def _trigger(psql: Psql, table: str, body: str, *, deferred: bool = False) -> Iterator[None]:
-    """This runs `body` for every row that is written to a table, at COMMIT where it is deferred."""
+    """Run `body` for every row that is written to a table, at COMMIT where it is deferred, during the block."""
     psql.execute(
         f"CREATE FUNCTION fault() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NEW; END $$".encode()
     )
@@ -51,7 +51,7 @@ def _acknowledged(agents: Agents) -> int:
 async def test_a_warning_during_commit_moves_nothing_and_the_batch_is_repeated(
     agents: Agents, worker: Worker, psql: Psql
 ) -> None:
-    """This is what a cancelled wait for a synchronous standby looks like: success, and a warning."""
+    """A cancelled wait for a synchronous standby looks like that: success, and a warning."""
     await flush(worker)
     agents.commit("runs/1")
     body = "RAISE WARNING 'canceling wait for synchronous replication due to user request';"
@@ -106,7 +106,7 @@ async def test_a_warning_that_a_default_would_hide_is_seen_all_the_same(
 
 
 def _until_commits_wait(url: str, admin: Psql) -> None:
-    """This commits until that waits for a standby: the servers' processes learn of a setting one after the other."""
+    """Commit until that waits for a standby: the server's processes learn of a setting one after the other."""
     waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'SyncRep'"
     with psycopg.connect(url, autocommit=True) as witness, ThreadPoolExecutor(1) as threads:
         statement, pid = b"COMMENT ON SCHEMA public IS 'a witness'", witness.info.backend_pid

@@ -25,7 +25,7 @@ LOCKED_S = 20.0
 
 
 def _once_before(patch: pytest.MonkeyPatch, owner: Any, name: str, action: Callable[[], Awaitable[None]]) -> None:
-    """This has something happen just before a method runs for the first time."""
+    """Run an action just before a method runs for the first time."""
     real, left = getattr(owner, name), [action]
 
     async def meddled(*args: Any, **more: Any) -> Any:
@@ -72,7 +72,7 @@ async def test_a_fenced_flusher_drops_its_batch_and_the_other_shards_go_on(
 
 
 def _restart(agents: Agents, psql: Psql, shard: int) -> None:
-    """This makes a shard look as after a restart: its data set names a replid that is no longer the server's."""
+    """Make a shard look as after a restart: its data set names a replid that is no longer the server's."""
     agents.raw.hset(agents.keys.meta(shard), "replid", "f" * 40)
     psql.execute("UPDATE shard SET replid = %s WHERE shard = %s", ("f" * 40, shard))
 
@@ -293,7 +293,7 @@ async def test_epoch_and_server_are_asked_for_before_the_entries_that_are_read_a
 
 
 def _wiped_after_read(patch: pytest.MonkeyPatch, agents: Agents, worker: Worker, number: int, key: str) -> list[str]:
-    """This wipes shard 0, opens it anew and commits, just after entries were read so many times."""
+    """Wipe shard 0, open it anew and commit, just after that many reads of entries; return the order of the reads."""
     order: list[str] = []
     keys, streams = agents.keys, worker.flusher.streams
     look, read = streams.heads, streams.read

@@ -213,7 +213,7 @@ async def test_a_damaged_state_in_a_gap_is_parked(
 
 
 def _went_back(psql: Psql, flushed: int) -> None:
-    """This makes Postgres what it was when shard 0 was flushed up to there."""
+    """Put Postgres back to where shard 0 was flushed up to `flushed`."""
     psql.execute("DELETE FROM change WHERE shard = 0 AND n > %s", (flushed,))
     psql.execute("DELETE FROM state WHERE shard = 0 AND n > %s", (flushed,))
     psql.execute("UPDATE shard SET flushed = %s, entries = %s, bytes = %s WHERE shard = 0", (flushed,) * 3)

@@ -27,7 +27,7 @@ def tidy(make_worker: MakeWorker, settings: Settings) -> Worker:
 
 
 async def _retire(worker: Worker) -> None:
-    """This lets everything leave that may."""
+    """Let everything leave that may."""
     link, database = await worker.connect()
     left = list(worker.holdings)
     while left:
@@ -84,7 +84,7 @@ async def test_what_was_set_aside_of_another_branch_does_not_keep_the_lineages_s
 
 
 class Retiring:
-    """This asks by the script alone, as a worker does whose row says what is given."""
+    """The retire script alone, called as by a worker whose row holds the given numbers."""
 
     def __init__(self, raw: Any, keys: KeySpace) -> None:
         self.raw = raw

@@ -27,7 +27,7 @@ WAIT_S = 60.0
 
 
 class Process:
-    """This is a worker process and what it has logged so far."""
+    """A worker process, and what it has logged so far."""
 
     def __init__(self, settings: Settings, **more: Any) -> None:
         given = {
@@ -52,7 +52,7 @@ class Process:
             await self._process.wait()
 
     async def until(self, *events: str) -> dict[str, Any]:
-        """This reads the log on until each of the events has come, in any order, and gives the last one's fields."""
+        """Read the log until each of the events has come, in any order; return the last one's fields."""
         assert self._process is not None
         assert self._process.stderr is not None
         left = {*events}
@@ -65,12 +65,12 @@ class Process:
         raise AssertionError(f"it ended without {left}: {self.lines}")
 
     def send(self, kind: signal.Signals) -> None:
-        """This sends a signal."""
+        """Send a signal."""
         assert self._process is not None
         self._process.send_signal(kind)
 
     async def ended(self) -> int:
-        """This gives the exit status."""
+        """Wait for the end and return the exit status."""
         assert self._process is not None
         async with asyncio.timeout(WAIT_S):
             return await self._process.wait()
@@ -84,7 +84,7 @@ async def _ready(settings: Settings, **more: Any) -> AsyncIterator[Process]:
 
 
 async def _until_flushed(agents: Agents, shard: int, n: int) -> None:
-    """This returns when Redis has been told that the shard is flushed so far."""
+    """Wait until Redis has been told that the shard is flushed up to n."""
     listener = agents.raw.pubsub()
     listener.ssubscribe(agents.keys.events(shard))
     async with asyncio.timeout(WAIT_S):
@@ -273,7 +273,7 @@ async def test_a_server_that_dies_in_the_middle_is_waited_for_and_nothing_is_los
 
 
 async def _committed(agents: Agents, state: Any) -> str:
-    """This commits as soon as the gate is open, and gives n."""
+    """Commit as soon as the gate is open, and return n."""
     async with asyncio.timeout(WAIT_S):
         while (answer := agents.ask(state))[1] == b"FENCED":
             await asyncio.to_thread(agents.raw.xread, {agents.keys.changes(0): "$"}, block=50)

@@ -33,7 +33,7 @@ async def agent(settings: Settings) -> AsyncIterator[AsyncStateCache]:
 
 
 class Snapshot:
-    """This is what Redis held at some moment."""
+    """What Redis held when this was made."""
 
     def __init__(self, raw: Any, keys: KeySpace) -> None:
         self._raw = raw

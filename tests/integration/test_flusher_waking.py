@@ -44,7 +44,7 @@ async def test_a_connection_to_wait_on_that_falls_silent_holds_nothing_up(
 
 
 async def _wake(worker: Worker, agents: Agents, *keys: str) -> None:
-    """This commits to a worker at rest, and returns when it is up."""
+    """Commit to a worker at rest, and wait until it has woken."""
     for key in keys:
         agents.commit(key)
     while not worker._woken:
@@ -129,7 +129,7 @@ async def test_what_a_glance_read_before_everything_was_wiped_is_not_flushed(
 
 
 async def _rung(worker: Worker) -> bool:
-    """This says whether the bell ends the worker's rest, and not the time."""
+    """Return whether the worker is woken by its signal, and not by the time."""
     worker._nudge.clear()
     worker._next_tend = worker._monotonic() + 60
     worker.janitor._next_round = worker._monotonic() + 60
@@ -171,7 +171,7 @@ async def test_a_bell_that_is_something_else_keeps_nobody_awake(
 
 
 async def _many(worker: Worker, agents: Agents) -> list[str]:
-    """This flushes one large batch, and gives the keys of the shards that were in it."""
+    """Flush one large batch, and return the keys of the shards that were in it."""
     keys = [agents.key_on(at % agents.settings.shards, f"of-{at}") for at in range(MANY)]
     await flush(worker)
     for key in keys:

@@ -39,11 +39,11 @@ def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
 
 
 class Dies(BaseException):
-    """This is the end of an opener's process."""
+    """The end of an opener's process."""
 
 
 def dying_after(number: int, died: list[str]) -> Callable[[str], None]:
-    """This ends an opener when so many exchanges were answered from its claim on; `died` gets the last one's name."""
+    """Return a tap that ends an opener after that many answers from its claim on; `died` gets the last one's name."""
     answered = 0
 
     def tap(moment: str) -> None:
@@ -57,7 +57,7 @@ def dying_after(number: int, died: list[str]) -> Callable[[str], None]:
 
 
 def dying_at(name: str, died: list[str]) -> Callable[[str], None]:
-    """This ends an opener at a moment of that name."""
+    """Return a tap that ends an opener at a moment of that name."""
 
     def dies() -> None:
         died.append(name)
@@ -67,7 +67,7 @@ def dying_at(name: str, died: list[str]) -> Callable[[str], None]:
 
 
 def lost_tail(shard: World) -> tuple[Valkey, Authority]:
-    """This leaves a promoted replica that lacks durable changes and has some that are still to be flushed."""
+    """Return a promoted replica that lacks durable changes and has some that are still to be flushed."""
     a = shard.start("a")
     shard.open(a)
     b = shard.replica(a, "b")
@@ -83,7 +83,7 @@ def lost_tail(shard: World) -> tuple[Valkey, Authority]:
 
 
 def old_branch(shard: World) -> tuple[Valkey, Authority]:
-    """This leaves an old primary with ancestors to flush, a branch, and another program's entry."""
+    """Return an old primary with ancestors to flush, a branch, and another program's entry."""
     a = shard.start("a")
     shard.open(a)
     b = shard.replica(a, "b")
@@ -189,7 +189,7 @@ def test_an_opener_that_pauses_while_the_server_is_flushed_and_opened_anew_does_
 
 
 def opens_nothing(shard: World, server: Valkey, authority: Authority, *, tap: Tap) -> None:
-    """This is an opener that finds the gate open, or gives up, where it has no time left to look."""
+    """Assert that an opener finds the gate open, or gives up where it has no time left to look."""
     with suppress(Unavailable):
         assert shard.open(server, authority, tap=tap) == []
 
@@ -291,24 +291,24 @@ def test_what_another_opened_since_the_row_was_read_is_not_closed_again(shard: W
 
 
 class Several:
-    """This is a deployment of eight shards on the shared servers."""
+    """A deployment of eight shards on the shared servers."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.keys = KeySpace(settings.prefix, settings.shards)
 
     def close_all(self, raw: Any) -> None:
-        """This closes every gate, as a restart would."""
+        """Close every gate, as a restart would."""
         for number in range(self.settings.shards):
             raw.hset(self.keys.meta(number), "replid", "")
             raw.hset(self.keys.meta(number), "claimed", raw.info("replication")["master_replid"])
 
     def are_open(self, raw: Any) -> list[int]:
-        """These are the open shards."""
+        """Return the open shards."""
         return [n for n in range(self.settings.shards) if raw.hget(self.keys.meta(n), "replid")]
 
     def open(self, tap: Callable[[str], None]) -> list[int]:
-        """This opens all shards and gives those that it opened."""
+        """Open all shards and return those that were opened."""
         link, session = RedisTier(self.settings, self.keys).link(), PostgresTier(self.settings, self.keys).session()
         try:
             gate = Gate(self.settings, self.keys, by="the test", authority="worker")

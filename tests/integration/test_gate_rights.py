@@ -29,7 +29,7 @@ def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
 
 
 def as_role(shard: World, *, may_open: bool) -> str:
-    """This makes a role that may read, and open epochs or not, and gives its URL."""
+    """Create a role that may read, and open epochs or not; return its URL."""
     schema = shard.settings.postgres_schema
     role = f"{schema}_{'agent' if may_open else 'reader'}"
     shard.sql(f"CREATE ROLE {role} LOGIN PASSWORD 'word'")

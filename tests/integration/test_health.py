@@ -34,30 +34,30 @@ NUL = "a\0b"
 
 
 class Watched(NamedTuple):
-    """This is a worker process with its port."""
+    """A worker process with its port."""
 
     process: Process
     port: int
 
     async def ask(self, path: str) -> Answer:
-        """This asks as a probe does."""
+        """Send a request as a probe does and return the answer."""
         return await asyncio.to_thread(ask, self.port, path)
 
     async def metrics(self) -> dict[str, float]:
-        """This scrapes."""
+        """Scrape the metrics."""
         return samples((await self.ask("/metrics")).body)
 
     async def until(self, path: str, fits: Callable[[Answer], bool]) -> Answer:
-        """This asks until the answer fits, as a probe does again and again."""
+        """Ask until the answer fits, as a probe does again and again."""
         async with asyncio.timeout(WAIT_S):
             while not fits(answer := await self.ask(path)):
                 pass
         return answer
 
     async def until_metric(self, fits: Callable[[dict[str, float]], bool]) -> dict[str, float]:
-        """This scrapes until what it says fits.
+        """Scrape until the samples fit.
 
-        A page is put together while the worker goes on: what stands above that in it may still be of before.
+        The worker goes on while a page is built, so samples that stand further up in it may be older.
         """
         return samples((await self.until("/metrics", lambda answer: fits(samples(answer.body)))).body)
 
@@ -291,7 +291,7 @@ async def test_in_an_outage_of_redis_it_is_healthy_and_unready(own: Servers, own
 
 
 def _not_smaller(*pages: dict[str, float]) -> bool:
-    """This says that no counter ever went down."""
+    """Return whether no counter ever went down."""
     grows = [name for name in pages[0] if name.partition("{")[0].endswith(("_total", "_bucket", "_count", "_sum"))]
     assert grows
     return all(one[name] <= other[name] for one, other in pairwise(pages) for name in grows)

@@ -40,7 +40,7 @@ Psql = psycopg.Connection[Any]
 
 
 def _formats(redis_raw: Any, keys: KeySpace) -> list[list[bytes]]:
-    """This gives format, locks and tokens of each entry of the key's stream."""
+    """Return format, locks and tokens of each entry of the key's stream."""
     entries = [fields for _, fields in redis_raw.xrange(keys.changes(keys.shard(KEY)))]
     names = (b"format", b"lock1", b"token1", b"lock2", b"token2")
     return [[fields[name] for name in names if name in fields] for fields in entries]
@@ -306,7 +306,7 @@ with StateCache() as cache:
 
 
 class Holder:
-    """This is a process that holds the lock and does as it is told."""
+    """A process that holds the lock and does as it is told."""
 
     def __init__(self, settings: Settings) -> None:
         names = ("redis_url", "postgres_url", "prefix", "postgres_schema", "shards")

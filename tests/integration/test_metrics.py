@@ -42,14 +42,14 @@ _WORDS = {
 
 
 class Query(NamedTuple):
-    """This is what a query asks for: metrics, and the labels by which it selects or sums."""
+    """What a query asks for: metrics, and the labels by which it selects or sums."""
 
     metrics: set[str]
     labels: set[str]
 
 
 def parsed(query: str) -> Query:
-    """This takes a query apart; whatever is not PromQL as the dashboard uses it is a ValueError."""
+    """Return the metrics and labels of a query; raise ValueError for PromQL that the dashboard does not use."""
     found, at, opened = Query(set(), set()), 0, ""
     selecting = listing = False
     pairs = {")": "(", "}": "{"}
@@ -85,7 +85,7 @@ def _queries() -> Iterator[tuple[str, str]]:
 
 
 def _documented() -> dict[str, tuple[str, set[str]]]:
-    """This reads the tables: type and labels by name."""
+    """Return the tables of the page: type and labels by name."""
     rows = [line.split("|")[1:-1] for line in PAGE.splitlines() if line.startswith("| `statecache_")]
     return {
         name.strip().strip("`"): (kind.strip(), set(re.findall(r"`(\w+)`", labels)))
@@ -94,13 +94,13 @@ def _documented() -> dict[str, tuple[str, set[str]]]:
 
 
 class Exported(NamedTuple):
-    """These are the pages of a worker and of a client."""
+    """The pages of a worker and of a client."""
 
     worker: str
     client: str
 
     def series(self) -> dict[str, set[str]]:
-        """This gives the labels of every series, by its full name."""
+        """Return the labels of every series, by its full name."""
         found: dict[str, set[str]] = {}
         for line in (self.worker + self.client).splitlines():
             if match := re.match(r"(statecache_\w+)(?:\{(.*)\})? ", line):
@@ -196,7 +196,7 @@ def test_the_provisioning_files_fit_together() -> None:
 
 
 def _scraped(worker: Worker) -> dict[str, float]:
-    """This scrapes a worker of this process."""
+    """Scrape a worker of this process."""
     return samples(Exposition(worker, Pulse(timeout_s=10, lease_s=5)).page().body.decode())
 
 

@@ -46,7 +46,7 @@ def url_of(settings: Settings, **other: str) -> str:
 
 
 def plan(monkeypatch: pytest.MonkeyPatch, *more: tuple[int, str, str]) -> None:
-    """This lets the code know more steps than there are files."""
+    """Let the code know more steps than there are files."""
 
     def known(schema: str) -> list[Migration]:
         later = [Migration(number, name, text.replace("{schema}", f'"{schema}"')) for number, name, text in more]
@@ -190,7 +190,7 @@ async def test_a_schema_with_other_tables_of_our_names_is_refused(fresh: Setting
 
 
 class Pooled:
-    """This is a connection through a transaction-mode pooler: every transaction on a server connection of its own."""
+    """A connection through a transaction-mode pooler: every transaction on a server connection of its own."""
 
     closed = broken = False
     info = SimpleNamespace(parameter_status={"server_encoding": "UTF8"}.get)

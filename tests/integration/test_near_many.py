@@ -33,7 +33,7 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 
 async def cold(settings: Settings, other: AsyncStateCache, worker: Worker, redis_raw: Any, count: int) -> list[str]:
-    """This puts states into Postgres of which Redis holds none."""
+    """Put states into Postgres of which Redis holds none; return their keys."""
     names = [f"runs/{number}" for number in range(count)]
     for number, name in enumerate(names):
         await other.create(name, number, assume_new=True)
@@ -121,13 +121,13 @@ async def test_a_bad_name_is_refused_before_anything_is_loaded(one: AsyncStateCa
 
 
 async def woken(waiting: asyncio.Task[Any]) -> Any:
-    """This gives what a waiter got, in time."""
+    """Return what a waiter got; raise TimeoutError after LIMIT_S."""
     async with asyncio.timeout(LIMIT_S):
         return await waiting
 
 
 async def waits(client: AsyncStateCache) -> None:
-    """This returns when somebody waits for the key on that client."""
+    """Wait until somebody waits for the key on that client."""
     async with asyncio.timeout(LIMIT_S):
         while KEY not in client.runtime.near._watchers:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -235,7 +235,7 @@ def test_threads_share_one_cache_and_none_of_them_goes_back(settings: Settings) 
 
 
 def _in_a_child(function: Callable[[], bool]) -> bool:
-    """This runs a function in a forked child and gives what it says."""
+    """Run a function in a forked child and return its answer."""
     child = os.fork()
     if child == 0:
         code = 1

@@ -57,7 +57,7 @@ def _in_redis(settings: Settings) -> dict[str, str]:
 
 
 def _left(settings: Settings) -> dict[str, str]:
-    """This is all that there is of a deployment, its own names aside."""
+    """Return everything that there is of a deployment, its own names aside."""
     with psycopg.connect(settings.postgres_url) as connection:
         row = connection.execute(f"SELECT id::text FROM {settings.postgres_schema}.cluster".encode()).fetchone()
     assert row is not None

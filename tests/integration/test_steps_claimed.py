@@ -48,14 +48,14 @@ def leases(keys: KeySpace) -> str:
 
 
 async def _until(true: Any) -> None:
-    """Return when it is true."""
+    """Wait until it is true."""
     async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
 class Slow:
-    """This is a step's function that ends when it is told to."""
+    """A step's function that ends when it is told to."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = asyncio.Event(), asyncio.Event()

@@ -33,7 +33,7 @@ async def working(settings: Settings) -> AsyncIterator[None]:
 
 
 async def _leased(cache: AsyncStateCache) -> None:
-    """This returns when the step that runs has its claim."""
+    """Wait until the running step has its claim."""
     async with asyncio.timeout(60):
         while not cache.runtime.claims.held:  # noqa: ASYNC110
             await asyncio.sleep(0)

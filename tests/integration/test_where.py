@@ -24,7 +24,7 @@ KEYS = ("runs/42", 'runs/it\'s "quoted" $HOME `id` \\n {07}', "runs/é/ünï")
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """This is what a shell has to hold for the printed lines to work: passwords, and a way to find psql."""
+    """Return what a shell's environment needs for the printed lines to work: passwords, and a way to find psql."""
     passwords = {
         "REDISCLI_AUTH": urlsplit(settings.redis_url).password or "",
         "PGPASSWORD": str(conninfo_to_dict(settings.postgres_url).get("password") or ""),

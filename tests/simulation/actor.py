@@ -34,7 +34,7 @@ LOCK_TTL_S = 1.0
 
 
 class Actor:
-    """This uses one client in one session; what a verb may answer under faults ends it, anything else is raised."""
+    """One client in one session; an error that its verbs may raise under faults ends the verb, any other is raised."""
 
     def __init__(self, cache: AsyncStateCache, recorder: Recorder, session: str) -> None:
         self.cache = cache
@@ -44,7 +44,7 @@ class Actor:
 
     @cached_property
     def between(self) -> Actor:
-        """This is another session of the same client, for what is done while a verb is under way."""
+        """Another session of the same client, for what is done while a verb is under way."""
         return Actor(self.cache, self._recorder, f"{self._session}-between")
 
     def beside(self, cache: AsyncStateCache) -> Actor:
@@ -52,7 +52,7 @@ class Actor:
         return Actor(cache, self._recorder, f"{self._session}-beside")
 
     async def get(self, key: str, *, mode: Any = "primary") -> State[Any] | None:
-        """This reads a key."""
+        """Read a key."""
         with self._noted("get", key, kind="read", mode=mode) as sent:
             state = await self.cache.get(key, read=mode)
             self._recorder.ok(sent, read=[_seen(key, state)])
@@ -60,7 +60,7 @@ class Actor:
         return None
 
     async def list(self, prefix: str, keys: tuple[str, ...], order: Any) -> None:
-        """This lists a prefix, under which only these keys are looked for."""
+        """List a prefix, under which only these keys are looked for."""
         with self._noted("list", *keys, kind="read") as sent:
             found = {state.key: state async for state in self.cache.list(prefix, order=order)}
             self._recorder.ok(sent, read=[_seen(key, found.get(key)) for key in keys])
@@ -68,7 +68,7 @@ class Actor:
     async def set(
         self, key: str, *, level: Any = "memory", expected: State[Any] | None = None, change_id: str = ""
     ) -> State[Any] | None:
-        """This writes a value that nobody else writes, and gives the state where it is known to be applied."""
+        """Write a value that nobody else writes; return the state where it is known to be applied, else None."""
         expecting = {key: expected.change_id} if expected is not None else {}
         compared = expected if expected is not None else ...
         with self._noted("set", key, level=level, expected=expecting, change_id=change_id) as sent:
@@ -82,7 +82,7 @@ class Actor:
         return None
 
     async def set_again(self, key: str, change_id: str, between: int) -> None:
-        """This repeats a write under its change_id after others: it is applied once, whatever came between."""
+        """Repeat a write under its change_id after `between` other writes: it is applied once."""
         with self._noted("set", key, change_id=change_id) as sent:
             value = self._value(sent)
             await self.cache.set(key, value, change_id=change_id, reason=sent.tag)
@@ -91,13 +91,13 @@ class Actor:
             self._wrote(sent, await self.cache.set(key, value, change_id=change_id, reason=sent.tag))
 
     async def create(self, key: str, *, assume_new: bool = False) -> None:
-        """This creates a key."""
+        """Create a key."""
         with self._noted("create", key, expected={key: ABSENT}) as sent:
             value = self._value(sent)
             self._wrote(sent, await self.cache.create(key, value, assume_new=assume_new, reason=sent.tag))
 
     async def update(self, key: str) -> None:
-        """This reads, computes and writes."""
+        """Read, compute and write."""
         with self._noted("update", key) as sent:
 
             def changed(before: Any) -> Any:
@@ -106,7 +106,7 @@ class Actor:
             self._wrote(sent, await self.cache.update(key, changed, default={}, reason=sent.tag))
 
     async def delete(self, key: str) -> None:
-        """This deletes a key."""
+        """Delete a key."""
         with self._noted("delete", key, expected={key: PRESENT}) as sent:
             state = await self.cache.delete(key, reason=sent.tag)
             if state is None:
@@ -116,7 +116,7 @@ class Actor:
     async def transaction(
         self, *keys: str, write: tuple[str, ...] = (), meanwhile: Callable[[], Awaitable[object]] | None = None
     ) -> None:
-        """This reads the keys in a transaction and writes some of them at its end, after what happens meanwhile."""
+        """Read the keys in a transaction, await `meanwhile`, and write some of them at its end."""
         with self._noted("transaction", *(write or keys), kind="write" if write else "read") as sent:
             async with self.cache.transaction(*keys, reason=sent.tag) as tx:
                 read = [_seen(key, await tx.get(key)) for key in keys]
@@ -144,12 +144,12 @@ class Actor:
             self._recorder.ok(sent, verdict=await self.cache.step(key, name, function))
 
     async def insist(self, key: str) -> None:
-        """This writes durably, again until that is known to have worked."""
+        """Write durably, again until that is known to have worked."""
         while await self.set(key, level="postgres") is None:
             pass
 
     async def confirm(self, state: State[Any] | None) -> None:
-        """This waits until a change is durable."""
+        """Wait until a change is durable."""
         if state is None:
             return
         with self._noted("wait_durable", state.key, kind="confirm", change_id=state.change_id) as sent:

@@ -35,21 +35,21 @@ _Known = list[tuple[float, Operation | None]]
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what the clients were told: their trust window, and the longest time that one command may take."""
+    """What the clients were told: their trust window, and the longest time that one command may take, in seconds."""
 
     window_s: float
     command_s: float
 
     def of(self, read: Operation) -> float:
-        """This gives how old that local read may be, in seconds."""
+        """Return how old that local read may be, in seconds."""
         return min(self.window_s, read.stale_s) + (0.0 if read.at_once else self.command_s)
 
 
 class _Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """This is one operation at one key, and the place in the chain that it shows.
+    """One operation at one key, and the place in the chain that it shows.
 
-    One that saw no change, but that there was nothing (`absent`), has the latest place that fits: it is blamed the
-    least.
+    An operation that only saw that the key was absent (`absent`) could fit several places: it gets the latest one, with
+    which it breaks the fewest rules.
     """
 
     operation: Operation
@@ -58,7 +58,7 @@ class _Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge_ages(operations: Sequence[Operation], chains: Mapping[str, Sequence[Row]], bounds: Bounds) -> list[Violation]:
-    """This judges every read of every key; what is in no chain is the checker's to judge."""
+    """Judge every read of every key; a change that is in no chain is left to the checker."""
     violations: list[Violation] = []
     for key, shown in _by_key(operations, chains).items():
         known = _known_since(shown, len(chains[key]))
@@ -87,7 +87,7 @@ def _by_key(operations: Sequence[Operation], chains: Mapping[str, Sequence[Row]]
 
 
 def _beginnings(operations: Sequence[Operation], places: Mapping[str, Mapping[str, int]]) -> dict[str, list[float]]:
-    """This gives when each change of each chain was first sent, as far as its writer knew its name."""
+    """Return when each change of each chain was first sent, -inf where its writer did not know its change_id."""
     begun = {key: [-inf] * (len(chain) + 1) for key, chain in places.items()}
     for operation in operations:
         for key in operation.keys if operation.kind == "write" else ():
@@ -98,7 +98,7 @@ def _beginnings(operations: Sequence[Operation], places: Mapping[str, Mapping[st
 
 
 def _last_absence(chain: Sequence[Row], begun: Sequence[float], returned: float) -> int | None:
-    """This gives the last place at which the key was absent and that can have been seen: the least blame."""
+    """Return the last place at which the key was absent and that the read can have seen: the one that accuses least."""
     for place in range(len(chain), 0, -1):
         if chain[place - 1].op == "delete" and begun[place] <= returned:
             return place
@@ -106,7 +106,7 @@ def _last_absence(chain: Sequence[Row], begun: Sequence[float], returned: float)
 
 
 def _old(key: str, shown: Sequence[_Shown], known: _Known, bounds: Bounds) -> Iterator[Violation]:
-    """A local read does not miss what everybody could see long before it began."""
+    """Yield the local reads that missed a change shown to somebody longer ago than their bound."""
     for one in shown:
         read = one.operation
         if read.kind != "read" or read.mode != "local":
@@ -123,7 +123,7 @@ def _old(key: str, shown: Sequence[_Shown], known: _Known, bounds: Bounds) -> It
 
 
 def _known_since(shown: Sequence[_Shown], length: int) -> _Known:
-    """This gives for each place when an operation first had shown it, or a later one, and ended."""
+    """Return for each place the first operation to return that showed it, or a later place, and when it returned."""
     known: _Known = [(inf, None)] * (length + 2)
     for one in shown:
         if not one.absent and one.operation.returned < known[one.place][0]:
@@ -135,9 +135,9 @@ def _known_since(shown: Sequence[_Shown], length: int) -> _Known:
 
 
 def _proven(one: _Shown, chain: Sequence[Row], known: _Known, bounds: Bounds) -> int:
-    """This gives the place behind which nothing may go back once the operation has ended.
+    """Return the place that no read may fall behind once the operation has ended.
 
-    An absence is taken for the earliest one that it may have seen, by its mode.
+    An absence counts as the earliest one that the read may have seen, given its mode.
     """
     if not one.absent:
         return one.place
@@ -148,7 +148,7 @@ def _proven(one: _Shown, chain: Sequence[Row], known: _Known, bounds: Bounds) ->
 
 
 def _below(key: str, shown: Sequence[_Shown]) -> Iterator[Violation]:
-    """A read gives the version that it asked for, or a later one."""
+    """Yield the reads that saw an older version than they asked for."""
     for one in shown:
         if one.place < one.operation.version_min:
             sentence = f"{one.operation.tag} asked for version {one.operation.version_min} and saw {one.place}"
@@ -156,7 +156,7 @@ def _below(key: str, shown: Sequence[_Shown]) -> Iterator[Violation]:
 
 
 def _undercut(key: str, shown: Sequence[_Shown], proven: Sequence[int]) -> Iterator[Violation]:
-    """Nothing that a client shows is older than what it had shown when the operation began."""
+    """Yield the operations that showed something older than their client had shown before they began."""
     clients: dict[str, list[tuple[_Shown, int]]] = defaultdict(list)
     for one, place in zip(shown, proven, strict=True):
         clients[one.operation.session.partition(".")[0]].append((one, place))

@@ -63,7 +63,7 @@ SETTINGS = {
 
 
 class Arena:
-    """This holds all parts of one run; `crashes` says what ended by itself."""
+    """All parts of one run; `crashes` names the processes that ended by themselves."""
 
     names: tuple[str, ...] = WRITERS
     lines: tuple[str, ...] = LINES
@@ -109,14 +109,14 @@ class Arena:
         return ROOT
 
     def environment(self, line: str, tree: Path = ROOT) -> dict[str, str]:
-        """This is what the process behind these proxies is told."""
+        """Return the environment of a process behind these proxies."""
         aimed = through(self.settings, redis=self.proxies[line, "redis"], postgres=self.proxies[line, "postgres"])
         named = {**self.given, "redis_url": aimed.redis_url, "postgres_url": aimed.postgres_url}
         code = {} if tree == ROOT else {"PYTHONPATH": f"{tree}:{tree / 'workers'}"}
         return process_environment() | code | {f"STATECACHE_{name.upper()}": value for name, value in named.items()}
 
     def start_writer(self, name: str) -> None:
-        """This begins the next life of a writer."""
+        """Start the next life of a writer."""
         life = self.lives[name] = self.lives.get(name, -1) + 1
         called = f"{name}-{life}"
         tree = self.tree(name)
@@ -126,18 +126,18 @@ class Arena:
         )  # fmt: skip
 
     def command(self, name: str, called: str) -> list[str | Path]:
-        """This is what a writer's life runs."""
+        """Return the command line of one life of a writer."""
         kind = "sync" if name == SYNC_WRITER else "async"
         return [
             sys.executable, "-m", self.writer, self.folder, called, str(self.seed), str(SESSIONS), kind,
         ]  # fmt: skip
 
     def journal(self, writer: Process) -> Path:
-        """This is where a writer notes what it does; it listens to signals when this is there."""
+        """Return the path of a writer's journal; the writer handles signals once that file exists."""
         return self.folder / f"{writer.name}.jsonl"
 
     def start_worker(self) -> None:
-        """This starts one more worker."""
+        """Start one more worker."""
         number = self.lives["worker"] = self.lives.get("worker", 0) + 1
         name = f"worker-{number}"
         command = [sys.executable, "-m", "statecache", "worker"]
@@ -150,7 +150,7 @@ class Arena:
         return WORKER_LINE
 
     def look_after(self) -> None:
-        """This starts again what ended by itself, and remembers it: nothing should."""
+        """Restart the processes that ended by themselves, and remember them as crashes."""
         for name, process in list(self.writers.items()):
             if not process.is_running():
                 self.crashes.append(f"{process.name} ended with {process.returncode}: {_last(process)}")
@@ -167,21 +167,21 @@ class Arena:
         return False
 
     async def ready(self) -> None:
-        """This returns when every worker has said that it is ready."""
+        """Wait until every worker has said that it is ready, restarting those that end."""
         async with asyncio.timeout(60):
             while not all(b'"ready"' in process.written() for process in self.workers.values()):
                 self.look_after()
                 await self.while_waiting(0.05)
 
     async def writing(self) -> None:
-        """This returns when every writer has begun to write."""
+        """Wait until every writer has begun to write."""
         async with asyncio.timeout(60):
             while not all(_begun(self.journal(process)) for process in self.writers.values()):
                 self.look_after()
                 await self.while_waiting(0.05)
 
     async def while_waiting(self, seconds: float) -> None:
-        """This lets so much time pass, in which the proxies go on."""
+        """Let that many seconds pass; the proxies go on meanwhile."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await asyncio.Event().wait()
@@ -189,7 +189,7 @@ class Arena:
     # Servers, directly.
 
     def redis(self, *, seconds: float = 2.0) -> redis.Redis:
-        """This is a connection to the Valkey that no proxy stands before."""
+        """Connect to Valkey directly, past all proxies."""
         return redis.Redis.from_url(self.redis_url, socket_timeout=seconds, socket_connect_timeout=seconds, retry=None)
 
     @property
@@ -218,7 +218,7 @@ class Arena:
         return self.database.url
 
     def postgres(self, url: str = "") -> psycopg.Connection[tuple[object, ...]]:
-        """This is a connection to the Postgres that no proxy stands before, or to another one."""
+        """Connect to Postgres directly, past all proxies, or to the server at `url`."""
         return psycopg.connect(
             url or self.postgres_url, autocommit=True, connect_timeout=2, application_name="nemesis",
             client_encoding="utf8", options="-c default_transaction_read_only=off",
@@ -247,13 +247,13 @@ class Arena:
         return await self.statecache("epoch", "claim", "all", *(f"--from={replid}" for replid in given_up))
 
     async def restart(self, name: str) -> None:
-        """This starts a killed server again, beside the loop."""
+        """Start a killed server again, in a thread, so that the loop goes on."""
         await asyncio.to_thread(self.own.restart, name)
 
     # The end.
 
     async def heal(self) -> None:
-        """This undoes whatever may still be wrong."""
+        """Undo every fault that may still be in force."""
         for proxy in self.proxies.values():
             proxy.refusing = proxy.silent = proxy.trickle = False
             proxy.delay_s = 0.0
@@ -276,9 +276,9 @@ class Arena:
         """Start what belongs to it beside the two servers; the proxies stand already."""
 
     async def end_writers(self) -> None:
-        """This lets the writers' operations end; one that does not end is killed and is a crash.
+        """End the writers after their current operations; one that does not end is killed and counts as a crash.
 
-        One that was killed a moment ago, and whose next life does not listen yet, has none.
+        A writer that has no journal yet does not handle signals: it is killed, and no crash.
         """
         for name, process in list(self.writers.items()):
             if not self.journal(process).exists():
@@ -286,7 +286,7 @@ class Arena:
         await self._end(self.writers)
 
     async def end_workers(self) -> None:
-        """This lets the workers drain and sign off."""
+        """Let the workers drain and sign off."""
         await self._end(self.workers)
 
     async def _end(self, processes: dict[str, Process]) -> None:
@@ -301,7 +301,7 @@ class Arena:
         processes.clear()
 
     def keep_logs(self) -> None:
-        """This copies the servers' logs to where the journals are."""
+        """Copy the servers' logs to the folder of the journals."""
         for name in ("redis", "postgres"):
             shutil.copy(self.own.folder / f"{name}.log", self.folder / f"{name}.log")
 
@@ -315,7 +315,7 @@ A = TypeVar("A", bound=Arena)
 
 @asynccontextmanager
 async def arena(folder: Path, seed: int, kind: type[A]) -> AsyncIterator[A]:
-    """This starts everything, for the length of the block."""
+    """Start servers, proxies, writers and workers, and end them with the block."""
     own = servers(
         workers=0,
         appendfsync="always",

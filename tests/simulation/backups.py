@@ -13,7 +13,7 @@ _CLEAR = "for _, name in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL'
 
 
 class Backup:
-    """This is what Postgres held at some moment, but for who owns which shard."""
+    """What Postgres held at some moment, except for who owns which shard."""
 
     def __init__(self, psql: psycopg.Connection[Any]) -> None:
         self._psql = psql
@@ -23,13 +23,13 @@ class Backup:
                 psql.execute(f"CREATE TABLE older_{table} AS SELECT * FROM {table}".encode())
 
     def age(self) -> int:
-        """This is how many change-sets Postgres has taken since."""
+        """Return how many change-sets Postgres has taken since the backup."""
         query = "SELECT sum(s.flushed - o.flushed) FROM shard s JOIN older_shard o USING (shard)"
         (found,) = self._psql.execute(query).fetchall()
         return int(found[0])
 
     def put_back(self) -> None:
-        """This makes Postgres hold it again, in one moment."""
+        """Restore the backup in one transaction."""
         psql = self._psql
         with psql.transaction():
             psql.execute("SELECT 1 FROM shard ORDER BY shard FOR UPDATE")
@@ -43,7 +43,7 @@ class Backup:
 
 
 class DataSet:
-    """This is what a Redis that takes over brings along of one key's shard: an older copy, or of all shards nothing."""
+    """The data set of a Redis that takes over: an older copy of the shard of `key`, or no data at all."""
 
     def __init__(self, world: World, key: str | None) -> None:
         self._world = world
@@ -57,7 +57,7 @@ class DataSet:
         self._held = [one for one in zip(there, told[::2], told[1::2], strict=True) if one[2] is not None]
 
     def take_over(self) -> None:
-        """This makes it so in one moment, with another replid; every connection ends."""
+        """Replace the data in one MULTI, under another replid, and close every client connection."""
         raw = self._world.raw
         with raw.pipeline(transaction=True) as together:
             together.execute_command("REPLICAOF", "127.0.0.1", "1")

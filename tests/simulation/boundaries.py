@@ -50,14 +50,14 @@ _inside: contextvars.ContextVar[bool] = contextvars.ContextVar("inside", default
 
 
 class Plan(NamedTuple):
-    """This is the one fault that a process meets."""
+    """The one fault that a process meets."""
 
     boundary: str
     kind: Kind
 
 
 class Boundaries:
-    """This names exchanges, tells each name once, and lets the planned one fail."""
+    """The boundaries of one process: each name is reported once, and the planned fault happens at its own."""
 
     def __init__(self, schema: str, report: Report, plan: Plan | None) -> None:
         self._report = report
@@ -66,17 +66,17 @@ class Boundaries:
         self._scripts = _by_text(schema)
 
     def script_of(self, command: Sequence[Any]) -> str:
-        """This names one command: a script by its file, anything else by its verb."""
+        """Return the name of a command: a script's file, else the verb."""
         verb = str(command[0])
         return self._scripts.get(str(command[1]), verb) if verb in ("EVAL", "EVALSHA") else verb
 
     def statement_of(self, text: Any) -> str:
-        """This names one SQL statement: by its file, or by its first word."""
+        """Return the name of an SQL statement: its file, else its first word."""
         spelled = text.decode() if isinstance(text, bytes) else str(text)
         return self._scripts.get(spelled) or ("limit" if "set_config" in spelled else spelled.split()[0])
 
     async def pass_by(self, exchange: str, call: Call, *, lose_request: Call, lose_reply: Call) -> Any:
-        """This lets an exchange happen, or what is planned for it."""
+        """Carry out an exchange, with the planned fault if this is its boundary."""
         met = self._named(exchange)
         plan = self._plan
         if met is None or plan is None or met != plan.boundary:
@@ -112,7 +112,7 @@ class Boundaries:
 
 
 def _by_text(schema: str) -> dict[str, str]:
-    """This maps what goes over the wire to the names of scripts and statements."""
+    """Map the texts and digests of scripts and the texts of statements, as sent, to their names."""
     found = {}
     for stem in stems("lua"):
         found[script(stem).sha] = found[script(stem).text] = stem
@@ -122,13 +122,13 @@ def _by_text(schema: str) -> dict[str, str]:
 
 
 def stems(folder: Literal["lua", "sql"]) -> list[str]:
-    """These are the names of all scripts, or of all statements."""
+    """Return the names of all scripts, or of all statements."""
     paths = files(f"statecache.{folder}").iterdir()
     return sorted(path.name.removesuffix(f".{folder}") for path in paths if path.name.endswith(f".{folder}"))
 
 
 def install(schema: str, report: Report, plan: Plan | None = None) -> None:
-    """This stands itself around the exchanges of this process, until it ends."""
+    """Wrap the exchanges of this process, until it ends."""
     boundaries = Boundaries(schema, report, plan)
     _install_redis(boundaries)
     _install_postgres(boundaries)
@@ -222,7 +222,7 @@ def _install_postgres(boundaries: Boundaries) -> None:
 
 
 def _name_statements(kind: Any, method: str, at: int) -> None:
-    """This lets what belongs to one statement be named by it: its BEGIN, its limit, its COMMIT."""
+    """Name the exchanges that belong to a statement after it: its BEGIN, its limit, its COMMIT."""
     original = getattr(kind, method)
 
     async def by(self: Any, *args: Any, **more: Any) -> Any:
@@ -272,7 +272,7 @@ def _install_database(boundaries: Boundaries) -> None:
 
 
 async def _cut(connection: Any, error: Exception | None = None) -> None:
-    """This ends the connection at once, and raises what its user would get."""
+    """Shut the connection down at once, and raise the error that its user would get."""
     with suppress(OSError, ValueError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)
     if error is not None:

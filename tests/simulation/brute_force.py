@@ -19,7 +19,7 @@ from tests.simulation.history import Operation, Seen
 
 
 def linearizable(operations: Sequence[Operation], chain: Sequence[Row]) -> bool:
-    """This says whether some order of the operations explains what they were told and ends in this chain."""
+    """Return whether some order of the operations explains their answers and ends in this chain."""
     if any(operation.kind == "confirm" and not _confirmed(operation, chain) for operation in operations):
         return False
     playing = [one for one in operations if one.kind != "confirm" and (one.kind == "write" or one.read)]
@@ -38,7 +38,7 @@ class _Search:
         self._failed: set[tuple[int, int]] = set()
 
     def found(self, done: int, length: int) -> bool:
-        """This says whether what is not done yet can follow, with so many rows of the chain written."""
+        """Return whether the operations not yet done can follow, with `length` rows of the chain written."""
         if done & self._must == self._must and length == len(self._chain):
             return True
         if (done, length) in self._failed:
@@ -56,7 +56,7 @@ class _Search:
         return False
 
     def _effect(self, operation: Operation, length: int) -> int | None:
-        """This gives how many rows the operation writes if it takes effect now; None where it cannot."""
+        """Return how many rows the operation writes if it takes effect now; None where it cannot."""
         current = self._chain[length - 1] if length else None
         if not all(_shows(seen, current) for seen in operation.read):
             return None
@@ -78,7 +78,7 @@ def _shows(seen: Seen, current: Row | None) -> bool:
 
 
 def _writes(operation: Operation, row: Row, current: Row | None) -> bool:
-    """This says whether the register, given the operation now, writes just this row and answers what was told."""
+    """Return whether the operation, applied now, writes exactly this row and gets the answers that it reported."""
     parent, version, epoch = ("", 0, 0) if current is None else (current.change_id, current.version, current.epoch)
     exists = current is not None and current.op == "set"
     expected = operation.expected.get(row.key)

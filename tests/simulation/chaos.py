@@ -61,7 +61,7 @@ Say = Callable[[str], object]
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """This is what a run found; its JSON is the last line that it prints."""
+    """The findings of a run; their JSON is the last line that it prints."""
 
     seed: int
     seconds: float
@@ -81,7 +81,7 @@ class Result(msgspec.Struct, kw_only=True):
 
 
 class Run:
-    """This is one run, from its start to its judgement."""
+    """One run, from its start to its judgement."""
 
     def __init__(self, here: Arena, result: Result, say: Say, profile: Profile = CHAOS) -> None:
         self._here = here
@@ -98,7 +98,7 @@ class Run:
         self._lives = True
 
     async def chaos(self, strikes: list[Strike], seconds: float) -> None:
-        """This lets the nemesis strike until the time is over, and all its faults end."""
+        """Let the nemesis strike until the time is over, and wait until all its faults have ended."""
         self._began = monotonic()
         self._faults.ends_at = self._began + seconds
         watching = [asyncio.ensure_future(self._sample()), asyncio.ensure_future(self._tell())]
@@ -136,7 +136,7 @@ class Run:
             self._failed.append(error)
 
     async def _others_over(self) -> None:
-        """This waits for the faults that go on; one that failed, as where a server did not come back, ends the run."""
+        """Wait for the faults under way; raise the error of one that failed, as where a server did not come back."""
         while self._active:
             await asyncio.wait(self._active)
         for error in self._failed:
@@ -177,7 +177,7 @@ class Run:
         await self._here.end_workers()
 
     async def _live(self) -> bool:
-        """Every shard takes a write at `postgres`, and everything gets flushed; say whether that came true."""
+        """Write to every shard at `postgres`, and wait for the flush; return whether all was flushed within LIVE_S."""
         begun = monotonic()
         end = begun + LIVE_S
         with Recorder(self._here.folder / "probe.jsonl", "probe") as recorder:
@@ -212,7 +212,7 @@ class Run:
                 return
 
     async def _all_reaped(self) -> None:
-        """The rows of killed workers go, and every shard has an owner that lives."""
+        """Wait until the rows of killed workers are gone and every shard has a living owner."""
         end = monotonic() + LIVE_S
         schema = self._here.settings.postgres_schema
         query = f"""
@@ -232,7 +232,7 @@ class Run:
             await self._here.while_waiting(0.1)
 
     def judged(self) -> Verdict:
-        """This checks all that can be checked at rest, and fills in the result."""
+        """Check everything that can be checked at rest, fill in the result, and return the verdict."""
         here, result = self._here, self._result
         operations = journals(here.folder)
         verdict, wrong = Verdict(), [] if self._lives else ["at rest: it is not, so what rests was not judged"]
@@ -308,7 +308,7 @@ def chaos(seed: int, seconds: float, say: Say, kinds: Sequence[str] = (), profil
 
 
 def main(arguments: list[str]) -> int:
-    """This is what `make chaos` runs."""
+    """Run the command line of `make chaos`; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.chaos")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=None)

@@ -28,7 +28,7 @@ from tests.simulation.history import Operation, Seen
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """This is one change as Postgres holds it; `tag` is its `reason`.
+    """One change as Postgres holds it; `tag` is its `reason`.
 
     `follows` is the tag of the write whose value this one's value was computed from, where the value tells. With a
     `gap` what it continues is not in Postgres, and Postgres says so.
@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what Postgres holds: each key's chain by version, and what was set aside as (change_id, key)."""
+    """What Postgres holds: each key's chain by version, and what was set aside as (change_id, key)."""
 
     chains: Mapping[str, Sequence[Row]]
     conflicts: Collection[tuple[str, str]] = ()
@@ -56,7 +56,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a fault that these levels do not survive; what was acknowledged from `since` to `until` may be gone."""
+    """A fault that these levels do not survive; what was acknowledged from `since` to `until` may be gone."""
 
     since: float
     until: float
@@ -64,7 +64,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    """This is one broken promise: its kind, its key, the operations concerned, and a sentence."""
+    """One broken promise: its kind, its key, the operations concerned, and a sentence."""
 
     kind: str
     key: str
@@ -76,14 +76,14 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """This is what was found; `lost` holds the tags of acknowledged writes that a `Loss` took."""
+    """The violations found; `lost` holds the tags of acknowledged writes that a `Loss` took."""
 
     violations: list[Violation] = []
     lost: list[str] = []
 
 
 class _Book:
-    """This knows which operation made which change."""
+    """The operations of a history, by the changes that they made."""
 
     def __init__(self, operations: Sequence[Operation], losses: Sequence[Loss], behind: Collection[str]) -> None:
         self.operations = operations
@@ -95,26 +95,26 @@ class _Book:
         self._by_change = {one.change_id: one for one in writes if one.change_id}
 
     def writer(self, row: Row) -> Operation | None:
-        """This gives the write that made a row."""
+        """Return the write that made a row."""
         return self._by_change.get(row.change_id) or self._by_tag.get(row.tag)
 
     def wrote(self, change_id: str) -> Operation | None:
-        """This gives the write that is known by this change_id."""
+        """Return the write that is known by this change_id."""
         return self._by_change.get(change_id)
 
     def excused(self, operation: Operation, level: str = "") -> bool:
-        """This says whether a loss may have taken what the operation wrote, at its own or at this level."""
+        """Return whether a loss may have taken what the operation wrote, at its own or at this level."""
         return any((level or operation.level) in loss.levels for loss in self._losses_during(operation))
 
     def unjudged(self, operation: Operation) -> bool:
-        """This says whether the operation may have read what a loss took, or what was older."""
+        """Return whether the operation overlaps a loss, so that what it read is not judged."""
         return any(self._losses_during(operation))
 
     def _losses_during(self, operation: Operation) -> Iterator[Loss]:
         return (loss for loss in self.losses if loss.since <= operation.returned and operation.invoked <= loss.until)
 
     def note(self, kind: str, key: str, operations: Iterable[Operation | None], sentence: str) -> None:
-        """This records a violation."""
+        """Record a violation."""
         concerned = tuple(one for one in operations if one is not None)
         self.verdict.violations.append(Violation(kind=kind, key=key, operations=concerned, sentence=sentence))
 
@@ -126,7 +126,7 @@ def check(
     losses: Sequence[Loss] = (),
     behind: Collection[str] = ("local",),
 ) -> Verdict:
-    """This judges a whole history; an empty list of violations means that every promise was kept.
+    """Judge a whole history; an empty list of violations means that every promise was kept.
 
     Reads of the modes in `behind` may be older than what had returned before they began.
     """
@@ -150,7 +150,7 @@ def check(
 
 
 def _judge_chain(book: _Book, key: str, chain: Sequence[Row]) -> None:
-    """The chain is unbroken, and each of its rows was asked for by somebody, as it is there."""
+    """Check that the chain is unbroken, and that each of its rows is what some operation asked for."""
     before: Row | None = None
     for row in chain:
         parent, version, epoch, n = ("", 0, 0, 0) if before is None else _end_of(before)
@@ -194,9 +194,9 @@ def _judge_precondition(book: _Book, writer: Operation, row: Row, before: Row | 
 
 
 def _judge_writes(book: _Book, evidence: Evidence, places: Mapping[str, Mapping[str, int]]) -> None:
-    """Acknowledged is there, refused is not, in doubt is there at most once; a commit is there with all its keys.
+    """Check that acknowledged writes are there, refused ones not, doubtful ones at most once, and commits whole.
 
-    What an acknowledged write has read, it has read in the moment of its commit.
+    What an acknowledged write has read must have been current at the moment of its commit.
     """
     applied: dict[str, dict[str, list[str]]] = {}
     for key, chain in evidence.chains.items():
@@ -248,7 +248,7 @@ def _judge_outcome(book: _Book, operation: Operation, found: Mapping[str, Sequen
 
 
 def _judge_still(book: _Book, operation: Operation, seen: Seen, evidence: Evidence) -> None:
-    """What a commit has read was still so when it was applied, of its own keys and of others of its shard."""
+    """Check that what a commit read was current when it was applied, at its own keys and others of its shard."""
     chain = evidence.chains.get(seen.key, ())
     own = next((at for at, row in enumerate(chain) if row.change_id == operation.change_id), None)
     if own is None:
@@ -274,7 +274,7 @@ def _set_aside(evidence: Evidence, change_id: str, key: str) -> str:
 def _judge_seen(
     book: _Book, operation: Operation, seen: Seen, evidence: Evidence, places: Mapping[str, Mapping[str, int]]
 ) -> None:
-    """What an answer told of a change is what the chain tells of it."""
+    """Check that an answer's account of a change agrees with the chain."""
     at = places.get(seen.key, {}).get(seen.change_id)
     if at is None:
         return  # that the commit is not whole is said elsewhere
@@ -291,7 +291,7 @@ def _judge_seen(
 
 
 def _judge_sessions(book: _Book, places: Mapping[str, Mapping[str, int]]) -> None:
-    """A session never sees a key's (epoch, version) go down; what it saw during a loss is not judged."""
+    """Check that no session sees a key's (epoch, version) go down, except for what it saw during a loss."""
     last: dict[tuple[str, str], tuple[int, int, Operation]] = {}
     for operation in sorted(book.operations, key=lambda one: one.number):
         for seen in (*operation.read, *operation.written):
@@ -309,7 +309,7 @@ def _judge_sessions(book: _Book, places: Mapping[str, Mapping[str, int]]) -> Non
 
 
 class _Sweep:
-    """This goes over one key's operations by time."""
+    """One pass over a key's operations, ordered by time."""
 
     def __init__(
         self, book: _Book, key: str, chain: Sequence[Row], places: Mapping[str, int], evidence: Evidence
@@ -327,7 +327,7 @@ class _Sweep:
         self._highest: tuple[int, Operation | None] = (0, None)
 
     def run(self, told: Sequence[tuple[Operation, Seen | None]]) -> None:
-        """This judges every operation when it returns, by what had returned when it began."""
+        """Judge every operation when it returns, by what had returned when it began."""
         events = []
         for at, (operation, _) in enumerate(told):
             events.append((operation.invoked, 0, at))
@@ -368,7 +368,7 @@ class _Sweep:
         return place
 
     def _is(self, seen: Seen, place: int) -> bool:
-        """This says whether a change was seen as it is in the chain: what was lost may have been applied again."""
+        """Return whether a change was seen as it stands in the chain; one that was lost may have been applied again."""
         row = self._chain[place - 1]
         return (seen.epoch, seen.version) == (row.epoch, row.version)
 

@@ -23,7 +23,7 @@ Work = Callable[[Report], int]
 
 
 class Child:
-    """This is one forked process: what it tells, and how it ended."""
+    """One forked process: the lines that it reports, and how it ended."""
 
     def __init__(self, name: str, work: Work, log: Path) -> None:
         self.name = name
@@ -39,7 +39,7 @@ class Child:
         os.set_blocking(self.fd, False)
 
     def lines(self) -> list[str]:
-        """This gives the whole lines that were told since; when there will be no more, `status` says how it ended."""
+        """Return the whole lines reported since the last call; after the last ones, `status` says how it ended."""
         told = b""
         while self.status is None:
             try:
@@ -54,7 +54,7 @@ class Child:
         return [line.decode() for line in lines]
 
     def wait_until_stopped(self) -> bool:
-        """This returns when the process has stopped itself; False where it ended instead."""
+        """Wait until the process has stopped itself and return True; return False if it ended instead."""
         _, status = os.waitpid(self.pid, os.WUNTRACED)
         if os.WIFSTOPPED(status):
             return True
@@ -62,12 +62,12 @@ class Child:
         return False
 
     def send(self, number: signal.Signals) -> None:
-        """This sends a signal, unless the process has ended."""
+        """Send a signal, unless the process has ended."""
         if self.status is None:
             os.kill(self.pid, number)
 
     def end(self) -> None:
-        """This kills the process where it still runs."""
+        """Kill the process if it still runs."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
             self._reap()
@@ -76,7 +76,7 @@ class Child:
             self.fd = -1
 
     def tail(self) -> str:
-        """This gives the end of what it has written."""
+        """Return the end of its log."""
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
 
     def _reap(self) -> None:
@@ -84,7 +84,7 @@ class Child:
 
 
 def state_of(pid: int) -> str:
-    """This is the letter by which the system says what a process does; `X` where there is none."""
+    """Return the letter of a process's state in /proc, `X` if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -92,19 +92,19 @@ def state_of(pid: int) -> str:
 
 
 def thaw(pids: Sequence[int]) -> None:
-    """This lets stopped processes go on."""
+    """Continue stopped processes."""
     signal_all(pids, signal.SIGCONT)
 
 
 def signal_all(pids: Sequence[int], number: signal.Signals) -> None:
-    """This signals those of the processes that there are."""
+    """Send a signal to those of the processes that exist."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def _live(work: Work, pipe: int, log: Path, parent: int) -> None:
-    """This is the child's life; it never returns into the parent's code."""
+    """Run the child's work and exit; never return into the parent's code."""
     status = CRASHED
     try:
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)

@@ -58,7 +58,7 @@ Say = Callable[[str], object]
 
 
 class Readers(Arena):
-    """This is where it takes place; `near` holds what the near caches of the processes have counted."""
+    """The servers and reader processes of a run; `near` sums what the near caches of the processes have counted."""
 
     names = PROCESSES
     lines = (*PROCESSES, WORKER_LINE)
@@ -66,7 +66,7 @@ class Readers(Arena):
     workers_max = 1
 
     def command(self, name: str, called: str) -> list[str | Path]:
-        """This is what a process runs."""
+        """Return the command line of a process."""
         kind = "sync" if name in SYNC_PROCESSES else "async"
         return [
             sys.executable, "-m", "tests.simulation.reader", self.folder, called, str(self.seed), str(SESSIONS), kind,
@@ -74,7 +74,7 @@ class Readers(Arena):
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """This is what a run found; its JSON is the last line that it prints."""
+    """The findings of a run; their JSON is the last line that it prints."""
 
     seed: int
     seconds: float
@@ -93,12 +93,12 @@ class Result(msgspec.Struct, kw_only=True):
 
     @property
     def status(self) -> int:
-        """This is the exit status."""
+        """The exit status."""
         return 1 if self.violations else 2 if self.proves_nothing else 0
 
 
 class Run:
-    """This is one run, from its start to its judgement."""
+    """One run, from its start to its judgement."""
 
     def __init__(self, here: Readers, result: Result, say: Say) -> None:
         self._here = here
@@ -110,7 +110,7 @@ class Run:
         self._began = monotonic()
 
     async def part(self, strikes: list[Strike], seconds: float) -> None:
-        """This lets the faults strike, and waits until all are over."""
+        """Let the faults strike, and wait until all are over."""
         self._began = monotonic()
         self._say(f"  0.00 s  is {self._began:.2f} in the journals")
         async with asyncio.TaskGroup() as tasks:
@@ -132,7 +132,7 @@ class Run:
         self._say(f"{self._elapsed():6.2f} s  {strike.kind} {'over' if struck else 'met nothing'}")
 
     async def settle(self) -> None:
-        """This heals, sees that all is as before, and ends the processes."""
+        """Heal, wait until reads are local again and everything is flushed, and end the processes."""
         await self._here.heal()
         await self._near_again()
         processes = list(self._here.writers.values())
@@ -143,7 +143,7 @@ class Run:
         await self._here.end_workers()
 
     async def _near_again(self) -> None:
-        """Every process is answered at once again; where none ever was, the run proves nothing anyway."""
+        """Wait until every process is answered at once again; where none ever was, the run proves nothing anyway."""
         begun = monotonic()
         paths = {name: self._here.journal(process) for name, process in self._here.writers.items()}
         seen = {name: path.stat().st_size if path.exists() else 0 for name, path in paths.items()}
@@ -173,7 +173,7 @@ class Run:
             self._found(f"liveness: {LIVE_S:g} s after the last fault shards {late} were not flushed")
 
     def judged(self) -> None:
-        """This checks all, and fills in the result."""
+        """Check everything, and fill in the result."""
         here, result = self._here, self._result
         operations = journals(here.folder)
         verdict, wrong = judge(here, operations, [])
@@ -213,7 +213,7 @@ class Run:
 
 
 def _hits(journal: Path, offset: int) -> bool:
-    """This says whether a journal tells of an answer at once, from that place on."""
+    """Return whether the journal tells of an answer at once, from that offset in bytes on."""
     if not journal.exists():
         return False
     with journal.open("rb") as file:
@@ -222,7 +222,7 @@ def _hits(journal: Path, offset: int) -> bool:
 
 
 def _counted(line: bytes) -> dict[str, float]:
-    """This gives the numbers of the line in which a process tells what its near cache has counted."""
+    """Return the numbers of the line in which a process reports the counts of its near cache."""
     told = msgspec.json.decode(line, type=dict[str, dict[str, object]])["near"]
     return {name: value for name, value in told.items() if isinstance(value, int) and not isinstance(value, bool)}
 
@@ -240,7 +240,7 @@ def _count_up(result: Result, operations: list[Operation]) -> None:
 
 
 def _lacking(result: Result) -> list[str]:
-    """This gives what is missing for the run to prove anything."""
+    """Return what is missing for the run to prove anything."""
     lacking = [
         f"{kind} struck {result.faults.get(kind, 0)} times, and not {enough(kind, result.seconds)}"
         for kind in sorted({strike.kind for strike in plan(result.seed, result.seconds, WINDOW_S)})
@@ -253,14 +253,14 @@ def _lacking(result: Result) -> list[str]:
 
 
 def _journal_lines(folder: Path, operation: Operation) -> list[str]:
-    """This gives what the journal says of an operation."""
+    """Return the journal's lines about an operation."""
     process = operation.session.partition(".")[0]
     lines = lines_of((folder / f"{process}.jsonl").read_bytes())
     return [f"{line}" for line in lines if line.tag == operation.tag]
 
 
 async def run(seed: int, seconds: float, folder: Path, say: Say) -> Result:
-    """This does one run in this folder, within `seconds` and ENDING_S."""
+    """Do one run in this folder, within `seconds` and ENDING_S."""
     strikes = plan(seed, seconds, WINDOW_S)
     result = Result(seed=seed, seconds=seconds)
     say(f"seed {seed}, {seconds:g} s, {len(strikes)} faults planned")
@@ -278,7 +278,7 @@ async def run(seed: int, seconds: float, folder: Path, say: Say) -> Result:
 
 
 def coherence(seed: int, seconds: float, say: Say) -> Result:
-    """This does one run in a folder of its own, which stays where there is something to look at."""
+    """Do one run in a folder of its own, which is kept where there is a violation to look into."""
     folder = Path(tempfile.mkdtemp(prefix="statecache-coherence-"))
     say(f"journals and logs: {folder}")
     result = asyncio.run(run(seed, seconds, folder, say))
@@ -290,7 +290,7 @@ def coherence(seed: int, seconds: float, say: Say) -> Result:
 
 
 def main(arguments: list[str]) -> int:
-    """This is what `make coherence` runs."""
+    """Run the command line of `make coherence`; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.coherence")
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--seed", type=int, default=None)

@@ -11,7 +11,7 @@ from statecache import State
 
 
 class Change(msgspec.Struct):
-    """This is one change of a key; its change_id is '' as long as only its writer could know it.
+    """One change of a key; its change_id is '' as long as only its writer could know it.
 
     `state` is what its writer was given.
     """
@@ -24,38 +24,38 @@ class Change(msgspec.Struct):
 
 
 class Expectation:
-    """This is the model: a key's version is the number of its changes."""
+    """The model: a key's version is the number of its changes."""
 
     def __init__(self) -> None:
         self._chains: dict[str, list[Change]] = {}
         self._shortened: set[str] = set()
 
     def written(self) -> list[str]:
-        """These are the keys that were ever written, lost ones too."""
+        """Return the keys that were ever written, lost ones too."""
         return list(self._chains)
 
     def chain(self, key: str) -> list[Change]:
-        """This gives the key's changes, oldest first."""
+        """Return the key's changes, oldest first."""
         return self._chains.setdefault(key, [])
 
     def exists(self, key: str) -> bool:
-        """This says whether the last change left a value."""
+        """Return whether the last change left a value."""
         return bool(self.chain(key)) and self.chain(key)[-1].op == "set"
 
     def is_durable(self, key: str) -> bool:
-        """This says whether Postgres holds all that anybody may have seen of the key, what was lost included."""
+        """Return whether Postgres holds everything that anybody may have seen of the key, lost changes included."""
         return key not in self._shortened and all(change.durable for change in self.chain(key))
 
     def value(self, key: str) -> int | None:
-        """This is the current value."""
+        """Return the current value."""
         return self.chain(key)[-1].value if self.exists(key) else None
 
     def applied(self, key: str, change: Change) -> None:
-        """This notes a change of which its writer has not heard yet."""
+        """Note a change of which its writer has not heard yet."""
         self.chain(key).append(change)
 
     def took(self, key: str, op: str, value: int | None, state: State[Any]) -> None:
-        """This notes what a verb answered: a change at the end, or where it was applied while its reply was lost."""
+        """Note the answer of a verb: a new change, or one already applied whose reply had been lost."""
         chain = self.chain(key)
         waiting = [at for at, change in enumerate(chain) if not change.change_id and change.value == value]
         if not waiting:
@@ -68,7 +68,7 @@ class Expectation:
         assert at or state.parent_change_id == ""
 
     def shows(self, key: str, state: State[Any] | None) -> None:
-        """This compares what a reader was given."""
+        """Assert that a reader was given the current state."""
         chain = self.chain(key)
         assert (state is not None) == self.exists(key)
         if state is not None:
@@ -76,13 +76,13 @@ class Expectation:
             assert state.change_id == chain[-1].change_id
 
     def flushed(self) -> None:
-        """This notes that Postgres holds everything."""
+        """Note that Postgres holds everything."""
         for chain in self._chains.values():
             for change in chain:
                 change.durable = True
 
     def lost_what_was_not_flushed(self) -> list[State[Any]]:
-        """This forgets what only Redis held, and gives what was acknowledged of that."""
+        """Forget the changes that only Redis held, and return the acknowledged ones among them."""
         lost = []
         for key, chain in self._chains.items():
             if not self.is_durable(key):
@@ -92,7 +92,7 @@ class Expectation:
         return lost
 
     def in_redis(self, key: str, found: dict[bytes, bytes], *, dirty: bool, lasts: bool) -> None:
-        """This compares a state's hash: it may be missing only where it is clean, and expire only then."""
+        """Compare a state's hash in Redis; it may be missing, or have a time to live, only while it is clean."""
         chain = self.chain(key)
         assert dirty or all(change.durable for change in chain), f"{key} has changes to flush and is not dirty"
         if not found:
@@ -108,7 +108,7 @@ class Expectation:
         assert change_id == chain[-1].change_id, key
 
     def in_postgres(self, psql: psycopg.Connection[Any]) -> None:
-        """This compares every chain, and every state with its chain's end; nothing is set aside."""
+        """Compare every chain, and every state with the end of its chain; assert that nothing is set aside."""
         found: dict[str, list[tuple[Any, ...]]] = {key: [] for key in self._chains}
         query = "SELECT key, version, op, value, change_id, parent_change_id, gap FROM change ORDER BY key, version"
         for key, *row in psql.execute(query).fetchall():

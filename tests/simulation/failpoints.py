@@ -45,7 +45,7 @@ Say = Callable[[str], object]
 
 
 class Job(NamedTuple):
-    """This is a visit to be made; without a failpoint it only records."""
+    """A visit to be made; without a failpoint it only records."""
 
     role: Role
     situation: str
@@ -53,7 +53,7 @@ class Job(NamedTuple):
 
 
 class Place(NamedTuple):
-    """This is a boundary, the situation in which it is visited, and those in which it could be."""
+    """A boundary, the situation in which it is visited, and those in which it could be."""
 
     role: Role
     situation: str
@@ -62,14 +62,14 @@ class Place(NamedTuple):
 
 
 class Told(msgspec.Struct, kw_only=True):
-    """This is what a run came to: its boundaries and its visits."""
+    """The outcome of a run: its boundaries and its visits."""
 
     places: list[Place]
     visited: list[Visited]
 
 
 def places(recorded: Sequence[tuple[Job, Visited]]) -> list[Place]:
-    """This gives the boundaries that every recording of their situation passed by.
+    """Return the boundaries that every recording of their situation passed by.
 
     A worker's boundary is visited in the first situation that shows it; a client's situations are all different, but
     what only leads up to a statement, or follows it, is the same everywhere.
@@ -88,7 +88,7 @@ def places(recorded: Sequence[tuple[Job, Visited]]) -> list[Place]:
 
 
 def _kept(role: Role, name: str) -> str:
-    """This is what a boundary is known by: two that are known by the same are visited once."""
+    """Return the name under which a boundary is visited: boundaries of the same name are visited once."""
     exchange = name.rpartition(": ")[2]
     of = exchange.partition(" #")[0]
     if role == "worker":
@@ -98,19 +98,19 @@ def _kept(role: Role, name: str) -> str:
 
 
 def all_failpoints(found: Sequence[Place]) -> list[Failpoint]:
-    """This gives every boundary with every kind of fault."""
+    """Return every boundary with every kind of fault."""
     return [Failpoint(*place, kind) for place in found for kind in KINDS]
 
 
 def a_slice(found: Sequence[Place], count: int) -> list[Failpoint]:
-    """This gives so many of them, the same ones each time: boundaries evenly, the kinds in turn."""
+    """Return `count` failpoints, the same ones each time: boundaries evenly spread, the kinds in turn."""
     step = max(1.0, len(found) / count)
     chosen = [found[int(at * step)] for at in range(min(count, len(found)))]
     return [Failpoint(*place, KINDS[at % len(KINDS)]) for at, place in enumerate(chosen)]
 
 
 class Host:
-    """This is a pair of servers that another process has started, so that this one keeps to one thread."""
+    """A pair of servers that another process has started, so that this one keeps to one thread."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self._their_end, self._our_end = os.pipe()
@@ -132,7 +132,7 @@ class Host:
         return 0
 
     def close(self) -> None:
-        """This ends the servers, and returns when they are gone."""
+        """End the servers, and wait until they are gone."""
         os.close(self._our_end)
         while self._child.status is None:
             select.select([self._child.fd], [], [])
@@ -141,7 +141,7 @@ class Host:
 
 
 class Lanes:
-    """These are pairs of servers, each with a process that makes visits; `close` ends all of it."""
+    """Pairs of servers, each with a process that makes visits; `close` ends them all."""
 
     def __init__(self, count: int, folder: Path) -> None:
         self._ending = ExitStack()
@@ -154,20 +154,20 @@ class Lanes:
             self._urls.append(host.urls)
 
     def close(self) -> None:
-        """This ends the servers."""
+        """End the servers."""
         self._ending.close()
 
     def record(self, *, times: int, first: bool = False) -> list[tuple[Job, Visited]]:
-        """This tells every situation without a fault, for `places` to see the boundaries."""
+        """Play every situation without a fault, so that `places` can find the boundaries."""
         return self.run([Job(role, name) for role in ROLES for name in SITUATIONS for _ in range(times)], first=first)
 
     def visit(self, failpoints: Sequence[Failpoint], *, first: bool = False, say: Say | None = None) -> list[Visited]:
-        """This visits them all; with `first` it ends at the first violation."""
+        """Visit all failpoints; with `first`, stop at the first violation."""
         jobs = [Job(one.role, one.situation, one) for one in failpoints]
         return [visited for _, visited in self.run(jobs, first=first, say=say)]
 
     def run(self, jobs: Sequence[Job], *, first: bool = False, say: Say | None = None) -> list[tuple[Job, Visited]]:
-        """This shares the jobs out to the lanes and gives what came of those that were done, in order."""
+        """Share the jobs out to the lanes, and return those that were done, in order, with their results."""
         base, self._visits = self._visits, self._visits + len(jobs) * TRIES_MAX
         give, take = os.pipe2(0)[::-1]
         os.write(give, b"".join(struct.pack("I", at) for at in range(len(jobs))))
@@ -231,12 +231,12 @@ def _told(one: Visited, number: int) -> str:
 
 
 def unreached(visited: Sequence[Visited]) -> list[Failpoint]:
-    """These are the failpoints that did not come about."""
+    """Return the failpoints whose fault did not happen."""
     return [one.failpoint for one in visited if one.failpoint is not None and not (one.reached or one.violations)]
 
 
 def table(visited: Sequence[Visited]) -> str:
-    """This shows what came of each fault at each boundary: a dot, the number of violations, `-` for not reached."""
+    """Return a table of faults by boundary: a dot, the number of violations, or `-` for not reached."""
     rows: dict[str, dict[str, str]] = {}
     for one in visited:
         if one.failpoint is not None:
@@ -251,7 +251,7 @@ def table(visited: Sequence[Visited]) -> str:
 
 
 def main() -> int:
-    """This runs from the command line."""
+    """Run from the command line; return the exit status."""
     parser = argparse.ArgumentParser(description="Let every command boundary meet every fault.")
     parser.add_argument("--lanes", type=int, default=LANES)
     parser.add_argument("--only", default="", help="a part of the boundaries' names")
@@ -289,7 +289,7 @@ def main() -> int:
 
 
 def _conclude(visited: Sequence[Visited], folder: Path) -> int:
-    """This tells the table and the sums, and keeps journals and logs where there is something to look for."""
+    """Print the table and the sums, keep journals and logs where there are violations, and return their number."""
     violations = sum(len(one.violations) for one in visited)
     _say("\n".join(_told(one, 0) for one in visited if one.failpoint is None))
     _say(table(visited))
@@ -307,7 +307,7 @@ def _conclude(visited: Sequence[Visited], folder: Path) -> int:
 
 
 def _spelled(one: Failpoint) -> str:
-    """This names the place: a client's boundary has its situation in its name, of a worker's it is told as well."""
+    """Return the name of the place; a client's boundary names its situation already, a worker's gets it appended."""
     return f"client  {one.boundary}" if one.role == "client" else f"worker  {one.boundary}  ({one.situation})"
 
 

@@ -41,7 +41,7 @@ ORDER BY state = 'active' DESC, pid
 
 
 class Faults(NetworkFaults):
-    """This strikes; it tells the times in which promises have exceptions, and what it has seen to be wrong itself."""
+    """The faults, carried out; `told` holds when promises have exceptions, `findings` what the faults saw go wrong."""
 
     def __init__(self, arena: Arena, sampler: Sampler) -> None:
         super().__init__(arena)
@@ -62,9 +62,9 @@ class Faults(NetworkFaults):
         return []
 
     async def strike(self, strike: Strike) -> bool:
-        """This carries one fault out and says whether it struck: a server that is down is not struck.
+        """Carry one fault out and return whether it struck: a server that is down is not struck.
 
-        A statement that never reached a server, because psycopg cannot read it, is a mistake of the programme.
+        A statement that psycopg itself refuses, without any server, is a programming error and raised.
         """
         try:
             return bool(await getattr(self, f"_{strike.kind}")(strike))
@@ -180,7 +180,7 @@ class Faults(NetworkFaults):
         return struck
 
     async def _evict(self, strike: Strike) -> bool:
-        """This takes clean states away for a while, as fast as they come back."""
+        """Evict clean states for a while, as fast as they come back."""
         struck, end = False, monotonic() + strike.lasts_s
         while monotonic() < end:
             struck = await self._evicted() or struck
@@ -199,7 +199,7 @@ class Faults(NetworkFaults):
         return False
 
     async def _hydrate_hold(self, strike: Strike) -> bool:
-        """What one writer reads from Postgres reaches it late, when others have written and Redis has forgotten it."""
+        """Hold one writer's read from Postgres back until others have written and Redis has forgotten the key."""
         return await self._held(
             self._line_of_a_writer("postgres", strike), "hold_reply", _HYDRATION, self._forgotten(strike)
         )
@@ -286,7 +286,7 @@ class Faults(NetworkFaults):
 
     @asynccontextmanager
     async def _quiet(self) -> AsyncIterator[bool]:
-        """This lets no writer begin anything, and gives whether all has ended and is flushed."""
+        """Keep writers from beginning operations; yield whether all of theirs have ended and are flushed."""
         waiting, told = [*self._arena.writers.values()], list[Process]()
         end = monotonic() + QUIET_S
         try:
@@ -308,7 +308,7 @@ class Faults(NetworkFaults):
                 process.send(signal.SIGUSR2)
 
     def _busy(self, writers: list[Process]) -> bool:
-        """This says whether a journal holds an operation whose last sending has not ended."""
+        """Return whether a journal holds an operation whose last sending has not ended."""
         for process in writers:
             path = self._arena.journal(process)
             last = {line.tag: line for line in lines_of(path.read_bytes())}
@@ -322,7 +322,7 @@ class Faults(NetworkFaults):
         return False
 
     async def _lost_tail(self, strike: Strike) -> bool:
-        """Redis dies and comes back with what it held a moment before: what was added in between is gone.
+        """Kill Redis and start it with what it held a moment before: what was added in between is gone.
 
         Every gate is open before: a data set of an earlier epoch than Postgres knows is opened on an operator's word.
         """
@@ -346,7 +346,7 @@ class Faults(NetworkFaults):
         return True
 
     async def _opened(self) -> bool:
-        """This returns when every shard's gate is open, or when that takes too long, and says which."""
+        """Wait until every shard's gate is open; return False if that takes longer than QUIET_S."""
         end = monotonic() + QUIET_S
         while monotonic() < end:
             with suppress(redis.RedisError):
@@ -357,7 +357,7 @@ class Faults(NetworkFaults):
 
 
 async def behind(arena: Arena) -> list[int]:
-    """This gives the shards where Postgres has not all that Redis has, or whose gate is closed."""
+    """Return the shards where Postgres has not all that Redis has, or whose gate is closed."""
 
     def look() -> list[int]:
         schema = arena.settings.postgres_schema

@@ -29,7 +29,7 @@ LOOK_S = 0.01
 
 
 class ForkFaults(Faults):
-    """This breaks its word, and kills Redis at the wrong moment."""
+    """The faults of forks: a create with a wrong `assume_new`, and a kill of Redis before the fork is removed."""
 
     _forks = 0
 

@@ -31,7 +31,7 @@ Kind = Literal["read", "write", "confirm", "ask"]
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """This is one key as an operation saw or left it.
+    """One key as an operation saw or left it.
 
     `op` is `set` or `delete` of a change that is named, or says only that the key was `absent` or `present`.
     """
@@ -47,14 +47,14 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """This is one operation of one session, from its first sending to its end; sessions do one at a time.
+    """One operation of one session, from its first sending to its end; a session does one at a time.
 
-    `kind` is `write` for whatever may change a key (`keys` are then those that it would change), `confirm` for
-    waiting until a change is durable, `ask` for asking what became of one (`verdict` is the answer), else `read`.
-    `expected` maps keys to a change_id, ABSENT or PRESENT. What a write that was done has `read` was still so in the
-    moment of its commit; a refused one read it at some moment. A read asked for a state not older than `stale_s`, in
-    seconds, and at least of `version_min`; `at_once` says that nothing was waited for. `held` says whether Postgres,
-    asked past the product, held the change when it was said to be durable: `yes`, `no`, or nothing.
+    `kind` is `write` for whatever may change a key (`keys` are then those that it would change), `confirm` for waiting
+    until a change is durable, `ask` for asking what became of one (`verdict` is the answer), else `read`. `expected`
+    maps keys to a change_id, ABSENT or PRESENT. What an acknowledged write has `read` was still current at the moment
+    of its commit; a refused one read it at some moment. A read asked for a state not older than `stale_s` seconds, and
+    of at least `version_min`; `at_once` means that nothing was waited for. `held` says whether Postgres, queried
+    directly, held the change when it was reported durable: `yes`, `no`, or '' where it was not asked.
     """
 
     tag: str
@@ -86,7 +86,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_d
 
 
 class Invoke(_Line, frozen=True, tag="invoke"):
-    """This stands before every sending."""
+    """The line before every sending."""
 
     session: str
     number: int
@@ -102,7 +102,7 @@ class Invoke(_Line, frozen=True, tag="invoke"):
 
 
 class Ok(_Line, frozen=True, tag="ok"):
-    """This says that it was done; `level` where another one than asked for was reached."""
+    """The line of an operation that was done; `level` is set where another one than asked for was reached."""
 
     change_id: str = ""
     level: str = ""
@@ -114,7 +114,7 @@ class Ok(_Line, frozen=True, tag="ok"):
 
 
 class Fail(_Line, frozen=True, tag="fail"):
-    """This says that a sending applied nothing, or that no sending did (`final`)."""
+    """The line of a sending that applied nothing; with `final`, no sending of the operation did."""
 
     error: str = ""
     final: bool = False
@@ -122,7 +122,7 @@ class Fail(_Line, frozen=True, tag="fail"):
 
 
 class Unknown(_Line, frozen=True, tag="unknown"):
-    """This says that a sending may have been applied."""
+    """The line of a sending that may have been applied."""
 
     error: str = ""
     change_id: str = ""
@@ -136,12 +136,12 @@ _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
 def digest_of(value: Any) -> str:
-    """This gives a short digest of a JSON value, the same before it is stored and after it was read."""
+    """Return a short digest of a JSON value, the same before it is stored and after it was read."""
     return hashlib.sha256(_canonical(value)).hexdigest()[:16]
 
 
 def seen_of(state: State[Any]) -> Seen:
-    """This gives what a state of the public API shows; a tombstone has no value."""
+    """Return what a state of the public API shows; a tombstone has no value."""
     return Seen(
         key=state.key,
         op="delete" if state.value is None else "set",
@@ -155,7 +155,7 @@ def seen_of(state: State[Any]) -> Seen:
 
 
 class Recorder:
-    """This writes the journal of one process; `process` names this life of it and no other.
+    """The writer of one process's journal; `process` names one life of the process and no other.
 
     One recorder serves all sessions of the process, in tasks or threads: a line is one system call.
     """
@@ -186,7 +186,7 @@ class Recorder:
         stale_s: float | None = None,
         version_min: int = 0,
     ) -> Invoke:
-        """This notes that an operation is about to be sent; its `tag` goes into the `reason` of a write."""
+        """Note that an operation is about to be sent; its `tag` goes into the `reason` of a write."""
         session = f"{self._process}.{session}"
         number = self._numbers[session] = self._numbers.get(session, 0) + 1
         line = Invoke(
@@ -198,7 +198,7 @@ class Recorder:
         return line
 
     def again(self, invoked: Invoke, *, change_id: str) -> Invoke:
-        """This notes that the same write is about to be sent once more, under the change_id it had."""
+        """Note that the same write is about to be sent once more, under the change_id it had."""
         line = msgspec.structs.replace(invoked, at=self._clock(), change_id=change_id)
         self._write(line)
         return line
@@ -215,7 +215,7 @@ class Recorder:
         verdict: str = "",
         held: str = "",
     ) -> None:
-        """This notes that the operation was done."""
+        """Note that the operation was done."""
         written = tuple(written)
         change_id = change_id or next((seen.change_id for seen in written), "")
         ended = Ok(
@@ -225,11 +225,11 @@ class Recorder:
         self._write(ended)
 
     def fail(self, invoked: Invoke, error: BaseException, *, final: bool, read: Iterable[Seen] = ()) -> None:
-        """This notes that nothing was applied; `read` is what the refusal told of the keys."""
+        """Note that nothing was applied; `read` is what the refusal told of the keys."""
         self._write(Fail(tag=invoked.tag, at=self._clock(), error=_named(error), final=final, read=tuple(read)))
 
     def unknown(self, invoked: Invoke, error: BaseException, *, change_id: str = "") -> None:
-        """This notes that the outcome is not known."""
+        """Note that the outcome is not known."""
         self._write(Unknown(tag=invoked.tag, at=self._clock(), error=_named(error), change_id=change_id))
 
     def _write(self, line: Line) -> None:
@@ -243,11 +243,11 @@ def _named(error: BaseException) -> str:
 
 
 class BrokenJournal(Exception):
-    """This says that a journal is not what a recorder writes, or what a kill leaves of it."""
+    """A journal that no recorder writes and no kill leaves behind."""
 
 
 def lines_of(data: bytes, name: str = "journal") -> Iterator[Line]:
-    """This reads a journal's lines; only the last one may be torn, and is then as if it had not been written."""
+    """Yield a journal's lines; only the last one may be torn, and then counts as not written."""
     *lines, _torn = data.split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
@@ -257,7 +257,7 @@ def lines_of(data: bytes, name: str = "journal") -> Iterator[Line]:
 
 
 def operations_of(lines: Iterable[Line]) -> list[Operation]:
-    """This makes operations of the lines of one journal, in the order of their first sending."""
+    """Return the operations of one journal's lines, in the order of their first sending."""
     attempts: dict[str, list[Line]] = {}
     for line in lines:
         if not isinstance(line, Invoke) and line.tag not in attempts:
@@ -286,7 +286,7 @@ def _operation(lines: list[Line]) -> Operation:
 
 
 def _in_doubt(lines: list[Line]) -> bool:
-    """This says whether an earlier sending may have been applied; the last line is a refusal of the last one."""
+    """Return whether an earlier sending may have been applied; the last line is the last sending's refusal."""
     sendings = sum(isinstance(line, Invoke) for line in lines)
     refusals = sum(isinstance(line, Fail) for line in lines)
     return refusals < sendings
@@ -298,6 +298,6 @@ def _change_id(lines: list[Line]) -> str:
 
 
 def read_journals(paths: Iterable[Path]) -> list[Operation]:
-    """This gives the operations of all these journals, by the time of their first sending."""
+    """Return the operations of all these journals, by the time of their first sending."""
     found = [operation for path in paths for operation in operations_of(lines_of(path.read_bytes(), path.name))]
     return sorted(found, key=lambda operation: operation.invoked)

@@ -25,7 +25,7 @@ Connection = psycopg.Connection[Any]
 
 
 def evidence(connection: Connection, schema: str) -> Evidence:
-    """This reads every chain and whatever was set aside."""
+    """Return every chain of Postgres and whatever was set aside."""
     chains: dict[str, list[Row]] = {}
     query = (
         "SELECT key, change_id, parent_change_id, epoch, version, op, n, reason, gap, value"
@@ -51,7 +51,7 @@ def _row(
 
 
 def tips(connection: Connection, raw: redis.Redis, keys: KeySpace, schema: str, found: Evidence) -> list[str]:
-    """This compares the three places of a current state: the end of its chain, Postgres's row, Redis's hash."""
+    """Compare the end of each chain, Postgres's row and Redis's hash of each key; return the differences."""
     findings = []
     query = f"SELECT key, op, version, epoch, change_id, value FROM {schema}.state"
     states = {row[0]: (*row[:5], bytes(row[5])) for row in connection.execute(query.encode())}
@@ -71,7 +71,7 @@ def tips(connection: Connection, raw: redis.Redis, keys: KeySpace, schema: str, 
 
 
 def _hashes(raw: redis.Redis, keys: KeySpace) -> list[tuple[str, tuple[Any, ...] | None]]:
-    """This gives every state that Redis holds, with the key that its Redis key says."""
+    """Return every state that Redis holds, with the key that its Redis key stands for; None for a torn hash."""
     found: list[tuple[str, tuple[Any, ...] | None]] = []
     for name in raw.scan_iter(match=keys.every_state(), count=1000):
         if _OF_A_MOMENT.match(name):  # of a key that spells a state's name itself
@@ -88,7 +88,7 @@ def _hashes(raw: redis.Redis, keys: KeySpace) -> list[tuple[str, tuple[Any, ...]
 
 
 def _key_of(name: str, keys: KeySpace) -> str:
-    """This finds the key whose hash has this name: the ends of the name are tried until one spells it."""
+    """Return the key whose hash has this name, or the name if there is none: each end of the name is tried."""
     for at in range(len(name)):
         if "/" in name[at:].strip("/") and not name[at:].startswith("/") and keys.state(name[at:]) == name:
             return name[at:]
@@ -96,7 +96,7 @@ def _key_of(name: str, keys: KeySpace) -> str:
 
 
 def journals(folder: Path) -> list[Operation]:
-    """This reads what all writers noted."""
+    """Read the journals of all writers."""
     return read_journals(sorted(folder.glob("*.jsonl")))
 
 
@@ -118,7 +118,7 @@ def lost_in_vain(operations: Sequence[Operation], found: Evidence) -> list[str]:
 
 
 def judge(arena: Arena, operations: Sequence[Operation], losses: Sequence[Loss]) -> tuple[Verdict, list[str]]:
-    """This gives the verdict on the history, and what else is wrong with the data at rest."""
+    """Return the verdict on the history, and what else is wrong with the data at rest."""
     schema = arena.settings.postgres_schema
     with arena.postgres() as connection, arena.redis(seconds=10) as raw:
         found = evidence(connection, schema)
@@ -129,7 +129,7 @@ def judge(arena: Arena, operations: Sequence[Operation], losses: Sequence[Loss])
 
 
 def leaks(arena: Arena) -> list[str]:
-    """This gives what the workers left behind after they have ended."""
+    """Return what the workers left behind after they have ended."""
     schema = arena.settings.postgres_schema
     with arena.postgres() as connection:
         workers = connection.execute(f"SELECT id FROM {schema}.worker".encode()).fetchall()

@@ -43,7 +43,7 @@ LOCKED_S = 15.0
 LATE_S = 0.3
 CALM_S = 4.0
 MILD = frozenset({"tracked_late", "evict", "script_flush", "worker_kill", "worker_pause"})
-"""These keep no agent from what it does."""
+"""Faults that keep no agent from its work."""
 
 
 class LocksArena(Arena):
@@ -57,7 +57,7 @@ class LocksArena(Arena):
 
 
 class LocksFaults(Faults):
-    """This strikes, and notes whom it disturbs."""
+    """The faults, and the windows of time in which they disturb somebody."""
 
     _ended_at = 0.0
     _healed_at = 0.0

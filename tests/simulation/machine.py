@@ -53,7 +53,7 @@ LOST_ASKED = 2
 
 
 class CacheMachine(Reads, Sharing):
-    """This is one deployment, two clients and a worker, and what they ought to hold."""
+    """One deployment, two clients and a worker, and what they ought to hold."""
 
     def __init__(self, make_deployment: MakeDeployment) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class CacheMachine(Reads, Sharing):
         return Worker(self.settings, monotonic=lambda: monotonic() + self.ahead_s)
 
     def run(self, story: Coroutine[Any, Any, T]) -> T:
-        """This runs a piece of the story to its end; one that fails leaves the rest without a meaning."""
+        """Run a coroutine to its end; after a failure the remaining checks of the example are skipped."""
         try:
             return self.runner.run(story)
         except BaseException:  # hypothesis tells what it was; the end of the example must not hide it
@@ -310,7 +310,7 @@ class CacheMachine(Reads, Sharing):
             self.run(self._ask_for_lost(state))
 
     async def _ask_for_lost(self, state: State[Any]) -> None:
-        """A position that has died is told to be lost, and from then on it is in the list of what is."""
+        """Assert that a position that has died is reported as lost, and recorded among the lost ones."""
         with pytest.raises(Lost):
             await self.clients[0].wait_durable(state, timeout=TOLD_S)
         assert state.position is not None

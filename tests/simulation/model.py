@@ -26,7 +26,7 @@ _numbers = count(1)
 
 
 def deployment(site: Site, prefix: str = "m") -> Settings:
-    """This migrates a deployment of its own for one example: entries leave as soon as they may."""
+    """Migrate a deployment of its own for one example, whose entries leave the stream as soon as they may."""
     name = f"{prefix}{next(_numbers)}"
     settings = Settings(
         redis_url=site.redis_url("embedded"), postgres_url=site.postgres_url, prefix=name, postgres_schema=name,
@@ -40,7 +40,7 @@ def deployment(site: Site, prefix: str = "m") -> Settings:
 def check(
     make_deployment: MakeDeployment, *, examples: int, steps: int, seed: int | None, shrink: bool = False
 ) -> None:
-    """This tries that many examples: always the same ones without a seed."""
+    """Check that many examples: always the same ones without a seed."""
 
     def machine() -> CacheMachine:
         return CacheMachine(make_deployment)
@@ -55,7 +55,7 @@ def check(
 
 
 def main() -> None:
-    """This runs from the command line, on servers of its own."""
+    """Run from the command line, on servers of its own."""
     parser = argparse.ArgumentParser(description="Check the cache against a plain dict.")
     parser.add_argument("--examples", type=int, default=500)
     parser.add_argument("--steps", type=int, default=50)

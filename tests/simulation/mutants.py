@@ -47,7 +47,7 @@ INSTRUMENTS = {
 
 
 class Caught(NamedTuple):
-    """This says what noticed a mutant, when, and what it said first."""
+    """The instrument that noticed a mutant, after how many seconds, and what it said first."""
 
     by: str
     seconds: float
@@ -55,7 +55,7 @@ class Caught(NamedTuple):
 
 
 def mutated(folder: Path, mutant: Mutant) -> Path:
-    """This copies the tree, with what is not committed yet too, and takes the mutant's pieces out."""
+    """Copy the tree, uncommitted files included, and take the mutant's pieces out; return the copy."""
     listed = subprocess.run(
         ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-co", "--exclude-standard", "-z", "--", *FOLDERS,
          "pyproject.toml"], cwd=ROOT, capture_output=True, check=True,
@@ -98,7 +98,7 @@ def hunted(copy: Path, instrument: str, seconds: float, seed: int = 1) -> Caught
 
 
 def _first_finding(lines: list[str]) -> str:
-    """This picks the lines that say what was noticed."""
+    """Return the line that says what was noticed."""
     for at, line in enumerate(lines):
         if "VIOLATED" in line:
             return " ".join(part.strip() for part in lines[at : at + 2])
@@ -141,7 +141,7 @@ def hunt(mutant: Mutant, by: Sequence[str], *, runs: int, seconds: float) -> Hun
 
 
 def main() -> int:
-    """This runs from the command line."""
+    """Run from the command line; return the exit status."""
     parser = argparse.ArgumentParser(description="Take a promise's keeper out and see the programme notice.")
     parser.add_argument("--only", choices=MUTANTS, action="append")
     parser.add_argument("--by", help=f"instruments, in order, instead of the mutant's own: {', '.join(INSTRUMENTS)}")

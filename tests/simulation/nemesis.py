@@ -51,7 +51,7 @@ KINDS: dict[str, tuple[float, float, float]] = {
 """Of each kind its weight, and from how many to how many seconds it lasts."""
 
 ALONE = frozenset({"flushall", "lost_tail"})
-"""These need quiet."""
+"""Kinds that strike only while no other fault is under way."""
 GAP_S = (0.2, 2.2)
 
 _BESIDE = (
@@ -143,7 +143,7 @@ FIRST_S = 0.5
 
 
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
-    """This is one intended fault: its kind, its moment in seconds from the start, how long, and which victim."""
+    """One intended fault: its kind, its start and its duration in seconds, and the victim as a number in [0, 1)."""
 
     kind: str
     at_s: float

@@ -17,7 +17,7 @@ _BLIND_SET = b"$3\r\nset\r\n$1\r\n*\r\n"
 
 
 class NetworkFaults:
-    """This does to the network what a strike says."""
+    """The faults that proxies carry out."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -26,7 +26,7 @@ class NetworkFaults:
         await self._arena.while_waiting(seconds)
 
     def _lines(self, server: str, strike: Strike) -> list[FaultProxy]:
-        """These are the proxies that are struck: one writer's, the workers', all writers' or all."""
+        """Return the proxies that are struck: one writer's, the workers', all writers' or all."""
         writers = self._arena.names
         lines = (*writers, WORKER_LINE)
         whose = [*((line,) for line in lines), lines[-1:], writers, lines][int(strike.pick * (len(lines) + 3))]

@@ -53,7 +53,7 @@ EVERYTHING = frozenset({"memory", "replica", "disk", "postgres"})
 
 
 class PostgresFaults(PostgresLimits):
-    """This strikes at what Postgres holds, and at where it is."""
+    """The faults of what Postgres holds, and of where it is."""
 
     _base: tuple[Any, float] | None = None
     _silent: Fault | None = None
@@ -237,7 +237,7 @@ class PostgresFaults(PostgresLimits):
         return [*judge_freshness(operations, found, self.told, bounds=bounds), *self._unnamed(operations, verdict)]
 
     def _unnamed(self, operations: Sequence[Operation], verdict: Verdict) -> list[Violation]:
-        """What was acknowledged at `postgres` and is lost stands in a gap that a worker has told of."""
+        """Return the writes acknowledged at `postgres` and lost that are in no gap that a worker has reported."""
         lost = {*verdict.lost}
         gaps = list(self._gaps())
         wrong = []

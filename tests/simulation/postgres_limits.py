@@ -39,7 +39,7 @@ OURS = "FROM pg_stat_activity WHERE application_name LIKE 'statecache%' AND back
 
 
 class PostgresLimits(Faults):
-    """This strikes at what Postgres can do, and at what it is set up to do."""
+    """The faults of what Postgres can do, and of how it is set up."""
 
     _piles = 0
 
@@ -128,7 +128,7 @@ class PostgresLimits(Faults):
         return True
 
     async def _batch_slow(self, strike: Strike) -> bool:
-        """A backlog has piled up, and Postgres writes it so slowly that one batch takes longer than it may."""
+        """Pile up a backlog, and let Postgres write it so slowly that one batch takes longer than it may."""
         here = self._here
         workers = [*here.workers.values()]
         for worker in workers:

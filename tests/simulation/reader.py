@@ -60,7 +60,7 @@ Answer = tuple[State[Any] | None, bool]
 
 
 class Board:
-    """This is what all processes know of each other's commits: the highest version that each has had acknowledged."""
+    """Memory that all processes share: the highest version of each key that each has had acknowledged."""
 
     def __init__(self, path: Path, process: str) -> None:
         self._own = PROCESSES.index(process.partition("-")[0])
@@ -70,13 +70,13 @@ class Board:
             self._memory = mmap.mmap(file.fileno(), size)
 
     def tell(self, key: str, version: int) -> None:
-        """This lets the others know of a version."""
+        """Publish an acknowledged version."""
         at = self._at(self._own, key)
         if version > _SLOT.unpack_from(self._memory, at)[0]:
             _SLOT.pack_into(self._memory, at, version)
 
     def told(self, key: str) -> int:
-        """This gives the highest version that anybody knows to be committed, or 0."""
+        """Return the highest version that anybody knows to be committed, or 0."""
         slots = (self._at(process, key) for process in range(len(PROCESSES)))
         return max(int(_SLOT.unpack_from(self._memory, at)[0]) for at in slots)
 
@@ -85,13 +85,13 @@ class Board:
 
 
 class Tasks:
-    """This is a client that tasks of one loop share."""
+    """A client that tasks of one loop share."""
 
     def __init__(self, cache: AsyncStateCache) -> None:
         self.cache: Any = cache
 
     async def get(self, key: str, more: dict[str, Any]) -> Answer:
-        """This reads, and sees whether the loop has turned meanwhile."""
+        """Read; return the state, and whether that took no turn of the loop."""
         turned: list[bool] = []
         turning = asyncio.get_running_loop().call_soon(turned.append, True)
         state = await self.cache.get(key, **more)
@@ -99,34 +99,34 @@ class Tasks:
         return state, not turned
 
     async def call(self, verb: str, *args: Any, **more: Any) -> Any:
-        """This writes."""
+        """Call a verb that writes."""
         return await getattr(self.cache, verb)(*args, **more)
 
 
 class Threads:
-    """This is a client that threads share."""
+    """A client that threads share."""
 
     def __init__(self, cache: StateCache) -> None:
         self.cache: Any = cache
 
     async def get(self, key: str, more: dict[str, Any]) -> Answer:
-        """This reads, and sees whether the thread has waited meanwhile, or anybody here was not answered from near."""
+        """Read; return the state, and whether the thread never waited and no read here missed the near cache."""
         before = _waits(), self.cache.near.misses
         state = self.cache.get(key, **more)
         return state, (_waits(), self.cache.near.misses) == before
 
     async def call(self, verb: str, *args: Any, **more: Any) -> Any:
-        """This writes."""
+        """Call a verb that writes."""
         return getattr(self.cache, verb)(*args, **more)
 
 
 def _waits() -> int:
-    """This counts how often this thread has given up the processor to wait for something."""
+    """Return how often this thread has waited for something (its voluntary context switches)."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 class Session:
-    """This does one operation after the other."""
+    """One session: operations one after the other."""
 
     def __init__(
         self, client: Tasks | Threads, recorder: Recorder, board: Board, name: str, rng: Random, *, hasty: bool
@@ -140,7 +140,7 @@ class Session:
         self._rng = rng
 
     async def step(self) -> None:
-        """This does the next operation, whatever comes of it."""
+        """Do the next operation, whatever comes of it."""
         rng = self._rng
         verb = rng.choices([*self._verbs], weights=[*self._verbs.values()])[0]
         key = KEYS[int(rng.random() ** SKEW * len(KEYS))]
@@ -207,7 +207,7 @@ class Session:
 
 
 class Ending:
-    """This tells the sessions that it is time to end; they look after every pause, which are short."""
+    """The request to end, which sessions look at after every pause; pauses are short."""
 
     def __init__(self) -> None:
         self._told = threading.Event()
@@ -216,7 +216,7 @@ class Ending:
         self._told.set()
 
     async def play(self, session: Session, rng: Random) -> None:
-        """This lets a session go on until the end."""
+        """Let a session go on until the end."""
         while not self._told.is_set():
             try:
                 await session.step()
@@ -229,7 +229,7 @@ class Ending:
 
 
 class Process:
-    """This is all that one process does."""
+    """Everything that one process does."""
 
     def __init__(self, folder: Path, name: str, seed: int, sessions: int) -> None:
         self._recorder = Recorder(folder / f"{name}.jsonl", name)
@@ -255,14 +255,14 @@ class Process:
         return plays
 
     async def tasks(self) -> None:
-        """This runs the sessions as tasks."""
+        """Run the sessions as tasks."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._ending)
         async with AsyncStateCache() as cache:
             await asyncio.gather(*self._plays(Tasks(cache)))
             _tell(cache)
 
     def threads(self) -> None:
-        """This runs the sessions in threads."""
+        """Run the sessions in threads."""
         signal.signal(signal.SIGTERM, lambda *_: self._ending())
         with StateCache() as cache:
             with ThreadPoolExecutor(self._sessions) as pool:
@@ -277,7 +277,7 @@ def _tell(cache: Any) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """This is what the coherence run starts."""
+    """Run one process of the coherence run."""
     folder, name, seed, sessions, kind = arguments
     with Process(Path(folder), name, int(seed), int(sessions)) as process:
         if kind == "sync":

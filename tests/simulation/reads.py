@@ -23,7 +23,7 @@ REFUSED_S = 0.7
 
 
 class Reads(RuleBasedStateMachine):
-    """These are the rules of reads; the machine brings the rest."""
+    """The rules of reads; the machine brings the rest."""
 
     raw: Any
     keys: KeySpace

@@ -46,7 +46,7 @@ def with_user_of_its_own(settings: Settings, raw: Any) -> Settings:
 
 
 class Refusals(RuleBasedStateMachine):
-    """These are the rules of refusals; the machine brings the rest."""
+    """The rules of refusals; the machine brings the rest."""
 
     settings: Settings
     raw: Any
@@ -98,7 +98,7 @@ class Refusals(RuleBasedStateMachine):
         self.run(self._repeat_at_disk(self.clients[who], key, more))
 
     async def _repeat_at_disk(self, client: AsyncStateCache, key: str, more: int) -> None:
-        """The disk is synced, so the level is given; then it no longer is, and finding the change is not enough."""
+        """Repeat a write at `disk` while the disk is synced, and while it is not: finding the change is not enough."""
         for _ in range(1 + more):
             await self._set(client, key)
         at = len(self.expected.chain(key)) - 1 - more

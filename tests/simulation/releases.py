@@ -74,7 +74,7 @@ class ReleasesArena(Arena):
 
 
 class ReleasesFaults(Faults):
-    """This strikes, and lets processes go on with the other release."""
+    """The faults, and processes that go on with the other release."""
 
     @property
     def _here(self) -> ReleasesArena:

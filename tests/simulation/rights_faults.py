@@ -33,7 +33,7 @@ class RightsArena(Arena):
 
 
 class RightsFaults(Faults):
-    """This takes rights away."""
+    """The faults of rights: a command is taken from the Redis user for a while."""
 
     async def _rights_lost(self, strike: Strike) -> bool:
         command = COMMANDS[int(strike.pick * len(COMMANDS))]

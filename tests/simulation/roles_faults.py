@@ -55,7 +55,7 @@ ONE_SERVER = frozenset({"memory", "disk"})
 
 
 class RolesFaults(ForkFaults):
-    """This strikes at roles and addresses, one after the other."""
+    """The faults of roles and addresses, one after the other."""
 
     async def strike(self, strike: Strike) -> bool:
         """Carry one fault out, those of roles one after the other, and say whether it struck."""
@@ -219,7 +219,7 @@ class RolesFaults(ForkFaults):
         return True
 
     async def _promoted_unseen(self, strike: Strike) -> bool:
-        """Nobody can open what was promoted, and reads go on: they must not go back for that."""
+        """Promote a replica while Postgres is down, so that nobody can open it; reads go on, and must not go back."""
         here = self._roles
         async with here.postgres_turn:
             if not await self._whole():
@@ -253,7 +253,7 @@ class RolesFaults(ForkFaults):
         self.told.losses.append(Loss(since=since, until=monotonic() + WINDOW_S, levels=levels))
 
     async def _promoted_beside(self, strike: Strike) -> bool:
-        """The old primary goes on, and some clients, and perhaps a worker, stay with it for a while."""
+        """Promote a replica; some clients, and perhaps a worker, stay with the old primary for a while."""
         here = self._roles
         stay = frozenset(line for at, line in enumerate(here.lines) if int(strike.pick * 64) >> at & 1)
         if not await self._whole():

@@ -48,7 +48,7 @@ return found
 
 
 class Sampler:
-    """This takes snapshots; `findings` are violations, `dirty` counts the dirty states that were looked at."""
+    """The snapshots of a run; `findings` are violations, `dirty` counts the dirty states that were looked at."""
 
     def __init__(self, keys: KeySpace, watched: tuple[str, ...]) -> None:
         self._keys = keys
@@ -59,12 +59,12 @@ class Sampler:
         self.dirty = 0
 
     def _prefix(self, shard: int) -> str:
-        """This is how the names of the shard's states begin; the shard's meta key begins in the same way."""
+        """Return how the names of the shard's states begin; its meta key begins in the same way."""
         name = next(f"probe/{number}" for number in range(10_000) if self._keys.shard(f"probe/{number}") == shard)
         return self._keys.state(name).removesuffix(name)
 
     def look(self, raw: redis.Redis) -> int:
-        """This takes one snapshot of each shard and gives how many were open; no answer raises redis-py's errors."""
+        """Take one snapshot of each shard and return how many gates were open; raise redis-py's errors."""
         opened = 0
         for shard, watched in self._watched.items():
             keys = self._keys

@@ -69,7 +69,7 @@ SCENARIOS = {
 
 
 def main() -> int:
-    """This runs from the command line."""
+    """Run from the command line; return the exit status."""
     parser = argparse.ArgumentParser(description="Run named scenarios.")
     parser.add_argument("--kinds", nargs="+", choices=SCENARIOS, default=[*SCENARIOS])
     for kind in parser.parse_args().kinds:

@@ -45,17 +45,17 @@ PATIENCE = 3.0
 
 
 def wanted(kind: str, seconds: float) -> int:
-    """This gives how often that kind is to strike in that time."""
+    """Return how often a kind is to strike in that many seconds."""
     return max(1, round(PER_20_S[kind] * seconds / 20))
 
 
 def enough(kind: str, seconds: float) -> int:
-    """This gives how often it must have struck at the least, for the run to prove something."""
+    """Return how often a kind must have struck at least for the run to prove something."""
     return (wanted(kind, seconds) + 1) // 2
 
 
 def plan(seed: int, seconds: float, window_s: float) -> list[Strike]:
-    """This gives all faults in their order: as many of each kind as are wanted, spread over the time. Pure."""
+    """Return all faults in their order: as many of each kind as are wanted, spread over the time. Pure."""
     rng = Random(seed)
     kinds = [kind for kind in PER_20_S for _ in range(wanted(kind, seconds))]
     rng.shuffle(kinds)
@@ -70,14 +70,14 @@ def plan(seed: int, seconds: float, window_s: float) -> list[Strike]:
 
 
 class Severing:
-    """This does what a strike says, from its beginning to its end."""
+    """The faults, each carried out from its beginning to its end."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._turns = {name: asyncio.Lock() for name in arena.names}
 
     async def strike(self, strike: Strike) -> bool:
-        """This carries one fault out and says whether it struck."""
+        """Carry one fault out and return whether it struck."""
         try:
             return bool(await getattr(self, f"_{strike.kind}")(strike))
         except (redis.RedisError, OSError):
@@ -87,7 +87,7 @@ class Severing:
         return self._arena.names[int(strike.pick * len(self._arena.names))]
 
     async def _tracked(self, name: str) -> tuple[FaultProxy, set[int]]:
-        """This gives a process's proxy, and the ports of its tracked connections there, as soon as there are any."""
+        """Wait for tracked connections of a process; return its proxy and their ports there, none after a while."""
         proxy, ports = self._arena.proxies[name, "redis"], set[int]()
         end = monotonic() + PATIENCE * self._arena.settings.near_window_s
         while not ports and monotonic() < end:

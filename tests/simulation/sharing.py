@@ -48,7 +48,7 @@ class Labelled(Older):
 
 
 class Sharing(Refusals):
-    """These are the rules of what is shared."""
+    """The rules of what clients share."""
 
     @rule()
     def write_in_many_transactions(self) -> None:

@@ -25,7 +25,7 @@ _replace = msgspec.structs.replace
 
 
 class _Planned(msgspec.Struct):
-    """This is an operation before it is known how it ends."""
+    """An operation before it is known how it ends."""
 
     tag: str
     session: str
@@ -37,7 +37,7 @@ class _Planned(msgspec.Struct):
 
 
 class Register:
-    """This is what the sessions act on."""
+    """The register that the sessions act on."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -45,7 +45,7 @@ class Register:
         self._epoch = 1
 
     def act(self, planned: _Planned) -> Operation:
-        """This lets an operation take effect now."""
+        """Apply an operation now and return how it ended."""
         if planned.verb == "read":
             return _ended(planned, "read", "ok", read=(self._shown(),))
         current = self.chain[-1] if self.chain else None
@@ -91,7 +91,7 @@ class Register:
         return Seen(key=KEY, op="present" if current is not None and current.op == "set" else "absent")
 
     def _told(self, expected: dict[str, str], current: Row | None) -> Seen:
-        """This is what a refusal tells: of the change that is there, or of absence and presence."""
+        """Return what a refusal tells: the change that is there, or that there is one or none."""
         if expected[KEY] not in (ABSENT, PRESENT) and current is not None:
             return _shown(current)
         return Seen(key=KEY, op="present" if expected[KEY] == ABSENT else "absent")
@@ -119,7 +119,7 @@ _VERBS = ("read", "read", "read", "blind", "compare", "compare", "create", "dele
 
 
 def true_history(rng: Random) -> History:
-    """This draws a history that a register has made."""
+    """Draw a history that a register has made."""
     planned = []
     for session in range(rng.randint(2, 4)):
         ends = sorted(rng.random() for _ in range(2 * rng.randint(1, 3)))
@@ -142,7 +142,7 @@ def true_history(rng: Random) -> History:
 
 
 def _undecided(operation: Operation) -> Operation:
-    """This is a write that was refused and whose sender never learnt it."""
+    """Return a refused write as if its sender had never learnt of the refusal."""
     return _replace(operation, outcome="unknown", read=())
 
 
@@ -184,7 +184,7 @@ def _row_altered(rng: Random, operations: list[Operation], chain: list[Row]) -> 
 
 
 def _relink(rng: Random, chain: list[Row]) -> None:
-    """This makes the chain look unbroken again, most of the time."""
+    """Make the chain look unbroken again, most of the time."""
     if rng.random() < 0.2:
         return
     parent = ""
@@ -216,7 +216,7 @@ def _told_wrong(rng: Random, operations: list[Operation], chain: list[Row]) -> N
 
 
 def _end_altered(rng: Random, operations: list[Operation], chain: list[Row]) -> None:
-    """This says another outcome of a write than it had."""
+    """Give a write another outcome than it had."""
     at = _some(rng, operations, lambda one: one.kind == "write")
     if at is None:
         return
@@ -238,7 +238,7 @@ def _end_altered(rng: Random, operations: list[Operation], chain: list[Row]) -> 
 
 
 def _time_altered(rng: Random, operations: list[Operation], chain: list[Row]) -> None:
-    """This moves an operation within the time that its session leaves it."""
+    """Move an operation within the time that its session leaves it."""
     at = rng.randrange(len(operations))
     one = operations[at]
     mine = [other for other in operations if other.session == one.session]
@@ -258,7 +258,7 @@ def _expectation_altered(rng: Random, operations: list[Operation], chain: list[R
 
 
 def _confirmed(rng: Random, operations: list[Operation], chain: list[Row]) -> None:
-    """This lets somebody be told that a change is durable, and takes it away some of the time."""
+    """Add an answer that a change is durable, sometimes of a change that is in no chain."""
     if chain:
         change_id = rng.choice(chain).change_id if rng.random() < 0.6 else "c7.7"
         operations.append(
@@ -292,7 +292,7 @@ FALSIFICATIONS = (
 
 
 def falsified(rng: Random, history: History) -> History:
-    """This changes one thing in a history, which may leave it true."""
+    """Change one thing in a history, which may leave it true."""
     operations, chain = list(history[0]), list(history[1])
     rng.choice(FALSIFICATIONS)(rng, operations, chain)
     return operations, chain

@@ -60,7 +60,7 @@ _BACKENDS = "SELECT pid, state FROM pg_stat_activity WHERE backend_type LIKE 'cl
 
 
 class World:
-    """This is what a story can do beside its client: look at the servers, and do harm to them."""
+    """What a story can do besides its client's verbs: look at the servers, and damage them."""
 
     def __init__(self, settings: Settings, report: Callable[[str], object] = str) -> None:
         self.settings = settings
@@ -72,7 +72,7 @@ class World:
         self.sampler = Sampler(self.keys, WATCHED)
 
     def close(self) -> None:
-        """This ends its connections."""
+        """Close its connections."""
         self.psql.close()
         self.raw.close()
 
@@ -89,7 +89,7 @@ class World:
         return held
 
     def at_rest(self) -> bool:
-        """This says whether everything is flushed and acknowledged, and every gate is open."""
+        """Return whether everything is flushed and acknowledged, and every gate is open."""
         server = self.replid()
         rows: dict[int, int] = dict(self.psql.execute("SELECT shard, flushed FROM shard").fetchall())
         for shard, flushed in rows.items():
@@ -101,33 +101,33 @@ class World:
         return True
 
     def replid(self) -> str:
-        """This is the server's replication id."""
+        """Return the server's replication id."""
         return str(self.raw.info("replication")["master_replid"])
 
     def is_open(self) -> bool:
-        """This says whether all gates are open."""
+        """Return whether all gates are open."""
         metas = map(self.keys.meta, range(self.keys.shards))
         return {self.raw.hget(meta, "replid") for meta in metas} == {self.replid().encode()}
 
     def is_clean(self, key: str) -> bool:
-        """This says whether the key has nothing to be flushed."""
+        """Return whether the key has nothing to be flushed."""
         return not is_dirty(self.raw, self.keys, key)
 
     async def evict(self, *keys: str) -> None:
-        """This does what Redis does for room, to states that are clean."""
+        """Evict states, once they are clean, as Redis does for room."""
         for key in keys:
             await self.until(lambda key=key: self.is_clean(key), f"{key} to be flushed")  # type: ignore[misc]
             evict(self.raw, self.keys, key)
 
     def look(self) -> None:
-        """This looks whether what is dirty is safe, at this moment, and tells where it is not."""
+        """Report every dirty state that is not safe at this moment."""
         with contextlib.suppress(redis.ConnectionError):
             self.sampler.look(self.raw)
         while self.sampler.findings:
             self._report(f"finding {self.sampler.findings.pop()}")
 
     async def freeze(self, pids: Sequence[int]) -> None:
-        """This stops worker processes, at a moment in which none of them has a row in Postgres or a statement."""
+        """Stop worker processes at a moment at which none has a row lock or a running statement in Postgres."""
         while True:
             signal_all(pids, signal.SIGSTOP)
             await self.until(lambda: all(state_of(pid) in "TtZX" for pid in pids), "workers to stand still")
@@ -139,7 +139,7 @@ class World:
 
 
 class Story(LockStory):
-    """This tells the situations to one agent; `hold` stops and continues the workers while the agent is quicker."""
+    """The situations, as one agent goes through them; `hold` gives the workers to stop while the agent acts."""
 
     def __init__(self, world: World, actor: Actor, *, folder: Path, hold: Callable[[], Sequence[int]]) -> None:
         self.folder = folder
@@ -148,7 +148,7 @@ class Story(LockStory):
         self._hold = hold
 
     async def tell(self, situations: Sequence[str], start: int, at: Callable[[int], object]) -> None:
-        """This tells these situations from one of them on, and looks at all keys in the end."""
+        """Play the situations from number `start` on, each announced by `at`."""
         for number, name in enumerate(situations[start:], start):
             at(number)
             token = situation.set(name)
@@ -158,7 +158,7 @@ class Story(LockStory):
                 situation.reset(token)
 
     async def _ending(self) -> None:
-        """This reads every key and goes on with it: what was damaged shows at the latest now."""
+        """Read every key and write it once more: damage shows now at the latest."""
         for key in KEYS:
             await self._actor.get(key)
             await self._actor.set(key)
@@ -235,7 +235,7 @@ class Story(LockStory):
         await actor.set(E)
 
     async def _vouch(self, key: str) -> bool:
-        """This breaks its word; the journal does not have it, for it has to end as a conflict."""
+        """Create an existing key as new, unjournaled, for it has to end as a conflict; return whether it was sent."""
         try:
             await self._actor.cache.create(key, {"by": "nobody"}, assume_new=True)
         except Unavailable:
@@ -274,7 +274,7 @@ class Story(LockStory):
         await self._actor.set(A)
 
     def _poison_is_committed(self) -> bool:
-        """This commits, by the real script, what only Postgres refuses: a writer with a NUL in its name."""
+        """Commit what only Postgres refuses, a writer with a NUL in its name; return whether the script did so."""
         world, keys, shard = self._world, self._world.keys, self._world.keys.shard(POISON)
         names = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard)]
         commit = ["nonce", secrets.token_hex(12), "on", 0, "a\0b", "", "", 1000, 2**24, 2**24, 2**23]
@@ -334,14 +334,14 @@ class Story(LockStory):
 
 
 async def passing(seconds: float) -> None:
-    """This lets so much time pass, in which everything else goes on."""
+    """Let that many seconds pass; everything else goes on meanwhile."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await asyncio.Event().wait()
 
 
 async def meanwhile(world: World, actor: Actor) -> None:
-    """This is what another agent does while one is frozen: it writes what that one works on, and evicts it again."""
+    """Be another agent while one is frozen: write the keys that it works on, and evict them again."""
     for key in KEYS:
         await actor.set(key)
         await actor.confirm(await actor.set(key))

@@ -22,7 +22,7 @@ CHAIN = [
 
 
 class Journals:
-    """This writes the journals of processes whose time is told to it."""
+    """The journals of processes whose clock is set by hand."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -30,14 +30,14 @@ class Journals:
         self._now = 0.0
 
     def kinds(self) -> set[str]:
-        """This gives the kinds of everything that is found in the journals."""
+        """Return the kinds of everything that is found in the journals."""
         operations = read_journals(sorted(self._folder.glob("*.jsonl")))
         evidence = Evidence(chains={KEY: CHAIN})
         found = [*judge_ages(operations, evidence.chains, BOUNDS), *check(operations, evidence).violations]
         return {violation.kind for violation in found}
 
     def write(self, who: str, place: int, begun: float, ended: float) -> None:
-        """This notes a write that was acknowledged."""
+        """Note a write that was acknowledged."""
         verb = CHAIN[place - 1].op
         self._noted(who, verb, begun, ended, lambda recorder, sent: recorder.ok(sent, written=[seen(place)]))
 
@@ -52,7 +52,7 @@ class Journals:
         at_once: bool = True,
         **more: Any,
     ) -> None:
-        """This notes a read that was answered."""
+        """Note a read that was answered."""
 
         def answered(recorder: Recorder, sent: Invoke) -> None:
             recorder.ok(sent, read=[what], at_once=at_once)
@@ -74,7 +74,7 @@ class Journals:
 
 
 def seen(place: int, **changed: Any) -> Seen:
-    """This gives what an operation sees of the change at that place."""
+    """Return what an operation sees of the change at that place."""
     row = CHAIN[place - 1]
     told: dict[str, Any] = {"op": row.op, "digest": row.digest, "epoch": row.epoch, "version": row.version}
     return Seen(key=KEY, change_id=row.change_id, **(told | changed))

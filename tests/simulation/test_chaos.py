@@ -108,7 +108,7 @@ async def test_what_is_falsified_at_rest_is_found(tmp_path: Path) -> None:
 def _falsifications(
     here: Arena, connection: psycopg.Connection[Any], raw: redis.Redis, operations: list[Operation]
 ) -> Iterator[list[str]]:
-    """This breaks one thing after the other and gives what is found of each."""
+    """Falsify one thing after the other and yield what is found of each."""
     schema = here.settings.postgres_schema
     key = next(key for key in KEYS if raw.hget(here.keys.state(key), "op") == b"set")
     name, shard = here.keys.state(key), here.keys.shard(key)
@@ -147,7 +147,7 @@ def _sampled(here: Arena, raw: redis.Redis, wanted: str) -> list[str]:
 
 
 def _falsified_chain(here: Arena, operations: list[Operation]) -> set[str]:
-    """This takes an acknowledged change out of a chain and gives what the checker says of it."""
+    """Take an acknowledged change out of a chain and return what the checker says of it."""
     with here.postgres() as connection:
         found = evidence(connection, here.settings.postgres_schema)
     alone = [one.written for one in operations if one.outcome == "ok" and len(one.written) == 1]

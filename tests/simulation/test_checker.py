@@ -105,7 +105,7 @@ def _kinds(operations: list[Operation], chain: list[Row], **more: Any) -> set[st
 
 
 def _with(operation: Operation, **changed: Any) -> list[Operation]:
-    """This gives the right history with one operation changed."""
+    """Return the true history with one operation changed."""
     altered = msgspec.structs.replace(operation, **changed)
     return [altered if one is operation else one for one in TRUE]
 

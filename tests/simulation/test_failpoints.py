@@ -64,7 +64,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 def _asked_for() -> set[str]:
-    """These are the names of all scripts and statements that the modules of client and worker spell."""
+    """Return the names of all scripts and statements that occur in the modules of client and worker."""
     done = subprocess.run([sys.executable, "-c", USERS], capture_output=True, text=True, check=True)
     spelled = {part for path in done.stdout.split() for part, _ in strings(Path(path).read_text())}
     return spelled & {*stems("lua"), *stems("sql")}

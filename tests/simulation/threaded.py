@@ -53,7 +53,7 @@ class Interrupted(BaseException):
 
 
 class Inline(Awaited):
-    """This does what a synchronous client does at once, in the thread that asks."""
+    """A synchronous client under the asynchronous interface: each call is done at once, in the calling thread."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
@@ -66,24 +66,24 @@ class Inline(Awaited):
         return called
 
     async def list(self, *args: Any, **more: Any) -> AsyncIterator[Any]:
-        """This gives the listing."""
+        """Yield the states of the listing."""
         for state in self._client.list(*args, **more):
             yield state
 
     @asynccontextmanager
     async def transaction(self, *names: str, **more: Any) -> AsyncIterator[Any]:
-        """This enters and leaves a transaction."""
+        """Open a transaction and close it at the end."""
         with self._client.transaction(*names, **more) as entered:
             yield _InTransaction(entered)
 
     @asynccontextmanager
     async def lock(self, name: str, **more: Any) -> AsyncIterator[Any]:
-        """This enters and leaves a lock."""
+        """Take a lock and release it at the end."""
         with self._client.lock(name, **more) as lease:
             yield _Lease(lease)
 
     async def transact(self, names: Any, function: Callable[[Any], Any], **more: Any) -> Any:
-        """This runs the function, which must be a plain one."""
+        """Run the function, which must be a plain one, in a transaction."""
         return self._client.transact(names, function, **more)
 
 
@@ -100,12 +100,12 @@ class _Lease(Inline):
     """The verbs are awaited; whether it was lost is asked at once."""
 
     def check(self) -> None:
-        """This asks."""
+        """Check the lease."""
         self._client.check()
 
 
 def finish(story: Coroutine[Any, Any, Any]) -> None:
-    """This goes through what is written for tasks, and waits for nothing, to its end."""
+    """Run a coroutine that never has to wait to its end."""
     try:
         story.send(None)
     except StopIteration:
@@ -114,7 +114,7 @@ def finish(story: Coroutine[Any, Any, Any]) -> None:
 
 
 class Switches:
-    """This is what the process is told by signals; it is read by every thread."""
+    """What signals have told the process; every thread reads it."""
 
     def __init__(self) -> None:
         self.ending = threading.Event()
@@ -129,14 +129,14 @@ class Switches:
         self.going.set()
 
     def pause(self, seconds: float) -> bool:
-        """This waits so long, the end at most, and then until operations may begin; False at the end."""
+        """Wait that many seconds, or until the end, and then until operations may begin; return False at the end."""
         self.ending.wait(seconds)
         self.going.wait()
         return not self.ending.is_set()
 
 
 class Soak:
-    """This is one process's work."""
+    """The work of one process."""
 
     def __init__(self, folder: Path, name: str, seed: int, sessions: int) -> None:
         self._folder = folder
@@ -154,7 +154,7 @@ class Soak:
         self._cache.close()
 
     def run(self) -> None:
-        """This goes on until it is told to end."""
+        """Run until told to end."""
         with Recorder(self._folder / f"{self._name}.jsonl", self._name) as recorder:
             threads = [
                 threading.Thread(target=self._guarded, args=(self._play, recorder, f"s{number}"))
@@ -171,7 +171,7 @@ class Soak:
                     thread.join()
 
     def lent(self) -> list[str]:
-        """This says what the client believes to be lent although nobody uses it any more."""
+        """Return what the client counts as lent although nobody uses it any more."""
         gc.collect()  # what was interrupted may wait for that
         tier = self._cache.runtime
         pools: dict[str, Any] = {"Redis": tier.redis.pool, "Postgres": tier.postgres.pool}
@@ -182,7 +182,7 @@ class Soak:
         ]
 
     def _guarded(self, work: Callable[..., None], *args: Any) -> None:
-        """This ends the process's run where something goes wrong that no session explains."""
+        """End the process's run where something fails that no session explains."""
         try:
             work(*args)
         except Exception as error:  # whatever it is, it must be seen
@@ -199,7 +199,7 @@ class Soak:
             finish(session.step())
 
     def _be_interrupted(self, recorder: Recorder) -> None:
-        """This plays a session in the main thread; what is interrupted has no end in the journal: it is unknown."""
+        """Play a session in the main thread; an operation interrupted has no end in the journal, so it is unknown."""
         lives = 0
         session, rng = self._session(recorder, "main0")
 
@@ -227,7 +227,7 @@ class Soak:
                 raise AssertionError(f"the forked child {number} ended with {status}")
 
     def _child(self, name: str) -> int:
-        """This is a forked child's life: the client is inherited, all other threads are gone."""
+        """Run a forked child, with the inherited client and no other thread; return its exit status."""
         try:
             with Recorder(self._folder / f"{name}.jsonl", name) as recorder:
                 session = Session(
@@ -255,7 +255,7 @@ class Soak:
 
 
 def _status(child: int) -> int:
-    """This waits for a child's end, and kills one that hangs."""
+    """Wait for a child's end, kill one that hangs, and return the exit status."""
     end = monotonic() + CHILD_S
     waiting = threading.Event()
     while monotonic() < end:
@@ -268,7 +268,7 @@ def _status(child: int) -> int:
 
 
 def left_behind(descriptors: int) -> list[str]:
-    """This says what of the library is left after its clients are closed or gone."""
+    """Return what of the library is left after its clients are closed or gone."""
     end = monotonic() + THREADS_END_S
     gc.collect()
     for thread in threading.enumerate():
@@ -281,7 +281,7 @@ def left_behind(descriptors: int) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """This is what the chaos starts."""
+    """Run one process of the soak; return the exit status."""
     folder, name, seed, sessions = arguments
     faulthandler.enable()
     gc.collect()

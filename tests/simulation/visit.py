@@ -48,9 +48,9 @@ Role = Literal["client", "worker"]
 
 
 class Failpoint(msgspec.Struct, frozen=True):
-    """This is where a process meets which fault: in which situation of the story, at which boundary.
+    """Where a process meets which fault: in which situation of the story, at which boundary.
 
-    `elsewhere` are the other situations that come by it.
+    `elsewhere` names the other situations that pass this boundary.
     """
 
     role: Role
@@ -61,7 +61,7 @@ class Failpoint(msgspec.Struct, frozen=True):
 
 
 class Visited(msgspec.Struct, kw_only=True):
-    """This is what a visit came to; `boundaries` are those that its process passed by."""
+    """The outcome of a visit; `boundaries` are those that its process passed by."""
 
     role: Role
     situation: str
@@ -74,7 +74,7 @@ class Visited(msgspec.Struct, kw_only=True):
 
 
 class Visit:
-    """This runs one visit; without a failpoint it only tells the boundaries of the role."""
+    """One visit; without a failpoint it only reports the boundaries of the role."""
 
     def __init__(
         self, urls: tuple[str, str], folder: Path, name: str, *, role: Role, situation: str, failpoint: Failpoint | None
@@ -95,7 +95,7 @@ class Visit:
         self._end = monotonic() + VISIT_S
 
     def run(self) -> Visited:
-        """This goes through all of it."""
+        """Go through all of it and return the outcome."""
         begun = monotonic()
         self._folder.mkdir()
         try:
@@ -179,7 +179,7 @@ class Visit:
             self._look(self._workers)
 
     def _look(self, children: Sequence[Child]) -> None:
-        """This waits until one of them tells something or ends, and sees to it."""
+        """Wait until a child reports something or ends, and act on it; raise TimeoutError past the visit's end."""
         now = monotonic()
         if now > self._end:
             running = ", ".join(child.name for child in children if child.status is None)
@@ -211,15 +211,15 @@ class Visit:
             self._start_worker(None)
 
     def _has_settled(self) -> bool:
-        """This says whether the first worker owns both shards, of which it keeps the lower one, or has met its fault.
+        """Return whether the first worker owns both shards, of which it keeps the lower one, or has met its fault.
 
-        A second one that came before it would leave it the other shard, and what a situation does to the lower one
-        would be done by a process that tells nobody.
+        A second worker that came earlier could be given the lower shard, and then what a situation does to that shard
+        would be handled by a process that reports nothing.
         """
         return self._result.reached or OWNS in self._result.boundaries
 
     def _frozen(self, child: Child) -> None:
-        """This lets others go on while it is frozen; a worker's others are the agent and the other worker."""
+        """Let others go on while it is frozen; a worker's others are the agent and the other worker."""
         assert child.wait_until_stopped()
         if self._role == "worker":
             self._thaw_at = monotonic() + FROZEN_S
@@ -244,7 +244,7 @@ class Visit:
                 return
 
     def _finish(self, child: Child) -> list[str]:
-        """This waits for a process that only does one thing."""
+        """Wait for a process that does one thing, and return its lines; raise AssertionError if it failed."""
         told: list[str] = []
         while child.status is None:
             left = self._end - monotonic()
@@ -265,7 +265,7 @@ class Visit:
 
 
 def _settings(urls: tuple[str, str], name: str) -> Settings:
-    """These make leases, tokens and claims short, and let entries leave by size: some, never the newest."""
+    """Return settings with short leases, tokens and claims, whose streams drop entries by size, never the newest."""
     return Settings(
         redis_url=urls[0], postgres_url=urls[1], prefix=name, postgres_schema=name, shards=2, timeout_s=4.0,
         connect_timeout_s=2.0, hydrate_token_s=0.3, claim_s=0.4, lease_s=LEASE_S, lease_renew_s=LEASE_S / 4,
@@ -281,7 +281,7 @@ def _migrate(settings: Settings) -> int:
 
 
 def _work(settings: Settings, report: Report, plan: Plan | None) -> int:
-    """This is a worker's process, which tidies and tries again more often than others."""
+    """Run a worker that tidies and retries more often than usual; return its exit status."""
     statecache_workers.janitor.ROUND_S, statecache_workers.janitor.SWEEP_S = 0.1, 0.3
     statecache_workers.runner.PAUSE_MAX_S = 0.3
     statecache_workers.gatekeeper.PAUSE_S, statecache_workers.gatekeeper.PAUSE_MAX_S = 0.05, 0.3
@@ -294,7 +294,7 @@ async def _tell(
     settings: Settings, report: Report, plan: Plan | None, *, told: bool, path: Path, story: list[str], start: int,
     held: list[int],
 ) -> None:  # fmt: skip
-    """This is the agent's process."""
+    """Run the agent."""
     boundaries.install(settings.postgres_schema, report if told else str, plan)
     world = World(settings, report)
     with Recorder(path, path.stem) as recorder:
@@ -305,7 +305,7 @@ async def _tell(
 
 
 async def _accompany(settings: Settings, report: Report, path: Path) -> None:
-    """This is the companion's process."""
+    """Run the companion."""
     world = World(settings, report)
     with Recorder(path, path.stem) as recorder:
         async with AsyncStateCache(settings=settings) as cache:
@@ -314,7 +314,7 @@ async def _accompany(settings: Settings, report: Report, path: Path) -> None:
 
 
 def _judge(settings: Settings, folder: Path, story: list[str], report: Report) -> int:
-    """This is the judge's process: it waits until everything is at rest, and looks at all of it."""
+    """Wait until everything is at rest, judge all of it, and return the exit status."""
     world, schema = World(settings, report), settings.postgres_schema
     asyncio.run(world.until(world.at_rest, "rest"))
     operations = journals(folder)
@@ -334,7 +334,7 @@ def _judge(settings: Settings, folder: Path, story: list[str], report: Report) -
 
 
 def _not_as_told(world: World, found: Evidence, story: list[str]) -> list[str]:
-    """This compares what was set aside with what the story had set aside."""
+    """Return how what was set aside differs from what the story had set aside."""
     aside = {key for _, key in found.conflicts}, {key for _, key in found.quarantined}
     wanted = {E} if {"vouched", "leaving"} & {*story} else set(), {POISON} if "poison" in story else set()
     wrong = [f"set aside are {aside}, expected were {wanted}"] if aside != wanted else []

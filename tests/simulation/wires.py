@@ -24,7 +24,7 @@ Then = Callable[[bool], Awaitable[None]]
 
 
 class Wire:
-    """This makes connections, and loses one request or reply that carries the script when told so."""
+    """A maker of connections, which lose one request or reply of the commit script when armed."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self._dial, self._dial_sync = dialer(settings), sync_dialer(settings)
@@ -34,28 +34,28 @@ class Wire:
         self._then: Then | None = None
 
     def arm(self, lost: Lost, then: Then | None = None) -> None:
-        """This lets the next commit lose its request or its reply."""
+        """Let the next commit lose its request or its reply."""
         self._armed, self._then = lost, then
 
     @property
     def armed(self) -> bool:
-        """This says whether the fault is still to come."""
+        """Whether the fault is still to come."""
         return self._armed is not None
 
     def disarm(self) -> None:
-        """This takes back what was armed."""
+        """Take back what was armed."""
         self._armed = None
 
     def dial(self) -> Any:
-        """This makes an asynchronous connection."""
+        """Make an asynchronous connection."""
         return _Connection(self._dial(), self)
 
     def dial_sync(self) -> Any:
-        """This makes a synchronous connection."""
+        """Make a synchronous connection."""
         return _SyncConnection(self._dial_sync(), self)
 
     def meets(self, packed: Any) -> Lost | None:
-        """This takes the armed fault if these bytes carry the commit script."""
+        """Return the armed fault, and disarm, if these bytes carry the commit script."""
         data = packed if isinstance(packed, bytes) else b"".join(packed)
         if self._armed is None or not any(mark in data for mark in self._marks):
             return None
@@ -63,18 +63,18 @@ class Wire:
         return lost
 
     async def happen(self, reply: Any = None) -> None:
-        """This runs what was to happen meanwhile."""
+        """Run what was armed to happen at that moment."""
         if self._then is not None:
             answer = reply[0] if isinstance(reply, list) and reply else reply
             await self._then(isinstance(answer, bytes) and b" OK " in answer)
 
     def happen_in_thread(self, reply: Any = None) -> None:
-        """This does the same from the thread of a synchronous client."""
+        """Do the same from the thread of a synchronous client."""
         asyncio.run_coroutine_threadsafe(self.happen(reply), self._loop).result()
 
 
 class _Wired:
-    """This is a connection of redis-py but for what it loses."""
+    """A connection of redis-py that loses what its wire says."""
 
     def __init__(self, connection: Any, wire: Wire) -> None:
         self.__dict__.update(connection=connection, wire=wire, replies_left=0)
@@ -86,7 +86,7 @@ class _Wired:
         setattr(self.__dict__["connection"], name, value)
 
     def _noted(self, packed: Any) -> bool:
-        """This notes what the request will lose, and says whether it is lost itself."""
+        """Note which reply is to be lost; return whether the request is lost."""
         lost = self.wire.meets(packed)
         data = packed if isinstance(packed, bytes) else b"".join(packed)
         if lost == "reply":
@@ -94,7 +94,7 @@ class _Wired:
         return bool(lost == "request")
 
     def _last_reply(self) -> bool:
-        """This counts the replies up to the one behind which the connection ends."""
+        """Count a reply; return whether it is the one behind which the connection ends."""
         left = self.__dict__["replies_left"]
         self.__dict__["replies_left"] = max(0, left - 1)
         return bool(left == 1)

@@ -68,7 +68,7 @@ _NOT_APPLIED = (Unavailable, Backpressure, DurabilityRefused)
 
 
 class Session:
-    """This does one operation after the other; other profiles have other groups, verbs, levels and modes."""
+    """One session: operations one after the other; other profiles set other groups, verbs, levels and modes."""
 
     groups: Mapping[str, Sequence[str]] = GROUPS
     verbs: Mapping[str, int] = VERBS
@@ -88,7 +88,7 @@ class Session:
         self._doubts: list[tuple[str, str]] = []
 
     async def step(self) -> None:
-        """This does the next operation, whatever comes of it; now and then it is cancelled on its way."""
+        """Do the next operation, whatever comes of it; now and then it is cancelled on its way."""
         verb = self._rng.choices([*self.verbs], weights=[*self.verbs.values()])[0]
         doing = getattr(self, f"_{verb}")(self._rng.choice(self._keys))
         if self._plain or self._rng.random() > CANCELLED:
@@ -172,7 +172,7 @@ class Session:
         await self._several(key, again=True)
 
     async def _several(self, key: str, *, again: bool) -> None:
-        """This reads some keys of a group and writes some of them, in one commit."""
+        """Read some keys of a group and write some of them, in one commit."""
         group = next(keys for keys in self.groups.values() if key in keys)
         names = self._rng.sample(group, self._rng.randint(1, len(group)))
         to_write = [name for name in names if self._rng.random() < 0.7]
@@ -209,7 +209,7 @@ class Session:
         return value
 
     async def _written(self, sent: Invoke, value: Any, **more: Any) -> None:
-        """This sends a write of one key, and again under its change_id where its outcome is not known."""
+        """Send a write of one key, and again under its change_id where its outcome is not known."""
         key, change_id = sent.keys[0], sent.change_id
         if change_id == "" or sent.verb == "delete":
             more["reason"] = sent.tag
@@ -254,7 +254,7 @@ class Session:
 
 
 class _Work:
-    """This is what a transaction does, for both clients."""
+    """The function of a transaction, for both clients."""
 
     def __init__(
         self, session: Session, sent: Invoke, names: list[str], to_write: list[str], deletes: set[str]
@@ -290,7 +290,7 @@ class _Work:
 
 
 class Noting:
-    """This notes how an operation ended where it did not end well; `change_id` is then that of a write in doubt."""
+    """The journal's note of an operation that did not end well; `change_id` is set where it may be sent again."""
 
     def __init__(self, recorder: Recorder, sent: Invoke, read: list[Seen], *, again: bool = False) -> None:
         self._recorder = recorder
@@ -341,7 +341,7 @@ def _level(sent: Invoke) -> Any:
 
 
 class _Switches:
-    """This is what the process is told by signals."""
+    """What signals have told the process."""
 
     def __init__(self) -> None:
         self.ending = asyncio.Event()
@@ -357,7 +357,7 @@ class _Switches:
         self.going.set()
 
     async def pause(self, seconds: float) -> None:
-        """This waits so long, until the end at most, and then until operations may begin."""
+        """Wait that many seconds, or until the end, and then until operations may begin."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.ending.wait()
@@ -373,7 +373,7 @@ async def _play(session: Session, switches: _Switches, rng: Random) -> None:
 async def write(
     folder: Path, name: str, seed: int, sessions: int, *, plain: bool, kind: type[Session] = Session
 ) -> None:
-    """This runs the sessions of one process until it is told to end."""
+    """Run the sessions of one process until it is told to end."""
     switches = _Switches()
     with Recorder(folder / f"{name}.jsonl", name) as recorder:
         own: Any = StateCache() if plain else AsyncStateCache()
@@ -387,7 +387,7 @@ async def write(
 
 
 def main(arguments: list[str], session: type[Session] = Session) -> None:
-    """This is what the chaos starts."""
+    """Run one process of the chaos."""
     folder, name, seed, sessions, kind = arguments
     asyncio.run(write(Path(folder), name, int(seed), int(sessions), plain=kind == "sync", kind=session))
 

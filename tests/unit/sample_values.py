@@ -74,7 +74,7 @@ ACCOUNT = Account(UUID(int=7), Decimal("10.50"), {"a", "b"}, date(2026, 11, 20),
 
 
 class Attributed:
-    """This looks like a class of attrs, which need not be installed."""
+    """A class that looks like one of attrs, which need not be installed."""
 
     __attrs_attrs__ = (SimpleNamespace(name="x"),)
 

@@ -55,7 +55,7 @@ def change_set(*changes: Change) -> ChangeSet:
 
 
 def planned(spot: Spot) -> list[bool]:
-    """This gives the gaps of what goes in."""
+    """Return the gap of each change that goes in."""
     return [taking.gap for taking in plan(change_set(change()), {"runs/1": spot})]
 
 

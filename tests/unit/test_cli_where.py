@@ -57,7 +57,7 @@ _TWICE = ("'", "''")
 
 
 def pasted(line: str) -> list[str]:
-    """This gives the words that a shell makes of a line."""
+    """Return the words that a shell makes of a line."""
     script = f'words() {{ printf "%s\\0" "$@"; }}; words {line}'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     return done.stdout.split("\0")[:-1]

@@ -12,8 +12,8 @@ from statecache import RedisUnavailable
 from statecache._async.redis.connection import AsyncLink
 
 
-class TrackedConnection:
-    """This stands for a connection that stays open whatever happens on it, until it is told to close."""
+class FakeConnection:
+    """A connection that stays open whatever happens on it, until it is told to close."""
 
     def __init__(self, replies: list[Any], *, at_sending: BaseException | None = None) -> None:
         self.is_connected = True
@@ -48,9 +48,9 @@ FAULTS = [
 @pytest.mark.parametrize(("fault", "kind"), FAULTS)
 @pytest.mark.parametrize("when", ["while it is sent", "before the first reply", "between two replies"])
 async def test_an_exchange_that_broke_closes_its_connection(fault: Any, kind: type[BaseException], when: str) -> None:
-    line = TrackedConnection(["one"] if when == "between two replies" else [])
+    line = FakeConnection(["one"] if when == "between two replies" else [])
     if when == "while it is sent":
-        line = TrackedConnection([], at_sending=fault)
+        line = FakeConnection([], at_sending=fault)
     line._replies += [fault, "left behind"]
     link = AsyncLink(line, "somewhere")
     with pytest.raises(kind):
@@ -59,15 +59,15 @@ async def test_an_exchange_that_broke_closes_its_connection(fault: Any, kind: ty
 
 
 async def test_an_error_reply_is_a_reply_and_the_connection_stays() -> None:
-    link = AsyncLink(TrackedConnection([redis.ResponseError("WRONGTYPE"), b"two"]), "somewhere")
+    link = AsyncLink(FakeConnection([redis.ResponseError("WRONGTYPE"), b"two"]), "somewhere")
     first, second = await link.run([("GET", "a"), ("GET", "b")], seconds=5)
     assert isinstance(first, redis.ResponseError)
     assert second == b"two"
     assert link.alive
 
 
-class Pushed(TrackedConnection):
-    """This is one on which messages come in without being asked for, so many of which have arrived whole."""
+class Pushed(FakeConnection):
+    """A connection on which messages come in without being asked for; all of them have arrived whole."""
 
     def __init__(self, messages: list[Any]) -> None:
         super().__init__(messages)

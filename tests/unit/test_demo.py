@@ -32,7 +32,7 @@ PASSED = Report(
 
 
 def chain(*hands: tuple[str, int]) -> Evidence:
-    """This is a run whose versions were committed by these writers in these epochs."""
+    """Return a run whose versions were committed by these writers in these epochs."""
     rows = [
         Row(
             version=version, change_id=f"c{version}", parent_change_id="", shard=1, epoch=epoch, n=version, op="set",

@@ -20,26 +20,26 @@ WAIT_S = 20.0
 
 
 class QuietLink:
-    """This is a connection on which nothing ever arrives."""
+    """A connection on which nothing ever arrives."""
 
     alive = True
 
     async def send(self, command: Any, *, seconds: float) -> None:
-        """This takes the subscription."""
+        """Accept the subscription."""
 
     async def receive(self, *, seconds: float) -> None:
-        """This waits until it is cancelled."""
+        """Wait until cancelled."""
         await asyncio.Event().wait()
 
     def hang_up(self) -> None:
-        """This has nobody to wake."""
+        """Do nothing: nobody is to be woken."""
 
     async def close(self) -> None:
-        """This has nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class SlowRedis:
-    """This answers what was so when it was asked, after `meanwhile` has happened."""
+    """A Redis that runs `meanwhile` before its answers arrive, which are as of when it was asked."""
 
     def __init__(self, meta: list[bytes]) -> None:
         self.meta = meta
@@ -47,11 +47,11 @@ class SlowRedis:
         self.meanwhile: Callable[[], None] = lambda: None
 
     async def link(self, seconds: float) -> QuietLink:
-        """This gives a connection for events."""
+        """Return a connection for events."""
         return QuietLink()
 
     async def exchange(self, commands: Any, *, seconds: float) -> list[Any]:
-        """This gives epoch, watermark and exception."""
+        """Return epoch, watermark and exception."""
         self.looks += 1
         answer = list(self.meta)
         self.meanwhile()

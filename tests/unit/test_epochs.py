@@ -232,7 +232,7 @@ def test_pages_cover_every_position_once_and_are_bounded(widths: list[tuple[int,
 
 
 class Server:
-    """This is a data set with its server, as a list of what its log holds: index n - 1."""
+    """A data set with its server, as a list of what its log holds: index n - 1."""
 
     def __init__(self, log: list[int], *, epoch: int | None, replid: str, server: str) -> None:
         self.log = log
@@ -250,7 +250,7 @@ class Server:
 
 
 class History:
-    """This is a shard's life: what Postgres holds, and every data set that ever was."""
+    """A shard's life: what Postgres holds, and every data set that ever was."""
 
     def __init__(self) -> None:
         self.flushed: list[int] = []
@@ -272,7 +272,7 @@ class History:
             self.flushed += server.log[len(self.flushed) : len(self.flushed) + most]
 
     def lose(self, server: Server, tail: int) -> None:
-        """This promotes a replica that lacks the tail, or restarts a server that lost it; the old one may go on."""
+        """Promote a replica that lacks the tail, or restart a server that lost it; the old one may go on."""
         log = server.log[: max(0, len(server.log) - tail)]
         copy = Server(log, epoch=server.epoch, replid=server.replid, server=str(len(self.servers)))
         copy.claimed = server.claimed
@@ -305,7 +305,7 @@ class History:
 
 
 def live(history: History, rng: Random) -> None:
-    """This lets a shard go through sixty random faults and moves."""
+    """Put a shard through sixty random faults and moves."""
     history.open(history.servers[0], "worker", dies=False)
     for _ in range(60):
         server = history.servers[-1 - min(int(rng.expovariate(0.7)), len(history.servers) - 1)]

@@ -32,7 +32,7 @@ class Echo:
         writer.close()
 
     async def has_seen(self, wanted: bytes) -> None:
-        """This returns when the server was sent these bytes."""
+        """Wait until the server was sent these bytes."""
         async with asyncio.timeout(WAIT_S), self._came:
             await self._came.wait_for(lambda: wanted in self.seen)
 
@@ -48,7 +48,7 @@ class Caller:
         self._writer.write(line)
 
     async def line(self) -> bytes:
-        """This gives the next answer; empty at the connection's end."""
+        """Return the next answer; empty at the connection's end."""
         async with asyncio.timeout(WAIT_S):
             return await self._reader.readline()
 

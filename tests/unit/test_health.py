@@ -194,7 +194,7 @@ def test_who_takes_too_long_in_all_is_hung_up_on(serve: Serve, monkeypatch: pyte
 
 
 def _answered_again(port: int) -> Answer:
-    """This asks until it is let in: a place is free a moment after its answer was read."""
+    """Ask until a connection is accepted: a place becomes free only a moment after its answer was read."""
     while True:
         with contextlib.suppress(http.client.RemoteDisconnected, ConnectionError):
             return ask(port, "/healthz")

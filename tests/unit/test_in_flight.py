@@ -11,7 +11,7 @@ from statecache.model import Position
 
 
 class Overtaken:
-    """This is a mutex that is had when another thread has just noted a later position."""
+    """A mutex before whose acquisition another thread notes a later position, once."""
 
     def __init__(self, accounts: AsyncAccounts | InFlight) -> None:
         self._in_flight = accounts

@@ -146,7 +146,7 @@ def test_the_group_is_the_first_two_segments(key: str, group: str) -> None:
 
 @pytest.mark.parametrize(("key", "shard"), [("runs/42", 58), ("runs/é", 12), ("a/b/c", 28)])
 def test_shards_are_the_same_in_every_release(key: str, shard: int) -> None:
-    """These numbers are where data lies: a change here loses every state that was ever stored."""
+    """The numbers say where data lies: a change here loses every state that was ever stored."""
     assert shard_of(key, 64) == crc32("/".join(key.split("/")[:2]).encode()) % 64 == shard
 
 

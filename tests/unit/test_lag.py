@@ -23,7 +23,7 @@ def _holding(shard: int, flushed: int, **more: Any) -> Holding:
 
 
 def _heads(*found: tuple[int, int]) -> Heads:
-    """This gives heads at n, of which Redis was told that `flushed` are flushed."""
+    """Return heads at n, of which Redis was told that `flushed` are flushed."""
     of: dict[int, Head | str] = {
         shard: Head(1, "server", n, n, n * 10, flushed, 0) for shard, (n, flushed) in enumerate(found)
     }

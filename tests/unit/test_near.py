@@ -21,7 +21,7 @@ KEY = "runs/1"
 
 
 def record(version: int, *, key: str = KEY, epoch: int = 1, value: bytes = b"1") -> Record:
-    """This makes a state of that version."""
+    """Return a record of that version."""
     return Record(
         key=key, op="set", value=value, version=version, epoch=epoch, change_id=f"c{version}", parent_change_id="",
         position=f"{epoch}-{version}", encoding="json", schema="", updated_at="", writer="",
@@ -29,21 +29,21 @@ def record(version: int, *, key: str = KEY, epoch: int = 1, value: bytes = b"1")
 
 
 def made(*, bytes_max: int = 1_000_000, entries_max: int = 100) -> Near:
-    """This makes a near cache that was heard from at 0."""
+    """Return a near cache whose connection last answered at 0."""
     near = Near(bytes_max=bytes_max, entries_max=entries_max, window_s=WINDOW_S, mutex=threading.Lock())
     near.answered(0.0)
     return near
 
 
 def fill(near: Near, one: Record) -> None:
-    """This reads a state as the tracked connection does."""
+    """Read a state as the tracked connection does."""
     reading, mine = near.reserve(one.key, Signal(), 0.0)
     assert mine
     near.settle(reading, one)
 
 
 def version_at(near: Near, now: float = 0.5, *, stale_s: float = 10.0, key: str = KEY) -> int | None:
-    """This gives the version that a local read gets, None where it gets nothing."""
+    """Return the version that a local read gets, None where it gets nothing."""
     entry = near.look(key, now, stale_s)
     return None if entry is None else entry.record.version
 
@@ -293,7 +293,7 @@ EVENTS = st.lists(
 
 
 class World:
-    """This is a server of three keys, its tracked connection with all that is on it in order, and one near cache."""
+    """A server of three keys, its tracked connection with all that is on it in order, and one near cache."""
 
     def __init__(self) -> None:
         self.near = made(entries_max=2)
@@ -304,32 +304,32 @@ class World:
         self.seen: dict[int, Place] = {}
 
     def write(self, key: int) -> None:
-        """Somebody writes: who tracks the key is told, once, behind all that is on the wire."""
+        """Write as somebody else: whoever tracks the key is told, once, behind all that is on the wire."""
         self.versions[key] += 1
         if key in self.tracked:
             self.tracked.discard(key)
             self.wire.append(("push", key, None, 0))
 
     def own_write(self, key: int) -> None:
-        """This process writes, and has the answer before the push."""
+        """Write as the near cache's own process, which has the answer before the push."""
         self.write(key)
         self.near.wrote(f"k/{key}", (1, self.versions[key]))
         self.seen[key] = (1, self.versions[key])
 
     def send(self, key: int) -> None:
-        """A local read that is not answered here is asked for."""
+        """Ask the server for a local read that is not answered here."""
         reading, mine = self.near.reserve(f"k/{key}", Signal(), 0.0)
         if mine:
             self.asked[key] = reading
 
     def execute(self, key: int) -> None:
-        """The server answers a read, and tracks the key from then on."""
+        """Let the server answer a read, and track the key from then on."""
         if key in self.asked:
             self.tracked.add(key)
             self.wire.append(("reply", key, self.asked.pop(key), self.versions[key]))
 
     def deliver(self) -> None:
-        """The oldest thing on the wire arrives."""
+        """Let the oldest thing on the wire arrive."""
         if self.wire:
             kind, key, reading, version = self.wire.pop(0)
             if kind == "push":
@@ -338,7 +338,7 @@ class World:
                 self.near.settle(reading, record(version, key=f"k/{key}"))
 
     def drop(self) -> None:
-        """The connection is lost, and opened again."""
+        """Lose the connection, and open it again."""
         self.near.drop()
         self.near.answered(0.0)
         self.tracked.clear()
@@ -346,7 +346,7 @@ class World:
         self.wire.clear()
 
     def look(self, key: int) -> None:
-        """A local read: never older than was seen, and current but for what is still on the wire."""
+        """Read locally: never older than was seen, and current but for what is still on the wire."""
         entry = self.near.look(f"k/{key}", 0.5)
         if entry is not None:
             assert entry.place >= self.seen.get(key, (0, 0))
@@ -355,7 +355,7 @@ class World:
             self.seen[key] = entry.place
 
     def primary(self, key: int) -> None:
-        """A read of the primary is never older than what was seen."""
+        """Read the primary: never older than what was seen."""
         place = (1, self.versions[key])
         assert self.near.seen(f"k/{key}", place)
         self.seen[key] = place

@@ -78,7 +78,7 @@ class Note(msgspec.Struct, frozen=True):
 
 
 def shared(near: Near, key: str, numbers: int) -> Entry | None:
-    """This reads a value that all readers share, as a client does."""
+    """Read a value that all readers share, as a client does; return its entry."""
     value = Note(tuple(range(1000, 1000 + numbers)))
     fill(near, record(1, key=key, value=msgspec.json.encode(value)))
     entry = near.look(key, 0.5)

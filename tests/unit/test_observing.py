@@ -39,7 +39,7 @@ NOT_VERBS = {
 
 
 class Told:
-    """This keeps what it is told."""
+    """An observer that keeps what it is told."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
@@ -48,7 +48,7 @@ class Told:
         self.operations.append(operation)
 
     def last(self) -> tuple[str, str, int, int, int]:
-        """This gives the last one without its time, which is looked at here."""
+        """Return the last operation without its time, which is checked here."""
         one = self.operations[-1]
         assert 0 < one.seconds < 60
         return one.verb, one.outcome, one.attempts, one.conflicts, one.hydrations

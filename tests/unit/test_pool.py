@@ -22,7 +22,7 @@ WAIT_S = 20.0
 
 
 class Line:
-    """This is a connection to nowhere."""
+    """A connection to nowhere."""
 
     def __init__(self) -> None:
         self.alive = True
@@ -34,7 +34,7 @@ class Line:
         self.closed = 0
 
     def let_go(self) -> None:
-        """This notes that its client is gone."""
+        """Note that its client is gone."""
         self.closed += 1
 
     def abandon(self) -> None:
@@ -49,7 +49,7 @@ class Line:
 
 
 class SyncLine:
-    """This is a connection to nowhere, for threads."""
+    """A connection to nowhere, for threads."""
 
     def __init__(self) -> None:
         self.alive = True
@@ -60,7 +60,7 @@ class SyncLine:
         self.closed = 0
 
     def let_go(self) -> None:
-        """This notes that its client is gone."""
+        """Note that its client is gone."""
         self.closed += 1
 
     def abandon(self) -> None:
@@ -75,7 +75,7 @@ class SyncLine:
 
 
 class Dialed:
-    """This makes lines, remembers them, and fails when told to."""
+    """A dialer that remembers its lines, and fails when told to."""
 
     def __init__(self) -> None:
         self.lines: list[Line] = []

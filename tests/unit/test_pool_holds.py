@@ -12,8 +12,8 @@ from statecache._async.pool import AsyncPool
 from statecache.errors import RedisUnavailable
 
 
-class TrackedConnection:
-    """This is a connection to nowhere."""
+class FakeConnection:
+    """A connection to nowhere."""
 
     alive = True
     heard_at = 0.0
@@ -22,10 +22,10 @@ class TrackedConnection:
     hold: Any = None
 
     def let_go(self) -> None:
-        """This has nothing to let go of."""
+        """Do nothing: there is nothing to let go of."""
 
     def abandon(self) -> None:
-        """This has nothing to let go of."""
+        """Do nothing: there is nothing to let go of."""
 
     async def close(self) -> None:
         self.alive = False
@@ -35,17 +35,17 @@ class TrackedConnection:
 
 
 class Dialed:
-    """This makes lines, and fails when told to."""
+    """A dialer that fails when told to."""
 
     failing = False
 
-    async def __call__(self, seconds: float) -> TrackedConnection:
+    async def __call__(self, seconds: float) -> FakeConnection:
         if self.failing:
             raise RedisUnavailable("connect", detail="told to")
-        return TrackedConnection()
+        return FakeConnection()
 
 
-def _pool(size: int, dialed: Dialed | None = None) -> AsyncPool[TrackedConnection]:
+def _pool(size: int, dialed: Dialed | None = None) -> AsyncPool[FakeConnection]:
     return AsyncPool(dialed or Dialed(), size=size, busy=RedisUnavailable, what="Redis")
 
 

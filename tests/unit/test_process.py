@@ -26,7 +26,7 @@ def handled() -> Iterator[list[Any]]:
 
 
 def is_free(mutex: Mutex) -> bool:
-    """This says whether another thread gets it."""
+    """Return whether another thread can acquire it."""
     got: list[bool] = []
     thread = threading.Thread(target=lambda: got.append(mutex.acquire(timeout=LIMIT_S)))
     thread.start()

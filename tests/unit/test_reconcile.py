@@ -16,7 +16,7 @@ K = "runs/1"
 
 
 def _set(n: int, *changes: tuple[str, int, str], change_id: str = "", **tokens: Token) -> ChangeSet:
-    """This is a change-set of (key, version, parent) at position n; its change_id is `c<n>`."""
+    """Return a change-set of (key, version, parent) at position n; its change_id is `c<n>`."""
     name = change_id or f"c{n}"
     made = [
         Change(change_id=name, key=k, op="set", version=v, parent_change_id=p, value=b"", encoding="json", schema="")

@@ -73,7 +73,7 @@ def test_kills_that_cannot_be_are_refused_before_anything_starts() -> None:
 
 
 class FakeProcess:
-    """This is a process that runs until it is killed."""
+    """A process that runs until it is killed."""
 
     returncode: int | None = None
 

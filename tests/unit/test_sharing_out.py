@@ -30,7 +30,7 @@ def test_one(made, number):
 
 
 def _makers(folder: Path, files: list[str]) -> dict[str, list[str]]:
-    """This runs such files in two processes and gives, of each file, the processes that made what its tests share."""
+    """Run such files in two processes; return, for each file, the processes that made what its tests share."""
     for name in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(SHARED)

@@ -20,14 +20,14 @@ TIMES = 4000
 
 
 class Line:
-    """This is a connection to nowhere."""
+    """A connection to nowhere."""
 
     alive, heard_at, silent_since = True, 0.0, -inf
     slot: Any = None
     hold: Any = None
 
     def close(self) -> None:
-        """This closes nothing."""
+        """Do nothing: there is nothing to close."""
 
     abandon = let_go = end = close
 

@@ -20,7 +20,7 @@ WAIT_S = 20.0
 
 @pytest.fixture
 def before() -> Iterator[list[int]]:
-    """This is what a handler that was there before is told."""
+    """The signal numbers that reach a handler installed before."""
     told: list[int] = []
     earlier = signal.signal(HERE, lambda number, frame: told.append(number))
     yield told

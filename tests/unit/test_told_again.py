@@ -32,7 +32,7 @@ def told():
 
 
 def _ended(folder: Path, test: str, *, marked: bool = True) -> tuple[int, str]:
-    """This runs one test, which stands still for a while when it stops, and gives how often it was told and the end."""
+    """Run one test, continued a while after each stop of itself; return how often it ran, and the output."""
     mark = "@pytest.mark.counts_seconds\n" if marked else ""
     (folder / "test_it.py").write_text(SHARED + mark + test)
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(folder), *PLUGINS]

@@ -36,7 +36,7 @@ STATE = [
 
 
 class Link:
-    """This is a connection that only remembers whether the server knows the heartbeat."""
+    """A connection that only remembers whether the server knows the heartbeat."""
 
     known: bool | None = None
     in_message = False
@@ -48,14 +48,14 @@ class Link:
         self.coming: deque[Any] = deque()
 
     async def heard(self, *, seconds: float) -> Any:
-        """This gives what comes, or raises it."""
+        """Return the next message, or raise it if it is an error."""
         message = self.coming.popleft()
         if isinstance(message, BaseException):
             raise message
         return message
 
     def knows(self, script: object, known: bool) -> None:
-        """This notes it."""
+        """Note whether the server knows the script."""
         self.known = known
 
 

@@ -34,7 +34,7 @@ from statecache._bridge import AsyncSignal, async_timeout
 
 
 class AsyncThing:
-    """This holds one."""
+    """A holder of one."""
 
     async def __aenter__(self) -> "AsyncThing":
         return self
@@ -62,7 +62,7 @@ from statecache._bridge import Signal, timeout
 
 
 class Thing:
-    """This holds one."""
+    """A holder of one."""
 
     def __enter__(self) -> "Thing":
         return self

@@ -15,7 +15,7 @@ class Piece(NamedTuple):
 
 
 class Mutant(NamedTuple):
-    """This takes one thing out of one file: the text must stand there, once.
+    """One piece taken out of one file: the text `old` must occur there exactly once.
 
     Where several things keep the same promise, each by itself, `also` names the others.
     """
