@@ -222,7 +222,7 @@ def decide(
         )
     if look.epoch is None:
         return _adoption(row, look, authority, vouched, seen)
-    if row.replid in look.lineage:
+    if row.replid in look.lineage and not (is_strange(row, look) and authority == "client"):
         return Opening(seen=seen)
     if look.epoch > row.epoch and look.pin.cluster == pin.cluster and authority == "worker":
         return Opening(seen=seen, doubtful=True)
@@ -320,8 +320,19 @@ def _another_pin(found: Pin, ours: Pin, authority: Authority) -> str:
     return ""
 
 
+def is_strange(row: Row, look: Look) -> bool:
+    """Return whether a data set is of an epoch that Postgres does not know.
+
+    Then either Postgres went back, and holds a part of what is here, or another Postgres was served meanwhile, as one
+    that was restored by mistake: nothing but a comparison tells.
+    """
+    return look.epoch is not None and look.epoch > row.epoch
+
+
 def unproven(row: Row, look: Look) -> tuple[int, int] | None:
     """Return the positions (after, up to) at which nothing but a comparison shows that both hold the same."""
+    if is_strange(row, look):
+        return (0, min(look.n, row.flushed)) if min(look.n, row.flushed) else None
     if look.epoch is None or not (look.server == UNFENCED or _is_named(row, look)):
         return None
     after, upto = look.flushed, min(look.n, row.flushed)
@@ -334,12 +345,14 @@ def parting(positions: Iterable[int], known: Collection[int]) -> int | None:
     return min(unknown) - 1 if unknown else None
 
 
-def parted_refusal(row: Row, parted: int) -> Refusal:
+def parted_refusal(row: Row, look: Look, parted: int) -> Refusal:
     """Say why a data set that is parted from the lineage may not be opened."""
+    how = "this Redis came back without its end, and was written to since"
+    if is_strange(row, look):
+        how = f"this Redis was written to in epoch {look.epoch}, with another Postgres"
     return Refusal(
-        why=f"this Redis holds changes from {parted + 1} on that Postgres does not know, and Postgres has flushed up "
-        f"to {row.flushed} what was here before: it came back without its end, and was written to since. Whether that "
-        f"is to be set aside is {_word(row)}"
+        why=f"this Redis holds changes from {parted + 1} on that Postgres does not know, and Postgres holds others "
+        f"there, up to {row.flushed}: {how}. Whether that is to be set aside is {_word(row)}"
     )
 
 

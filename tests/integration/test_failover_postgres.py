@@ -45,10 +45,10 @@ def shard(tiers: Servers, make_settings: MakeSettings, tmp_path: Path) -> Iterat
 class Backup:
     """A copy of Postgres' data folder, taken when this is made."""
 
-    def __init__(self, tiers: Servers, folder: Path) -> None:
+    def __init__(self, tiers: Servers, folder: Path, name: str = "backup") -> None:
         self._tiers = tiers
         self._data = tiers.folder / "postgres" / "data"
-        self._copy = folder / "backup"
+        self._copy = folder / name
         tiers.stop("postgres")
         shutil.copytree(self._data, self._copy, copy_function=_copy)
         tiers.restart("postgres")
@@ -236,6 +236,52 @@ def test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it(
         agent.wait_durable(gone[-1], timeout=60)
     outcome = agent.outcome(gone[-1].change_id, KEY, position=gone[-1].position)
     assert (outcome.verdict, outcome.settled) == ("lost", True)
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_what_was_written_on_a_backup_that_was_restored_by_mistake_is_set_aside_for_the_right_one(
+    tiers: Servers, shard: World, tmp_path: Path, trimmed: bool
+) -> None:
+    """Its positions are those of other changes: only their content tells, in the stream or in what has left it."""
+    a = shard.start("a")
+    shard.open(a)
+    for number in range(4):
+        shard.put(a, f"runs/{number}", number)
+    shard.flush(a)
+    wrong = Backup(tiers, tmp_path, "wrong")
+    for number in range(4, 14):
+        shard.put(a, f"runs/{number}", number)
+    shard.flush(a)
+    right = Backup(tiers, tmp_path, "right")
+    wrong.put_back()
+    shard.raw(a).flushall()
+    shard.open(a)
+    agent = shard.client(a)
+    flushed_there = agent.set("runs/flushed", "into the wrong one")
+    shard.flush(a)
+    kept = agent.get("runs/2")
+    if trimmed:
+        shard.raw(a).xtrim(shard.keys.changes(0), maxlen=0)
+    acknowledged = agent.set("runs/0", "by Redis alone")
+    right.put_back()
+
+    for authority in ("worker", "client"):
+        with pytest.raises(Unavailable, match="operator's word"):
+            shard.open(a, authority)
+    (opened,) = shard.open(a, "operator")
+
+    assert kept is not None
+    assert (opened.start_n, opened.conflicts) == (14, 2)
+    assert shard.conflicts() == {flushed_there.change_id, acknowledged.change_id}
+    fresh = shard.client(a, writer="fresh")
+    assert fresh.get("runs/flushed") is None
+    values = {number: fresh.get(f"runs/{number}") for number in range(14)}
+    assert {number: None if state is None else state.value for number, state in values.items()} == {
+        number: number for number in range(14)
+    }
+    assert fresh.outcome(flushed_there.change_id, "runs/flushed").verdict == "forked"
+    assert shard.put(a, "runs/0", "goes on").version == 2
+    shard.check(a)
 
 
 def test_a_claimer_whom_postgres_fails_leaves_the_gate_to_the_next(tiers: Servers, shard: World) -> None:

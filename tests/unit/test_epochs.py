@@ -101,7 +101,7 @@ def verdicts(row: Row, seen: Look, pin: Pin = PIN) -> list[str]:
          Row(shard=7, epoch=6, replid="s"), ["above 6"] * 4),
         ("nothing, and no fence by which it could be told", look(EMPTY, server="off"),
          Row(shard=7, epoch=5, replid="off"), [*WAIT, "above 5", "above 5"]),
-        ("Postgres went back behind it", look(epoch=9, last=(9, 100)), ROW, ["above 9"] * 4),
+        ("Postgres went back behind it", look(epoch=9, last=(9, 100)), ROW, ["wait", *["above 9"] * 3]),
         ("Postgres went back to another server", look(epoch=9, server="a"), Row(shard=7, epoch=5, replid="z"),
          ["wait", *("if it holds the same, above 9",) * 2, "above 9"]),
         ("Postgres went back, and this is another cluster's", look(epoch=9, server="a", pin=Pin("", "", "")),
@@ -199,7 +199,16 @@ def test_what_both_hold_tells_whether_a_data_set_continues_what_postgres_has(
     ],
 )
 def test_what_nothing_but_a_comparison_can_tell(seen: Look, flushed: int, span: tuple[int, int] | None) -> None:
-    assert unproven(Row(shard=7, epoch=5, replid="a", flushed=flushed), seen) == span
+    row = Row(shard=7, epoch=5, replid="a", flushed=flushed)
+    assert unproven(row, seen) == span
+
+
+@pytest.mark.parametrize(("flushed", "span"), [(80, (0, 80)), (120, (0, 100)), (0, None)])
+def test_an_epoch_that_postgres_does_not_know_is_compared_from_the_beginning(
+    flushed: int, span: tuple[int, int] | None
+) -> None:
+    row, seen = Row(shard=7, epoch=5, replid="a", flushed=flushed), look(epoch=9, server="s", flushed=60)
+    assert unproven(row, seen) == span
 
 
 def test_a_data_set_parts_from_the_lineage_before_the_first_entry_that_postgres_does_not_know() -> None:

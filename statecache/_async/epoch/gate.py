@@ -14,7 +14,8 @@ import psycopg
 from redis.exceptions import ResponseError
 
 from statecache._async.epoch.candidate import Candidate
-from statecache._async.epoch.opening import Attempt, Opened, Outcome
+from statecache._async.epoch.facts import Opened, Outcome
+from statecache._async.epoch.opening import Attempt
 from statecache._async.redis.tier import refusal
 from statecache._bridge import async_sleep
 from statecache.backoff import Backoff

@@ -23,11 +23,12 @@ _FIRST = b"0"
 
 
 class Written(NamedTuple):
-    """A state that a commit wrote: its shard, its hash's name, and the position of its change."""
+    """A state that a commit wrote: its shard, its hash's name, and the position and the id of its change."""
 
     shard: int
     redis_key: bytes
     position: Position
+    change_id: str
 
 
 async def ends(
@@ -38,7 +39,7 @@ async def ends(
     Raises the error with which Redis refuses to name its keys.
     """
     found = dict.fromkeys(shards, (0, 0))
-    async for page in _written(link, keys, shards, seconds=seconds):
+    async for page in written(link, keys, shards, seconds=seconds):
         for one in page:
             found[one.shard] = max(found[one.shard], (one.position.epoch, one.position.n))
     return found
@@ -48,7 +49,7 @@ async def beyond(
     link: AsyncLink, keys: KeySpace, shard: int, n: int, *, seconds: float
 ) -> AsyncIterator[list[tuple[Position, Mapping[str, bytes]]]]:
     """Yield, page by page, the positions and fields of a shard's states whose changes lie beyond n."""
-    async for page in _written(link, keys, (shard,), seconds=seconds):
+    async for page in written(link, keys, (shard,), seconds=seconds):
         names = [one.redis_key for one in page if one.position.n > n]
         for start in range(0, len(names), _STATES_PER_READ):
             some = [("HGETALL", name) for name in names[start : start + _STATES_PER_READ]]
@@ -56,9 +57,13 @@ async def beyond(
             yield [(position_of(state["position"]), state) for state in states if "position" in state]
 
 
-async def _written(
+async def written(
     link: AsyncLink, keys: KeySpace, shards: Collection[int], *, seconds: float
 ) -> AsyncIterator[list[Written]]:
+    """Yield, page by page, the states of these shards that commits have written: SCAN goes through all keys once.
+
+    Raises the error with which Redis refuses to name its keys.
+    """
     stems = {keys.state_stem(shard).encode(): shard for shard in shards}
     scan = ("MATCH", keys.every_state(), "COUNT", _NAMES_PER_PAGE)
     cursor = _FIRST
@@ -68,10 +73,10 @@ async def _written(
             raise reply
         cursor, names = reply
         ours = [(shard, name) for name in names if (shard := stems.get(_stem(name))) is not None]
-        asked = [("HMGET", name, "op", "position") for _, name in ours]
+        asked = [("HMGET", name, "op", "position", "change_id") for _, name in ours]
         replies = await link.run(asked, seconds=seconds) if asked else []
         yield [
-            Written(shard, name, position)
+            Written(shard, name, position, reply[2].decode("utf-8", "replace") if reply[2] else "")
             for (shard, name), reply in zip(ours, replies, strict=True)
             if (position := _position(reply)) is not None
         ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from statecache._sync.epoch.hashes import written
 from statecache.entries import INTEGER_MAX, salvaged
 from statecache.epochs import Held, Look, continues, parting
 
@@ -56,6 +57,26 @@ def parted(
         if len(reply) < _PAGE or found[-1].n <= after:
             return lowest
         end = b"(" + reply[-1][0]
+
+
+def states_parted(
+    link: Link, fetch: Fetch, keys: KeySpace, upto: Mapping[int, int], *, seconds: float
+) -> dict[int, int]:
+    """Return the n after which states hold changes that Postgres does not know, of shards where there are such.
+
+    `upto` gives for each shard the last position that is looked at. Raises the error with which Redis refuses to name
+    its keys.
+    """
+    found: dict[int, int] = {}
+    for page in written(link, keys, upto, seconds=seconds):
+        for shard in {one.shard for one in page}:
+            held = [_Entry(*one.position, one.change_id) for one in page if one.shard == shard]
+            asked = [one for one in held if one.n <= upto[shard]]
+            known = {n for (n,) in fetch("entries_known", _columns(shard, asked))} if asked else set()
+            here = parting([one.n for one in asked], known)
+            if here is not None:
+                found[shard] = min(here, found.get(shard, here))
+    return found
 
 
 def continued(link: Link, fetch: Fetch, keys: KeySpace, flushed: Mapping[int, int], *, seconds: float) -> set[int]:

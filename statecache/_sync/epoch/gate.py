@@ -17,7 +17,8 @@ from redis.exceptions import ResponseError
 
 from statecache._bridge import sleep
 from statecache._sync.epoch.candidate import Candidate
-from statecache._sync.epoch.opening import Attempt, Opened, Outcome
+from statecache._sync.epoch.facts import Opened, Outcome
+from statecache._sync.epoch.opening import Attempt
 from statecache._sync.redis.tier import refusal
 from statecache.backoff import Backoff
 from statecache.clock import monotonic

@@ -28,20 +28,20 @@ from psycopg import errors as pg
 from redis.exceptions import NoPermissionError
 
 from statecache._sync.epoch.calls import Calls
-from statecache._sync.epoch.comparison import continued, parted
+from statecache._sync.epoch.comparison import continued, parted, states_parted
 from statecache._sync.epoch.deletion import ANY, Deletion
+from statecache._sync.epoch.facts import Opened, Outcome, Raised, Seen
 from statecache._sync.epoch.hashes import ends
 from statecache._sync.epoch.rescue import Branch, Rescue
 from statecache.epochs import (
     Look,
-    Opening,
     Pin,
     Refusal,
     Row,
     Totals,
     branch_refusal,
-    common_point,
     head_totals,
+    is_strange,
     look_of,
     must_set_aside,
     pages,
@@ -57,67 +57,6 @@ if TYPE_CHECKING:
 
 _POSITIONS_PER_PAGE = 20_000
 _MEANWHILE = Refusal(why="others are opening it, or hold its row in Postgres", wait=True)
-
-
-class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """This reports an opening: the new epoch, its start, stale states dropped, changes set aside as conflicts.
-
-    `flushed` is the watermark in Postgres, `acknowledged` the data set's copy: where it is higher, Postgres went back.
-    """
-
-    shard: int
-    epoch: int
-    start_n: int
-    dropped: int
-    conflicts: int
-    flushed: int
-    acknowledged: int
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what one attempt came to: the shards that it opened, and why others are still closed."""
-
-    opened: list[Opened]
-    refused: dict[int, Refusal]
-
-
-class _Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what was read of a shard that may be opened.
-
-    `later` is the lowest start of the lineage's epochs after the data set's own, `parted` the n after which the data
-    set holds what Postgres does not know.
-    """
-
-    row: Row
-    look: Look
-    verdict: Opening
-    later: int | None = None
-    parted: int | None = None
-
-    @property
-    def common(self) -> int | None:
-        """This is the n up to which the data set and the lineage are the same; None where there is no data set."""
-        return common_point(self.look, self.later, self.parted)
-
-    def is_closed(self, flushed: int) -> bool:
-        """Say whether the shard is still to be opened, given a watermark that was read after the look."""
-        return self.verdict.acknowledged is None or self.verdict.acknowledged > flushed
-
-
-class _Raised(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a shard whose row was raised for us, with what the row says."""
-
-    seen: _Seen
-    epoch: int
-    start_n: int
-    flushed: int
-    totals: Totals
-    excepted: int
-
-    @property
-    def shard(self) -> int:
-        """This is the shard's number."""
-        return self.seen.row.shard
 
 
 class Attempt:
@@ -141,6 +80,8 @@ class Attempt:
         self._looks: dict[int, Look] = {}
         self._ends: dict[int, tuple[int, int]] = {}
         """Where data sets end that have neither meta nor stream: at the newest of their states."""
+        self._strange: dict[int, int] = {}
+        """After which n states hold what Postgres does not know."""
 
     def run(self, shards: Sequence[int]) -> Outcome:
         """This opens what it may."""
@@ -171,9 +112,9 @@ class Attempt:
             Row(shard=row[0], epoch=row[1], replid=row[2], flushed=row[3], cluster=row[4], now_s=row[7]) for row in rows
         ]
 
-    def _look(self, rows: Sequence[Row]) -> tuple[list[_Seen], dict[int, Refusal]]:
+    def _look(self, rows: Sequence[Row]) -> tuple[list[Seen], dict[int, Refusal]]:
         replies = self._calls.scripts("gate_look", [(self._fixed(row.shard), [self._settings.fence]) for row in rows])
-        seen: list[_Seen] = []
+        seen: list[Seen] = []
         refused: dict[int, Refusal] = {}
         for row, reply in zip(rows, replies, strict=True):
             look = self._looked(row.shard, reply)
@@ -184,10 +125,10 @@ class Attempt:
             if isinstance(verdict, Refusal):
                 refused[row.shard] = verdict
             elif isinstance(look, Look) and verdict is not None:
-                seen.append(_Seen(row=row, look=look, verdict=verdict))
+                seen.append(Seen(row=row, look=look, verdict=verdict))
         return self._find_ends(seen, refused), refused
 
-    def _find_ends(self, seen: Sequence[_Seen], refused: dict[int, Refusal]) -> list[_Seen]:
+    def _find_ends(self, seen: Sequence[Seen], refused: dict[int, Refusal]) -> list[Seen]:
         bare = [one.row.shard for one in seen if one.look.is_bare]
         if not bare:
             return list(seen)
@@ -198,7 +139,7 @@ class Attempt:
             refused |= dict.fromkeys(bare, Refusal(why=why, wait=self._candidate.authority == "client"))
         return [self._ended(one) for one in seen if one.row.shard not in refused]
 
-    def _ended(self, one: _Seen) -> _Seen:
+    def _ended(self, one: Seen) -> Seen:
         look = one.look.ending(self._ends.get(one.row.shard))
         verdict = msgspec.structs.replace(one.verdict, seen=max(one.verdict.seen, look.last[0]))
         return msgspec.structs.replace(one, look=look, verdict=verdict)
@@ -220,7 +161,7 @@ class Attempt:
         except ValueError as error:
             return Refusal(why=str(error), redis_key=self._keys.meta(shard))
 
-    def _confirm(self, rows: Sequence[Row], seen: Sequence[_Seen], refused: dict[int, Refusal]) -> list[_Seen]:
+    def _confirm(self, rows: Sequence[Row], seen: Sequence[Seen], refused: dict[int, Refusal]) -> list[Seen]:
         """Go on only with rows that did not change under the look: others may just have opened, or flushed.
 
         What they opened after we read their row is no refusal, and to claim it would close it again.
@@ -234,7 +175,7 @@ class Attempt:
                 refused[shard] = _MEANWHILE
         return [one for one in seen if one.row.shard not in refused and one.is_closed(now[one.row.shard].flushed)]
 
-    def _compare(self, seen: Sequence[_Seen], refused: dict[int, Refusal]) -> list[_Seen]:
+    def _compare(self, seen: Sequence[Seen], refused: dict[int, Refusal]) -> list[Seen]:
         """This finds the common points. What has to be set aside needs rights in Postgres that a client has not.
 
         Rights are looked at before the claim: a claim that leads to nothing would hold up those who may.
@@ -246,11 +187,12 @@ class Attempt:
             raise ConfigurationError("this Postgres role may not run begin_epoch", hint=hint)
         parameters = {"shards": [one.row.shard for one in seen], "epochs": [one.look.own for one in seen]}
         starts = dict(self._calls.fetch("later_starts", parameters))
-        compared: list[_Seen] = []
+        compared: list[Seen] = []
         flushed = {one.row.shard: one.row.flushed for one in seen if one.verdict.doubtful}
         continuing = (
             continued(self._link, self._calls.fetch, self._keys, flushed, seconds=self._seconds) if flushed else ()
         )
+        self._look_for_strange_states(seen)
         for each in seen:
             if each.verdict.doubtful and each.row.shard not in continuing:
                 refused[each.row.shard] = branch_refusal(each.row, each.look)
@@ -258,7 +200,7 @@ class Attempt:
             one = msgspec.structs.replace(each, later=starts.get(each.row.shard), parted=self._parted(each))
             aside = must_set_aside(one.look, one.common)
             if one.parted is not None and self._candidate.authority != "operator":
-                refused[one.row.shard] = parted_refusal(one.row, one.parted)
+                refused[one.row.shard] = parted_refusal(one.row, one.look, one.parted)
             elif aside and self._candidate.authority == "client":
                 refused[one.row.shard] = Refusal(why=f"it holds {aside}, which a worker has to set aside", wait=True)
             else:
@@ -282,17 +224,25 @@ class Attempt:
                 )
                 candidate.rescued += kept
 
-    def _parted(self, one: _Seen) -> int | None:
-        span = unproven(one.row, one.look)
+    def _look_for_strange_states(self, seen: Sequence[Seen]) -> None:
+        """Look among the states for what has left the streams of an epoch that Postgres does not know."""
+        strange = [one for one in seen if is_strange(one.row, one.look)]
+        upto = {one.row.shard: min(one.look.n, one.row.flushed) for one in strange}
+        if upto:
+            fetch = self._calls.fetch
+            self._strange = states_parted(self._link, fetch, self._keys, upto, seconds=self._seconds)
+
+    def _parted(self, one: Seen) -> int | None:
+        span, shard = unproven(one.row, one.look), one.row.shard
         if span is None:
             return None
-        shard = one.row.shard
-        changes = self._keys.changes(shard)
-        return parted(self._link, self._calls.fetch, shard, changes, one.look, span, seconds=self._seconds)
+        changes, fetch = self._keys.changes(shard), self._calls.fetch
+        found = parted(self._link, fetch, shard, changes, one.look, span, seconds=self._seconds)
+        return min((n for n in (found, self._strange.get(shard)) if n is not None), default=None)
 
-    def _claim(self, seen: Sequence[_Seen]) -> list[_Seen]:
+    def _claim(self, seen: Sequence[Seen]) -> list[Seen]:
         calls = [(self._fixed(one.row.shard), self._claim_arguments(one.look)) for one in seen]
-        claimed: list[_Seen] = []
+        claimed: list[Seen] = []
         for one, reply in zip(seen, self._calls.scripts("gate_look", calls), strict=True):
             look = self._parsed(one.row.shard, reply)
             if isinstance(look, Look) and look.claim == self._token and look.own == one.look.own:
@@ -304,9 +254,9 @@ class Attempt:
         epoch = "" if look.epoch is None else look.epoch
         return [self._settings.fence, self._token, self._claim_ms, epoch, look.replid, look.claim, look.server]
 
-    def _raise(self, claimed: Sequence[_Seen], *, wait: bool) -> list[_Raised]:
+    def _raise(self, claimed: Sequence[Seen], *, wait: bool) -> list[Raised]:
         """This bumps the rows that are as they were read; with `wait`, those too that somebody holds."""
-        raised: list[_Raised] = []
+        raised: list[Raised] = []
         for server in sorted({one.look.server for one in claimed}):
             group = {one.row.shard: one for one in claimed if one.look.server == server}
             parameters = {
@@ -326,14 +276,14 @@ class Attempt:
             for shard, epoch, start_n, flushed, entries, size, excepted in rows:
                 totals = Totals(entries, size)
                 raised.append(
-                    _Raised(
+                    Raised(
                         seen=group[shard], epoch=epoch, start_n=start_n, flushed=flushed, totals=totals,
                         excepted=excepted,
                     )
                 )  # fmt: skip
         return raised
 
-    def _validate_and_open(self, raised: Sequence[_Raised]) -> list[Opened]:
+    def _validate_and_open(self, raised: Sequence[Raised]) -> list[Opened]:
         branches = {one.shard: self._set_aside(one) for one in raised}
         deletion = Deletion(self._calls, self._keys, branches, token=self._token, claim_ms=self._claim_ms)
         spans = [
@@ -367,7 +317,7 @@ class Attempt:
             if reply == 1
         ]  # fmt: skip
 
-    def _set_aside(self, one: _Raised) -> Branch:
+    def _set_aside(self, one: Raised) -> Branch:
         """Go through the stream where it holds what is no lineage's, or Postgres has gone back; else through states."""
         look, common = one.seen.look, one.seen.common
         rescue = Rescue(self._link, self._connection, self._settings, seconds=self._seconds)
@@ -375,9 +325,11 @@ class Attempt:
             return rescue.set_aside_states(self._keys, one.shard, look, common=common, flushed=one.flushed)
         if common is None or not (must_set_aside(look, common) or look.flushed > one.flushed):
             return Branch()
-        return rescue.set_aside(one.shard, self._keys.changes(one.shard), look, common=common, flushed=one.flushed)
+        return rescue.set_aside(
+            one.shard, self._keys, look, common=common, flushed=one.flushed, states_too=one.shard in self._strange
+        )
 
-    def _opening_of(self, one: _Raised, branch: Branch) -> tuple[list[str], list[Any]]:
+    def _opening_of(self, one: Raised, branch: Branch) -> tuple[list[str], list[Any]]:
         look, keys = one.seen.look, self._keys
         common = one.seen.common or 0
         gone_through = branch.head if look.n > common else look.totals

@@ -14,7 +14,7 @@ Again is the same: what was kept already stays as it is, so whoever dies in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -80,14 +80,27 @@ class Rescue:
         self._settings = settings
         self._seconds = seconds
 
-    def set_aside(self, shard: int, changes: str, look: Look, *, common: int, flushed: int) -> Branch:
-        """Keep in Postgres what stands beyond the common point, and tell what there is on either side of it."""
-        last = b"%d-%d" % look.last  # what comes behind it was written by whoever opened the shard meanwhile
-        return self._set_aside(shard, self._pages(changes, b"-", last), look, common=common, flushed=flushed)
+    def set_aside(
+        self, shard: int, keys: KeySpace, look: Look, *, common: int, flushed: int, states_too: bool = False
+    ) -> Branch:
+        """Keep in Postgres what stands beyond the common point, and tell what there is on either side of it.
 
-    def set_aside_states(self, keys: KeySpace, shard: int, look: Look, *, common: int, flushed: int) -> Branch:
-        """Do the same of a data set whose stream is gone, by what the hashes of its states hold."""
-        pages = self._states(keys, shard, min(common, flushed))
+        With `states_too` what has left the stream is looked for among the states.
+        """
+        last = b"%d-%d" % look.last  # what comes behind it was written by whoever opened the shard meanwhile
+        pages = self._pages(keys.changes(shard), b"-", last)
+        branch = self._set_aside(shard, pages, look, common=common, flushed=flushed)
+        if states_too:
+            found = self.set_aside_states(keys, shard, look, common=common, flushed=flushed, but=branch.entry_ids)
+            branch.keys |= found.keys
+            branch.conflicts += found.conflicts
+        return branch
+
+    def set_aside_states(
+        self, keys: KeySpace, shard: int, look: Look, *, common: int, flushed: int, but: Collection[bytes] = ()
+    ) -> Branch:
+        """Do the same of what has left the stream, or whose stream is gone, by what the hashes of the states hold."""
+        pages = self._states(keys, shard, min(common, flushed), {*but})
         return self._set_aside(shard, pages, look, common=common, flushed=flushed)
 
     def _set_aside(self, shard: int, pages: Iterator[list[_Entry]], look: Look, *, common: int, flushed: int) -> Branch:
@@ -136,9 +149,10 @@ class Rescue:
                 return
             start = b"(" + reply[-1][0]
 
-    def _states(self, keys: KeySpace, shard: int, n: int) -> Iterator[list[_Entry]]:
+    def _states(self, keys: KeySpace, shard: int, n: int, but: Set[bytes]) -> Iterator[list[_Entry]]:
         for page in beyond(self._link, keys, shard, n, seconds=self._seconds):
-            yield [_of_state(position, state) for position, state in page]
+            entries = [_of_state(position, state) for position, state in page]
+            yield [entry for entry in entries if entry.entry_id not in but]
 
     def _keep(self, shard: int, entries: Sequence[_Entry]) -> None:
         """This keeps entries; where Postgres refuses the data of some, one by one, and those raw."""
