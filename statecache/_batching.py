@@ -30,7 +30,7 @@ WEIGHT_MAX = 256 * 1024
 
 
 class AsyncRequest(Generic[Q, A]):
-    """This is one question on its way, and the task that waits for its answer."""
+    """One question on its way, and the task that waits for its answer."""
 
     __slots__ = ("answer", "question")
 
@@ -40,11 +40,11 @@ class AsyncRequest(Generic[Q, A]):
 
     @property
     def gone(self) -> bool:
-        """This says whether whoever asked waits no more."""
+        """Whether whoever asked has stopped waiting."""
         return self.answer.done()
 
     def settle(self, answer: A | Exception) -> None:
-        """This gives the answer, or raises an error of its own like that one, where it is waited for."""
+        """Deliver the answer, or raise a copy of that error, where it is waited for."""
         if self.answer.done():
             return
         if isinstance(answer, Exception):
@@ -54,7 +54,7 @@ class AsyncRequest(Generic[Q, A]):
 
 
 def _own(error: Exception) -> Exception:
-    """This makes an error for one of many who meet it, for each of them may add to it."""
+    """Return a copy of an error that several callers meet, for each of them may add to its own."""
     if not isinstance(error, StateCacheError):
         return error
     own = copy(error)
@@ -63,7 +63,7 @@ def _own(error: Exception) -> Exception:
 
 
 class _Batch(Generic[Q, A]):
-    """This is a batch that is being filled."""
+    """A batch that is being filled."""
 
     __slots__ = ("patience_s", "requests", "weight")
 
@@ -73,7 +73,7 @@ class _Batch(Generic[Q, A]):
         self.weight = 0
 
     def takes(self, weight: int, patience_s: float) -> bool:
-        """This says whether one more may come along."""
+        """Return whether one more question may come along."""
         alike = self.patience_s <= patience_s * 2 and patience_s <= self.patience_s * 2
         return alike and len(self.requests) < REQUESTS_MAX and self.weight + weight <= WEIGHT_MAX
 
@@ -91,11 +91,11 @@ class AsyncBatcher(Generic[Q, A]):
         begins_anew_after_fork(self)
 
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:  # noqa: ARG002
-        """This forgets the batches, which leave in the parent."""
+        """Forget the batches, which are sent by the parent."""
         self._batch, self._under_way = None, set()
 
     async def ask(self, question: Q, *, weight: int, seconds: float) -> A:
-        """This gives the answer, or raises the error that the batch came to."""
+        """Return the answer, or raise the error of this request or of the whole batch."""
         loop, batch = asyncio.get_running_loop(), self._batch
         request: AsyncRequest[Q, A] = AsyncRequest(question, loop.create_future())
         if batch is None or not batch.takes(weight, seconds):
@@ -123,7 +123,7 @@ class AsyncBatcher(Generic[Q, A]):
 
 
 class Request(Generic[Q, A]):
-    """This is one question on its way."""
+    """One question on its way."""
 
     __slots__ = ("question",)
     gone = False
@@ -133,13 +133,13 @@ class Request(Generic[Q, A]):
 
 
 class Batcher(Generic[Q, A]):
-    """This carries what a thread asks, at once and alone."""
+    """A carrier of what a thread asks, at once and alone."""
 
     def __init__(self, go: Callable[[Sequence[Request[Q, A]], float], Sequence[A | Exception]]) -> None:
         self._go = go
 
     def ask(self, question: Q, *, weight: int, seconds: float) -> A:  # noqa: ARG002
-        """This gives the answer, or raises the error that the batch came to."""
+        """Return the answer, or raise the error of this request or of the whole batch."""
         (answer,) = self._go([Request(question)], seconds)
         if isinstance(answer, Exception):
             raise answer

@@ -24,10 +24,10 @@ _SEVERED_S = 0.05
 
 
 class async_timeout:  # noqa: N801
-    """This ends a connection to Postgres whose exchange takes longer than that many seconds.
+    """A bound on what is done with a connection to Postgres: past that many seconds its socket is shut.
 
-    Its socket is shut, so that whoever waits on it gets an error; `expired` tells that from other errors. Neither a
-    thread nor a task that waits for a silent server could be had back as quickly otherwise.
+    Whoever waits on the connection then gets an error, and `expired` tells that error from others. Neither a thread nor
+    a task that waits for a silent server could be had back as quickly otherwise.
     """
 
     __slots__ = ("_connection", "_seconds", "_timer", "expired")
@@ -47,13 +47,13 @@ class async_timeout:  # noqa: N801
             self._timer.cancel()
 
     def expire(self) -> None:
-        """This ends the exchange now."""
+        """Shut the connection now."""
         self.expired = True
         _shut(self._connection)
 
 
 class timeout:  # noqa: N801
-    """This does the same, watched by a thread."""
+    """The same bound, watched by a thread."""
 
     __slots__ = ("_connection", "_timer", "expired")
 
@@ -71,13 +71,13 @@ class timeout:  # noqa: N801
         self._timer.cancel()
 
     def expire(self) -> None:
-        """This ends the exchange now."""
+        """Shut the connection now."""
         self.expired = True
         _shut(self._connection)
 
 
 def _shut(connection: Any) -> None:
-    """This shuts the socket of a psycopg connection; its number is not closed, for it is psycopg's."""
+    """Shut the socket of a psycopg connection; the file descriptor stays open, for it is psycopg's to close."""
     with contextlib.suppress(OSError, ValueError, psycopg.Error), socket.socket(fileno=_twin(connection)) as line:
         line.shutdown(socket.SHUT_RDWR)
 
@@ -87,13 +87,17 @@ def _twin(connection: Any) -> int:
 
 
 async def async_opened(open_one: Callable[[], Awaitable[T]], seconds: float) -> T:
-    """Return the connection to Postgres that is opened within that many seconds; TimeoutError past it."""
+    """Open a connection to Postgres; raise TimeoutError where that takes more than that many seconds."""
     async with asyncio.timeout(seconds):
         return await open_one()
 
 
 def opened(open_one: Callable[[], T], seconds: float) -> T:
-    """Do the same: libpq allows for two seconds at least, so a thread waits for it, and closes what comes too late."""
+    """Open a connection to Postgres; raise TimeoutError where that takes more than that many seconds.
+
+    Libpq itself waits for two seconds at least. So another thread opens it, and closes a connection that comes too
+    late.
+    """
     results: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
     late, deciding = threading.Event(), threading.Lock()
 
@@ -122,7 +126,7 @@ def opened(open_one: Callable[[], T], seconds: float) -> T:
 
 
 async def async_severed(work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:
-    """Return what is done on a connection to Postgres; where who waits is cancelled, the connection is shut.
+    """Return the result of work on a connection to Postgres; shut the connection if the caller is cancelled.
 
     Psycopg would ask the server to give up, and wait up to ten seconds for both answers.
     """
@@ -139,11 +143,11 @@ async def async_severed(work: Callable[[], Coroutine[Any, Any, T]], connection: 
 
 
 def severed(work: Callable[[], T], connection: Any) -> T:  # noqa: ARG001
-    """Return what is done: nobody cancels a thread."""
+    """Return the result of the work: nobody cancels a thread."""
     return work()
 
 
 def _looked_at(task: asyncio.Task[Any]) -> None:
-    """Take note of an error that nobody waits for any more."""
+    """Retrieve the error of a task that nobody waits for any more, so that asyncio does not complain."""
     if not task.cancelled():
         task.exception()

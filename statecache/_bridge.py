@@ -46,9 +46,9 @@ from statecache.clock import monotonic, sleep
 T = TypeVar("T")
 _unfinished: set[asyncio.Task[Any]] = set()
 _reading: set[int] = set()
-"""The threads that read for themselves and others at the moment."""
+"""The threads that are reading for themselves and others at the moment."""
 _JOIN_S = 5.0
-"""How long the end of a thread is waited for."""
+"""How long the end of a thread is waited for, in seconds."""
 
 
 async def async_lead(
@@ -57,12 +57,12 @@ async def async_lead(
     signal: AsyncSignal,
     seconds: float,
 ) -> bool:
-    """This waits for a signal that the one task which reads will set."""
+    """Wait for a signal that the task which reads will set, and return whether it was set."""
     return await signal.wait(seconds)
 
 
 def lead(ear: Slots, take: Callable[[float], bool], signal: Signal, seconds: float) -> bool:
-    """This waits for a signal, and reads for itself and all others meanwhile, if nobody else does at the moment.
+    """Wait for a signal, reading for all waiters meanwhile unless another thread does; return whether it was set.
 
     To be woken by a thread that reads costs two changes of threads, often more than the answer itself. `take` takes one
     message off the connection, waits for at most so many seconds for it, and says whether more are there already. A
@@ -84,12 +84,12 @@ def lead(ear: Slots, take: Callable[[float], bool], signal: Signal, seconds: flo
 
 
 async def async_sleep(seconds: float) -> None:
-    """This lets others run for that many seconds."""
+    """Sleep for that many seconds."""
     await asyncio.sleep(seconds)
 
 
 async def async_finished(work: Coroutine[Any, Any, T]) -> T:
-    """This waits for something short that goes on to its end even where whoever waits is cancelled meanwhile."""
+    """Wait for something short, which runs to its end even if the caller is cancelled meanwhile."""
     task = asyncio.ensure_future(work)
     _unfinished.add(task)
     task.add_done_callback(_unfinished.discard)
@@ -97,12 +97,12 @@ async def async_finished(work: Coroutine[Any, Any, T]) -> T:
 
 
 def finished(value: T) -> T:
-    """This gives what was done: nobody cancels a thread."""
+    """Return the value: nobody cancels a thread."""
     return value
 
 
 async def async_beside(work: Callable[[], Coroutine[Any, Any, object]], seconds: float) -> None:
-    """Begin something that goes on to its end by itself, and wait for that at most so many seconds."""
+    """Start work that runs to its end by itself, and wait for it for at most that many seconds."""
     task = asyncio.ensure_future(work())
     _unfinished.add(task)
     task.add_done_callback(_unfinished.discard)
@@ -110,21 +110,21 @@ async def async_beside(work: Callable[[], Coroutine[Any, Any, object]], seconds:
 
 
 def beside(work: Callable[[], object], seconds: float) -> None:
-    """Do the same, with a thread."""
+    """Start work in a thread, and wait for it for at most that many seconds."""
     thread = threading.Thread(target=work, name="statecache-beside", daemon=True)
     thread.start()
     thread.join(seconds)
 
 
 async def async_called(value: Awaitable[T] | T) -> T:
-    """This gives a user function's result, whether or not the function was asynchronous."""
+    """Return the result of a user's function, which may be asynchronous."""
     if isawaitable(value):
         return await value
     return value
 
 
 def called(value: T) -> T:
-    """This gives a user function's result; a synchronous client takes synchronous functions only."""
+    """Return the result of a user's function; raise TypeError where the function is asynchronous."""
     if isawaitable(value):
         close = getattr(value, "close", None)
         if close is not None:
@@ -134,27 +134,27 @@ def called(value: T) -> T:
 
 
 def async_place() -> object:
-    """This names what a client is bound to: the running loop; nothing for threads."""
+    """Return what a client is bound to: the running loop."""
     return asyncio.get_running_loop()
 
 
 def place() -> object:
-    """This names what a client is bound to: nothing, for threads may share one."""
+    """Return what a client is bound to: nothing, for threads may share one."""
     return None
 
 
 def async_runner() -> object:
-    """This names who runs: the task."""
+    """Return the current task."""
     return asyncio.current_task()
 
 
 def runner() -> object:
-    """This names who runs: the thread."""
+    """Return the current thread."""
     return threading.current_thread()
 
 
 class AsyncBackground:
-    """This runs a function as a task of its own until it ends or is stopped."""
+    """A function that runs as a task of its own until it ends or is stopped."""
 
     def __init__(self, function: Callable[[], Awaitable[None]], *, name: str) -> None:
         self._task = asyncio.ensure_future(function())
@@ -163,7 +163,7 @@ class AsyncBackground:
 
     @property
     def alive(self) -> bool:
-        """This says whether the function still runs."""
+        """Whether the function still runs."""
         return not self._task.done()
 
     def let_go(self) -> None:
@@ -173,7 +173,7 @@ class AsyncBackground:
             loop.call_soon_threadsafe(self._task.cancel)
 
     async def stop(self, seconds: float = _JOIN_S) -> None:  # noqa: ARG002
-        """This cancels the task and waits for its end; who is cancelled meanwhile is cancelled."""
+        """Cancel the task and wait for its end; raise its error, if it had one."""
         self._task.cancel()
         await asyncio.wait([self._task])
         if not self._task.cancelled():
@@ -181,7 +181,7 @@ class AsyncBackground:
 
 
 class Background:
-    """This runs a function as a daemon thread of its own until it ends; the function itself looks for its stop."""
+    """A function that runs as a daemon thread until it ends; it looks by itself whether it is to stop."""
 
     def __init__(self, function: Callable[[], None], *, name: str) -> None:
         self._thread = threading.Thread(target=function, name=name, daemon=True)
@@ -189,22 +189,22 @@ class Background:
 
     @property
     def alive(self) -> bool:
-        """This says whether the function still runs."""
+        """Whether the function still runs."""
         return self._thread.is_alive()
 
     def let_go(self) -> None:
-        """Leave the thread to its end, which the function looks for itself."""
+        """Do nothing: the function looks by itself whether it is to stop."""
 
     def stop(self, seconds: float = _JOIN_S) -> None:
-        """This waits for the function's end, for at most that many seconds."""
+        """Wait for the function's end, for at most that many seconds."""
         if threading.current_thread() is not self._thread:
             self._thread.join(seconds)
 
 
 class AsyncThread:
-    """Run an asynchronous function in a daemon thread, in an event loop of its own, until it ends.
+    """An asynchronous function that runs in a daemon thread, in an event loop of its own, until it ends.
 
-    Whoever blocks the caller's loop does not keep it from going on; the function itself looks for its stop.
+    Whoever blocks the caller's loop does not hold it up; the function looks by itself whether it is to stop.
     """
 
     def __init__(self, function: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
@@ -222,7 +222,7 @@ class AsyncThread:
 
 
 class Thread(Background):
-    """Run a function in a daemon thread until it ends."""
+    """A function that runs in a daemon thread until it ends."""
 
 
 __all__ = [

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class BeginsAnew(Protocol):
-    """This is what must not go on in a forked child as it was."""
+    """Something that a forked child must not go on using in the state in which its parent left it."""
 
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
-        """This makes it as good as new, with that mutex."""
+        """Make it as good as new, with that mutex."""
 
 
 pid = os.getpid()
@@ -55,12 +55,12 @@ class Mutex(RLock):  # type: ignore[misc]  # it is not final: see `Py_TPFLAGS_BA
 
 
 def mutex() -> AbstractContextManager[Any]:
-    """This makes a mutex."""
+    """Return a new mutex."""
     return Mutex()
 
 
 def begins_anew_after_fork(what: BeginsAnew) -> None:
-    """This has `what.begin_anew(mutex)` called in every forked child, before anything else runs there."""
+    """Have `what.begin_anew(mutex)` called in every forked child, before anything else runs there."""
     _those.add(what)
 
 

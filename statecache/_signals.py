@@ -24,7 +24,7 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT") if hasat
 
 
 class AsyncStopRequest:
-    """This listens for signals in an event loop."""
+    """A listener for signals in an event loop."""
 
     def __init__(self) -> None:
         self.told = self.hurried = False
@@ -36,7 +36,7 @@ class AsyncStopRequest:
         self._added: set[int] = set()
 
     def listen(self, signals: Sequence[int]) -> None:
-        """This takes the signals over."""
+        """Take the signals over."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         for number in signals:
             before = signal.getsignal(number)
@@ -49,7 +49,7 @@ class AsyncStopRequest:
             self._before[number] = before
 
     def restore(self) -> None:
-        """This gives the signals back to what handled them before."""
+        """Give the signals back to what handled them before."""
         for number, before in self._before.items():
             if number in self._added and self._loop is not None:
                 self._loop.remove_signal_handler(number)
@@ -58,7 +58,7 @@ class AsyncStopRequest:
         self._added.clear()
 
     def stop(self) -> None:
-        """This tells it to stop, from whichever thread."""
+        """Tell the listener to stop; any thread may call it."""
         if self._loop is None or self._loop.is_closed():
             self._tell()
         else:
@@ -82,14 +82,14 @@ class AsyncStopRequest:
                 self._task.cancel()
 
     async def wait(self, seconds: float) -> bool:
-        """This waits for at most that many seconds and says whether it was told."""
+        """Wait for at most that many seconds, and return whether it was told to stop."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(seconds, 0.0)):
                 await self._event.wait()
         return self.told
 
     async def seen_through(self, work: Awaitable[object]) -> None:
-        """This waits for the end of something short, whatever cancels this task meanwhile."""
+        """Wait for the end of something short, whatever cancels the task meanwhile."""
         task = asyncio.ensure_future(work)
         while not task.done():
             with suppress(asyncio.CancelledError):
@@ -98,7 +98,7 @@ class AsyncStopRequest:
 
 
 class StopRequest:
-    """This listens for signals in the main thread."""
+    """A listener for signals in the main thread."""
 
     def __init__(self) -> None:
         self.told = self.hurried = False
@@ -108,20 +108,20 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def listen(self, signals: Sequence[int]) -> None:
-        """This takes the signals over."""
+        """Take the signals over."""
         for number in signals:
             before = signal.getsignal(number)
             if _handled(number, self._signalled):
                 self._before[number] = before
 
     def restore(self) -> None:
-        """This gives the signals back to what handled them before."""
+        """Give the signals back to what handled them before."""
         for number, before in self._before.items():
             _handled(number, before)
         self._before.clear()
 
     def stop(self) -> None:
-        """This tells it to stop, from whichever thread."""
+        """Tell the listener to stop; any thread may call it."""
         self.told = True
         with suppress(RuntimeError):  # it was open already
             self._gate.release()
@@ -135,7 +135,7 @@ class StopRequest:
             raise SystemExit(128 + number)
 
     def wait(self, seconds: float) -> bool:
-        """This waits for at most that many seconds and says whether it was told.
+        """Wait for at most that many seconds, and return whether it was told to stop.
 
         It wakes now and then: a signal that another thread was given is handled only when the main thread runs.
         """
@@ -149,11 +149,11 @@ class StopRequest:
         return self.told
 
     def seen_through(self, done: object) -> None:
-        """This does nothing: what is short is done."""
+        """Do nothing: what is short is done."""
 
 
 def _handled(number: int, by: Callable[[int, Any], object] | int | None) -> bool:
-    """This has the signal handled so from now on, and says whether it could be."""
+    """Install a handler for a signal, and return whether that was possible."""
     if by is None:  # what is not known to Python cannot be put back
         return False
     try:

@@ -16,7 +16,7 @@ from statecache import _process
 
 
 class AsyncSlot:
-    """This is a slot that a task has."""
+    """A slot that a task has."""
 
     __slots__ = ("_slots", "taken")
 
@@ -32,7 +32,7 @@ class AsyncSlot:
 
 
 class AsyncSlots:
-    """This hands out a number of slots to tasks, first come first served."""
+    """A number of slots for tasks, handed out first come first served."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -73,7 +73,7 @@ class AsyncSlots:
 
 
 class Slot:
-    """This is a slot that a thread waits for, or had."""
+    """A slot that a thread waits for, or had."""
 
     __slots__ = ("__weakref__", "_called", "_slots")
 
@@ -87,7 +87,7 @@ class Slot:
 
 
 class TakenSlot(Slot):
-    """This is a slot that a thread has. No other has a finalizer, which swallows what a handler raises."""
+    """A slot that a thread has. No other has a finalizer, which swallows what a handler raises."""
 
     __slots__ = ()
 
@@ -96,7 +96,7 @@ class TakenSlot(Slot):
 
 
 class Slots:
-    """This hands out a number of slots to threads, first come first served."""
+    """A number of slots for threads, handed out first come first served."""
 
     def __init__(self, count: int) -> None:
         self._free = count

@@ -21,7 +21,7 @@ _RECORD_S = 0.05
 
 
 class async_deadline:  # noqa: N801
-    """This bounds one exchange on a connection to that many seconds; TimeoutError past it."""
+    """A bound of so many seconds on one exchange on a connection; TimeoutError past it."""
 
     __slots__ = ("_timeout",)
 
@@ -36,7 +36,7 @@ class async_deadline:  # noqa: N801
 
 
 class _Exchange:
-    """This is the block of an exchange whose bound is in its socket."""
+    """The block of an exchange whose bound is set on its socket."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ _exchange = _Exchange()
 
 
 def deadline(connection: Any, seconds: float) -> _Exchange:
-    """This bounds every read of one exchange on a connection to that many seconds.
+    """Bound every read of one exchange on a connection to that many seconds.
 
     It is generous by up to two hundredths, so that exchanges with about the same bound need not set it anew.
     """
@@ -64,7 +64,7 @@ def deadline(connection: Any, seconds: float) -> _Exchange:
 
 
 class AsyncSocketTurn:
-    """This is nobody's to wait for: one loop runs all the tasks that use a connection."""
+    """A turn that nobody waits for: one loop runs all the tasks that use a connection."""
 
     __slots__ = ()
 
@@ -83,7 +83,7 @@ class SocketTurn:
 
 
 class async_sending(async_deadline):  # noqa: N801
-    """Bound a request on a connection whose answer somebody else reads."""
+    """A bound on sending a request on a connection whose answer another task reads."""
 
     __slots__ = ()
 
@@ -92,23 +92,23 @@ class async_sending(async_deadline):  # noqa: N801
 
 
 def sending(connection: Any, seconds: float, turn: SocketTurn) -> AbstractContextManager[Any]:
-    """Bound a request on a connection whose answer somebody else reads, over TLS in turn with those who read."""
+    """Bound the sending of a request whose answer another thread reads; over TLS, take turns with the readers."""
     return _InTurn(connection, seconds, turn) if _is_tls(connection) else deadline(connection, seconds)
 
 
 class async_receiving(async_sending):  # noqa: N801
-    """Bound the wait for what comes on a connection on which somebody else sends."""
+    """A bound on the wait for what arrives on a connection on which another task sends."""
 
     __slots__ = ()
 
 
 def receiving(connection: Any, seconds: float, turn: SocketTurn) -> AbstractContextManager[Any]:
-    """Bound the wait for what comes on a connection on which somebody else sends; over TLS nobody is kept from that."""
+    """Bound the wait for what arrives on a connection; other threads may send meanwhile, over TLS too."""
     return _Arrived(connection, seconds, turn) if _is_tls(connection) else deadline(connection, seconds)
 
 
 class _InTurn:
-    """One thread's use of a TLS socket; TimeoutError where others do not come to an end with theirs."""
+    """One thread's use of a TLS socket; TimeoutError where other threads do not finish with theirs."""
 
     __slots__ = ("_connection", "_seconds", "_turn")
 
@@ -130,7 +130,7 @@ class _InTurn:
 
 
 class _Arrived(_InTurn):
-    """The same for taking off what has arrived: that is waited for before; TimeoutError where nothing comes."""
+    """The same for reading what has arrived, which is waited for beforehand; TimeoutError where nothing arrives."""
 
     __slots__ = ()
 
@@ -145,7 +145,7 @@ def _is_tls(connection: Any) -> bool:
 
 
 class async_dialing(async_deadline):  # noqa: N801
-    """This bounds the opening of a connection to Redis to that many seconds, and leaves its steps unbounded.
+    """A bound of so many seconds on the opening of a connection to Redis; its single steps are unbounded.
 
     Beneath Python 3.12 the bound that redis-py sets on a step loses a cancellation that comes as the step ends: the
     task goes on as if nobody had cancelled it. All later exchanges are bounded by `async_deadline` alone.
@@ -159,7 +159,7 @@ class async_dialing(async_deadline):  # noqa: N801
 
 
 class dialing:  # noqa: N801
-    """This bounds every step of the opening of a connection to Redis to that many seconds."""
+    """A bound of so many seconds on every step of the opening of a connection to Redis."""
 
     __slots__ = ()
 
@@ -174,20 +174,20 @@ class dialing:  # noqa: N801
 
 
 def async_disown(connection: Any) -> None:
-    """This does nothing: what an asyncio connection does to close would reach into the parent's event loop."""
+    """Do nothing: what an asyncio connection does to close would reach into the parent's event loop."""
 
 
 def disown(connection: Any) -> None:
-    """This closes a forked child's copy of its parent's connection to Redis; the parent's stays as it is."""
+    """Close a forked child's copy of its parent's connection to Redis; the parent's stays as it is."""
     connection.disconnect()
 
 
 def async_wake(connection: Any) -> None:
-    """This does nothing: a task that waits on a connection to Redis is cancelled."""
+    """Do nothing: a task that waits on a connection to Redis is cancelled."""
 
 
 def wake(connection: Any) -> None:
-    """This wakes the thread that waits on a connection to Redis, which finds it closed by the other side."""
+    """Wake the thread that waits on a connection to Redis, which finds it closed by the other side."""
     line = connection._sock
     with contextlib.suppress(OSError):
         if line is not None:
@@ -195,12 +195,12 @@ def wake(connection: Any) -> None:
 
 
 async def async_readable(connection: Any, seconds: float, turn: AsyncSocketTurn) -> bool:  # noqa: ARG001
-    """This says yes: the one task that reads a connection waits for its bytes in reading."""
+    """Return True: the one task that reads a connection waits for its bytes in reading."""
     return True
 
 
 def readable(connection: Any, seconds: float, turn: SocketTurn) -> bool:
-    """This waits until something has arrived on a connection to Redis, or its end, and says whether it has."""
+    """Wait until data or the end has arrived on a connection to Redis, and return whether it has."""
     line = connection._sock
     if line is None or is_buffered(connection):
         return True
@@ -215,7 +215,7 @@ def readable(connection: Any, seconds: float, turn: SocketTurn) -> bool:
 
 
 def is_buffered(connection: Any) -> bool:
-    """This says whether bytes were taken off the socket that nobody has been given yet."""
+    """Return whether bytes were taken off the socket that nobody has been given yet."""
     reader = connection._parser._reader
     return reader is not None and bool(reader.has_data())
 

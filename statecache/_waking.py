@@ -8,20 +8,20 @@ import threading
 
 
 class AsyncSignal:
-    """This is set once and wakes whoever waits for it."""
+    """A signal that is set once and wakes whoever waits for it."""
 
     def __init__(self) -> None:
         self._set = False
         self._waiting: list[asyncio.Future[bool]] = []  # an Event beneath a timeout takes three times as long
 
     def set(self) -> None:
-        """This wakes the waiters, now and later ones."""
+        """Wake all waiters, those of now and later ones."""
         self._set = True
         for waiter in self._waiting:
             _end_wait(waiter, True)
 
     async def wait(self, seconds: float) -> bool:
-        """This waits for at most that many seconds and says whether the signal was set."""
+        """Wait for at most that many seconds, and return whether the signal was set."""
         if self._set:
             return True
         loop = asyncio.get_running_loop()
@@ -41,7 +41,7 @@ def _end_wait(waiter: asyncio.Future[bool], was_set: bool) -> None:
 
 
 class Signal:
-    """This is set once and wakes whoever waits for it."""
+    """A signal that is set once and wakes whoever waits for it."""
 
     def __init__(self) -> None:
         self._gate = threading.Lock()  # an Event takes three times as long
@@ -50,17 +50,17 @@ class Signal:
 
     @property
     def is_set(self) -> bool:
-        """This says whether the signal was set."""
+        """Whether the signal was set."""
         return self._set
 
     def set(self) -> None:
-        """This wakes the waiters, now and later ones."""
+        """Wake all waiters, those of now and later ones."""
         self._set = True
         with contextlib.suppress(RuntimeError):  # it was set before
             self._gate.release()
 
     def wait(self, seconds: float) -> bool:
-        """This waits for at most that many seconds and says whether the signal was set."""
+        """Wait for at most that many seconds, and return whether the signal was set."""
         if not self._set and self._gate.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX)):
             with contextlib.suppress(RuntimeError):
                 self._gate.release()

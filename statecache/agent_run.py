@@ -16,13 +16,13 @@ from statecache.errors import UsageError
 
 SUMMARY_CHARACTERS_MIN = 300
 _TEXT_CHARACTERS = (4000, 1000, 300, 100, 40)
-"""To what a single text is shortened, tried one after the other until the summary fits."""
+"""The lengths, in characters, to which single texts are shortened, one after the other until the summary fits."""
 _KEPT = 5
-"""How many of a part stay until there is no other way."""
+"""How many items of a part are kept until nothing else makes the summary fit."""
 
 
 class AgentRun(msgspec.Struct, frozen=True, kw_only=True):
-    """This is where an agent's run stands: what it is for, what was planned, what is done, and what was learned.
+    """The progress of an agent's run: its goal, its plan, what is done, and what was learned.
 
     `plan` and `completed` are names of steps, `results` what they gave, `decisions` and `discoveries` sentences.
     """
@@ -36,21 +36,21 @@ class AgentRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def remaining(self) -> tuple[str, ...]:
-        """These are the planned steps that are not completed, in the order of the plan."""
+        """The planned steps that are not completed, in the order of the plan."""
         done = set(self.completed)
         return tuple(name for name in self.plan if name not in done)
 
     @property
     def next_step(self) -> str | None:
-        """This is the first planned step that is not completed, or None."""
+        """The first planned step that is not completed, or None."""
         return next(iter(self.remaining), None)
 
     def with_plan(self, *names: str) -> Self:
-        """This gives the run with another plan; what is completed stays so."""
+        """Return the run with another plan; completed steps stay completed."""
         return msgspec.structs.replace(self, plan=names)
 
     def with_step(self, name: str, result: Any = None) -> Self:
-        """This gives the run with a step completed and its result kept, planned or not; once more replaces the result.
+        """Return the run with a step completed, planned or not, and its result kept; a second call replaces the result.
 
         None is no result: it is not kept.
         """
@@ -60,19 +60,20 @@ class AgentRun(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, completed=completed, results=results)
 
     def with_decision(self, text: str) -> Self:
-        """This gives the run with one more decision."""
+        """Return the run with one more decision."""
         return msgspec.structs.replace(self, decisions=(*self.decisions, text))
 
     def with_discovery(self, text: str) -> Self:
-        """This gives the run with one more discovery."""
+        """Return the run with one more discovery."""
         return msgspec.structs.replace(self, discoveries=(*self.discoveries, text))
 
     def resume_summary(self, *, characters_max: int = 4000) -> str:
-        """This gives the run as text for a language model that takes it up, at most that many characters.
+        """Return the run as text for a language model that resumes it, at most `characters_max` characters.
 
         The same run always gives the same text. Where it does not fit, long texts are shortened first; then the oldest
         discoveries are left out, the oldest of what was done, the oldest decisions, and the end of the plan, the last
-        few of each only where there is no other way. The last line says what was cut.
+        few of each only where there is no other way. The last line says what was cut. Raises UsageError where
+        `characters_max` is less than 300.
         """
         if characters_max < SUMMARY_CHARACTERS_MIN:
             raise UsageError(f"characters_max={characters_max} is less than {SUMMARY_CHARACTERS_MIN}")
@@ -84,7 +85,7 @@ class AgentRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Cuts(msgspec.Struct, frozen=True):
-    """This is how much of each part is left out, in the order in which parts give way."""
+    """How many items of each part are left out, in the order in which parts are cut."""
 
     discoveries: int = 0
     done: int = 0
@@ -96,7 +97,7 @@ _NOTHING = _Cuts()
 
 
 class _Draft:
-    """This is a summary with its texts shortened to one length, to be laid out with more or less left out."""
+    """A summary with its texts shortened to one length, from which items may still be left out."""
 
     def __init__(self, run: AgentRun, text_max: int, characters_max: int) -> None:
         self._characters_max = characters_max
@@ -120,11 +121,11 @@ class _Draft:
         return f"{shown}: {self._short(_written(run.results[name]))}" if name in run.results else shown
 
     def fits(self, cuts: _Cuts) -> bool:
-        """This says whether the text, so cut, is short enough."""
+        """Return whether the text with these cuts is short enough."""
         return len(self.text(cuts)) <= self._characters_max
 
     def fewest_cuts(self) -> _Cuts:
-        """This gives the fewest cuts with which it fits: a part gives way, but for its last, before the next does."""
+        """Return the fewest cuts with which the text fits: all of a part but its last items, before the next is cut."""
         cuts = _NOTHING
         for kept in (_KEPT, 0):
             for part in _Cuts.__struct_fields__:
@@ -139,7 +140,7 @@ class _Draft:
         return cuts
 
     def text(self, cuts: _Cuts) -> str:
-        """This lays it out."""
+        """Return the text with these cuts."""
         known = len(self._done) + len(self._planned)
         steps = self._done[cuts.done :] + _next(self._planned[: len(self._planned) - cuts.planned])
         parts = [
@@ -173,7 +174,7 @@ def _next(lines: Sequence[str]) -> list[str]:
 
 
 def _written(result: Any) -> str:
-    """This spells a result as JSON, keys in order; what has no JSON shows what Python calls it."""
+    """Return a result as JSON with sorted keys, or its type's name where JSON cannot hold it."""
     try:
         return msgspec.json.encode(msgspec.to_builtins(result, str_keys=True), order="deterministic").decode()
     except Exception:  # users' own classes take part

@@ -13,9 +13,9 @@ from functools import partial
 monotonic = time.monotonic
 sleep = time.sleep
 boottime = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-"""This gives seconds on a clock that goes on while the machine is suspended, where the system has one."""
+"""Seconds on a clock that goes on while the machine is suspended, where the system has one."""
 
 
 def wall() -> datetime:
-    """This gives the current aware UTC time."""
+    """Return the current time, aware and in UTC."""
     return datetime.now(UTC)

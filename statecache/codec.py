@@ -39,7 +39,7 @@ from statecache.model import VALUE_BYTES_MAX, Encoding
 from statecache.schemas import judged, left_out, schema_of
 
 CODECS_MAX = 256
-"""Codecs that are kept for reuse."""
+"""How many codecs are kept for reuse."""
 _FRAMES_SAFE = 10_000 if sys.version_info < (3, 12) else sys.maxsize
 """Above this recursion limit Python 3.11 would overflow the C stack before it raises RecursionError."""
 _SPLIT = "Split the value over several keys of its group"
@@ -56,7 +56,7 @@ _place_in_message = re.compile(r" - at (?:`key` in )?`(\$[^`]*)`$").search
 
 
 class Codec:
-    """This turns values of one type into bytes of one encoding and back; threads may share it.
+    """A converter between values of one type and bytes of one encoding; threads may share it.
 
     `type` is what msgspec decodes or a pydantic model; Any, None and object store plain data. `schema` is what readers
     know a type by (see `schemas`), and empty for Python's own.
@@ -84,7 +84,7 @@ class Codec:
         self._suspect = _suspect_of(encoding, self._dated)
 
     def of(self, value: object) -> Codec:
-        """This gives the codec to write a value with: its class's own, where this one has no type."""
+        """Return the codec to write a value with: its class's own where this one has no type, else this one."""
         kind = value.__class__
         if self.type is not Any or not is_record(kind):
             return self
@@ -94,7 +94,7 @@ class Codec:
             return self
 
     def encode(self, value: Any, *, key: str, bytes_max: int) -> bytes:
-        """This gives the bytes to store, read back once already; else it raises CodecError or LimitExceeded."""
+        """Return the bytes to store, having read them back once; raise CodecError or LimitExceeded."""
         if self._class is not None:
             if not isinstance(value, self._class):
                 raise CodecError(key=key, reason=f"it is a {name_of(value.__class__)}, not a {name_of(self.type)}")
@@ -131,7 +131,10 @@ class Codec:
             self._refuse_nesting(data, back, key)
 
     def decode(self, data: bytes, *, key: str, encoding: str | None = None) -> Any:
-        """This gives the value of stored bytes in the encoding they were stored with (None: this codec's own)."""
+        """Return the value of stored bytes, in the encoding they were stored with (None: this codec's own).
+
+        Raises CodecError where they cannot be read as this codec's type.
+        """
         encoding = self.encoding if encoding is None else encoding
         if encoding not in self._readers:
             raise CodecError(key=key, verb="decoded", reason=f"the encoding {encoding!r} is not known")
@@ -146,7 +149,7 @@ class Codec:
         return value
 
     def refuse_to_drop(self, data: bytes, *, key: str, encoding: str, schema: str) -> None:
-        """Raise SchemaNewer where what this type makes of data of that schema must not be written over it."""
+        """Raise SchemaNewer where writing this type over data of that schema would drop fields."""
         verdict, path = judged(schema, self.schema), ""
         if verdict == "look":
             plain = codec_for(Any).decode(data, key=key, encoding=encoding)
@@ -176,7 +179,7 @@ _codecs: dict[tuple[object, str], Codec] = {}
 
 
 def codec_for(type: Any = Any, encoding: Encoding = "json") -> Codec:  # noqa: A002
-    """This gives the codec of a type and encoding, kept for reuse; an unhashable type is known by identity."""
+    """Return the codec of a type and encoding, kept for reuse; an unhashable type is known by identity."""
     try:
         known = _codecs.get((type, encoding))
         place: tuple[object, str] = (type, encoding)
@@ -201,7 +204,7 @@ def _reader_of(kind: Any, encoding: str) -> Callable[[bytes], Any]:
 
 
 def dumped(value: Any) -> Any:
-    """This gives msgspec what it does not know by itself: a pydantic model as plain data."""
+    """Return a pydantic model as plain data, for msgspec; raise TypeError for anything else that it does not know."""
     if not is_model(value.__class__):
         raise TypeError(f"a {name_of(value.__class__)} cannot be stored; make plain data or a Struct of it")
     try:
@@ -221,7 +224,7 @@ def _loaded(kind: Any, value: Any) -> Any:
 
 
 def _traits_of(kind: Any) -> tuple[bool, bool]:
-    """This tells whether a type may hold naive datetimes, and whether it may let values nest without end."""
+    """Return whether a type may hold naive datetimes, and whether its values may nest without limit."""
     dated, open_ = False, kind is Any
     seen: dict[int, Any] = {}
     infos: list[Any] = [] if kind is Any else [inspect.type_info(kind)]
@@ -242,7 +245,7 @@ def _traits_of(kind: Any) -> tuple[bool, bool]:
 
 
 def _suspect_of(encoding: str, dated: bool) -> Callable[[bytes], object] | None:
-    """This gives what tells bytes that may hide what equality does not show, a naive datetime or an infinity."""
+    """Return a check for bytes that may hide a naive datetime or an infinity, which equality does not show; or None."""
     may_be_naive = _may_be_naive[encoding] if dated else None
     if encoding == "json":
         return may_be_naive
@@ -250,7 +253,7 @@ def _suspect_of(encoding: str, dated: bool) -> Callable[[bytes], object] | None:
 
 
 def _openers_in(data: bytes, encoding: str) -> int:
-    """Return how many levels a value can have at most, by the bytes that begin a container."""
+    """Return an upper bound of a value's levels of nesting: the number of bytes that may begin a container."""
     if encoding == "json":
         return data.count(b"[") + data.count(b"{")
     return len(data.translate(None, _not_openers))
@@ -271,7 +274,7 @@ def _is_deep(plain: Any) -> bool:
 
 
 def _error_of(error: Any, key: str, verb: str) -> CodecError:
-    """This translates what msgspec, pydantic or a user's own class raised."""
+    """Return the CodecError for what msgspec, pydantic or a user's own class raised."""
     if error.__class__.__module__.startswith("pydantic") and hasattr(error, "errors"):
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         path = [f"[{step}]" if isinstance(step, int) else step_of(step) for step in first["loc"]]
@@ -284,7 +287,7 @@ def _error_of(error: Any, key: str, verb: str) -> CodecError:
 
 
 def _class_of(kind: Any) -> Any:
-    """This gives what `isinstance` can check of a type, or None."""
+    """Return what `isinstance` can check of a type, or None."""
     if hasattr(kind, "__supertype__"):
         return _class_of(kind.__supertype__)
     origin = get_origin(kind) or kind

@@ -39,12 +39,12 @@ def run_dev(
     postgres_port: int | None = None,
     as_json: bool = False,
 ) -> int:
-    """This runs the servers until it is told to stop, and gives the exit status.
+    """Run the servers until told to stop, and return the exit status.
 
-    It tells a person on stdout what happens, or a program with `as_json`: one object a line, of an `event` and its
-    facts, which are `running` (folder, redis_url, postgres_url), `restarted` (server) and `stopping`. A port that is
-    given is insisted on; otherwise that of the last run is taken if it is free, else another one.
-    Raises ConfigurationError where another one runs in the folder, and Unavailable where a server does not start.
+    On stdout it tells a person what happens, or with `as_json` a program: one JSON object a line, with an `event` and
+    its facts: `running` (folder, redis_url, postgres_url), `restarted` (server), `stopping`. A port that is given is
+    insisted on; otherwise that of the last run is taken if it is free, else another one. Raises ConfigurationError
+    where another one runs in the folder, and Unavailable where a server does not start.
     """
     refuse_unfit_platform()
     from statecache.testing.kept import Kept
@@ -74,11 +74,11 @@ def _watch(kept: Kept, signals: _Signals, voice: _Voice) -> None:
 
 
 class _Asked(BaseException):
-    """This ends a start-up that was asked to stop."""
+    """A request to stop, raised in the middle of a start-up."""
 
 
 class _Signals:
-    """This turns signals into something to wait for, without a moment in which one can be missed.
+    """Signals as something to wait for, without a moment in which one can be missed.
 
     While `interrupt` is set, a request to stop is raised in the middle of whatever goes on.
     """
@@ -101,7 +101,7 @@ class _Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """This gives the signals back; one that comes meanwhile waits, or Python would say that nobody handles it."""
+        """Give the signals back; one that comes meanwhile waits, or Python would say that nobody handles it."""
         held = signal.pthread_sigmask(signal.SIG_BLOCK, self._HEARD)
         try:
             self._ending.close()
@@ -109,7 +109,7 @@ class _Signals:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
     def wait(self) -> bool:
-        """This waits for a child's end or a request to stop, and tells whether it was the latter."""
+        """Wait for a child's end or a request to stop, and return whether it was the latter."""
         select.select([self._read], [], [])
         arrived = b""
         with suppress(BlockingIOError):
@@ -124,13 +124,13 @@ class _Signals:
 
 
 class _Voice:
-    """This tells what happens: the text to a person, or the event and its facts to a program."""
+    """The output: text for a person, or events with their facts for a program."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
 
     def tell(self, event: str, text: str, **facts: str) -> None:
-        """This tells one thing, to whoever still listens."""
+        """Tell of one event, if anybody still listens."""
         line = msgspec.json.encode({"event": event, **facts}).decode() + "\n"
         with suppress(BrokenPipeError):
             sys.stdout.write(line if self._as_json else text)

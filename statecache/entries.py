@@ -33,21 +33,24 @@ _WIDTH = 2 * len(_STATE)
 
 
 class ForeignEntry(ValueError):
-    """This says why a stream entry is not one of ours."""
+    """The reason why a stream entry is not one of ours."""
 
 
 class NewerFormat(ValueError):
-    """This says that a newer release wrote the entry."""
+    """An entry that a newer release wrote."""
 
 
 def position_of(entry_id: bytes) -> Position:
-    """This reads `<epoch>-<n>`; an id that no shard can have reached raises ForeignEntry."""
+    """Return the position that `<epoch>-<n>` spells; raise ForeignEntry for an id that no shard can have reached."""
     epoch, _, n = entry_id.partition(b"-")
     return Position(_integer(epoch, "the epoch"), _integer(n, "n"))
 
 
 def change_set(entry_id: bytes, fields: Sequence[bytes], *, position: Position | None = None) -> ChangeSet:
-    """This reads one entry: its id (or the position, where the id was read already) and its flat list of fields."""
+    """Read one entry: its id (or the position, where the id was read already) and its flat list of fields.
+
+    Raises ForeignEntry for what no commit wrote, and NewerFormat for an entry of a newer release.
+    """
     if not fields or fields[0] != b"format" or len(fields) % 2:
         raise ForeignEntry("it does not start with a format number")
     if fields[1] != b"1" and fields[1] != b"2":
@@ -82,7 +85,7 @@ def change_set(entry_id: bytes, fields: Sequence[bytes], *, position: Position |
 
 
 def _tokens(fields: Sequence[bytes], at: int) -> tuple[tuple[str, Token], ...]:
-    """This reads the leases that a commit was made under, of which there is at least one in this format."""
+    """Read the leases under which a commit was made; this format has at least one."""
     tokens: list[tuple[str, Token]] = []
     while fields[at : at + 4 : 2] == [b"lock%d" % (len(tokens) + 1), b"token%d" % (len(tokens) + 1)]:
         token = Token.parse(fields[at + 3].decode())
@@ -127,7 +130,7 @@ def _changes(change_id: str, fields: Sequence[bytes], at: int) -> tuple[Change, 
 
 
 def salvaged(fields: Sequence[bytes]) -> tuple[str, tuple[str, ...]]:
-    """This gives what can be told of an entry that cannot be read: its change_id and keys, as Postgres takes them."""
+    """Return what an unreadable entry still shows: its change_id and keys, as Postgres can store them."""
     pairs = list(zip(fields[::2], fields[1::2], strict=False))
     change_id = next((value for name, value in pairs if name == b"change_id"), b"")
     keys = (value for name, value in pairs if name[:3] == b"key" and name[3:].isdigit())
@@ -135,7 +138,7 @@ def salvaged(fields: Sequence[bytes]) -> tuple[str, tuple[str, ...]]:
 
 
 def storable(text: bytes | str) -> str:
-    """This gives the text as Postgres takes it: what is not UTF-8, and NUL, shows as a replacement character."""
+    """Return the text as Postgres can store it: what is not UTF-8, and NUL, becomes a replacement character."""
     if isinstance(text, str):
         text = text.encode("utf-8", "replace")
     return text.decode("utf-8", "replace").replace("\0", "\ufffd")
@@ -144,10 +147,10 @@ def storable(text: bytes | str) -> str:
 def change_set_of_states(
     position: Position, totals: tuple[int, int], states: Sequence[Mapping[str, bytes]]
 ) -> ChangeSet:
-    """This rebuilds a commit whose entry is lost from the hashes of the states that still are as it left them.
+    """Rebuild a commit whose entry is lost, from the hashes of those states that it was the last to write.
 
     Actor and reason stood in the entry alone; states that were written again since are not in it. `totals` are the
-    shard's entries and bytes up to and including it. A damaged hash raises ForeignEntry.
+    shard's entries and bytes up to and including it. Raises ForeignEntry for a damaged hash.
     """
     try:
         first = states[0]

@@ -66,14 +66,14 @@ EPOCH_MAX = 2**63 - 2
 
 
 class Totals(NamedTuple):
-    """These are a shard's entries and bytes up to some position."""
+    """A shard's entries and bytes up to some position."""
 
     entries: int
     bytes: int
 
 
 class Pin(NamedTuple):
-    """This is what a data set and its users must agree on; empty texts where nothing is pinned yet."""
+    """What a data set and its users must agree on; empty texts where nothing is pinned yet."""
 
     shards: str
     hash: str
@@ -81,7 +81,7 @@ class Pin(NamedTuple):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what opening a gate needs of a shard's row in Postgres, with the cluster that it belongs to.
+    """What opening a gate needs of a shard's row in Postgres, with the cluster that it belongs to.
 
     `now_s` is the time of Postgres' clock, in seconds since 1970.
     """
@@ -95,7 +95,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what a Redis server says of a shard: its meta, its stream's end, and its own replid.
+    """What a Redis server says of a shard: its meta, its stream's end, and its own replid.
 
     `epoch` is None where meta is missing or was never opened. `n` and `totals` are those of the newest commit: meta
     says so, or where it is missing, the stream's end. `last` is the stream's last generated (epoch, n); it survives
@@ -120,33 +120,33 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lineage(self) -> frozenset[str]:
-        """These are the replids whose epoch this data set continues."""
+        """The replids whose epoch this data set continues."""
         return frozenset((self.replid, *self.claimed)) - {""}
 
     @property
     def own(self) -> int:
-        """This is the epoch in which the data set was last open, told by meta or else by the stream's end."""
+        """The epoch in which the data set was last open, by its meta or else by its stream's end."""
         return self.last[0] if self.epoch is None else self.epoch
 
     @property
     def is_bare(self) -> bool:
-        """This says whether neither meta nor stream tells anything of the data set; its states may."""
+        """Whether neither meta nor stream says anything of the data set; its states may."""
         return self.epoch is None and self.last == (0, 0)
 
     def ending(self, end: tuple[int, int] | None) -> Look:
-        """Return what is known of a bare data set whose newest state stands at `end`; any other as it is."""
+        """Return the look with `end`, the position of the newest state, for a bare data set; any other unchanged."""
         if end is None or not self.is_bare:
             return self
         return msgspec.structs.replace(self, last=end, n=end[1])
 
     @property
     def strays(self) -> bool:
-        """This says whether the stream went on beyond the newest commit: another program adds to it."""
+        """Whether the stream goes on beyond the newest commit: another program adds to it."""
         return self.last > (self.own, self.n)
 
 
 def look_of(parts: Sequence[str]) -> Look:
-    """Read what the script `gate_look` tells; ValueError where it is not ours."""
+    """Read the answer of the script `gate_look`; raise ValueError where it is not ours."""
     epoch, replid, claimed, claim, until, left, last, n, entries, size, flushed, excepted, *pin, server, role = parts
     last_epoch, _, last_n = last.partition("-")
     return Look(
@@ -168,7 +168,7 @@ def look_of(parts: Sequence[str]) -> Look:
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """This says that the shard may be opened; the new epoch is above `seen`.
+    """The decision that the shard may be opened; the new epoch is above `seen`.
 
     `acknowledged` is the data set's copy of the watermark, where that being higher is the reason: a row that is read
     later may have come up to it, and the shard is open. With `doubtful`, it may only if what both hold says so.
@@ -180,7 +180,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """This says why the shard may not be opened by whoever asked; `wait` where that may change by itself.
+    """The decision that the shard may not be opened by whoever asked; `wait` where that may change by itself.
 
     `redis_key` names a key of another type, if that is the reason. `branch` says that the data set is another branch.
     """
@@ -230,7 +230,7 @@ def decide(
 
 
 def branch_refusal(row: Row, look: Look, *, wait: bool = False) -> Refusal:
-    """Say why a data set that does not name the row's server may not be opened."""
+    """Return the refusal of a data set that does not name the row's server."""
     return Refusal(
         why=f"this Redis ({look.server}) holds epoch {look.own} of {' or '.join(sorted(look.lineage)) or 'nobody'}, "
         f"Postgres says epoch {row.epoch} of {row.replid or 'nobody'}: whether this server is the primary is "
@@ -241,7 +241,7 @@ def branch_refusal(row: Row, look: Look, *, wait: bool = False) -> Refusal:
 
 
 class Held(NamedTuple):
-    """This is a change as Postgres holds it."""
+    """A change as Postgres holds it."""
 
     key: str
     version: int
@@ -251,7 +251,7 @@ class Held(NamedTuple):
 
 
 def continues(newest: Sequence[Held], recent: Mapping[str, tuple[int, Sequence[str]]]) -> bool:
-    """Say whether a data set is known to hold what Postgres holds: one of these changes, and nothing against any.
+    """Return whether a data set is known to hold what Postgres holds: one of these changes, and nothing against any.
 
     `newest` are Postgres' newest changes of the shard, `recent` gives for the keys that Redis holds the version and
     the last change_ids with their positions, the newest first. What Redis holds no more says nothing.
@@ -346,7 +346,7 @@ def parting(positions: Iterable[int], known: Collection[int]) -> int | None:
 
 
 def parted_refusal(row: Row, look: Look, parted: int) -> Refusal:
-    """Say why a data set that is parted from the lineage may not be opened."""
+    """Return the refusal of a data set that has parted from the lineage."""
     how = "this Redis came back without its end, and was written to since"
     if is_strange(row, look):
         how = f"this Redis was written to in epoch {look.epoch}, with another Postgres"
@@ -368,21 +368,21 @@ def common_point(look: Look, later_start: int | None, parted: int | None = None)
 
 
 def must_set_aside(look: Look, common: int | None) -> str:
-    """This says what the data set holds that belongs to no lineage and has to be kept as such; empty for nothing."""
+    """Name what the data set holds that belongs to no lineage and has to be set aside; empty for nothing."""
     if common is not None and look.n > common:
         return "changes of another branch"
     return "entries of another program" if look.strays else ""
 
 
 def head_totals(flushed: Totals, head: Totals | None, *, behind: bool) -> Totals:
-    """This gives the totals to go on with: the head's where changes are still to be flushed, never below the row's."""
+    """Return the totals to go on with: the head's where changes are still to be flushed, never below the row's."""
     if head is None or not behind:
         return flushed
     return Totals(max(head.entries, flushed.entries), max(head.bytes, flushed.bytes))
 
 
 def pages(spans: Iterable[tuple[int, int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
-    """This cuts spans (shard, after, up to) into pages of at most that many positions."""
+    """Yield spans (shard, after, up to) cut into pages of at most that many positions."""
     page: list[tuple[int, int, int]] = []
     room = most
     for shard, start, end in spans:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _unended(text: str) -> str:
-    """This takes the full stop off a reason that stands before one: other programs' messages end with their own."""
+    """Return a reason without the full stop at its end: other programs' messages bring their own."""
     return text.rstrip(". \n") or text
 
 
@@ -44,7 +44,7 @@ class VersionConflict(StateCacheError):
 
     @property
     def problem(self) -> str:
-        """Say what was expected: a change, or that there is nothing."""
+        """The message, with what was expected: a change, or that there is nothing."""
         return self._filled(wanted="no state" if self.expected is None else f"change {self.expected!r}")
 
 
@@ -117,12 +117,12 @@ class StepUnknown(StateCacheError):
 
     @property
     def problem(self) -> str:
-        """This says why it is not known."""
+        """The message, with the reason why it is not known."""
         return self._filled(reason=_unended(self.reason))
 
     @property
     def remedy(self) -> str:
-        """This says how to find out, and how to go on."""
+        """How to find out, and how to go on."""
         return (
             f"Look where the effect would be, by the idempotency key {self.idempotency_key}; then call "
             f"resolve_step({self.key!r}, {self.name!r}, result=…) or (…, not_done=True). "
@@ -143,13 +143,13 @@ class OutcomeUnknown(StateCacheError):
 
     @property
     def problem(self) -> str:
-        """This names the keys, and says why the outcome is not known."""
+        """The message, with the keys and the reason why the outcome is not known."""
         shown = ", ".join(map(repr, self.keys[:3])) + (f" and {len(self.keys) - 3} more" if self.keys[3:] else "")
         return self._filled(where=f" of {shown}" if shown else "", reason=_unended(self.reason))
 
     @property
     def remedy(self) -> str:
-        """This says how to find it out, and who brings changes into Postgres where that is what is awaited."""
+        """How to find the outcome out, and who brings changes into Postgres where that is awaited."""
         awaited = "not yet known to be in Postgres" in self.reason
         return f"{self.hint} Workers bring changes into Postgres: does one run?" if awaited else self.hint
 
@@ -174,7 +174,7 @@ class DurabilityNotMet(StateCacheError):
 
     @property
     def problem(self) -> str:
-        """This says why none was counted, where the server refused to."""
+        """The message, with the reason where the server refused to count copies."""
         return self._filled(why=f": {_unended(self.reason)}" if self.reason else "")
 
 
@@ -381,7 +381,7 @@ class Unavailable(StateCacheError):
 
     @property
     def problem(self) -> str:
-        """This says what is unavailable and why; a server that refuses the user is there, and says so."""
+        """The message: what is unavailable and why; or, where the server refuses the user, that it does."""
         detail = _unended(self.detail)
         if self.reason == "authentication":
             return f"{self.service} refuses this user: {detail}."

@@ -20,16 +20,16 @@ class StateCacheError(Exception):
 
     @property
     def problem(self) -> str:
-        """This is the message without what to do about it."""
+        """The message without what to do about it."""
         return self._filled()
 
     @property
     def remedy(self) -> str:
-        """This says what to do, or nothing."""
+        """What to do about it, or an empty text."""
         return str(self.facts.get("hint") or self.hint)
 
     def _filled(self, **shown: Any) -> str:
-        """This fills the docstring with the facts, `shown` in the place of what is not said as it is kept."""
+        """Return the message: the docstring with the facts filled in, those in `shown` in place of the ones kept."""
         template = " ".join((type(self).__doc__ or "").split("\n\n")[0].split())
         return template.format_map(_Facts(self.facts | shown))
 
@@ -41,7 +41,7 @@ class StateCacheError(Exception):
 
 
 class _Facts(dict[str, Any]):
-    """This shows a missing fact as a question mark instead of hiding the error behind a KeyError."""
+    """Facts of which a missing one shows as a question mark, instead of a KeyError that hides the error."""
 
     def __missing__(self, key: str) -> str:
         return "?"

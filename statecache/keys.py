@@ -34,7 +34,7 @@ _is_plain_prefix = re.compile(_NAME + r"(?:/[\x01-.0-\x7f]+)*/(?:[\x01-.0-\x7f]+
 
 
 def checked_key(key: object) -> str:
-    """This gives the key back unchanged, or raises InvalidKey with the rule that it breaks."""
+    """Return the key unchanged, or raise InvalidKey with the rule that it breaks."""
     if type(key) is str and len(key) <= KEY_BYTES_MAX and _is_plain_key(key):
         return key
     text = _checked_text(key)
@@ -46,7 +46,7 @@ def checked_key(key: object) -> str:
 
 
 def checked_prefix_of_list(prefix: object, shards: int) -> tuple[str, int | None]:
-    """This gives a listing's prefix and the one shard that can hold its keys, or None where all can.
+    """Return a listing's prefix and the one shard that can hold its keys, or None where all can; or raise InvalidKey.
 
     A prefix completes at least the namespace (`runs/`); what follows may stop anywhere (`runs/4`). Only a complete
     group (`runs/42/`) is known to be on one shard.
@@ -63,7 +63,7 @@ def checked_prefix_of_list(prefix: object, shards: int) -> tuple[str, int | None
 
 
 def checked_namespace(name: object) -> str:
-    """This gives the name of a namespace back unchanged, or raises InvalidKey."""
+    """Return the name of a namespace unchanged, or raise InvalidKey."""
     text = _checked_text(name)
     if not _is_name(text):
         raise InvalidKey(name, reason=_namespace_reason(text))
@@ -71,19 +71,19 @@ def checked_namespace(name: object) -> str:
 
 
 def group_of(key: str) -> str:
-    """This gives the first two segments of a checked key."""
+    """Return the first two segments of a checked key."""
     end = key.find("/", key.index("/") + 1)
     return key if end < 0 else key[:end]
 
 
 def shard_of(key: str, shards: int) -> int:
-    """This gives the shard of a checked key or of a group."""
+    """Return the shard of a checked key or of a group."""
     return crc32(group_of(key).encode()) % shards
 
 
 @dataclass(frozen=True, slots=True)
 class KeySpace:
-    """This spells the Redis keys of one prefix and shard count; looking up a shard's fixed key is an index."""
+    """The names of the Redis keys of one prefix and shard count; those of a shard's fixed keys are made once."""
 
     prefix: str = "sc"
     shards: int = 64
@@ -112,74 +112,74 @@ class KeySpace:
         return (f"{self.prefix}:{{{shard:02d}}}" for shard in range(self.shards))
 
     def meta(self, shard: int) -> str:
-        """This is the hash of a shard's epoch, counters and pin."""
+        """Return the name of the hash of a shard's epoch, counters and pin."""
         return self._meta[shard]
 
     def changes(self, shard: int) -> str:
-        """This is a shard's change stream."""
+        """Return the name of a shard's change stream."""
         return self._changes[shard]
 
     def unflushed(self, shard: int) -> str:
-        """This is the sorted set of a shard's dirty keys."""
+        """Return the name of the sorted set of a shard's dirty keys."""
         return self._unflushed[shard]
 
     def hydrating(self, shard: int) -> str:
-        """This is the hash of a shard's hydration tokens."""
+        """Return the name of the hash of a shard's hydration tokens."""
         return self._hydrating[shard]
 
     def leases(self, shard: int) -> str:
-        """This holds who has locked what on a shard."""
+        """Return the name of the hash of a shard's leases."""
         return self._leases[shard]
 
     def waiters(self, shard: int) -> str:
-        """This holds who waits for a lock on a shard, in order."""
+        """Return the name of the hash of the queues at a shard's locks."""
         return self._waiters[shard]
 
     def events(self, shard: int, client: str = "") -> str:
-        """This is the sharded channel on which a shard's watermark is announced, or a client's waiters are called."""
+        """Return the sharded channel on which a shard's watermark is announced, or a client's waiters are called."""
         return f"{self._events[shard]}:{client}" if client else self._events[shard]
 
     def state(self, key: str) -> str:
-        """This is the hash of a checked key's state."""
+        """Return the name of the hash of a checked key's state."""
         return self._state[self.shard(key)] + key
 
     def baton(self, key: str) -> tuple[str, str, str]:
-        """These are the hash of who goes next at updating a state, the list on which others wait, and the state's."""
+        """Return three names: the hash of who updates a state next, the list on which others wait, the state's hash."""
         shard = self.shard(key)
         return self._baton[shard] + key, self._calls[shard] + key, self._state[shard] + key
 
     def state_stem(self, shard: int) -> str:
-        """The hash of every state of a shard is named by this and the key."""
+        """Return what the name of the hash of every state of a shard begins with; the key follows."""
         return self._state[shard]
 
     def key_of(self, redis_key: bytes) -> str:
-        """This gives the key of which that is the hash; what is no state of ours gives a text that is no key."""
+        """Return the key of a state by the name of its hash; for other names, a text that is no key."""
         return redis_key.decode("utf-8", "replace").partition(":state:")[2]
 
     def every_state(self) -> str:
-        """This is a pattern that the names of all states match, and few others."""
+        """Return a pattern that the names of all states' hashes match, and few others."""
         return f"{self.prefix}:{{*}}:state:*"
 
     def bell(self) -> str:
-        """This is the stream by which workers tell one another to share the shards out anew."""
+        """Return the name of the stream by which workers tell one another to redistribute the shards."""
         return f"{self.prefix}:{{00}}:bell"
 
     def greeting(self) -> tuple[str, ...]:
-        """These are the fixed keys of shard 0, which every deployment has, and a state's that is never written."""
+        """Return the fixed keys of shard 0, which every deployment has, and the hash of a state never written."""
         return self.meta(0), self.changes(0), self.unflushed(0), self.hydrating(0), self._state[0] + "_/greeting"
 
     def place(self, key: str) -> tuple[int, str]:
-        """This gives a checked key's shard and the hash of its state."""
+        """Return a checked key's shard and the name of its state's hash."""
         shard = self.shard(key)
         return shard, self._state[shard] + key
 
     def shard(self, key: str) -> int:
-        """This gives a checked key's shard."""
+        """Return a checked key's shard."""
         end = key.find("/", key.index("/") + 1)
         return crc32((key if end < 0 else key[:end]).encode()) % self.shards
 
     def one_group(self, keys: Iterable[str]) -> int:
-        """This gives the one shard of a commit's checked keys, or raises InvalidKey for the first of another group."""
+        """Return the one shard of a commit's checked keys; raise InvalidKey for the first of another group."""
         group = ""
         for key in keys:
             if not group:

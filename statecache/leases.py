@@ -33,13 +33,13 @@ TTL_S_MAX = 86_400.0
 """The shortest and the longest ttl, in seconds: shorter ones are over before a slow exchange is, and whoever waits for
 a dead holder waits for its ttl."""
 PLACE_S = 10.0
-"""How long a waiter's place in the queue stands by itself."""
+"""How long a waiter's place in the queue is kept without its asking, in seconds."""
 ASK_S = 3.0
-"""How long a waiter waits at most before it asks anew; three lost askings lose the place."""
+"""The longest time after which a waiter asks again, in seconds; after three lost askings it loses its place."""
 DEAF_S = 0.25
-"""The same for one that cannot hear its call at the moment; less than it has for coming."""
+"""The same for a waiter that cannot hear its call at the moment; less than COMING_S."""
 COMING_S = 1.0
-"""How long a waiter that was called has for coming."""
+"""The time in which a waiter that was called has to take the lock, in seconds."""
 WAITERS_MAX = 1000
 """How many may wait for one lock."""
 _MARGIN = 0.1
@@ -47,7 +47,7 @@ _MARGIN_S_MAX = 1.0
 
 
 def checked_ttl(ttl: Any) -> float:
-    """This gives a ttl in seconds back, or raises UsageError."""
+    """Return a ttl in seconds, or raise UsageError."""
     if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not TTL_S_MIN <= ttl <= TTL_S_MAX:
         limits = f"It is the time after which others may have the lock of a holder that died: {TTL_S_MIN:g} to "
         raise UsageError(
@@ -57,7 +57,7 @@ def checked_ttl(ttl: Any) -> float:
 
 
 def checked_patience(timeout: Any) -> float | None:
-    """This gives the seconds that a lock is waited for back, 0 for not at all and None for ever."""
+    """Return the seconds to wait for a lock, 0 for not at all and None for ever; or raise UsageError."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not (isfinite(timeout) and timeout >= 0):
@@ -66,7 +66,7 @@ def checked_patience(timeout: Any) -> float | None:
 
 
 class Holding(msgspec.Struct, kw_only=True, eq=False):
-    """This is a lease as its holder knows it. Moments are on a clock that counts suspend.
+    """A lease as its holder knows it. Moments are on a clock that counts suspend.
 
     `request` names it to the server before it has a token, `owner` is the task or thread that locked it. `gone` says
     that the server, or the holder, ended it, `unreturned` that the server was not told; `guarded` that a commit was
@@ -87,21 +87,21 @@ class Holding(msgspec.Struct, kw_only=True, eq=False):
     astray: bool = False
 
     def granted(self, started: float) -> None:
-        """This notes that the server gave or renewed the lease, in an attempt that was sent at that moment."""
+        """Note that the server gave or renewed the lease, in an attempt that was sent at that moment."""
         self.believed_until = started + self.ttl - min(self.ttl * _MARGIN, _MARGIN_S_MAX)
         self.renew_at = started + self.ttl / 3
 
     def unanswered(self, now: float) -> None:
-        """This notes that a renewal came to nothing: there will be another one, soon."""
+        """Note that a renewal was not answered: the next one follows soon."""
         self.renew_at = now + self.ttl / 15
 
     def lost(self, now: float) -> bool:
-        """This says whether somebody else may have the lock by now."""
+        """Return whether somebody else may have the lock by now."""
         return self.gone or now >= self.believed_until
 
 
 class Locks(msgspec.Struct, frozen=True):
-    """This is what a commit has to do with locks: the leases that it is made under, and where nobody else may hold one.
+    """The locks of a commit: the leases that it is made under, and the keys that nobody else may hold a lease of.
 
     `guarded` are keys of which some lock may stand in the way; `locking` is what the view that commits asks for.
     """
@@ -114,23 +114,23 @@ class Locks(msgspec.Struct, frozen=True):
         return bool(self.held or self.guarded)
 
     def spelled(self) -> tuple[str, str]:
-        """This spells both for the commit script: with NULs, which no key holds, between and behind the words."""
+        """Return both as texts for the commit script: a NUL, which no key holds, ends every word."""
         tokens = "".join(f"{one.key}\0{one.token}\0" for one in self.held)
         return tokens, "".join(f"{key}\0" for key in self.guarded)
 
     def refused(self, key: str) -> None:
-        """This notes that the server knows no such lease any more."""
+        """Note that the server does not know this lease any more."""
         for one in self.held:
             if one.key == key:
                 one.gone = True
 
 
 UNGUARDED = ("",)
-"""Stands for the keys of a commit that no lock may be in the way of, where locks are enforced: of none."""
+"""What a commit passes as guarded keys where locks are enforced, but no lock can be in its way."""
 
 
 def guards_of(keys: Iterable[str]) -> tuple[str, ...]:
-    """These are the keys whose locks guard the given ones: themselves, and what stands above them in their group."""
+    """Return the keys whose locks guard the given ones: the keys themselves, and all above them in their group."""
     found: dict[str, None] = {}
     for key in keys:
         end = len(group_of(key))
@@ -144,10 +144,11 @@ def guards_of(keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def forgotten(recorded: str, copies: Iterable[object]) -> tuple[int, list[str]]:
-    """Return a revision above all that Redis has seen and the namespaces to record again, where Postgres went back.
+    """Return what to record again where Postgres has gone back: a revision above all known ones, and namespaces.
 
-    `recorded` are Postgres' policies, asked for after the copies that the shards have. A copy that is not older and
-    not the same is of a Postgres that knew more: locks that either of them says are enforced stay so. (0, []) without.
+    `recorded` are Postgres' policies, read after the copies that the shards have. A copy that differs and is not older
+    comes from a Postgres that knew more; locks that either of them says are enforced stay so. (0, []) where there is
+    none.
     """
     newer: dict[str, int] = {}
     for copy in copies:
@@ -164,7 +165,7 @@ def _revision(policies: str) -> int:
 
 
 class Waiting(msgspec.Struct, kw_only=True, eq=False):
-    """This is what a waiter knows. Moments are on the clock for waiting; `holder` has the lock, as last heard.
+    """A waiter for a lock. Moments are on the clock for waiting; `holder` has the lock, as last heard.
 
     `asks_at` is written by whoever waits, `called_at` by whoever listens, so that neither takes back what the other
     notes at the same time.
@@ -178,33 +179,33 @@ class Waiting(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def ask_at(self) -> float:
-        """This is when it asks."""
+        """The moment at which to ask next."""
         return min(self.asks_at, self.called_at)
 
     def asking(self) -> None:
-        """This notes that it asks now: only what is heard from here on is a reason to ask again."""
+        """Note that the waiter asks now: only what is heard from here on is a reason to ask again."""
         self.asks_at = self.called_at = inf
 
     def answered(self, left_s: float, holder: str, now: float, *, deaf: bool = False) -> None:
-        """This notes the server's answer: the lock is somebody's for so long, unless it is renewed.
+        """Note the server's answer: `holder` has the lock for `left_s` seconds, unless it renews its lease.
 
-        A call may have been quicker than the answer. Who is `deaf` would miss it.
+        A call may have been quicker than the answer. A `deaf` waiter would miss it, and asks again sooner.
         """
         self.asks_at = now + min(left_s, DEAF_S if deaf else ASK_S)
         self.holder = holder
 
     def called(self, request: str, left_s: float, now: float) -> bool:
-        """This notes that a waiter was called, and says whether it is this one; else it may not come in time."""
+        """Note that a waiter was called, and return whether it is this one; else ask when its time to come is over."""
         self.called_at = min(self.called_at, now if request == self.request else now + left_s)
         return request == self.request
 
     def unheard(self, now: float) -> None:
-        """This notes that a call may have been missed."""
+        """Note that a call may have been missed."""
         self.called_at = min(self.called_at, now)
 
 
 def call_of(message: bytes) -> tuple[str, str, float] | None:
-    """This reads who is called: key, request, and the seconds it has for coming; None for what is no call."""
+    """Return who is called: key, request, and the seconds it has for coming; None for another message."""
     word, _, rest = message.partition(b" ")
     request, _, rest = rest.partition(b" ")
     left_ms, _, key = rest.partition(b" ")
@@ -214,7 +215,7 @@ def call_of(message: bytes) -> tuple[str, str, float] | None:
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a lease as Redis shows it. Times are in ms of the server's clock."""
+    """A lease as Redis shows it. Times are in ms of the server's clock."""
 
     key: str
     token: Token
@@ -226,7 +227,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiter(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a place in a lock's queue as Redis shows it. Times are in ms of the server's clock."""
+    """A place in a lock's queue as Redis shows it. Times are in ms of the server's clock."""
 
     request: str
     until_ms: int
@@ -236,7 +237,7 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lease_of(key: str, value: bytes) -> Standing | None:
-    """This reads a lease, or gives None where the script did not write it."""
+    """Read a lease; return None where the script did not write it."""
     try:
         facts, holder = _facts(value.decode(), 5)
         token = Token.parse(facts["token"])
@@ -256,7 +257,7 @@ def lease_of(key: str, value: bytes) -> Standing | None:
 
 
 def queue_of(value: bytes) -> list[Waiter]:
-    """This reads a lock's queue in order; lines that the script did not write are left out."""
+    """Read a lock's queue in order; lines that the script did not write are left out."""
     queue = []
     for line in value.decode("utf-8", "replace").splitlines():
         request, _, rest = line.partition(" ")
@@ -277,11 +278,11 @@ def queue_of(value: bytes) -> list[Waiter]:
 
 
 def _facts(text: str, count: int) -> tuple[dict[str, str], str]:
-    """This takes `name=value` words apart; what is behind them is the holder, which may hold blanks."""
+    """Split `name=value` words; what follows them is the holder, which may hold blanks."""
     *words, last = text.split(" ", count)
     return dict(word.split("=", 1) for word in words), last.removeprefix("holder=")
 
 
 def shown_holder(writer: str) -> str:
-    """This gives a writer's name as one line."""
+    """Return a writer's name as one line."""
     return " ".join(writer.split()) or "?"

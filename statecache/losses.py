@@ -27,9 +27,9 @@ from msgspec import inspect
 from statecache.errors import CodecError
 
 NESTING_MAX = 200
-"""Levels of containers in a value."""
+"""How many levels of containers a value may have."""
 _ALIKE_LEVELS = 8
-"""Down to this level what is equal is passed over; below it, comparing again and again would cost more than looking."""
+"""The levels down to which equal parts are skipped; further down, comparing costs more than looking at each part."""
 _PATH_CHARACTERS_MAX = 120
 _CYCLE = "it contains itself; store a key or an id in place of the reference"
 _DEEP = f"it is nested deeper than {NESTING_MAX} levels; flatten it, or split it over several keys of its group"
@@ -45,7 +45,7 @@ _CONTAINERS = (dict, list, tuple, set, frozenset)
 _PLAIN = _LEAVES | {*_CONTAINERS}
 _END = object()
 _UNKNOWN = object()
-"""Stands for what readers would get where that cannot be told."""
+"""Stands for what readers would get, where that cannot be known."""
 _is_identifier = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}").fullmatch
 _input_in_message = re.compile(r"input_value=.*?, (?=input_type=)", re.DOTALL)
 
@@ -82,7 +82,7 @@ def refuse_losses(value: Any, back: Any, key: str, *, typed: bool) -> None:
 
 
 def _loss(given: Any, got: Any, *, typed: bool) -> str:
-    """Return why a part would lose something, or nothing; what it consists of is looked at by itself."""
+    """Return why a part would lose something, or an empty text; its own parts are not looked at."""
     kind, gets = given.__class__, got.__class__
     if kind is float and not math.isfinite(given):
         return f"{given} is not a number that can be stored; use None or text"
@@ -103,7 +103,7 @@ def _loss(given: Any, got: Any, *, typed: bool) -> str:
 
 
 def _pairs_of(given: Any, got: Any, *, alike: bool) -> list[Pair] | None:
-    """Return the parts that may have lost something, beside what readers would get for them; None for what has none."""
+    """Return the inner parts that may have lost something, each with what readers would get; None without parts."""
     kind, same = given.__class__, given.__class__ is got.__class__
     if kind in _LEAVES:
         return None
@@ -161,14 +161,14 @@ def _fields_of(node: Any) -> list[tuple[str, str, Any]] | None:
 
 
 def refuse_bad_parts(value: Any, key: str, *, write: Write, encoding: str) -> None:
-    """Raise CodecError for the first part of a value that cannot be stored, whatever readers would get."""
+    """Raise CodecError for the first part of a value that cannot be stored at all."""
     for path, node in walk(value, key):
         if not isinstance(node, _BYTES) and (reason := _fault_of(node, write, encoding)):
             raise CodecError(key=key, path=spelled(path), reason=reason)
 
 
 def walk(value: Any, key: str) -> Iterator[tuple[list[str], Any]]:
-    """Yield every part of a value and the steps that lead to it, a list that changes as the walk goes on."""
+    """Yield every part of a value with the steps that lead to it: one list, which changes as the walk goes on."""
     path: list[str] = []
     above: dict[int, Any] = {}
     open_parts = [iter([("", value)])]
@@ -207,18 +207,18 @@ def _parts_of(node: Any) -> Iterator[Part] | None:
 
 
 def step_of(name: object) -> str:
-    """Return the step of a path to what has that name."""
+    """Return the step of a path that leads to the member of that name."""
     return f".{name}" if isinstance(name, str) and _is_identifier(name) else f"[{repr(name)[:40]}]"
 
 
 def spelled(path: list[str]) -> str:
-    """Return a path as it is shown."""
+    """Return a path as text, shortened if need be."""
     text = "$" + "".join(path)
     return text if len(text) <= _PATH_CHARACTERS_MAX else text[: _PATH_CHARACTERS_MAX - 1] + "…"
 
 
 def _fault_of(node: Any, write: Write, encoding: str) -> str:
-    """Return why a part of a value cannot be stored, or nothing; a dict answers for its keys."""
+    """Return why a part of a value cannot be stored, or an empty text; a dict answers for its keys."""
     kind = node.__class__
     if (kind is str and node.isascii()) or kind is bool or (kind is int and -(2**63) <= node < 2**63):
         return ""
@@ -248,7 +248,7 @@ def _fault_of_keys(node: dict[Any, Any], write: Write, encoding: str) -> str:
 
 
 def message_of(error: Exception) -> str:
-    """Return what an error says, without values."""
+    """Return an error's message without the values in it."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply for this thread's stack"
     text = _input_in_message.sub("", " ".join(str(error).split()))
@@ -257,18 +257,18 @@ def message_of(error: Exception) -> str:
 
 
 def is_model(kind: Any) -> bool:
-    """Return whether a class is one of pydantic's, by its methods."""
+    """Return whether a class is a pydantic model, going by its methods."""
     return isinstance(kind, type) and hasattr(kind, "model_validate_json") and hasattr(kind, "model_dump")
 
 
 def is_record(kind: Any) -> bool:
-    """Return whether a class is a Struct, a dataclass, one of attrs' or a model."""
+    """Return whether a class is a Struct, a dataclass, an attrs class or a pydantic model."""
     marks = ("__struct_fields__", "__dataclass_fields__", "__attrs_attrs__")
     return isinstance(kind, type) and (any(hasattr(kind, mark) for mark in marks) or is_model(kind))
 
 
 def name_of(kind: Any) -> str:
-    """Return what a type is called."""
+    """Return the name of a type."""
     return kind.__qualname__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
 
 
@@ -276,10 +276,10 @@ def name_of(kind: Any) -> str:
 
 
 class Slot:
-    """A place of a type where a tuple may stand, or what has one further in.
+    """A place in a type where a tuple may stand, or below which one may stand.
 
-    `ways` lead from the nodes that stand there to those one level in, all of them at once; `tuples` gives the tuples
-    right in a record of the class `owner` that have nothing further in.
+    `ways` lead from the values at this place to those one level below, for all values at once. `tuples` returns the
+    tuples that are attributes of a record of the class `owner` and have no tuples below them.
     """
 
     def __init__(self) -> None:
@@ -290,7 +290,7 @@ class Slot:
         self.tuples: Callable[[Any], tuple[Any, ...]] | None = None
 
     def simplify(self) -> None:
-        """Let the tuples that have nothing further in be had in one go."""
+        """Replace the ways to tuples that have nothing below them by `tuples`, which gets all of them at once."""
         flat = [one for one in self.ways if one[0].attribute and one[1].is_tuple and not one[1].ways]
         if flat and not any(inner.named for _, inner in flat):
             names = [way.attribute for way, _ in flat]
@@ -299,7 +299,7 @@ class Slot:
 
 
 class Way(NamedTuple):
-    """How to come from some nodes to those one level in; by an attribute of the records of one class, or otherwise."""
+    """How to get from values to those one level below: by an attribute of the records of one class, or otherwise."""
 
     go: Callable[[list[Any]], list[Any]]
     attribute: str = ""
@@ -307,7 +307,7 @@ class Way(NamedTuple):
 
 
 def slot_of(kind: Any) -> Slot | None:
-    """Return where a type may have tuples, or None."""
+    """Return the place at the top of a type, with the ways to its tuples; None where it has no tuples."""
     slots: dict[int, Slot] = {}
     top = _slot(inspect.type_info(kind), slots)
     matter = {id(slot) for slot in slots.values() if slot.is_tuple}

@@ -27,18 +27,18 @@ STATES_PER_COMMIT_MAX = 256
 COMMIT_BYTES_MAX = 16 * 1024 * 1024
 VALUE_BYTES_MAX = 8 * 1024 * 1024
 STATE_OVERHEAD_BYTES = 200
-"""What a state weighs in the backlog beside its key and value, in bytes."""
+"""What a state counts in the backlog beside its key and value, in bytes."""
 
 BLIND = "*"
-"""Expected parent of a write that takes whatever is there."""
+"""The expected parent of a write that takes whatever is there."""
 ABSENT = "!"
-"""Expected parent of a write that asks for there being nothing."""
+"""The expected parent of a write that demands that there is nothing."""
 PRESENT = "?"
-"""Expected parent of a write that asks for there being something."""
+"""The expected parent of a write that demands that there is something."""
 
 
 class Position(NamedTuple):
-    """This places a commit in its shard's change stream; n is contiguous per shard and never restarts."""
+    """A commit's place in its shard's change stream; `n` counts without gaps per shard and never restarts."""
 
     epoch: int
     n: int
@@ -48,7 +48,7 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str | bytes) -> Position | None:
-        """This reads `<epoch>-<n>`, or gives None for an empty text."""
+        """Read `<epoch>-<n>`; return None for an empty text."""
         if not text:
             return None
         epoch, _, n = text.partition(b"-") if isinstance(text, bytes) else text.partition("-")
@@ -56,7 +56,7 @@ class Position(NamedTuple):
 
 
 class Token(NamedTuple):
-    """This is a fencing token: greater than every one that the same lock gave before, over failovers too."""
+    """A fencing token: greater than every one that the same lock issued before, over failovers too."""
 
     epoch: int
     count: int  # type: ignore[assignment]
@@ -66,7 +66,7 @@ class Token(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Token | None:
-        """This reads `<epoch>-<count>`, or gives None for another text."""
+        """Read `<epoch>-<count>`; return None for another text."""
         epoch, _, count = text.partition("-")
         if not (epoch.isascii() and epoch.isdigit() and count.isascii() and count.isdigit()):
             return None
@@ -74,7 +74,7 @@ class Token(NamedTuple):
 
 
 class State(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """This is one key's value as of one commit.
+    """One key's value as of one commit.
 
     `version` counts the key's commits, over delete and recreate too; `(epoch, version)` never goes down for a reader.
     `position` is None for a state whose place in the stream is no longer known. `updated_at` is the Redis server's
@@ -95,11 +95,11 @@ class State(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 Expected = State[Any] | str | EllipsisType | None
-"""What a write asks for: a State or its change_id, None for an absence; ... is the default, for whatever is there."""
+"""What a write expects: a State or its change_id, None for absence; ..., the default, for whatever is there."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a state as it is stored: bytes, not a value; a tombstone or a known absence is a record too."""
+    """A state as it is stored: bytes, not a value; a tombstone or a known absence is a record too."""
 
     key: str
     op: str
@@ -116,12 +116,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exists(self) -> bool:
-        """This says whether a reader finds a value here."""
+        """Whether a reader finds a value here."""
         return self.op == "set"
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True):
-    """This asks for one state's part of a commit: `expected` is a change_id, BLIND, ABSENT or PRESENT.
+    """One state's part in a commit, as asked for: `expected` is a change_id, BLIND, ABSENT or PRESENT.
 
     `op` is `set`, `delete`, or `check`, which compares and writes nothing. `assume_new` vouches that Postgres knows
     nothing of the key; where `new_in` names an epoch, in that epoch only.
@@ -139,19 +139,19 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def novelty(self) -> str:
-        """How the commit script is told whether the key may be taken for new: always, in an epoch, or not."""
+        """How the commit script is told whether the key may be taken for new: always, in one epoch, or not."""
         if not self.assume_new:
             return "0"
         return "1" if self.new_in is None else f"e{self.new_in}"
 
     @property
     def weight(self) -> int:
-        """This is what the write adds to a commit's size and to the backlog, in bytes."""
+        """What the write adds to a commit's size and to the backlog, in bytes."""
         return 0 if self.op == "check" else len(self.value) + len(self.key.encode()) + STATE_OVERHEAD_BYTES
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """This is the immutable record of one state's write; its identity is (change_id, key)."""
+    """The immutable record of one state's write; its identity is (change_id, key)."""
 
     change_id: str
     key: str
@@ -164,7 +164,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangeSet(msgspec.Struct, frozen=True, kw_only=True):
-    """These are the changes of one commit: one stream entry, one position; applied, forked or quarantined as a whole.
+    """The changes of one commit: one stream entry, one position; applied, forked or quarantined as a whole.
 
     `entries` and `bytes` are the shard's running totals up to and including this one. `tokens` are the leases that it
     was made under: the locked key and the fencing token of each.
@@ -183,11 +183,12 @@ class ChangeSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what a namespace asks for; None takes the client's setting.
+    """The settings of a namespace; None takes the client's setting.
 
-    `read` is where `get` reads when a call names nothing. `redis_ttl` marks when a clean state may leave Redis (not an
-    age limit); `value_bytes_max` in bytes, at most 8 MiB. Where `locking` is `enforced`, nobody but its holder commits
-    to a key that is locked, itself or above in its group: that is the namespace's, recorded once and kept by all.
+    `read` is how `get` reads when a call names no mode. `redis_ttl` is the time after which a state that is in Postgres
+    may leave Redis; reads still find it. `value_bytes_max` is in bytes, at most 8 MiB. Where `locking` is `enforced`,
+    only the holder of a lock commits to the locked key and to keys below it: that is recorded once for the namespace,
+    and binds all clients.
     """
 
     type: Any = None
@@ -200,11 +201,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what a client's near cache has done since the client was made, and what it holds.
+    """The counters of a client's near cache since the client was made, and its contents.
 
-    `hits` and `misses` are local reads that were answered here, and that were not; `invalidations` keys that somebody
-    wrote while they were here or on their way; `evictions` what went for room. `bytes` is an estimate. `trusted` says
-    whether local reads are answered here at the moment; `hindrance` why they can not be, where that is known.
+    `hits` and `misses` count local reads that were answered here, and those that were not; `invalidations` keys that
+    somebody wrote while they were here or on their way; `evictions` what was removed for lack of room. `bytes` is an
+    estimate. `trusted` says whether local reads are answered here at the moment; `hindrance` why not, where that is
+    known.
     """
 
     hits: int
@@ -218,10 +220,10 @@ class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unsettled(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a commit whose caller never learnt its outcome: cancelled, interrupted, or out of time.
+    """A commit whose caller never learnt its outcome: it was cancelled, interrupted, or ran out of time.
 
     It may have been applied, once, or not at all; `outcome(change_id, key)` with any of its keys finds out which.
-    `since` is this machine's clock when the call ended.
+    `since` is the time at which the call ended, by this machine's clock.
     """
 
     change_id: str
@@ -230,11 +232,11 @@ class Unsettled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LostCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a commit that this client was acknowledged, and that went with the Redis that acknowledged it.
+    """A commit that was acknowledged to this client, and that was lost with the Redis that acknowledged it.
 
-    `key` is the first that it wrote. The epoch `ended_by` of its shard began without `position`; what has been written
-    there since may have the same versions. `kept` says that it stands in `conflict` or in quarantine, for a worker
-    still reached that Redis, or it has come back.
+    `key` is the first one that it wrote. The epoch `ended_by` of its shard began without `position`; later writes may
+    have reused its versions. `kept` says that the commit is not gone altogether: it stands in `conflict` or in
+    quarantine, because a worker still reached that Redis, or it has come back.
     """
 
     change_id: str
@@ -248,7 +250,7 @@ Verdict = Literal["applied", "not applied", "forked", "quarantined", "lost", "un
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what became of a change, as far as it can be told now.
+    """What became of a change, as far as is known now.
 
         applied       at that version and position; `durable` says whether Postgres is known to hold it
         not applied   and it never will be, unless somebody repeats the write
@@ -257,7 +259,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         lost          applied at that position, and gone with the Redis that acknowledged it: no tier holds it
         unknown       for the given reason; it may be asked again
 
-    Where it is unknown, the same write with the same change_id is safe: it is applied at most once.
+    Where it is unknown, it is safe to repeat the same write with the same change_id: it is applied at most once.
     """
 
     change_id: str
@@ -270,18 +272,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settled(self) -> bool:
-        """This says whether the answer is final: all but `unknown` are."""
+        """Whether the verdict is final: all but `unknown` are."""
         return self.verdict != "unknown"
 
 
 class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what was left when a client was closed with a deadline; it is true where something was.
+    """What was left undone when a client was closed with a deadline; true where anything was.
 
-    `shards` hold acknowledged commits of this client that are not known to be in Postgres; `commits` of them stand in
-    Redis, where workers will find them, and `keys` names their first 100 keys. Where that is less than you know of,
-    Redis could not be asked, or has lost them in a failover. `under_way` calls were cut off, their commits unsettled;
-    `leases` could not be given back and end by themselves. `lost` are commits, of the last thousand that this client
-    was acknowledged, that went with the Redis that acknowledged them.
+    `shards` hold acknowledged commits of this client that are not known to be in Postgres. `commits` counts those that
+    stand in Redis, where workers will find them, and `keys` names the first 100 of their keys; these may be fewer than
+    the client made, where Redis could not be asked or has lost some in a failover. `under_way` counts calls that were
+    cut off, whose commits are unsettled; `leases` could not be given back and end by themselves. `lost` names those of
+    the last thousand commits acknowledged to this client that were lost with the Redis that acknowledged them.
     """
 
     commits: int = 0
@@ -293,7 +295,7 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nothing(self) -> bool:
-        """This says whether all is in Postgres, ended and given back."""
+        """Whether nothing was left: all is in Postgres, ended and given back."""
         return not (self.shards or self.under_way or self.leases or self.lost)
 
     def __bool__(self) -> bool:
@@ -317,13 +319,13 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """This is one call of a verb, as it ended: what an `Observer` is told. It names no key and holds no value.
+    """One call of a verb that has ended, as an `Observer` is told of it. It names no key and holds no value.
 
-    `outcome` is `ok`, the name of the error, as in `VersionConflict`, `cancelled`, or `raised` for an error that is not
-    of statecache: the caller's own function raised it. `seconds` is the time inside the verb, a function given to
-    `update` and `transact` and the block of a `transaction` included, between the states of a `list` not. `attempts` is
-    1 and one more for whatever was tried again, a hydration apart; `conflicts` counts the times that someone else was
-    quicker, also where the verb then went on; `hydrations` the states that were looked for in Postgres.
+    `outcome` is `ok`, the name of the error, as in `VersionConflict`, `cancelled`, or `raised` for an error of the
+    caller's own function. `seconds` is the time inside the verb: with the functions given to `update` and `transact`
+    and the block of a `transaction`, without the time between the states of a `list`. `attempts` is 1, and one more for
+    each repetition; hydrations do not count. `conflicts` counts the times that somebody else wrote first, also where
+    the verb then succeeded; `hydrations` the states that were looked for in Postgres.
     """
 
     verb: str
@@ -335,10 +337,10 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observer(Protocol):
-    """This is told of every verb of a client as it ends, in the task or thread that called it: be quick.
+    """An object that is told of every verb of a client as it ends, in the task or thread that called it: be quick.
 
-    What it raises is logged and goes no further, for the verb has done its work by then.
+    What it raises is logged and not passed on, for the verb has done its work by then.
     """
 
     def ended(self, operation: Operation) -> None:
-        """This is called once for each call of a verb."""
+        """Take note of one call that has ended; called once for each call of a verb."""

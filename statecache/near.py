@@ -35,14 +35,14 @@ from msgspec import inspect
 from statecache.model import NearStatistics, Record, State
 
 Place = tuple[int, int]
-"""Epoch and version of a state: what never goes down for a reader."""
+"""The epoch and version of a state, which never go down for a reader."""
 
 ENTRY_OVERHEAD_BYTES = 1200
-"""What an entry weighs here beside its key and value, in bytes."""
+"""What an entry counts beside its key and value, in bytes."""
 FLOORS_MIN = 1000
-"""Of how many keys at least it is remembered what was seen of them, the last ones."""
+"""The least number of keys of which the last place seen is remembered, the latest ones."""
 _SAMPLED = 8
-"""How many items of a container at least are looked at to tell what it weighs, where there are as many."""
+"""How many items of a large container are measured, at least, to estimate its size."""
 _NEVER = -inf
 _FROZEN = (
     inspect.NoneType, inspect.BoolType, inspect.IntType, inspect.FloatType, inspect.StrType, inspect.BytesType,
@@ -52,14 +52,14 @@ _FROZEN = (
 
 
 class Signal(Protocol):
-    """This wakes whoever waits for something to change."""
+    """A means to wake those who wait for something to change."""
 
     def set(self) -> None:
-        """This wakes them."""
+        """Wake them."""
 
 
 class Entry:
-    """This is a state as it was read: its record, and the last reader's value where it may be shared.
+    """A state as it was read: its record, and the last reader's value where that may be shared.
 
     `shape` is the state but for its value, once somebody has read it: that alone differs from reader to reader.
     `private` is the last type of which every reader has a value of its own.
@@ -78,12 +78,12 @@ class Entry:
 
 
 def bytes_of(record: Record) -> int:
-    """Return what a record weighs here, in bytes, its value not decoded."""
+    """Return what a record counts in the near cache, in bytes, without a decoded value."""
     return len(record.value) + 2 * len(record.key) + ENTRY_OVERHEAD_BYTES
 
 
 class Reading:
-    """This is a read under way since the moment `begun`; `floor` is what it must not be below to be kept."""
+    """A read under way since the moment `begun`; its result is kept unless it is below `floor`."""
 
     __slots__ = ("begun", "error", "floor", "key", "record", "signal")
 
@@ -97,7 +97,7 @@ class Reading:
 
 
 class Near:
-    """This keeps recent states of one client."""
+    """The near cache of one client: the states that it has read lately."""
 
     def __init__(
         self, *, bytes_max: int, entries_max: int, window_s: float, mutex: AbstractContextManager[Any]
@@ -120,15 +120,15 @@ class Near:
         self._hits = self._misses = self._invalidations = self._evictions = 0
 
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
-        """This forgets everything in a forked child, whose copy of the mutex may be held by nobody who lives."""
+        """Forget everything in a forked child, where the thread that held the mutex may not exist."""
         self._begin(mutex)
 
     # Reading.
 
     def look(self, key: str, now: float, stale_s: float = inf) -> Entry | None:
-        """This gives what may be believed of a key now, no more than `stale_s` seconds old; else None.
+        """Return what may be believed of a key now, no more than `stale_s` seconds old; else None.
 
-        It takes no mutex, for that is a fifth of its time: what it finds was there and trusted at one moment of the
+        It takes no mutex, which would be a fifth of its time: what it finds was there and trusted at one moment of the
         call, whatever other threads do between its steps.
         """
         age_s = now - self._sent
@@ -145,7 +145,7 @@ class Near:
         return entry
 
     def reserve(self, key: str, signal: Signal, now: float) -> tuple[Reading, bool]:
-        """This announces a read, or gives the one that is under way; True where it is the caller's to send."""
+        """Announce a read, or find the one under way; return it, and whether the caller has to send it."""
         with self._mutex:
             reading = self._readings.get(key)
             if reading is not None:
@@ -154,7 +154,7 @@ class Near:
             return reading, True
 
     def settle(self, reading: Reading, record: Record | None, error: Exception | None = None) -> None:
-        """This ends a read: what it brought is kept unless all was dropped meanwhile; who waits is woken."""
+        """End a read and wake its waiters; keep its record, unless all was dropped meanwhile or it is too old."""
         reading.record, reading.error = record, error
         with self._mutex:
             if self._readings.get(reading.key) is reading:
@@ -181,9 +181,9 @@ class Near:
             self._raise_floor(key, old.place)
 
     def share(self, entry: Entry, kind: Any, state: State[Any]) -> None:
-        """Keep the decoded value of a type that nobody can change for all readers, and let the entry weigh that much.
+        """Keep the decoded value for all readers of its type, which is immutable, and count its size as the entry's.
 
-        What would not fit with its value is kept as bytes alone.
+        Where the value does not fit, only the bytes are kept.
         """
         size = bytes_of(entry.record) + decoded_bytes(state.value)
         if size > self._bytes_max:
@@ -217,7 +217,7 @@ class Near:
             del floors[next(iter(floors))]
 
     def seen(self, key: str, place: Place) -> bool:
-        """This notes what was read past the near cache; False where it is less than was seen before."""
+        """Note what was read past the near cache; return False where it is below what was seen before."""
         with self._mutex:
             return self._saw(key, place)
 
@@ -238,24 +238,24 @@ class Near:
         return True
 
     def lowered(self, key: str, place: Place) -> None:
-        """This takes a proven state for the truth although it is less than was seen: its shard is in a later epoch."""
+        """Note a state that is proven although it is below what was seen: its shard has begun a later epoch."""
         with self._mutex:
             self._take(key)
             self._floors[key] = place
 
     def epoch_of(self, key: str) -> int:
-        """This gives the epoch in which the key was seen last, or 0."""
+        """Return the epoch in which the key was last seen, or 0."""
         with self._mutex:
             return self._floor(key)[0]
 
     def known_under(self, prefix: str) -> list[str]:
-        """Return the keys under a prefix of which a state is remembered to have been seen."""
+        """Return the keys under a prefix that are remembered to have a state."""
         with self._mutex:
             known = {key: entry.place for key, entry in list(self._entries.items())} | self._floors
         return [key for key, place in known.items() if place[1] and key.startswith(prefix)]
 
     def wrote(self, key: str, place: Place) -> bool:
-        """This notes what this process has written; True where its old state was here and was used."""
+        """Note what this process has written; return whether the key's old state was kept here and was used."""
         with self._mutex:
             entry = self._entries.get(key)
             self._saw(key, place)
@@ -264,7 +264,7 @@ class Near:
     # Coherence.
 
     def invalidate(self, keys: Iterable[str]) -> None:
-        """This forgets keys that somebody has written."""
+        """Forget keys that somebody has written, and wake those who watch them."""
         with self._mutex:
             for key in keys:
                 self._invalidations += 1
@@ -273,10 +273,10 @@ class Near:
                     signal.set()
 
     def drop(self) -> None:
-        """Forget everything but the floors: the connection, the server or its role is another.
+        """Forget everything but the floors: the connection, the server or its role has changed.
 
-        Trust goes first, so nothing is believed whatever happens to the rest; what a hit may reorder meanwhile is put
-        aside before it is gone through.
+        Trust ends first, so nothing is believed whatever happens next. What a concurrent hit may reorder is detached
+        before it is iterated.
         """
         self._sent = _NEVER
         with self._mutex:
@@ -290,21 +290,21 @@ class Near:
                     signal.set()
 
     def answered(self, sent: float) -> None:
-        """This renews the trust: a heartbeat that was sent at that moment has been answered."""
+        """Renew the trust: a heartbeat that was sent at that moment has been answered."""
         with self._mutex:
             self._sent = max(self._sent, sent)
 
     def trusted(self, now: float) -> bool:
-        """This says whether what is here may be believed now."""
+        """Return whether what is kept here may be believed now."""
         return now - self._sent < self._window_s
 
     def watch(self, key: str, signal: Signal) -> None:
-        """This has the signal set when the key is invalidated."""
+        """Set the signal whenever the key is invalidated, until `unwatch`."""
         with self._mutex:
             self._watchers.setdefault(key, []).append(signal)
 
     def unwatch(self, key: str, signal: Signal) -> None:
-        """This ends that."""
+        """Stop setting the signal when the key is invalidated."""
         with self._mutex:
             signals = self._watchers.get(key, [])
             if signal in signals:
@@ -313,7 +313,7 @@ class Near:
                 self._watchers.pop(key, None)
 
     def statistics(self, now: float) -> NearStatistics:
-        """This gives what has been counted since the client was made."""
+        """Return what has been counted since the client was made."""
         with self._mutex:
             return NearStatistics(
                 hits=self._hits,
@@ -329,7 +329,7 @@ class Near:
 def decoded_bytes(value: Any) -> int:
     """Return about how many bytes a decoded value of a shareable type takes.
 
-    Of a container with many items some are looked at, evenly spread, and stand for the others.
+    Of a container with many items, evenly spread ones stand for all.
     """
     size = getsizeof(value)
     if isinstance(value, (tuple, frozenset)):
@@ -345,7 +345,7 @@ def _items_bytes(items: Collection[Any]) -> int:
 
 
 def shareable(kind: Any) -> bool:
-    """This says whether nobody can change a value of that type, so that all readers may have the same one."""
+    """Return whether values of that type are immutable, so that all readers may share one."""
     try:
         return _shareable(kind)
     except (TypeError, ValueError, NameError):  # unhashable, or of a kind that msgspec does not know

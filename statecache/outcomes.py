@@ -19,7 +19,7 @@ _SET_ASIDE: tuple[Fate, ...] = ("conflict", "quarantine")
 
 
 class Recorded(NamedTuple):
-    """This is a row of the statement `lookup_change`: one change at one key, or the shard, with its watermark as n."""
+    """A row of the statement `lookup_change`: a change at one key, or the shard with its watermark as `n`."""
 
     found: str
     key: str
@@ -33,14 +33,14 @@ class Recorded(NamedTuple):
 
 
 class Content(NamedTuple):
-    """This is what a change wrote, to be compared: its op, and its value's SHA-256."""
+    """What a change wrote, for comparison: its op, and its value's SHA-256."""
 
     op: str
     digest: bytes
 
 
 def fate_of(rows: Iterable[Recorded], keys: Collection[str]) -> Fate:
-    """Return where a commit of these keys stands: `change` where all is in the lineage, '' where it is nowhere."""
+    """Return where a commit of these keys is: `change` if all is in the lineage, '' if it is nowhere."""
     there = {(row.found, row.key) for row in rows}
     outside = [key for key in keys if ("change", key) not in there]
     if not outside:
@@ -54,7 +54,7 @@ def content_of(op: str, value: bytes) -> Content:
 
 
 def another(writes: Sequence[Write], contents: Sequence[Content]) -> int | None:
-    """Return the first of these writes that is not what was found in its place; None where all are the same."""
+    """Return the index of the first write that differs from what was found for it; None where none does."""
     return next(
         (at for at, (write, found) in enumerate(zip(writes, contents, strict=True))
          if content_of(write.op, write.value) != found),

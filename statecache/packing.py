@@ -11,10 +11,10 @@ Command = Sequence[Any]
 
 
 def packed(commands: Sequence[Command]) -> list[bytes]:
-    """Return the commands spelled out, of texts, bytes and numbers.
+    """Return the commands, of texts, bytes and numbers, encoded in RESP.
 
-    hiredis never sees a number: it has Python spell it, where a signal handler may raise, and then reads what is not
-    there.
+    hiredis is given no numbers: it would call Python to format them, and where a signal handler raises there, it reads
+    memory that is not there.
     """
     if len(commands) == 1:
         return [pack_command(_spelled(commands[0]))]

@@ -32,7 +32,7 @@ from statecache.model import Change, ChangeSet, Token
 
 
 class Tip(NamedTuple):
-    """This is the end of a key's chain in Postgres; `broken` where that end is parked in quarantine."""
+    """The end of a key's chain in Postgres; `broken` where that end is parked in quarantine."""
 
     version: int
     change_id: str
@@ -44,14 +44,14 @@ NOTHING = Tip(0, "")
 
 
 class Fate(NamedTuple):
-    """This says what became of a change: in the chain at `version`, set aside as a conflict, or nowhere to be found."""
+    """What became of a change: in the chain at `version`, set aside as a conflict, or nowhere to be found."""
 
     kind: Literal["applied", "forked", "nowhere"]
     version: int = 0
 
 
 class Applied(NamedTuple):
-    """This change goes into the chain; `gap` where its parent is not in it."""
+    """A change that goes into the chain; `gap` where its parent is not in it."""
 
     change_set: ChangeSet
     change: Change
@@ -59,7 +59,7 @@ class Applied(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """This change is set aside as a conflict."""
+    """A change that is set aside as a conflict."""
 
     change_set: ChangeSet
     change: Change
@@ -67,7 +67,7 @@ class Fork(NamedTuple):
 
 
 class Judgement(msgspec.Struct, kw_only=True):
-    """This says what is to be written; valid only when nothing is `asked`.
+    """What is to be written; valid only where nothing is `asked`.
 
     `tips` are the new tips of the keys in `applied`, `tokens` the newest of the locks that it was told. `excepted` is
     the n of the newest change-set that forked.
@@ -83,13 +83,13 @@ class Judgement(msgspec.Struct, kw_only=True):
 
 
 Fates = Mapping[tuple[str, str], Fate]
-"""What is known of (key, change_id)."""
+"""What is known of changes, by (key, change_id)."""
 
 
 def judge(
     change_sets: Sequence[ChangeSet], tips: Mapping[str, Tip], fates: Fates, tokens: Mapping[str, Token] | None = None
 ) -> Judgement:
-    """This decides on change-sets of one shard in its order.
+    """Decide on change-sets of one shard in its order.
 
     `tips` holds the tip of each of their keys, `tokens` the newest token of each of their locks that has one.
     """
@@ -111,7 +111,7 @@ def judge(
 def _judge_whole(
     change_set: ChangeSet, tips: Mapping[str, Tip], fates: Fates, forks: set[tuple[str, str]], verdict: Judgement
 ) -> None:
-    """This decides on one change-set in full."""
+    """Decide on one change-set in full."""
     new = dict[str, Tip]()
     applied: list[Applied] = []
     causes: list[tuple[Change, str]] = []
@@ -148,7 +148,7 @@ def _judge_whole(
 def _rule(
     change: Change, tip: Tip, fates: Fates, forks: set[tuple[str, str]], asked: set[tuple[str, str]]
 ) -> Literal["next", "gap", "repeat", "behind", "sibling", "descendant"]:
-    """This decides on one change; where it must know more it asks, and takes the likeliest meanwhile."""
+    """Decide on one change; where more must be known, note it in `asked` and take the likeliest meanwhile."""
     key, parent = change.key, change.parent_change_id
     if change.version <= tip.version:
         if change.change_id == tip.change_id and change.version == tip.version:

@@ -13,11 +13,11 @@ FIELDS = (
     "key", "op", "value", "version", "epoch", "change_id", "parent_change_id", "position", "encoding", "schema",
     "updated_at", "writer",
 )  # fmt: skip
-"""The fields of a state's hash that a reader asks for, in the order of `Record`'s use below."""
+"""The fields of a state's hash that a reader asks for, in the order in which `record_of` takes them."""
 
 
 def record_of(redis_key: str, key: str, reply: Sequence[bytes | None]) -> Record | None:
-    """This reads the reply to an HMGET of FIELDS; None where nothing is there, ForeignData where it is not ours."""
+    """Read the reply to an HMGET of FIELDS; return None for an absent hash, raise ForeignData for a foreign one."""
     if None in reply:
         absent = [name for name, part in zip(FIELDS, reply, strict=False) if part is None]
         if len(absent) == len(FIELDS):
@@ -47,7 +47,7 @@ def record_of(redis_key: str, key: str, reply: Sequence[bytes | None]) -> Record
 
 
 def hash_of(record: Record, recent: str, ttl_ms: int) -> list[Any]:
-    """This spells a record as hydration installs it: the fields in order, `recent`, and the time to live in ms."""
+    """Return a record as hydration installs it: the fields in order, `recent`, and the time to live in ms."""
     return [
         record.key, record.op, record.value, record.version, record.epoch, record.change_id, record.parent_change_id,
         record.position, record.encoding, record.schema, record.updated_at, record.writer, recent, ttl_ms,
@@ -55,7 +55,7 @@ def hash_of(record: Record, recent: str, ttl_ms: int) -> list[Any]:
 
 
 def record_of_row(row: Sequence[Any]) -> tuple[Record, str]:
-    """This reads a row of the statement `states` and gives its record and its `recent`."""
+    """Read a row of the statement `states`; return its record and its `recent`."""
     key, op, value, version, epoch, n, change_id, parent, encoding, schema, writer, updated_at, recent = row
     record = Record(
         key=key,
@@ -75,7 +75,7 @@ def record_of_row(row: Sequence[Any]) -> tuple[Record, str]:
 
 
 def record_of_write(write: Write, state: State[Any]) -> Record:
-    """This is the record that a commit's write has left, told from the state that it made."""
+    """Return the record that a commit's write has left, made from the write and its state."""
     return Record(
         key=write.key,
         op=write.op,
@@ -93,7 +93,7 @@ def record_of_write(write: Write, state: State[Any]) -> Record:
 
 
 def absence(key: str, epoch: int) -> Record:
-    """This is the record of a key that nobody ever wrote."""
+    """Return the record of a key that nobody ever wrote."""
     return Record(
         key=key, op="absent", value=b"", version=0, epoch=epoch, change_id="", parent_change_id="", position="",
         encoding="", schema="", updated_at="", writer="",
@@ -101,10 +101,10 @@ def absence(key: str, epoch: int) -> Record:
 
 
 def text_of(at: datetime) -> str:
-    """This spells a time as the scripts do: UTC, microseconds, Z."""
+    """Return a time as the scripts write it: UTC, microseconds, Z."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def time_of(text: str) -> datetime:
-    """This reads an aware UTC time as the scripts spell it; the epoch's start where there is none."""
+    """Read a time as the scripts write it, aware and in UTC; 1970-01-01 for an empty text."""
     return datetime.fromisoformat(text) if text else datetime.fromtimestamp(0, UTC)

@@ -32,7 +32,7 @@ Pair = tuple[str, Any, Any]
 
 
 class Schema(NamedTuple):
-    """A schema in its parts; `name` is empty for a type that is no class of its own."""
+    """A schema in its parts; `name` is empty for a type that is not a class of its own."""
 
     name: str
     version: int
@@ -47,7 +47,7 @@ class Schema(NamedTuple):
 
 
 def schema_of(kind: Any) -> str:
-    """Return the schema of a type, as it is stored; nothing for plain data."""
+    """Return the schema of a type, as it is stored; empty for plain data."""
     names = sorted(_names_in(kind))
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:_FINGERPRINT_DIGITS]
     fingerprint = f"#{digest}" if names else ""
@@ -58,7 +58,10 @@ def schema_of(kind: Any) -> str:
 
 
 def judged(stored: str, ours: str) -> Literal["free", "newer", "look"]:
-    """Return whether what was read by our type may be written over what is stored, as far as the schemas say."""
+    """Return whether data of the schema `stored` may be overwritten by what a type of the schema `ours` read of it.
+
+    `free`: yes. `newer`: no, a newer release wrote it. `look`: the schemas do not say, so compare the data.
+    """
     if stored == ours or not ours:
         return "free"
     there, here = Schema.parse(stored), Schema.parse(ours)
@@ -68,7 +71,7 @@ def judged(stored: str, ours: str) -> Literal["free", "newer", "look"]:
 
 
 def left_out(value: Any, plain: Any) -> str:
-    """Return the path of the first thing in stored data that a type did not read; nothing where it read all of it.
+    """Return the path of the first part of stored data that a type did not read; empty where it read all of it.
 
     `plain` is the data without a type, `value` what the type made of it.
     """
@@ -90,7 +93,7 @@ def left_out(value: Any, plain: Any) -> str:
 
 
 def _compared(read: Any, stored: Any) -> tuple[str | None, Iterable[Pair]]:
-    """Return the step to what was not read, else the parts of both."""
+    """Return the step to what was not read, or None; and the parts of both to compare next."""
     if read.__class__ is stored.__class__ and read == stored:
         return None, ()
     if isinstance(stored, dict):
@@ -121,7 +124,7 @@ def _compared(read: Any, stored: Any) -> tuple[str | None, Iterable[Pair]]:
 
 
 def _fields_of(node: Any) -> dict[str, Any] | None:
-    """Return what a record has read, by the names under which it is stored; None for what is no record."""
+    """Return the fields that a record has read, by the names under which they are stored; None for other values."""
     kind = node.__class__
     if isinstance(node, msgspec.Struct):
         names = zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
@@ -149,7 +152,7 @@ def _names_of_model(kind: Any) -> Iterator[tuple[str, str]]:
 
 
 def _names_in(kind: Any) -> set[str]:
-    """Return the names of the stored fields of all records in a type."""
+    """Return the names of the stored fields of all records within a type, each behind its class's name."""
     names: set[str] = set()
     seen: dict[object, Any] = {}
     todo: list[Any] = [] if kind is Any else [inspect.type_info(kind)]
@@ -165,7 +168,7 @@ def _names_in(kind: Any) -> set[str]:
 
 
 def _parts_of(info: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the types in a type, with the names of fields."""
+    """Yield the types within a type, each with the name of its field or an empty text."""
     if isinstance(info, (inspect.StructType, inspect.DataclassType, inspect.TypedDictType, inspect.NamedTupleType)):
         ordered = isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False)
         for at, field in enumerate(info.fields):
@@ -185,7 +188,7 @@ def _parts_of(info: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _records_in(annotation: Any) -> Iterator[Any]:
-    """Yield the records that an annotation of a model names."""
+    """Yield the record types that an annotation of a model names."""
     if is_record(annotation):
         yield annotation
     for part in get_args(annotation):

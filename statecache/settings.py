@@ -27,17 +27,17 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1
 
 
 def process_environment() -> dict[str, str]:
-    """This gives a copy of this process's environment, for children."""
+    """Return a copy of this process's environment, for child processes."""
     return dict(os.environ)
 
 
 def variable_of(name: str) -> str:
-    """This names the environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return f"{_PREFIX}{name.upper()}"
 
 
 def unknown_variables() -> dict[str, str]:
-    """This gives the variables that look like settings and are none, each with the one that was perhaps meant, or ''.
+    """Return the variables that look like settings and are none, each with the one perhaps meant, or ''.
 
     `STATECACHE_DEBUG` is the command line's, `STATECACHE_TEST_…` are the test suite's, and some are Kubernetes' own: it
     tells every container of services that are called like us.
@@ -50,7 +50,7 @@ def unknown_variables() -> dict[str, str]:
 
 
 def pin_difference(found: Mapping[str, object], ours: Mapping[str, object]) -> tuple[str, str]:
-    """This says in what a data set's pin differs from ours, and what to do; nothing where they are the same.
+    """Return how a data set's pin differs from ours, and what to do about it; empty texts where it does not.
 
     What is no setting, like the hash, belongs to the release that made the data set.
     """
@@ -68,7 +68,7 @@ def pin_difference(found: Mapping[str, object], ours: Mapping[str, object]) -> t
 
 
 def masked(url: str) -> str:
-    """This gives the URL or keyword string without its password, and never raises.
+    """Return the URL or keyword string without its password; never raise.
 
     All that stands between the user's name and the last `@` counts as password: rather too much is hidden than a part
     of one that was not percent-encoded.
@@ -86,7 +86,7 @@ def masked(url: str) -> str:
 
 
 def _check_url(url: str) -> str:
-    """This refuses a URL that libraries would take apart in another place than was meant."""
+    """Return the URL, or raise ValueError where libraries might split it otherwise than was meant."""
     authority, _, path = re.match(r"([^/?#]*)(/?)([^?]*)", url.partition("://")[2]).groups()  # type: ignore[union-attr]
     user, _, hosts = authority.rpartition("@")
     ports = [re.fullmatch(r"(?:\[[^]]*\]|[^:\[\]]*)(?::(\d*))?", host) for host in hosts.split(",")]
@@ -97,7 +97,7 @@ def _check_url(url: str) -> str:
 
 
 class Settings(BaseSettings):
-    """This holds everything that an operator may set, checked, with defaults that fit one machine."""
+    """All settings of a deployment, checked, with defaults that fit one machine."""
 
     model_config = SettingsConfigDict(
         env_prefix=_PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
@@ -226,11 +226,11 @@ _WORDS = {
     "greater_than": "must be more than {gt:g}", "greater_than_equal": "must be at least {ge:,}",
     "less_than_equal": "must be at most {le:,}", "extra_forbidden": "there is no such setting",
 }  # fmt: skip
-"""What is wrong with a value, by pydantic's name of it."""
+"""What is wrong with a value, by pydantic's name for the error."""
 
 
 def _not_settings(error: ValidationError, given: Mapping[str, object]) -> ConfigurationError:
-    """This names each setting that is wrong: the variable, unless it was given as an argument."""
+    """Return the error that names each wrong setting: by its variable, unless it was given as an argument."""
     what: list[str] = []
     variables: set[str] = set()
     for one in error.errors():

@@ -44,7 +44,7 @@ PAUSE_S_MAX = 30.0
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what a step's function is given first: who it is, and the idempotency key to pass on.
+    """The first argument of a step's function: who runs, and the idempotency key to pass on.
 
     `idempotency_key` stays the same however often the step is tried; `attempt` counts from 1, over all agents.
     """
@@ -56,20 +56,21 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, Generic[R], frozen=True):
-    """This is what `check=` gives where the effect happened: the result that the function would have returned."""
+    """The answer of `check=` that the effect happened, with the result that the function would have returned."""
 
     result: R
 
 
 class NotDone(msgspec.Struct, frozen=True):
-    """This is what `check=` gives where the effect did not happen, and never will: the step runs again."""
+    """The answer of `check=` that the effect did not happen and never will: the step runs again."""
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
-    """This says which exceptions of a step's function mean that it may run again, and how often it does at once.
+    """The exceptions after which a step's function may run again, and how often it is repeated at once.
 
-    `on` are exceptions after which the effect did not happen, or may happen twice. The pauses between the `times`
-    are drawn at random up to a bound that doubles from `pause_s`, up to half a minute.
+    `on` are exceptions after which the effect did not happen, or may happen twice. One call repeats the function at
+    most `times` times, after pauses drawn at random up to a bound that begins at `pause_s` and doubles, up to 30
+    seconds.
     """
 
     times: int = 3
@@ -90,7 +91,7 @@ NEVER = Retry(times=0, on=())
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """This is what is stored of a step; `result` are the bytes of its result, in the record's own encoding."""
+    """What is stored of a step; `result` holds the bytes of its result, in the record's own encoding."""
 
     name: str
     status: Status
@@ -104,7 +105,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def record_key(key: str, name: object) -> str:
-    """This gives the key of a step's record; a name is one segment of it."""
+    """Return the key of a step's record; raise InvalidKey unless the step's name is one segment."""
     if not isinstance(name, str):
         raise InvalidKey(name, reason=f"the name of a step is text, not a {type(name).__name__}")
     if not name or "/" in name:
@@ -113,14 +114,14 @@ def record_key(key: str, name: object) -> str:
 
 
 def claim_of(record_key: str) -> str:
-    """Return the name of the lock that whoever runs a step holds; no key is called that, so no user's lock is."""
+    """Return the name of the lock that whoever runs a step holds; it is not a valid key, so it is no user's lock."""
     return f"{record_key}/"
 
 
 class Watch:
-    """What a waiter has seen of an intent whose claim is free: for how long nobody took it, while somebody could have.
+    """How long the claim of an intent has been seen free, while somebody could have taken it.
 
-    Time between two looks counts only in part where they are far apart: the server may have been away meanwhile.
+    Where two looks are far apart, the time between counts only in part: the server may have been away meanwhile.
     """
 
     def __init__(self, silent_s: float) -> None:
@@ -130,15 +131,15 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has been free for long enough."""
+        """Whether the claim has been free for long enough."""
         return self._watched_s >= self._silent_s
 
     def begin(self, change_id: str, now: float) -> None:
-        """Note that the claim of the intent that this change wrote was found free."""
+        """Begin to watch: the claim of the intent that this change wrote was found free."""
         self._change_id, self._seen, self._watched_s = change_id, now, 0.0
 
     def goes_on(self, change_id: str, now: float) -> bool:
-        """Note that the record was seen, and return whether it is the intent that is watched."""
+        """Note that the record was seen, and return whether it is still the intent that is watched."""
         if not self._change_id or change_id != self._change_id:
             return False
         self._watched_s += min(now - self._seen, self._silent_s / 4)
@@ -146,16 +147,16 @@ class Watch:
         return True
 
     def saw(self, took_s: float) -> bool:
-        """Return whether an answer that took so long says how it was when it was asked for."""
+        """Return whether an answer came quickly enough to be counted."""
         return took_s <= self._silent_s / 4
 
     def end(self) -> None:
-        """Note that somebody has the claim."""
+        """Stop watching: somebody has the claim."""
         self._change_id = ""
 
 
 def checked_retry(retry: int | Retry) -> Retry:
-    """This reads `retry=`: a number means that many times after any exception."""
+    """Return the Retry that `retry=` means: a number is that many times after any exception; or raise UsageError."""
     if isinstance(retry, Retry):
         return retry
     if not isinstance(retry, int) or isinstance(retry, bool):
@@ -167,9 +168,9 @@ _written = msgspec.json.Encoder(enc_hook=dumped, order="sorted").encode
 
 
 def fingerprint_of(args: Sequence[Any], *, key: str) -> str:
-    """This gives the fingerprint of a function's arguments: the same for values that are stored as the same JSON.
+    """Return the fingerprint of a function's arguments: the same for values that are stored as the same JSON.
 
-    Arguments that cannot be stored are a CodecError: a function may have them from elsewhere, a closure or a partial.
+    Raises CodecError for arguments that cannot be stored; a closure or functools.partial can provide these instead.
     """
     try:
         try:
@@ -185,7 +186,7 @@ def fingerprint_of(args: Sequence[Any], *, key: str) -> str:
 
 
 def check_fingerprint(record: StepRecord, fingerprint: str, *, key: str) -> None:
-    """This raises StepMismatch where the step was begun with other arguments."""
+    """Raise StepMismatch where the step was begun with other arguments."""
     if record.fingerprint != fingerprint:
         raise StepMismatch(key, record.name, expected=record.fingerprint, actual=fingerprint)
 
@@ -193,8 +194,8 @@ def check_fingerprint(record: StepRecord, fingerprint: str, *, key: str) -> None
 def verdict_on(record: StepRecord | None, *, claimed: bool, applies: bool) -> Verdict:
     """Decide what to do about a step with this record.
 
-    `give` the result that is kept, or `apply` it first; with the claim, `run` the step or `ask` what became of it;
-    without it, `claim` it.
+    `give`: return the kept result. `apply`: commit what follows from it first. `claim`: take the step's lock. With the
+    claim: `run` the step, or `ask` what became of it.
     """
     if record is not None and record.status == "done":
         return "give"
@@ -206,19 +207,19 @@ def verdict_on(record: StepRecord | None, *, claimed: bool, applies: bool) -> Ve
 
 
 def may_run(record: StepRecord, *, key: str) -> UsageError:
-    """This says that a step is not to be resolved yet."""
+    """Return the error that a step is not to be resolved yet."""
     hint = "Look again when its agent has ended it, or has been dead for a while."
     return UsageError(f"the step {record.name!r} of {key!r} may still run", hint=hint)
 
 
 def check_unknown(record: StepRecord, *, key: str) -> None:
-    """Raise UsageError where a person has nothing to say about a step: how it ended is known."""
+    """Raise UsageError where it is known how a step ended, so that a person has nothing to say about it."""
     if record.status not in ("intent", "unknown"):
         raise UsageError(f"the step {record.name!r} of {key!r} is {record.status}: nothing about it is unknown")
 
 
 def intent(before: StepRecord | None, name: str, fingerprint: str, *, new_key: str, at: datetime) -> StepRecord:
-    """This is the record of a step that is about to run, for the first time or again."""
+    """Return the record of a step that is about to run, for the first time or again."""
     return StepRecord(
         name=name,
         status="intent",
@@ -230,13 +231,13 @@ def intent(before: StepRecord | None, name: str, fingerprint: str, *, new_key: s
 
 
 def ended(record: StepRecord, status: Status, *, at: datetime, result: bytes = b"", error: str = "") -> StepRecord:
-    """This is the record of a step that has come to an end; `result` in the encoding of the record."""
+    """Return the record of a step that has ended; `result` in the encoding of the record."""
     kept = msgspec.Raw(result) if result else _NO_RESULT
     return msgspec.structs.replace(record, status=status, ended_at=at, result=kept, error=_shortened(error))
 
 
 def told(error: BaseException) -> str:
-    """This is what a record keeps of an error: its kind and its message."""
+    """Return what a record keeps of an error: its kind and its message."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -246,7 +247,7 @@ def _shortened(text: str) -> str:
 
 
 def why_unknown(record: StepRecord) -> str:
-    """This says why nobody knows whether a step took effect."""
+    """Return why nobody knows whether a step took effect."""
     if record.status == "unknown":
         return record.error or "it was cut off"
     return f"attempt {record.attempts} was begun at {record.started_at:%Y-%m-%d %H:%M:%S} UTC and never ended"

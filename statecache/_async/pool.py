@@ -24,20 +24,20 @@ from statecache.clock import monotonic
 from statecache.errors import Unavailable, UsageError
 
 SILENCE_S = 0.2
-"""A server that leaves a request unanswered for less than this may only be slow."""
+"""How long a server may leave a request unanswered and count as slow only, in seconds."""
 
 
 def silent_since(sent: float) -> float:
-    """Return the moment up to which idle connections are doubted when a request of that moment was not answered."""
+    """Return the moment up to which idle connections are doubted, when a request sent at `sent` was not answered."""
     return sent if monotonic() - sent >= SILENCE_S else -inf
 
 
 class AsyncPooled(Protocol):
-    """This is what a pool can lend: something that knows whether it is alive and can be closed.
+    """A connection that a pool can lend: it knows whether it is alive, and can be closed.
 
     `heard_at` is when something was last heard on it; `silent_since`, of one that failed, the moment up to which others
-    that were not heard later are doubted with it. `slot` and `hold` are the pool's: while it is lent, its place among
-    those that may be, while it is held, among those that may be held. So who is interrupted keeps no place.
+    that were not heard later are doubted with it. `slot` and `hold` are the pool's: the connection's place among those
+    lent, and among those held. So a borrower who is interrupted keeps no place.
     """
 
     heard_at: float
@@ -47,26 +47,26 @@ class AsyncPooled(Protocol):
 
     @property
     def alive(self) -> bool:
-        """This says whether the connection still stands, as far as this side knows."""
+        """Whether the connection still stands, as far as this side knows."""
 
     def abandon(self) -> None:
-        """This lets go of a connection that belongs to the parent of this process, without a word to the server."""
+        """Let go of a connection that belongs to the parent of this process, without a word to the server."""
 
     def let_go(self) -> None:
-        """Close an idle connection whose client nobody has any more; it takes no lock and waits for nothing."""
+        """Close an idle connection whose client nobody uses any more; take no lock and wait for nothing."""
 
     async def close(self) -> None:
-        """This closes the connection at once."""
+        """Close the connection at once."""
 
     async def end(self) -> None:
-        """This closes a connection that is idle, and waits until it is closed."""
+        """Close an idle connection, and wait until it is closed."""
 
 
 C = TypeVar("C", bound=AsyncPooled)
 
 
 class AsyncPool(Generic[C]):
-    """This lends at most `size` connections; `open_one` makes one in so many seconds, or raises what hinders it."""
+    """A pool that lends at most `size` connections; `open_one` makes one in so many seconds, or raises the reason."""
 
     def __init__(
         self, open_one: Callable[[float], Awaitable[C]], *, size: int, busy: type[Unavailable], what: str
@@ -92,11 +92,11 @@ class AsyncPool(Generic[C]):
 
     @property
     def lent(self) -> int:
-        """This is the number of connections that are lent by this process."""
+        """The number of connections that are lent by this process."""
         return len(self._all_lent()) if self._pid == _process.pid else 0
 
     async def take(self, seconds: float) -> C:
-        """This lends a connection, waiting for at most that many seconds for one to be free."""
+        """Lend a connection, waiting for at most that many seconds for one to be free."""
         if self._pid != _process.pid:
             self._leave_to_the_parent()
         if self._closed:
@@ -121,7 +121,7 @@ class AsyncPool(Generic[C]):
         return connection
 
     async def hold(self, seconds: float) -> C:
-        """Lend a connection that is kept while something else is waited for; half of them may be at once."""
+        """Lend a connection that is kept while something else is waited for; at most half of them may be at once."""
         if self._pid != _process.pid:
             self._leave_to_the_parent()
         begun = monotonic()
@@ -138,18 +138,18 @@ class AsyncPool(Generic[C]):
         return connection
 
     def hold_now(self) -> AsyncSlot | None:
-        """Return what may be released again, by whoever takes a connection to hold it; None where none is to spare."""
+        """Return a slot for a connection that is to be held, for the caller to release; None where none is free."""
         return self._holds.acquire_now() if self._size > 1 else None
 
     def _leave_to_the_parent(self) -> None:
-        """This makes the pool an empty one; what it held is kept, for even to collect it could harm the parent."""
+        """Empty the pool; what it held stays referenced, for even to collect it could harm the parent."""
         for connection in (*self._idle, *self._all_lent()):
             connection.abandon()
             self._inherited.append(connection)
         self._reset()
 
     def _revived(self) -> C | None:
-        """This gives the idle connection that was used last and still stands; threads may take one at a time."""
+        """Return the idle connection that was used last and still stands; several threads may call it at once."""
         while True:
             try:
                 connection = self._idle.pop()
@@ -159,7 +159,7 @@ class AsyncPool(Generic[C]):
                 return connection
 
     def _note(self, connection: C) -> None:
-        """Note what a connection that failed says of the others."""
+        """Note what the failure of a connection says about the others."""
         if not connection.alive:
             self._silent_since = max(self._silent_since, connection.silent_since)
 
@@ -185,7 +185,7 @@ class AsyncPool(Generic[C]):
         return slot, max(seconds - waited, 0.001)
 
     def give(self, connection: C) -> None:
-        """This takes a connection back, if it is not a forked parent's; whether it is alive is seen when it is lent."""
+        """Take a connection back, unless it is a forked parent's; whether it is alive is checked when it is lent."""
         slot, connection.slot = connection.slot, None
         hold, connection.hold = connection.hold, None
         if self._pid != _process.pid or slot is None:
@@ -208,13 +208,13 @@ class AsyncPool(Generic[C]):
                     await connection.close()
 
     def let_go(self) -> None:
-        """Close what is idle; a finalizer calls it, when nobody can lend anything any more."""
+        """Close the idle connections; a finalizer calls it, when nobody can borrow any more."""
         if self._pid == _process.pid:
             for connection in self._idle:
                 connection.let_go()
 
     async def close(self) -> None:
-        """This closes every connection, lent ones too; taking one afterwards raises UsageError."""
+        """Close every connection, lent ones too; taking one afterwards raises UsageError."""
         self._closed = True
         if self._pid != _process.pid:
             self._leave_to_the_parent()

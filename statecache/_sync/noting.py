@@ -26,7 +26,7 @@ _logger = logging.getLogger("statecache")
 
 
 class Observation:
-    """This is a call under way: what was tried again, lost to others, and looked for in Postgres."""
+    """A call under way: what was tried again, lost to others, and looked for in Postgres."""
 
     __slots__ = ("_observer", "_verb", "conflicts", "hydrations", "retries", "seconds")
 
@@ -37,7 +37,7 @@ class Observation:
         self.seconds = 0.0
 
     def end(self, error: BaseException | None) -> None:
-        """This tells the observer; what it raises is logged."""
+        """Tell the observer; what it raises is logged."""
         conflicts = self.conflicts + isinstance(error, VersionConflict)
         operation = Operation(
             verb=self._verb,
@@ -57,7 +57,7 @@ _current: ContextVar[Observation | None] = ContextVar("statecache_noted", defaul
 
 
 def note(*, retries: int = 0, conflicts: int = 0, hydrations: int = 0) -> None:
-    """This adds to what is known of the call under way, where somebody wants to know."""
+    """Add to what is noted of the call under way, if an observer wants to know."""
     noted = _current.get()
     if noted is not None:
         noted.retries += retries
@@ -67,7 +67,7 @@ def note(*, retries: int = 0, conflicts: int = 0, hydrations: int = 0) -> None:
 
 @contextlib.contextmanager
 def under_way(noted: Observation) -> Iterator[None]:
-    """This is a stretch of a call: its time, and what is noted during it, belong to the call."""
+    """Run a stretch of a call: its time, and what is noted during it, belong to the call."""
     token, begun = _current.set(noted), monotonic()
     try:
         yield

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Script(NamedTuple):
-    """This is a Lua script as the server knows it."""
+    """A Lua script as the server knows it."""
 
     name: str
     text: str
@@ -17,12 +17,12 @@ class Script(NamedTuple):
 
 
 def parts_of(reply: Any) -> Any:
-    """This gives the parts of a script's answer: some are spelled as one text, for a list costs the server more."""
+    """Return the parts of a script's answer; some answers are one text, for a list costs the server more."""
     return reply.split(b" ") if reply.__class__ is bytes else reply
 
 
 @cache
 def script(name: str) -> Script:
-    """This gives the named script with the digest that EVALSHA takes."""
+    """Return the named script with the digest that EVALSHA takes."""
     text = files(__name__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
     return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())

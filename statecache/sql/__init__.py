@@ -10,11 +10,11 @@ from importlib.resources import files
 from typing import NamedTuple
 
 CODE = 1
-"""What this code understands; a schema whose `min_code` is above it is refused."""
+"""The level of this code; it refuses a schema whose `min_code` is above it."""
 
 
 class Migration(NamedTuple):
-    """This is one numbered step of the schema."""
+    """One numbered step of the schema."""
 
     number: int
     name: str
@@ -23,13 +23,13 @@ class Migration(NamedTuple):
 
 @cache
 def statement(name: str, schema: str) -> str:
-    """This gives the named statement for that schema."""
+    """Return the named statement for that schema."""
     text = files(__name__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
     return text.replace("{schema}", f'"{schema}"')
 
 
 def migrations(schema: str) -> list[Migration]:
-    """This gives every migration for that schema, in order."""
+    """Return every migration for that schema, in order."""
     found = []
     for path in files(__name__).joinpath("migrations").iterdir():
         number, _, name = path.name.removesuffix(".sql").partition("_")

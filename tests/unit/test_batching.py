@@ -16,7 +16,7 @@ Seats = Sequence[AsyncRequest[Any, Any]]
 
 
 class Server:
-    """This answers each question with itself, or with the error that it is; it answers when it is let."""
+    """A server that answers each question with itself, or with the error that it is; it answers when it is let."""
 
     def __init__(self) -> None:
         self.batches: list[Any] = []

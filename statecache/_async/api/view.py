@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 D = TypeVar("D")
 _SECONDS_MAX = 1_000_000
-"""What a longer timeout is cut to, about eleven days: servers count it in milliseconds, in 32 bits."""
+"""The longest timeout, in seconds, about eleven days: servers count it in milliseconds, in 32 bits."""
 
 
 class AsyncView(Generic[D]):
-    """This is what the verbs share; D is the type of values where a call names none."""
+    """What the verbs share; D is the type of values where a call names none."""
 
     def __init__(self, runtime: Runtime, policy: Policy, prefix: str) -> None:
         self.runtime = runtime
@@ -61,31 +61,31 @@ class AsyncView(Generic[D]):
         raise TypeError("a client holds connections and cannot be pickled: make one in each process")
 
     def full(self, name: str) -> str:
-        """This gives the key of a name."""
+        """Return the key of a name."""
         return self._prefix + name if self._prefix and isinstance(name, str) else name
 
     def end_of(self, timeout: float | None) -> float:
-        """This begins a verb: the moment until which it may take, on the monotonic clock; not while it is closing."""
+        """Return the monotonic moment at which a verb's time is up; raise UsageError while the client is closing."""
         if self.runtime.in_flight.closing:
             self.runtime.in_flight.refuse_if_closing()
         return self.moment_of(timeout)
 
     def moment_of(self, timeout: float | None) -> float:
-        """This gives that moment for a step of what is under way already."""
+        """Return the same moment for a part of a call that is under way already."""
         seconds = self.runtime.settings.timeout_s if timeout is None else timeout
         if not (isinstance(seconds, (int, float)) and 0 < seconds < inf):
             raise UsageError(f"timeout={timeout} is not a number of seconds above 0")
         return monotonic() + min(seconds, _SECONDS_MAX)
 
     def durability_of(self, durability: str | None) -> str:
-        """This gives the level of a call: its own, the namespace's, or the setting."""
+        """Return the durability level of a call: its own, the namespace's, or the setting."""
         level = durability or self._policy.durability or self.runtime.settings.durability
         if level not in DURABILITIES:
             raise UsageError(f"durability {level!r} is not one of {', '.join(DURABILITIES)}")
         return level
 
     def write_of(self, key: str, value: Any, *, expected: str, assume_new: bool = False) -> Write:
-        """This encodes a value for a commit, before any effect."""
+        """Return the write of a value, encoded before any effect."""
         codec = self._codec
         return Write(
             key=key,
@@ -100,22 +100,22 @@ class AsyncView(Generic[D]):
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
-        """These are the leases that a commit is made under: none, unless this is one."""
+        """The leases that a commit is made under: none, unless this is a lease."""
         return ()
 
     def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks | None:  # noqa: ARG002
-        """This says what a commit of these keys has to do with locks; None, as most have nothing."""
+        """Return the locks that a commit of these keys has to heed; None for most commits."""
         locking = self._policy.locking
         if locking != "advisory" and self.runtime.policies.enforces(keys[0], locking):
             return Locks((), guards_of(keys), locking)
         return None if locking is None else Locks((), (), locking)
 
     def unguarded(self, key: str) -> Locks | None:
-        """Return what a commit has to do with locks that no lock may be in the way of."""
+        """Return the locks of a commit that no lock can be in the way of."""
         return Locks((), UNGUARDED) if self.runtime.policies.enforces(key, self._policy.locking) else None
 
     def state_of(self, record: Record, type: Any = None) -> State[Any] | None:  # noqa: A002
-        """This decodes a record; None for a tombstone or an absence."""
+        """Decode a record; return None for a tombstone or an absence, raise Quarantined for a quarantined one."""
         if not record.exists:
             if record.op == "quarantined":
                 raise Quarantined(record.key, record.change_id)
@@ -141,7 +141,7 @@ class AsyncView(Generic[D]):
             codec.refuse_to_drop(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
 
     def committed_state(self, write: Write, value: Any, committed: Committed, at: int) -> State[Any]:
-        """This is the state that a commit's write made, with the value as it was handed in."""
+        """Return the state that a commit's write has made, with the value as it was passed in."""
         return State(
             key=write.key,
             value=value,
@@ -174,7 +174,7 @@ class AsyncView(Generic[D]):
 
 
 def checked_policy(policy: Policy) -> Policy:
-    """This gives a namespace's policy back unchanged, or raises UsageError."""
+    """Return a namespace's policy unchanged, or raise UsageError."""
     if policy.durability not in (None, *DURABILITIES):
         raise UsageError(f"durability {policy.durability!r} is not one of {', '.join(DURABILITIES)}")
     if policy.read not in (None, *READ_MODES):
@@ -189,9 +189,10 @@ def checked_policy(policy: Policy) -> Policy:
 
 
 def expected_of(key: str, expected: Expected) -> str:
-    """Spell what a write asks for: the change_id that must be current, that there is nothing, or nothing in particular.
+    """Return what a write expects: a change_id that must be current, that there is nothing, or anything.
 
-    What was not given is an ellipsis. None is what a read gives for an absence, and asks for that.
+    An ellipsis stands for an argument that was not given. None, which is what a read returns for an absence, expects
+    one.
     """
     if expected is ...:
         return BLIND
@@ -205,14 +206,14 @@ def expected_of(key: str, expected: Expected) -> str:
 
 
 def checked_change_id(text: str) -> str:
-    """This gives a change_id back unchanged, or raises UsageError."""
+    """Return a change_id unchanged, or raise UsageError."""
     if not (isinstance(text, str) and 8 <= len(text) <= 64 and text.isascii() and text.isalnum()):
         raise UsageError(f"{text!r} is not a change_id", hint="A change_id is 8 to 64 ASCII letters and digits.")
     return text
 
 
 def checked_text(text: str, what: str) -> str:
-    """This gives an actor or a reason back unchanged, or raises UsageError."""
+    """Return an actor or a reason unchanged, or raise UsageError."""
     if text == "":
         return ""
     try:

@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 
 class AsyncWrites(AsyncReads[D], Generic[D]):
-    """These are the verbs that write one state."""
+    """The verbs that write one state."""
 
     async def set(
         self,
@@ -42,11 +42,12 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         change_id: str | None = None,
         timeout: float | None = None,
     ) -> State[V]:
-        """This writes the value; with `expected` only where that is still the current state, else VersionConflict.
+        """Write the value and return the state; with `expected`, only where that is still the current state.
 
-        `expected` is a State or its change_id, or None where there must be none, as `get` gives it; without it whatever
-        is there is overwritten. SchemaNewer where the expected state holds more than its type here knows, as what a
-        newer release wrote. `change_id` repeats an earlier write whose outcome is unknown: it is applied at most once.
+        `expected` is a State or its change_id, or None where there must be none, as `get` returns it; another state
+        raises VersionConflict. Without it whatever is there is overwritten. Raises SchemaNewer where the expected state
+        holds more than its type here knows, as one that a newer release wrote. `change_id` repeats an earlier write
+        whose outcome is unknown: it is applied at most once. `timeout` is in seconds.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         write = self.write_of(key, value, expected=expected_of(key, expected))
@@ -82,9 +83,9 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         change_id: str | None = None,
         timeout: float | None = None,
     ) -> State[V]:
-        """This writes the first value, else AlreadyExists.
+        """Write the first value and return the state; raise AlreadyExists where there is one.
 
-        `assume_new` skips asking Postgres for keys that are unique by construction; where that is wrong the flusher
+        `assume_new` skips asking Postgres, for keys that are unique by construction; where that is wrong, the flusher
         sets the change aside as a conflict.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
@@ -108,13 +109,13 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         reason: str = "",
         timeout: float | None = None,
     ) -> State[Any]:
-        """This reads, calls the function with the value, and writes what it returns; again where someone was quicker.
+        """Read the state, call the function with its value, and write what it returns; again after a conflict.
 
         The function may be called several times, and may raise to abort: what it raises is passed on once the state
         that it was given is known to be the current one. Callers in this process take turns, and so do processes once
-        they have met. SchemaNewer where the state holds more than `type` knows, as what a newer release wrote.
-        `default` is a value, or a class or function that makes one, for a key that does not exist; without it that is
-        NotFound.
+        they have met. `default` is a value, or a class or function that makes one, for a key that does not exist;
+        without it NotFound is raised. Raises SchemaNewer where the state holds more than `type` knows, as one that a
+        newer release wrote.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         batons = self.runtime.batons
@@ -154,12 +155,12 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
                     spread, took = min(spread * 2, _SPREAD_MAX), monotonic() - begun
 
     def _kept(self, key: str) -> Record | None:
-        """This gives what is kept here of a key, if it may be believed."""
+        """Return what is kept here of a key, if it may be believed."""
         entry = self.runtime.near.look(key, boottime()) if self._reads == "local" else None
         return None if entry is None else entry.record
 
     async def _called(self, function: Callable[[Any], Any], record: Record, default: Any, type: Any) -> Any:  # noqa: A002
-        """This gives what the function makes of a state, or of what stands in for one that does not exist."""
+        """Return what the function makes of a state, or of `default` without one; raise NotFound without both."""
         state = self.state_of(record, type)
         if state is None and default is ...:
             raise NotFound(record.key)
@@ -171,7 +172,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         return value
 
     async def _is_current(self, record: Record, end: float) -> bool:
-        """This says whether that is still the key's state, so that what was decided on it stands."""
+        """Return whether that is still the key's state, so that what was decided on it stands."""
         return (await self.runtime.reader.record(record.key, end=end)).change_id == record.change_id
 
     async def delete(
@@ -185,10 +186,10 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         change_id: str | None = None,
         timeout: float | None = None,
     ) -> State[None] | None:
-        """This deletes the state and gives its tombstone, or None where there was nothing to delete.
+        """Delete the state and return its tombstone, or None where there was nothing to delete.
 
-        `expected` is as in `set`: with None there is nothing to delete, or that is a VersionConflict. A delete that
-        found nothing leaves nothing behind: repeated with its `change_id`, it deletes what is there by then.
+        `expected` is as in `set`; with None, a state that exists raises VersionConflict. A delete that found nothing
+        leaves nothing behind: repeated with its `change_id`, it deletes what is there by then.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         if expected is None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """This is what an applied commit answers: its place, the server's time, each written state's version and parent."""
+    """The answer of an applied commit: its position, the server's time, each written state's version and parent."""
 
     change_id: str
     position: Position
@@ -46,7 +46,7 @@ class Absent(StateCacheError):
 
 
 def committed_of(change_id: str, reply: Sequence[Any]) -> Committed:
-    """This reads the answer of a commit that is applied."""
+    """Read the answer of a commit that was applied."""
     position = Position.parse(reply[2]) or Position(0, 0)
     if len(reply) == 6:  # most commits are of one state
         return Committed(change_id, position, reply[3].decode(), (int(reply[4]),), (reply[5].decode(),))
@@ -56,7 +56,7 @@ def committed_of(change_id: str, reply: Sequence[Any]) -> Committed:
 
 
 def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
-    """This reads the answer of a commit that is not applied."""
+    """Return the error for the answer of a commit that was not applied."""
     verdict, rest = reply[1].decode(), reply[2:]
     if verdict == "CONFLICT":
         write, actual = commit.writes[rest[0] - 1], rest[1].decode()
@@ -92,7 +92,7 @@ def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
 
 
 def is_lasting(commit: Commit, reply: Sequence[Any]) -> bool:
-    """This says whether every attempt of the commit meets this refusal, whenever it arrives."""
+    """Return whether every attempt of the commit meets this refusal, whenever it arrives."""
     if reply[1] == b"CONFLICT":
         return commit.writes[reply[2] - 1].expected not in (ABSENT, PRESENT)
     return reply[1] in (b"LIMIT", b"REUSED")

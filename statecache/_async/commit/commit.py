@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Commit(msgspec.Struct, kw_only=True):
-    """This is one commit under way: what it writes, its identity, and what is known of its outcome.
+    """One commit under way: what it writes, its identity, and what is known of its outcome.
 
-    Moments are on the monotonic clock: `end` is when the caller wants to hear, `latest` is when the attempt that was
-    sent last is refused for coming too late, `lingers` the same of those attempts that were never answered. `pinned`
-    are writes that ask for the change which was there when they were looked up, and what they asked for at first.
-    `hindrance` is what the last pause was for, to be told where no time is left for another attempt. `locks` is what
-    it has to show of leases, `baton` what is passed on with it.
+    Moments are on the monotonic clock: `end` is when the caller wants an answer, `latest` when the attempt sent last is
+    refused for arriving too late, `lingers` the same for attempts that were never answered. `pinned` maps writes that
+    now expect the change found at the lookup to what they expected at first. `hindrance` is the reason for the last
+    pause, to be raised where no time is left for another attempt. `locks` are the leases it has to show, `baton` is
+    passed on with it.
     """
 
     change_id: str
@@ -48,15 +48,15 @@ class Commit(msgspec.Struct, kw_only=True):
 
     @property
     def passes(self) -> bool:
-        """This says whether a baton is passed on with it."""
+        """Whether a baton is passed on with the commit."""
         return self.baton is not None and self.baton.held
 
     def written(self) -> list[Write]:
-        """These are the writes that change a state."""
+        """Return the writes that change a state."""
         return [write for write in self.writes if write.op != "check"]
 
     def arguments(self, settings: Settings, limits: Sequence[str], *, replicas: int = 0) -> list[Any]:
-        """This spells the script's ARGV, but for the times at its end; so many replicas must be connected."""
+        """Return the script's ARGV, but for the times at its end; so many `replicas` must be connected."""
         fence = f"{settings.fence} {replicas}" if replicas else settings.fence
         arguments: list[Any] = [
             self.nonce, self.change_id, fence, "1" if self.repeat else "0", settings.writer,
@@ -70,9 +70,10 @@ class Commit(msgspec.Struct, kw_only=True):
         return arguments
 
     def pin(self, current: Sequence[Sequence[bytes | None]]) -> None:
-        """This ties what was not applied to what is there now (change_id, op of each state), and is no repeat then.
+        """Make a commit that was not applied expect what is there now: change_id and op of each state, in order.
 
-        What was evicted in this moment is to be looked up again once it is back.
+        It is no repeat then; where a state was evicted just now it stays one, to be looked up again once the state is
+        back.
         """
         for at, (write, (change_id, op)) in enumerate(zip(self.writes, current, strict=True)):
             holds = {BLIND: True, ABSENT: op != b"set", PRESENT: op == b"set"}.get(write.expected, False)
@@ -82,17 +83,17 @@ class Commit(msgspec.Struct, kw_only=True):
         self.repeat = any(change_id is None for change_id, _ in current)
 
     def unpin(self) -> None:
-        """This asks for what was asked for at first: what it was tied to is no longer there."""
+        """Expect what was expected at first, where the pinned changes have gone; the commit is a repeat again."""
         for at, expected in self.pinned.items():
             self.writes[at] = msgspec.structs.replace(self.writes[at], expected=expected)
         self.pinned, self.repeat = {}, True
 
     def unanswered(self, error: StateCacheError) -> None:
-        """This notes that the attempt may have been executed, or may yet be."""
+        """Note that the attempt may have been executed, or may yet be."""
         self.doubt, self.repeat, self.lingers = error, True, max(self.lingers, self.latest)
 
     def fail(self, error: StateCacheError, cause: Exception | None = None) -> NoReturn:
-        """This raises what is to be said when no more can be tried: unknown where any attempt may have been applied."""
+        """Raise the error when no more can be tried: OutcomeUnknown where any attempt may have been applied."""
         if self.doubt is not None:
             keys = tuple(write.key for write in self.written())
             raise OutcomeUnknown(self.change_id, keys=keys, reason=str(error)) from error

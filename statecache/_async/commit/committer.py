@@ -59,12 +59,12 @@ _PASSED = "it is applied in Redis, but Postgres has been flushed past it without
 
 
 def new_change_id() -> str:
-    """This makes a change_id: 96 random bits as 24 hexadecimal digits."""
+    """Return a new change_id: 96 random bits as 24 hexadecimal digits."""
     return os.urandom(12).hex()
 
 
 class Committer(Repeats):
-    """This commits change-sets and gives their outcome."""
+    """The commits of a client: it applies each, and returns its outcome."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Committer(Repeats):
         self, writes: list[Write], shard: int, *, durability: str, actor: str, reason: str, end: float,
         change_id: str | None = None, locks: Locks | None = None,
     ) -> Commit:  # fmt: skip
-        """This makes a commit of writes to one group; a change_id that was used before marks it as a repeat."""
+        """Return a commit of writes to one group, not yet sent; a change_id that was given marks it as a repeat."""
         stem = self._keys.state_stem(shard)
         if len(writes) > 1 and (size := sum(write.weight for write in writes)) > COMMIT_BYTES_MAX:
             hint = "Split the commit, or store less in each of its values."
@@ -115,7 +115,7 @@ class Committer(Repeats):
         )
 
     async def commit(self, commit: Commit) -> Committed:
-        """This applies the commit at most once and gives its outcome at the asked durability."""
+        """Apply the commit at most once, and return its outcome at the durability that was asked for."""
         self._in_flight.under_way.add(commit.change_id)
         try:
             if commit.durability != "memory":
@@ -135,9 +135,10 @@ class Committer(Repeats):
         return committed
 
     async def commit_watched(self, commit: Commit, link: AsyncLink, leave: Callable[[], Awaitable[None]]) -> Committed:
-        """This does the same, once prepared, in MULTI / EXEC on a connection that watches the commit's states.
+        """Apply a prepared commit in MULTI / EXEC, on a connection that watches the commit's states.
 
-        `leave` gives that connection back: who carries on outside of MULTI, or waits, must not keep others from theirs.
+        `leave` gives that connection back, so that repeating outside of MULTI, or waiting, does not keep others from
+        theirs.
         """
         self._in_flight.under_way.add(commit.change_id)
         try:
@@ -155,13 +156,13 @@ class Committer(Repeats):
             self._in_flight.under_way.discard(commit.change_id)
 
     async def prepare(self, durability: str, shard: int, *, end: float) -> None:
-        """This refuses a level that is never given here, and begins to listen where the commit will be waited for."""
+        """Refuse a durability level that these settings cannot give; listen for the shard's watermark if needed."""
         self._support.check(durability)
         if durability == "postgres":
             await self._durable.watch(shard, end=end)
 
     async def _endured(self, commit: Commit, committed: Committed) -> Committed:
-        """This waits until Postgres holds the commit; one that was lost with its Redis is applied again."""
+        """Wait until Postgres holds the commit; apply it again where it was lost with its Redis."""
         if commit.durability != "postgres":
             return committed
         keys = tuple(write.key for write in commit.written())
@@ -173,7 +174,7 @@ class Committer(Repeats):
         return committed
 
     async def _is_durable(self, commit: Commit, position: Position, keys: tuple[str, ...]) -> bool:
-        """This waits; the commit was applied, so what hinders the waiting leaves only its end unknown."""
+        """Wait for Postgres, and return whether it holds the commit; raise OutcomeUnknown where waiting fails."""
         try:
             ended = await self._durable.wait(commit.shard, position, commit.change_id, keys, end=commit.end)
         except (Forked, Quarantined, OutcomeUnknown):
@@ -211,7 +212,7 @@ class Committer(Repeats):
                 return committed
 
     async def _applied_batched(self, commit: Commit, seconds: float) -> Committed | None:
-        """This makes one attempt in an exchange that other callers' commits share; None for trying again."""
+        """Make one attempt in an exchange that is shared with other callers' commits; return None to try again."""
         try:
             replies = await self._batched(commit, seconds)
         except RedisUnavailable as error:
@@ -223,7 +224,7 @@ class Committer(Repeats):
         return await self._outcome(commit, replies)
 
     async def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
-        """This reads the script's answer: a result, an error raised, or None for trying again."""
+        """Read the script's answer: return the result, raise the error, or return None to try again."""
         reply = replies[0]
         if isinstance(reply, Exception):
             await self._refused(commit, reply)

@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
 
 HELD = 0
-"""Says that Postgres holds a change."""
+"""Stands for a change that Postgres holds."""
 NOWHERE = Position(0, 0)
-"""Stands in place of a position that is not known: no epoch ended it."""
+"""Stands for a position that is not known, which no epoch has ended."""
 _LOOK_S = 1.0
 _PAGE = 1000
 
 
 class Found(NamedTuple):
-    """This is where an applied commit stands, with versions and parents in the order of the keys asked."""
+    """Where an applied commit stands, with versions and parents in the order of the keys asked for."""
 
     position: Position
     at: str
@@ -61,11 +61,11 @@ class Found(NamedTuple):
     parents: tuple[str, ...]
     contents: tuple[Content, ...]
     in_stream: bool
-    """Whether the stream held it; else Postgres does."""
+    """Whether it was found in the stream; else in Postgres."""
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """This is a shard's watermark as last heard."""
+    """A shard's watermark as last heard."""
 
     epoch: int
     flushed: int
@@ -73,7 +73,7 @@ class _Mark(msgspec.Struct, frozen=True):
 
 
 class Durable:
-    """This follows the watermarks of the shards that this client waits for."""
+    """The watermarks of the shards that this client waits for."""
 
     def __init__(self, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, events: Subscriptions) -> None:
         self._keys = keys
@@ -84,17 +84,17 @@ class Durable:
         self._waiting: dict[int, list[tuple[int, AsyncSignal]]] = {}
 
     async def watch(self, shard: int, *, end: float) -> None:
-        """This makes sure that the shard's events are listened to, before the commit that will be waited for."""
+        """Listen to the shard's events, before the commit that will be waited for."""
         await self._events.watch(self._keys.events(shard), partial(self.heard, shard), end=end)
 
     def heard(self, shard: int, message: bytes) -> None:
-        """This takes note of an event, if it is a watermark that somebody waits for."""
+        """Take note of an event, if it is a watermark that somebody waits for."""
         if shard in self._waiting:
             with suppress(ValueError, TypeError):  # other events, and whatever somebody else may publish there
                 self._mark(shard, _Mark(*(int(part) for part in message.split())))
 
     def _mark(self, shard: int, mark: _Mark) -> None:
-        """This notes a watermark, forward only: what was looked up may be older than what was heard meanwhile."""
+        """Note a watermark, forward only: what was looked up may be older than what was heard meanwhile."""
         known = self._marks.get(shard)
         if known is not None and known.epoch == mark.epoch:
             mark = _Mark(mark.epoch, max(known.flushed, mark.flushed), max(known.excepted, mark.excepted))
@@ -106,10 +106,10 @@ class Durable:
     async def wait(
         self, shard: int, position: Position, change_id: str, keys: Sequence[str], *, end: float, ask: bool = False
     ) -> int:
-        """Return HELD when Postgres holds the change, or the epoch that went on without it: it may be applied again.
+        """Return HELD when Postgres holds the change, or the epoch that began without it: it may be applied again.
 
-        The watermark is believed of a change that was committed just now; with `ask` it is Postgres that says yes.
-        Raises Forked or Quarantined, and OutcomeUnknown(change_id) past `end`: that never reads as failure.
+        For a change that was committed just now the watermark is proof enough; with `ask`, Postgres itself has to say
+        so. Raises Forked or Quarantined, and OutcomeUnknown(change_id) past `end`, which does not mean that it failed.
         """
         signal = AsyncSignal()
         ticket = (position.n, signal)
@@ -138,11 +138,11 @@ class Durable:
             self._waiting[shard].remove(ticket)
 
     def _hears(self, shard: int) -> bool:
-        """This says whether the shard's events came in before the commit, so that the one about it is not missed."""
+        """Return whether the shard's events were heard before the commit, so that the one about it is not missed."""
         return shard in self._marks and self._events.listens(self._keys.events(shard))
 
     def _passed(self, shard: int, position: Position) -> bool | None:
-        """This says whether the watermark makes the position durable; None where only Postgres can tell."""
+        """Return whether the watermark makes the position durable; None where only Postgres can tell."""
         mark = self._marks.get(shard)
         if mark is None or (mark.epoch == position.epoch and mark.flushed < position.n):
             return False
@@ -174,7 +174,7 @@ class Durable:
         return epoch if flushed >= position.n else None
 
     async def _look(self, shard: int, seconds: float) -> None:
-        """This reads the watermark's copy in Redis, or where Redis is away, makes Postgres be asked."""
+        """Read the watermark's copy in Redis; where Redis is away, have Postgres asked."""
         try:
             await self.watch(shard, end=monotonic() + seconds)
             reply = (
@@ -195,12 +195,12 @@ class Durable:
         return [Recorded(*row) for row in await self._postgres.fetch("lookup_change", asked, seconds=seconds)]
 
     async def moved(self, shard: int, change_id: str, key: str, position: Position, *, end: float) -> Position | None:
-        """Return where else the stream holds a change whose position has died: its writer applied it again."""
+        """Return another position of a change in the stream, if its writer applied it again after a loss."""
         found = await self._in_stream(shard, change_id, [key], end)
         return found.position if found is not None and found.position != position else None
 
     async def lookup(self, shard: int, change_id: str, keys: Sequence[str], *, end: float) -> Found | None:
-        """This finds an applied commit in the stream or in Postgres; None where neither holds it: it was not applied.
+        """Find an applied commit in the stream or in Postgres; return None where neither holds it: it was not applied.
 
         The stream is read first: what leaves it meanwhile is in Postgres by then. Raises Forked or Quarantined.
         """
@@ -238,7 +238,7 @@ class Durable:
 
 
 def _taken_in(rows: Sequence[Recorded], change_id: str, keys: Sequence[str]) -> bool:
-    """Say whether Postgres holds the change at all of these keys; Forked or Quarantined where it set it aside."""
+    """Return whether Postgres holds the change at all of these keys; raise Forked or Quarantined if set aside."""
     fate = fate_of(rows, keys)
     if fate == "conflict":
         raise Forked(keys[0], change_id)
@@ -248,7 +248,7 @@ def _taken_in(rows: Sequence[Recorded], change_id: str, keys: Sequence[str]) -> 
 
 
 def found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Found | None:
-    """This reads where a stream entry placed the keys; None where it is not of ours, or not of all of them."""
+    """Return where a stream entry placed the keys; None where it is not ours, or lacks one of them."""
     try:
         entry = change_set(entry_id, raw)
     except (ForeignEntry, NewerFormat):

@@ -22,11 +22,11 @@ Tail = tuple[int, int, int]
 """Shard, epoch, and the highest n acknowledged there."""
 
 RECENT_MAX = 1000
-"""How many acknowledged commits are kept one by one."""
+"""How many acknowledged commits are kept, the latest ones."""
 
 
 class Acknowledged(NamedTuple):
-    """This is a position that was acknowledged, with its commit and the first key that it wrote; '' where not known."""
+    """An acknowledged position, with its commit and the first key that it wrote; '' where these are not known."""
 
     shard: int
     epoch: int
@@ -39,7 +39,7 @@ _inside: ContextVar[object] = ContextVar("statecache_call", default=None)
 
 
 class InFlight:
-    """This is kept by every client; a commit costs it one entry in a set and one comparison."""
+    """A client's calls under way and acknowledged positions; a commit costs one entry in a set and one comparison."""
 
     def __init__(self) -> None:
         self.closing = False
@@ -47,22 +47,22 @@ class InFlight:
         begins_anew_after_fork(self)
 
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
-        """This forgets what a forked child's parent has under way, and what it was acknowledged."""
+        """Forget what a forked child's parent has under way, and what was acknowledged to it."""
         self.under_way: set[object] = set()
         self._heads: dict[tuple[int, int], int] = {}
         self._newest: dict[int, int] = {}
         self._recent: deque[Acknowledged] = deque(maxlen=RECENT_MAX)
         self.moved = False
-        """Whether a shard was met in another epoch than before, and nobody has looked what that one took along."""
+        """Whether a shard has begun another epoch, and nobody has checked which commits were lost with the old one."""
         self._mutex = mutex
 
     def refuse_if_closing(self) -> None:
-        """This raises UsageError for a call that comes while the client is closing, but not inside of another."""
+        """Raise UsageError for a new call while the client is closing; calls within one under way may still begin."""
         if self.closing and _inside.get() not in self.under_way:
             raise UsageError("it is closing", hint="Make a new client.")
 
     def call(self) -> Call:
-        """This is a call of several steps: it is under way inside the block."""
+        """Return a call of several steps, which is under way inside its `with` block."""
         return Call(self)
 
     def acknowledge(self, shard: int, position: Position, change_id: str = "", key: str = "") -> None:
@@ -92,13 +92,13 @@ class InFlight:
         return Position(found[-1].epoch, found[-1].n) if found else None
 
     def tails(self) -> list[Tail]:
-        """These are the highest positions that were acknowledged."""
+        """Return the highest acknowledged position of each shard and epoch."""
         with self._mutex:
             return [(shard, epoch, n) for (shard, epoch), n in sorted(self._heads.items())]
 
 
 class Call:
-    """This is one call of several steps; left in another context than it was entered in, it is over all the same."""
+    """A call of several steps; it is over when left, even in another context than it was entered in."""
 
     __slots__ = ("_before", "_in_flight")
 
@@ -107,7 +107,7 @@ class Call:
         self._before: object = None
 
     def ending(self) -> ExitStack:
-        """This gives a block, of what was entered before, at whose end it is over."""
+        """Return a block, entered already, at whose end the call is over."""
         block = ExitStack()
         block.push(self)
         return block

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 LOST_MAX = 1000
-"""Of how many lost commits it is remembered that they were told."""
+"""How many lost commits are remembered as reported."""
 _NOTICE_S = 0.25
-"""What the commit that shows a new epoch may take longer for it."""
+"""How much longer the commit that meets a new epoch may take for it, in seconds."""
 _AGAIN_S = 10.0
 _NAMED = 3
 _logger = logging.getLogger("statecache")
 
 
 class Losses:
-    """This finds out what a client has lost."""
+    """The lost commits of one client."""
 
     def __init__(self, settings: Settings, postgres: PostgresTier, in_flight: InFlight) -> None:
         self._writer = settings.writer
@@ -51,7 +51,7 @@ class Losses:
         self._not_before = 0.0
 
     async def look(self, *, seconds: float) -> tuple[LostCommit, ...]:
-        """Return the commits that are lost, of those that this client remembers, and log those that are new."""
+        """Return the lost ones of the commits that this client remembers, and log those that are new."""
         recent = {one.change_id: one for one in (*self._told.values(), *self._in_flight.recent())}
         waited_for = self._in_flight.under_way
         ours = {change_id: one for change_id, one in recent.items() if change_id not in waited_for}
@@ -70,7 +70,7 @@ class Losses:
         return await self._postgres.fetch("report_lost", parameters, seconds=seconds)
 
     async def noticed(self, *, end: float) -> None:
-        """Look, as an answer has shown a new epoch; what hinders that is no matter of the call that met it."""
+        """Look for lost commits, as an answer has shown a new epoch; a failure is not raised to its caller."""
         now = monotonic()
         if now < self._not_before:
             return
@@ -82,7 +82,7 @@ class Losses:
             _logger.debug("what was lost with the epoch before is not known yet: %s", error)
 
     async def met(self, one: Acknowledged, *, seconds: float) -> None:
-        """Record a dead position that somebody asked for; what hinders that changes nothing about it."""
+        """Record a lost position that somebody asked for; a failure is only logged."""
         try:
             await self.report([one], seconds=seconds)
         except StateCacheError as error:

@@ -49,7 +49,7 @@ _NO_ANSWER = "there was no time left for an answer"
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what a shard's stream told: at which epoch, and where the change stands, if it is there.
+    """What a shard's stream showed: the epoch, and where the change stands, if it is there.
 
     `epoch` is None where this Redis is not the one that opened the shard.
     """
@@ -60,7 +60,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutcomeLookup:
-    """This asks Redis and Postgres about one change at a time."""
+    """Inquiries about changes, one at a time, in Redis and Postgres."""
 
     def __init__(
         self, settings: Settings, keys: KeySpace, redis: RedisTier, *, postgres: PostgresTier, opener: Opener,
@@ -75,7 +75,7 @@ class OutcomeLookup:
         self._in_flight = in_flight
 
     async def outcome(self, change_id: str, key: str, *, position: Position | None, end: float) -> Outcome:
-        """Ask until there is a final answer, none can be expected, or the time is up."""
+        """Ask until there is a final answer, or none can be expected, or the time is up."""
         position = position or self._in_flight.position_of(change_id)
         doubt = self._unknown_outcomes.get(change_id)
         if doubt is not None and key not in doubt.unsettled.keys:
@@ -100,7 +100,7 @@ class OutcomeLookup:
         return Outcome(change_id=change_id, key=key, verdict="unknown", reason=reason)
 
     async def _look(self, change_id: str, key: str, position: Position, end: float) -> Outcome | None:
-        """Look once: unknown where the change is nowhere, None where what was seen does not count."""
+        """Ask once: `unknown` where the change is nowhere, None where what was seen proves nothing."""
         shard = self._keys.shard(key)
         told = await self._in_stream(shard, change_id, key, end)
         seconds = max(end - monotonic(), 0.001)
@@ -112,7 +112,7 @@ class OutcomeLookup:
         return found
 
     async def _in_stream(self, shard: int, change_id: str, key: str, end: float) -> Told:
-        """This goes through the stream, and through what the state remembers of its last commits.
+        """Search the stream, and the last commits that the state remembers.
 
         Every page proves anew that it is the right Redis that answers.
         """
@@ -152,7 +152,7 @@ class OutcomeLookup:
 
 
 def _remembered(change_id: bytes, recent: bytes | None, version: bytes | None) -> tuple[int, Position | None] | None:
-    """This finds a change among a state's last ones (`<change_id>@<position>`, the newest first): version and place."""
+    """Return version and position of a change among a state's last ones (`<change_id>@<position>`, newest first)."""
     for age, one in enumerate((recent or b"").split()):
         known, _, position = one.partition(b"@")
         if known == change_id:
@@ -163,7 +163,7 @@ def _remembered(change_id: bytes, recent: bytes | None, version: bytes | None) -
 def _judged(
     change_id: str, key: str, position: Position, told: Told, rows: Sequence[tuple[Any, ...]]
 ) -> Outcome | None:
-    """Decide: what Postgres holds counts in any case, what only the stream says where it is the right one."""
+    """Return the outcome; what Postgres holds always counts, what only the stream shows if its Redis is current."""
     mine = {row[0]: row for row in rows if row[1] == key or row[0] in ("shard", "ended")}
     if "change" in mine:
         _, _, version, _, epoch, n, *_ = mine["change"]

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 COPIED = ("replica", "disk")
-"""The levels that copies acknowledge, on the connection of the commit."""
+"""The levels that count copies, on the connection of the commit."""
 _ASK_AGAIN_S = 60.0
 _WAIT_FOR_NONE = {"replica": ("WAIT", 0, 1), "disk": ("WAITAOF", 0, 0, 1)}
-"""The level's command, waiting for no copy: whether it is there, and this user may run it, is seen by that."""
+"""Each level's command, waiting for no copy: it shows whether the command exists and this user may run it."""
 
 
 class DurabilitySupport:
-    """This refuses levels that cannot be given, and spells the command that waits for those that can."""
+    """The durability levels that settings and server allow, and the commands that wait for them."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -76,13 +76,13 @@ class DurabilitySupport:
         return self._settings.replicas if level == "replica" else 0
 
     def wait_command(self, level: str, wait_ms: int) -> tuple[Any, ...]:
-        """This spells the wait for a level, in milliseconds; at least one, for zero waits for ever."""
+        """Return the command that waits for a level, for `wait_ms` but at least 1 ms, for zero waits for ever."""
         if level == "disk":
             return ("WAITAOF", 1, 0, max(wait_ms, 1))
         return ("WAIT", self._settings.replicas, max(wait_ms, 1))
 
     def check_copies(self, change_id: str, level: str, reply: Any) -> None:
-        """This raises DurabilityNotMet where the wait's reply counts fewer copies than the level asks for."""
+        """Raise DurabilityNotMet where the wait's reply counts fewer copies than the level needs."""
         wanted = 1 if level == "disk" else self._settings.replicas
         if isinstance(reply, Exception):
             raise DurabilityNotMet(change_id, level=level, reached=0, wanted=wanted, reason=str(reply))
@@ -92,12 +92,12 @@ class DurabilitySupport:
 
 
 def too_few_replicas(connected: int, wanted: int) -> str:
-    """Return the reason why `replica` is refused where fewer are connected than must acknowledge."""
+    """Return the reason why `replica` is refused where fewer replicas are connected than must acknowledge."""
     return f"{connected} replicas are connected and {wanted} must acknowledge"
 
 
 def _without(command: Any, error: Exception) -> str:
-    """Return the reason why a level is refused whose command the server refuses."""
+    """Return the reason why a level is refused where the server refuses its command."""
     if code_of(error) == "NOPERM":
         return f"this user may not run {command}; grant +{command.lower()}"
     if "unknown command" in str(error).lower():
@@ -130,7 +130,7 @@ def _against_disk(append_only: bool, fsync: str | None) -> str:
 
 
 def _setting(reply: Any) -> str | None:
-    """This reads a CONFIG GET reply: the value, or None where it was refused."""
+    """Return the value of a CONFIG GET reply, or None where it was refused."""
     if isinstance(reply, Exception) or len(reply) < 2:
         return None
     return str(reply[1].decode())

@@ -32,7 +32,7 @@ class Candidate:
         self.vouched = vouched
         self.rescued = 0
         self.rescued_up_to: dict[tuple[str, int], bytes] = {}
-        """Where to go on in the stream of a shard on a server that is another branch."""
+        """Where to continue in the stream of a shard on a server that is another branch."""
         self._standing: dict[int, tuple[str, float]] = {}
 
     def decide(self, row: Row, look: Look, pin: Pin) -> Opening | Refusal | None:
@@ -40,7 +40,7 @@ class Candidate:
         return decide(row, look, self.authority, pin=pin, vouched=self.vouched)
 
     def outlived(self, shard: int, look: Look) -> Look:
-        """This ends a claim that did not move for its whole time by our clock: the server's may have been set back."""
+        """Return the look without a claim that has stood for its whole time by our clock: Redis' may be set back."""
         claim = f"{look.claim} {look.claim_until}"
         now = monotonic()
         known, since = self._standing.get(shard, ("", now))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """This opens shards on the word of `authority`: a client, a worker, or an operator.
+    """The opening of shards on the authority of a client, a worker, or an operator.
 
     `vouched` are the replids of servers in whose place this Redis stands (see `epochs.decide`).
 
@@ -62,10 +62,10 @@ class Gate:
     async def open(
         self, link: AsyncLink, connection: psycopg.AsyncConnection[Any], shards: Sequence[int]
     ) -> list[Opened]:
-        """This opens those of the shards whose gate is closed and gives what it opened; open ones are left alone.
+        """Open those of the shards whose gate is closed, and return what was opened; open ones are left alone.
 
-        Raises Unavailable(reason="epoch") when one of them may not be opened by this authority, or not in time, and
-        ForeignData where one of its keys is another program's; the others are open then all the same.
+        Raises Unavailable(reason="epoch") where one of them may not be opened by this authority, or not in time, and
+        ForeignData where one of its keys is another program's; the others are opened all the same.
         """
         token, end = self.new_token(), monotonic() + 3 * self.settings.claim_s
         backoff = Backoff(0.01, 0.25)
@@ -96,9 +96,9 @@ class Gate:
         token: str,
         seconds: float,
     ) -> Outcome:
-        """This tries once, with exchanges of at most that many seconds; a token of before keeps the claims of before.
+        """Try once, with exchanges of at most that many seconds; the token of an earlier attempt keeps its claims.
 
-        An error reply of Redis is translated, Postgres' errors are psycopg's.
+        Error replies of Redis are translated, Postgres' errors are psycopg's.
         """
         try:
             return await Attempt(self._candidate, link, connection, token=token, seconds=seconds).run(shards)
@@ -106,7 +106,7 @@ class Gate:
             raise refusal(error, self.keys.meta(min(shards))) from error
 
     def refuse(self, refused: dict[int, Refusal]) -> None:
-        """This raises why shards could not be opened."""
+        """Raise the error that says why shards could not be opened."""
         shard, reason = min(refused.items())
         if reason.redis_key:
             raise ForeignData(reason.redis_key, reason=reason.why)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Opener:
-    """This opens a shard on a client's word."""
+    """The opening of shards on a client's authority."""
 
     def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier) -> None:
         self._gate = Gate(settings, keys, by=settings.writer, authority="client")
@@ -44,7 +44,7 @@ class Opener:
         self._pid = _process.pid
 
     async def open(self, shard: int, *, end: float) -> None:
-        """This returns when the shard is open; it is tried until `end`, then Unavailable(reason="epoch")."""
+        """Return when the shard is open; try until `end`, then raise Unavailable(reason="epoch")."""
         if self._pid != _process.pid:
             self._reset()
         turns, times = self._turns.setdefault(shard, AsyncSlots(1)), self._times.get(shard, 0)
@@ -59,7 +59,7 @@ class Opener:
             turn.release()
 
     async def _open(self, shard: int, end: float) -> None:
-        """This tries again and again; an attempt for which too little time was left tells what the one before met."""
+        """Try until it is open; an attempt for which too little time was left raises what the one before met."""
         token, backoff = self._gate.new_token(), Backoff(0.01, 0.25)
         refused: dict[int, Refusal] = {}
         while True:

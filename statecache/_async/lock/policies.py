@@ -49,13 +49,13 @@ class Policies:
         self._waived: frozenset[str] = frozenset()
 
     def enforces(self, key: str, locking: Locking | None) -> bool:
-        """Return whether the locks of a key's namespace are enforced to a view, as far as is known here."""
+        """Return whether, as far as is known here, the locks of a key's namespace are enforced for a view."""
         if locking == "enforced":
             return not self._waived or _namespace_of(key) not in self._waived
         return bool(self._enforced) and _namespace_of(key) in self._enforced
 
     async def heed(self, commit: Commit, found: bytes) -> None:
-        """Make a commit right that was refused for the policy that the script found, to be sent again."""
+        """Prepare a commit to be sent again that was refused because of the policy that the script found."""
         namespace, locks = _namespace_of(commit.writes[0].key), commit.locks
         held, locking = ((), None) if locks is None else (locks.held, locks.locking)
         if found == b"enforced" and locking == "advisory":
@@ -76,7 +76,7 @@ class Policies:
             commit.locks = Locks(held, (), locking) if held else None
 
     async def ensure(self, key: str, *, seconds: float) -> None:
-        """Record that a key's namespace enforces its locks, unless this client has seen that all shards know."""
+        """Record that a key's namespace enforces its locks, unless all shards are known to have that."""
         namespace, end = _namespace_of(key), monotonic() + seconds
         if namespace in self._recorded or namespace in self._waived:
             return
@@ -87,7 +87,7 @@ class Policies:
             await self._ask(namespace, seconds=max(end - monotonic(), 0.001))
 
     async def _ask(self, namespace: str, *, seconds: float) -> None:
-        """Record what a view asks for, enforced locks, unless somebody has said that they are advisory."""
+        """Record enforced locks, which a view asks for, unless somebody has recorded that they are advisory."""
         end = monotonic() + seconds
         for name, locking, *_ in await self._postgres.fetch("namespaces", {}, seconds=seconds):
             if (name, locking) == (namespace, "advisory"):
@@ -132,7 +132,7 @@ class Policies:
         return await self._redis.read(commands, seconds=max(end - monotonic(), 0.001))
 
     async def _told(self, shards: Sequence[int], policies: str, end: float) -> list[int]:
-        """Give shards their copies and return the revisions that they have then."""
+        """Give shards their copies of the policies, and return the revisions that they have then."""
         text, revisions = script("set_policy").text, list[int]()
         for start in range(0, len(shards), _SHARDS_PER_EXCHANGE):
             some = shards[start : start + _SHARDS_PER_EXCHANGE]

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 _GATE_S = 0.5
-"""For how long a gate that was found closed is waited for at most."""
+"""How long a gate that was found closed is waited for at most, in seconds."""
 _PAGE = 500
 _KEYS_PER_READ = 200
 _FLUSHED = 5
-"""Where a shard's watermark stands in what the script `heads` tells of it."""
+"""The index of a shard's watermark in the answer of the script `heads`."""
 
 Order = Literal["key", "newest"]
 
@@ -62,23 +62,23 @@ class Sight(msgspec.Struct, frozen=True):
 
     @property
     def is_listed(self) -> bool:
-        """This says whether there is a state, or was one that only quarantine holds."""
+        """Whether there is a state, or was one that only quarantine holds."""
         return self.record.exists or self.record.op == "quarantined"
 
 
 class Overlay(msgspec.Struct, frozen=True):
-    """What Redis holds that Postgres may not have, by key, and the watermark of each open shard that this goes by."""
+    """What Redis holds that Postgres may not have, by key; and the watermarks of the open shards to go by."""
 
     records: dict[str, Record]
     flushed: dict[int, int]
 
     def lacking(self, watermarks: Mapping[int, int]) -> bool:
-        """Return whether Postgres, with these watermarks, lacks more than this holds."""
+        """Return whether Postgres, with these watermarks, lacks more than what is held here."""
         return any(watermarks.get(shard, 0) < flushed for shard, flushed in self.flushed.items())
 
 
 class Listing:
-    """This lists the records of live states under a prefix, and of those that only quarantine holds."""
+    """Listings of live states under a prefix, and of states that only quarantine holds."""
 
     def __init__(
         self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, *, near: Near,
@@ -92,12 +92,12 @@ class Listing:
         self._reader = reader
 
     async def records(self, prefix: str, *, order: Order, limit: int | None, seconds: float) -> AsyncIterator[Record]:
-        """This gives the records in the asked order; `seconds` bounds each exchange with a server."""
+        """Yield the records in that order; `seconds` bounds each exchange with a server."""
         async for sight in self.sights(prefix, order=order, limit=limit, seconds=seconds):
             yield sight.record
 
     async def sights(self, prefix: str, *, order: Order, limit: int | None, seconds: float) -> AsyncIterator[Sight]:
-        """This gives the same, and of each whether it is in quarantine."""
+        """Yield the records in that order, each with whether Postgres or only quarantine holds it."""
         prefix, shard = checked_prefix_of_list(prefix, self._keys.shards)
         shards = range(self._keys.shards) if shard is None else [shard]
         given = 0
@@ -118,10 +118,10 @@ class Listing:
     ) -> Overlay:
         """Return the states under the prefix that Postgres may not have yet, tombstones too, of the open shards.
 
-        Given the watermarks of a Postgres that went back, these count where they are lower than what Redis has of them.
+        `watermarks` are given for a Postgres that went back: they count where they are lower than what Redis has of
+        them.
 
-        A gate that is closed is left a moment to open, and so is one behind which there is more than Postgres holds,
-        for all of the time.
+        A closed gate is left a moment to open; one behind which there is more than Postgres holds, all of the time.
         """
         end, backoff, names = monotonic() + seconds, Backoff(0.005, 0.1), self._keys
         patient_until = monotonic() + min(_GATE_S, seconds / 4)
@@ -151,7 +151,7 @@ class Listing:
             await async_sleep(backoff.take())
 
     async def _missed(self, prefix: str, closed: set[int], behind: Sequence[str], seconds: float) -> str | None:
-        """Return a key of a closed shard of which more was seen by this process, or is behind, than Postgres holds."""
+        """Return a key of a closed shard of which this process, or Redis, has a newer state than Postgres; or None."""
         known = [key for key in self._near.known_under(prefix) if self._keys.shard(key) in closed]
         places = await self._places(behind, seconds)
         wanted = [*dict.fromkeys([*known, *places])]
@@ -167,7 +167,7 @@ class Listing:
         return None
 
     async def _places(self, keys: Sequence[str], seconds: float) -> dict[str, tuple[int, int]]:
-        """Return epoch and version of those of the states that Redis holds, whoever may believe them."""
+        """Return epoch and version of those of the states that Redis holds, believed or not."""
         places: dict[str, tuple[int, int]] = {}
         for at in range(0, len(keys), _KEYS_PER_READ):
             some = keys[at : at + _KEYS_PER_READ]
@@ -182,7 +182,7 @@ class Listing:
     async def _read(
         self, shards: Sequence[int], commands: Sequence[Command], seconds: float
     ) -> tuple[dict[int, int], list[Any]]:
-        """Return which of the shards are open on the server, with their watermarks, and its replies to the commands."""
+        """Return which of the shards are open on the server, with their watermarks, and the replies to the commands."""
         metas = [self._keys.meta(shard) for shard in shards]
         try:
             answer, *replies = await self._redis.read_script(
@@ -216,7 +216,7 @@ class Listing:
         return held, closed
 
     async def _seen(self, sight: Sight, seconds: float) -> Sight:
-        """Return the sight, or a newer one where this process has seen a newer one."""
+        """Return the sight, or a newer one where this process has seen a newer state."""
         record = sight.record
         if self._near.seen(record.key, (record.epoch, record.version)):
             return sight
@@ -225,7 +225,7 @@ class Listing:
     async def _overlaid(
         self, rows: Sequence[Sequence[Any]], dirty: dict[str, Record], seconds: float
     ) -> dict[str, Sight]:
-        """This overlays rows with what is dirty, and those of quarantined changes with what Redis holds of them."""
+        """Overlay rows with what is dirty, and rows of quarantined changes with what Redis holds of them."""
         stored = {record.key: record for record, _ in map(record_of_row, rows)}
         found = {key: _newer(record, dirty.get(key, record)) for key, record in stored.items()}
         parked = [key for key, record in found.items() if record.op == "quarantined"]
@@ -237,7 +237,7 @@ class Listing:
         return sights
 
     async def _by_key(self, prefix: str, shards: Sequence[int], seconds: float) -> AsyncIterator[Sight]:
-        """This merges two sequences in byte order of their keys."""
+        """Yield the sights of Postgres' rows merged with the dirty states, in byte order of their keys."""
         overlay = await self._dirty(prefix, shards, seconds)
         waiting = sorted(overlay.records, key=str.encode, reverse=True)
         after, more = "", True
@@ -261,7 +261,7 @@ class Listing:
     async def _newest(
         self, prefix: str, shards: Sequence[int], limit: int | None, seconds: float
     ) -> AsyncIterator[Sight]:
-        """This asks for more where the limit is not reached, for what is in quarantine may turn out to be deleted."""
+        """Yield the sights newest first; ask for more rows while `limit` is not reached, for some may be deleted."""
         overlay = await self._dirty(prefix, shards, seconds)
         wanted = None if limit is None else limit + len(overlay.records)
         while True:
@@ -290,7 +290,7 @@ class Listing:
 
 
 def _keys_in(reply: Any, redis_key: str, start: bytes) -> list[str]:
-    """This reads the dirty keys of one shard that start so."""
+    """Return the dirty keys of one shard that begin with `start`."""
     if isinstance(reply, Exception):
         raise refusal(reply, redis_key) from reply
     try:
@@ -304,5 +304,5 @@ def _newer(one: Record, other: Record) -> Record:
 
 
 def _beyond(prefix: str) -> str:
-    """This is a text above every key that starts with the prefix."""
+    """Return a text above every key that starts with the prefix."""
     return prefix + "\U0010ffff"

@@ -28,7 +28,7 @@ _HYDRATED_AT_ONCE = 200
 
 
 class Warmer:
-    """This loads many states."""
+    """The loading of many states."""
 
     def __init__(
         self, keys: KeySpace, redis: RedisTier, *, near: Near, tracked: TrackedConnection, hydrator: Hydrator
@@ -40,7 +40,7 @@ class Warmer:
         self._hydrator = hydrator
 
     async def warm(self, keys: Sequence[str], *, seconds: float) -> int:
-        """This loads the keys and gives how many are kept here now; `seconds` bounds each exchange with a server."""
+        """Load the keys and return how many are kept here now; `seconds` bounds each exchange with a server."""
         missing: dict[int, list[str]] = {}
         for some in _in_parts(keys, _ASKED_AT_ONCE):
             for key in await self._missing(some, seconds):
@@ -61,7 +61,7 @@ class Warmer:
         return [key for key, reply in zip(keys, replies, strict=True) if not reply]
 
     async def _kept(self, keys: Sequence[str], seconds: float) -> int:
-        """This reads keys over the tracked connection, where there is one, and says how many it brought."""
+        """Read keys over the tracked connection, where there is one, and return how many it brought."""
         if not (self._near.keeps and await self._tracked.comes_up(seconds)):
             return 0
         readings: list[Reading] = []
@@ -82,6 +82,6 @@ class Warmer:
 
 
 def _in_parts(keys: Sequence[str], most: int) -> Iterator[Sequence[str]]:
-    """This gives the keys, so many at a time."""
+    """Yield the keys, at most so many at a time."""
     for start in range(0, len(keys), most):
         yield keys[start : start + most]

@@ -53,14 +53,14 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 Dial = Callable[[], Any]
-"""Makes a redis-py connection that is not yet connected."""
+"""A function that makes a redis-py connection, not yet connected."""
 _MESSAGES_MAX = 16
-"""How many pushed messages are given at once."""
+"""How many pushed messages are returned at once."""
 _CREDENTIALS = "Check user and password."
 
 
 def dialer(settings: Settings, *, protocol: int = 2) -> Dial:
-    """This gives what makes connections to the settings' URL: no retries, bytes, in that version of RESP."""
+    """Return a function that makes connections to the settings' URL: no retries, bytes, in that version of RESP."""
     try:
         parse: Any = parse_url
         options = dict(parse(settings.redis_url))
@@ -98,7 +98,7 @@ def dialer(settings: Settings, *, protocol: int = 2) -> Dial:
 
 
 def _check_file(name: str, path: str | None) -> None:
-    """This opens what a TLS option names, for redis-py would say that the server is missing."""
+    """Open the file of a TLS option: where it is missing, redis-py would say that the server is."""
     try:
         if path:
             with open(path, "rb"):
@@ -108,14 +108,14 @@ def _check_file(name: str, path: str | None) -> None:
 
 
 class AsyncLink:
-    """This carries exchanges with one Redis server, one at a time, and is closed by the first that fails.
+    """One connection to a Redis server; it carries one exchange at a time, and the first that fails closes it.
 
-    `watching` is for whoever sends WATCH: whether the server may still watch keys for this connection; `expected` for
-    whoever sends and hears apart: what the replies to come are for, and `in_message` whether one is being taken off:
-    where that stays so, whoever took it was interrupted, and nobody knows what is lost. `ahead_ms` is how far the
-    server's clock is at most ahead of `monotonic` here, in milliseconds, as of the greeting; it may be less by
-    `greeting_s`, the seconds that the greeting took. `support` are durability levels that the server was found to be
-    able to give, each with the moment; `heard_at` and `silent_since` are for the pool.
+    `watching` says whether the server may still watch keys for this connection. `expected` is for callers that send and
+    receive separately: what the replies to come are for; `in_message` is true while one is being read, and where it
+    stays so, the reader was interrupted, and nobody knows what is lost. `ahead_ms` is how far the server's clock is
+    ahead of `monotonic` here at most, in milliseconds, as of the greeting; the true value may be less by `greeting_s`,
+    the seconds that the greeting took. `support` are durability levels that the server was found to be able to give,
+    each with the moment; `heard_at` and `silent_since` are for the pool.
     """
 
     __slots__ = (
@@ -156,7 +156,7 @@ class AsyncLink:
 
     @classmethod
     async def open(cls, dial: Dial, settings: Settings, seconds: float = inf) -> AsyncLink:
-        """This connects, each step in that time; RedisUnavailable names the masked URL and the reason."""
+        """Connect, each step within that many seconds; raise RedisUnavailable with the masked URL and the reason."""
         where = masked(settings.redis_url)
         connection = dial()
         connection.socket_connect_timeout = min(seconds, settings.connect_timeout_s)
@@ -187,11 +187,11 @@ class AsyncLink:
 
     @property
     def alive(self) -> bool:
-        """This says whether the connection still stands, as far as this side knows; a forked child has none."""
+        """Whether the connection still stands, as far as this side knows; a forked child has none."""
         return self._pid == _process.pid and bool(self._connection.is_connected)
 
     def call(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Command:
-        """This gives the command that runs a script: by digest once this connection has seen it run."""
+        """Return the command that runs a script: by digest once this connection has seen it run."""
         if script.sha in self._known:
             return ("EVALSHA", script.sha, len(keys), *keys, *args)
         return ("EVAL", script.text, len(keys), *keys, *args)
@@ -199,11 +199,11 @@ class AsyncLink:
     async def run(
         self, commands: Sequence[Command], *, seconds: float, until: Callable[[Any], bool] | None = None
     ) -> list[Any]:
-        """This sends the commands in one go and gives their replies in order.
+        """Send the commands at once, and return their replies in order.
 
-        An error reply stands in its place as an exception value. RedisUnavailable means that the exchange broke and
-        the connection is closed: the commands may or may not have run. A reply of which `until` says so is the last
-        that is waited for; the connection is closed then too.
+        An error reply stands in its place as an exception value. RedisUnavailable means that the exchange broke and the
+        connection is closed: the commands may or may not have run. Where `until` returns True for a reply, no further
+        one is waited for, and the connection is closed too.
         """
         connection = self._connection
         if self._pid != _process.pid:
@@ -238,9 +238,9 @@ class AsyncLink:
         return replies
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[Any], *, seconds: float) -> Any:
-        """This runs one script and gives its reply; an error reply is raised.
+        """Run one script and return its reply; raise an error reply.
 
-        A digest that the server has forgotten is known not to have run, so the text is sent.
+        A script whose digest the server has forgotten has not run, so its text is sent.
         """
         end = monotonic() + seconds
         reply = (await self.run([self.call(script, keys, args)], seconds=seconds))[0]
@@ -256,7 +256,7 @@ class AsyncLink:
     async def scripts(
         self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], *, seconds: float
     ) -> list[Any]:
-        """This runs one script many times in one pipeline and gives the replies; an error reply is raised."""
+        """Run one script many times in one pipeline, and return the replies; raise an error reply."""
         if not calls:
             return []
         first = await self.script(script, *calls[0], seconds=seconds)
@@ -269,14 +269,14 @@ class AsyncLink:
         return [first, *replies]
 
     def knows(self, script: Script, known: bool) -> None:
-        """This notes whether the server has seen the script, so that the next call sends its digest or its text."""
+        """Note whether the server has seen the script, so that the next call sends its digest or its text."""
         (self._known.add if known else self._known.discard)(script.sha)
 
     async def send(self, *commands: Command, seconds: float, expected: Sequence[Any] = ()) -> None:
-        """Send commands whose answers arrive among pushed messages; `expected` is noted as what those are for.
+        """Send commands whose answers arrive among pushed messages; note `expected` as what they are for.
 
-        Whoever does not come to the end of it, interrupted by a signal handler perhaps, leaves a closed connection: how
-        much was sent, and so which answer is whose, nobody would know.
+        A caller that is interrupted meanwhile, by a signal handler for instance, leaves a closed connection: nobody
+        would know how much was sent, and so which answer belongs to which command.
         """
         if not self.alive:
             raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
@@ -293,7 +293,7 @@ class AsyncLink:
                 await self.close()
 
     async def receive(self, *, seconds: float) -> list[Any]:
-        """This gives the pushed messages that have come, at least one; none when none came in that time."""
+        """Return the pushed messages that have arrived; wait for the first one for at most that many seconds."""
         messages: list[Any] = []
         try:
             async with async_receiving(self._connection, seconds, self._turn):
@@ -307,25 +307,25 @@ class AsyncLink:
         return messages
 
     async def has_news(self, seconds: float) -> bool:
-        """This waits until something has arrived, where a thread may wait for that without reading it."""
+        """Wait until something has arrived, where a thread may wait without reading; return whether it has."""
         return await async_readable(self._connection, seconds, self._turn)
 
     @property
     def buffered(self) -> bool:
-        """This says whether a message, or a part of one, was taken off the socket and given to nobody yet."""
+        """Whether a message, or a part of one, was taken off the socket that nobody has been given yet."""
         return is_buffered(self._connection)
 
     @property
     def unread_bytes(self) -> int:
-        """Return how many bytes of messages that are not whole yet have been taken off the socket."""
+        """How many bytes of incomplete messages have been taken off the socket."""
         return unread_bytes(self._connection)
 
     def hear_invalidations(self) -> None:
-        """This has pushes of invalidated keys given by `heard`, on a connection that speaks RESP3."""
+        """Have pushes of invalidated keys returned by `heard`, on a connection that speaks RESP3."""
         self._connection._parser.set_invalidation_push_handler(_passed_on)
 
     async def heard(self, *, seconds: float) -> Any:
-        """This gives the next reply, an error reply as a value, or pushed message; None when none came in that time."""
+        """Return the next reply (an error reply as a value) or pushed message; None where none arrives in that time."""
         try:
             async with async_receiving(self._connection, seconds, self._turn):
                 return await self._connection.read_response(disconnect_on_error=False, push_request=True)
@@ -338,29 +338,29 @@ class AsyncLink:
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
 
     def abandon(self) -> None:
-        """This parts with a forked parent's connection; an asyncio one is quiet as long as it is kept."""
+        """Part with a forked parent's connection; an asyncio one stays quiet as long as it is referenced."""
         async_disown(self._connection)
 
     def let_go(self) -> None:
-        """Close a connection that nobody has any more; one of an event loop is closed with its transport."""
+        """Close a connection that nobody uses any more, without waiting; an asyncio one closes with its transport."""
         async_disown(self._connection)
 
     def hang_up(self) -> None:
-        """This wakes a thread that waits for a pushed message; a task is woken by being cancelled."""
+        """Wake a thread that waits for a pushed message; a task is woken by being cancelled."""
         async_wake(self._connection)
 
     async def close(self) -> None:
-        """This closes the connection without waiting for anything that is under way on it."""
+        """Close the connection without waiting for anything that is under way on it."""
         await self._connection.disconnect(nowait=True)
 
     async def end(self) -> None:
-        """This closes a connection that is idle and waits until it is closed: TLS takes leave of the other side."""
+        """Close an idle connection, and wait until it is closed: TLS takes leave of the other side."""
         with suppress(RedisError, OSError):
             await self._connection.disconnect()
 
 
 def let_go(background: AsyncBackground | None, link: AsyncLink | None) -> None:
-    """End what goes on in the background on a connection, without waiting."""
+    """End a background task and its connection, without waiting."""
     if background is not None:
         background.let_go()
     if link is not None:
@@ -368,10 +368,10 @@ def let_go(background: AsyncBackground | None, link: AsyncLink | None) -> None:
 
 
 async def _stay_closed(**_: object) -> None:
-    """This stands in for redis-py's connecting anew by itself, which would lose what the server knew of the old one."""
+    """Refuse redis-py's own reconnecting, which would lose what the server knew of the old connection."""
     raise RedisError("the connection is closed")
 
 
 async def _passed_on(message: Any) -> Any:
-    """This is redis-py's handler of a push: whoever waits for the connection's next message gets it."""
+    """Return a pushed message as it is, so that redis-py passes it to whoever waits for the next message."""
     return message

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Pairing:
-    """This compares a client's two tiers; of its tasks one asks Postgres and the others wait for the answer."""
+    """The comparison of a client's two tiers; one of its tasks asks Postgres, and the others wait for the answer."""
 
     def __init__(self, settings: Settings, postgres: PostgresTier) -> None:
         self._connect_timeout_s = settings.connect_timeout_s
@@ -35,7 +35,7 @@ class Pairing:
         self._pid = _process.pid
 
     async def compare(self, cluster: str, seconds: float) -> None:
-        """Return when the Redis of that identity may be used; ConfigurationError where Postgres has another one."""
+        """Return when a Redis of that cluster may be used; raise ConfigurationError where Postgres is of another."""
         if cluster == self._postgres.cluster:
             return
         if self._pid != _process.pid:
@@ -51,7 +51,7 @@ class Pairing:
             turn.release()
 
     async def _ask(self, end: float) -> None:
-        """Ask Postgres, unless it was waited for long enough; PostgresUnavailable where it may still answer."""
+        """Ask Postgres, unless it was waited for long enough; raise PostgresUnavailable where it may still answer."""
         known, began = self._postgres.cluster, monotonic()
         if not known and self._patience_s <= 0:
             return

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 AGAIN = ("LOADING", "BUSY", "MASTERDOWN", "READONLY", "MISCONF", "NOREPLICAS", "TRYAGAIN", "CLUSTERDOWN")
-"""First words of error replies that say: nothing was done, try again later."""
+"""The first words of error replies that say that nothing was done, and that a later try may succeed."""
 DEMOTED = ("READONLY", "MASTERDOWN")
-"""First words of those that say: this server is a primary no more."""
+"""The first words of error replies of a server that is not a primary any more."""
 FINAL = ("authentication", "tls")
-"""Reasons for which a connection is refused that no repeating changes."""
+"""The reasons for refusing a connection that no repetition changes."""
 _RIGHTS = ("NOPERM", "ACL failure", "can't run this command", "can't access at least one of the keys")
 _SERVERS = (
     "Use Redis 7.0, Valkey 7.2 or newer, and take no command away by rename-command; "
@@ -46,25 +46,25 @@ _SERVERS = (
 
 
 def code_of(error: Exception) -> str:
-    """This gives the first word of an error reply, which redis-py takes out of some messages."""
+    """Return the first word of an error reply, which redis-py removes from some messages."""
     return getattr(error, "status_code", None) or str(error).partition(" ")[0]
 
 
 def found_at(redis_key: str, reason: str) -> StateCacheError:
-    """This says what hindered a script at that Redis key: somebody else's data, or a right that the user lacks."""
+    """Return the error for what hindered a script at that Redis key: foreign data, or a right that the user lacks."""
     if any(words in reason for words in _RIGHTS):
         return ConfigurationError(f"the Redis user lacks rights: {reason}", hint="Grant these commands on these keys.")
     return ForeignData(redis_key, reason=reason)
 
 
 def no_primary(settings: Settings, detail: str) -> RedisUnavailable:
-    """Return what is raised of a server that is no primary."""
+    """Return the error for a server that is not a primary."""
     hint = "redis_url must name the primary; after a failover, the new one."
     return RedisUnavailable("role", detail=f"{masked(settings.redis_url)}: {detail}", hint=hint)
 
 
 def refusal(error: Exception, redis_key: str) -> StateCacheError:
-    """This translates an error reply about that Redis key."""
+    """Return the error for an error reply about that Redis key."""
     text, code = str(error), code_of(error)
     if code in ("NOPERM", "WRONGTYPE") or any(words in text for words in _RIGHTS):
         return found_at(redis_key, f"{code} {text.removeprefix(code).strip()}")
@@ -76,7 +76,7 @@ def refusal(error: Exception, redis_key: str) -> StateCacheError:
 
 
 class RedisTier:
-    """This exchanges commands with the Redis primary."""
+    """The exchanges of a client with the Redis primary."""
 
     def __init__(
         self, settings: Settings, keys: KeySpace, *, dial: Dial | None = None, pairing: Pairing | None = None
@@ -93,17 +93,17 @@ class RedisTier:
 
     @property
     def tracks(self) -> bool:
-        """This says whether connections can be had to which the server pushes what was written."""
+        """Whether there can be connections to which the server pushes what was written."""
         return self._dial_tracked is not None
 
     async def link(self, seconds: float | None = None) -> AsyncLink:
-        """This opens and greets one connection outside the pool."""
+        """Open and greet one connection outside of the pool."""
         return await self._greeted(self._dial, seconds)
 
     async def tracked_link(self) -> AsyncLink:
-        """This opens one to which the server pushes the names of keys that were read on it and written since.
+        """Open a connection to which the server pushes the names of keys that were read on it and written since.
 
-        ConfigurationError where the server, or something before it, does not do that.
+        Raises ConfigurationError where the server, or a proxy before it, does not do that.
         """
         if self._dial_tracked is None:
             raise ConfigurationError("connections that are dialled by hand are not tracked")
@@ -168,9 +168,9 @@ class RedisTier:
             raise ConfigurationError(f"this Redis is {difference}", hint=f"{remedy[0].upper()}{remedy[1:]}.")
 
     async def exchange(self, commands: Sequence[Command], *, seconds: float, patience: float = 1.0) -> list[Any]:
-        """This runs commands on one connection and gives their replies, error replies as values. It never repeats.
+        """Run commands on one connection, once, and return their replies, error replies as values.
 
-        `patience` is the part of the time that the answer is waited for.
+        `patience` is the share of `seconds` for which the answer is waited for.
         """
         end = monotonic() + seconds
         link = await self.pool.take(seconds)
@@ -187,7 +187,7 @@ class RedisTier:
             self.pool.give(link)
 
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Any], *, seconds: float) -> Any:
-        """This runs the named script once and gives its reply; an error reply is raised as redis-py's."""
+        """Run the named script once and return its reply; raise an error reply as redis-py's error."""
         end = monotonic() + seconds
         link = await self.pool.take(seconds)
         try:
@@ -203,12 +203,12 @@ class RedisTier:
             self.pool.give(link)
 
     async def leave(self, link: AsyncLink) -> None:
-        """This closes a connection to a server that must not be asked any more, and those that are idle with it."""
+        """Close a connection to a server that must not be asked any more, and the idle ones with it."""
         await link.close()
         await self.pool.drop_idle(all_of_them=True)
 
     async def read(self, commands: Sequence[Command], *, seconds: float) -> list[Any]:
-        """This runs commands that change nothing, again after a fault, for at most that many seconds in all."""
+        """Run commands that change nothing, again after a fault, for at most that many seconds in all."""
         return await self._again(
             lambda left: self.exchange(commands, seconds=left, patience=patience_for(left)), seconds
         )
@@ -216,10 +216,10 @@ class RedisTier:
     async def read_script(
         self, name: str, keys: Sequence[str], args: Sequence[Any], *, behind: Sequence[Command] = (), seconds: float
     ) -> list[Any]:
-        """Run a script that changes nothing and commands behind it, and return its reply and theirs in one list.
+        """Run a script that changes nothing and the commands in `behind`, and return its reply and theirs in one list.
 
-        It is run again after a fault, and on another connection where the server is no primary; another error reply
-        of the script is raised as redis-py's.
+        It is run again after a fault, and on another connection where the server is not the primary; another error
+        reply of the script is raised as redis-py's error.
         """
         return await self._again(lambda left: self._script_once(name, keys, args, behind, left), seconds)
 
@@ -247,7 +247,7 @@ class RedisTier:
             self.pool.give(link)
 
     async def _again(self, attempt: Callable[[float], Awaitable[T]], seconds: float) -> T:
-        """Return what the attempt gives in the seconds that it is told, made again after a fault."""
+        """Return the result of an attempt, which is told its seconds and made again after a fault."""
         end, telling = monotonic() + seconds, None
         try:
             return await attempt(seconds)
@@ -274,5 +274,5 @@ class RedisTier:
 
 
 def patience_for(seconds: float) -> float:
-    """This leaves half of the time for another attempt, unless that is too little."""
+    """Return the share of the time for one attempt: half, so that another one can follow, unless that is too little."""
     return 0.5 if seconds > 0.2 else 1.0

@@ -55,13 +55,13 @@ _PAUSE_S_MAX = 2.0
 _UNTRACKED_S = 60.0
 _END_S = 0.02
 _AWAKE_S = 0.5
-"""How long the listener's end is waited for: it ends by itself if it is connecting, and soon if it was woken."""
+"""How long closing waits for the listener's end, in seconds: it ends by itself while connecting, and soon if woken."""
 _LOST = RedisUnavailable("connection", detail="the tracked connection was lost")
 _logger = logging.getLogger("statecache")
 
 
 class TrackedConnection:
-    """This keeps one client's tracked connection, and with it the trust in what its near cache holds."""
+    """One client's tracked connection, and with it the trust in what its near cache holds."""
 
     def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, near: Near) -> None:
         self._settings = settings
@@ -76,7 +76,7 @@ class TrackedConnection:
         _process.begins_anew_after_fork(self)
 
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
-        """This has a forked child start for itself; what it must not share it parts with when it does."""
+        """Have a forked child start for itself; it parts with its parent's connection when it does."""
         self._starting = mutex
 
     def _reset(self) -> None:
@@ -94,19 +94,19 @@ class TrackedConnection:
 
     @property
     def reading(self) -> bool:
-        """This says whether a read is under way."""
+        """Whether a read is under way."""
         expected = [] if self._link is None else list(self._link.expected)
         return any(isinstance(one, Reading) for one in expected)
 
     def is_up(self) -> bool:
-        """This says whether reads can be made here; where not, it begins to bring that about, and waits for nothing."""
+        """Return whether reads can be made here; where not, begin to connect without waiting."""
         if self._link is not None and self._pid == _process.pid:
             return self._near.trusted(boottime())
         self._start()
         return False
 
     async def comes_up(self, seconds: float) -> bool:
-        """This waits until reads can be made here, if that is to be expected, and says whether they can."""
+        """Wait until reads can be made here, if that is to be expected, and return whether they can."""
         end = monotonic() + seconds
         while not self.is_up():
             background = self._background
@@ -115,7 +115,7 @@ class TrackedConnection:
         return True
 
     def _start(self) -> None:
-        """This begins to connect; of several threads that come at once, one does."""
+        """Begin to connect; of several threads that come at once, one does."""
         with self._starting:
             if self._pid != _process.pid:
                 if self._link is not None:
@@ -127,7 +127,7 @@ class TrackedConnection:
                 self._background = AsyncBackground(self._live, name="statecache-near")
 
     async def ask(self, *readings: Reading, seconds: float) -> None:
-        """This sends reads, whose signals are set when they are answered; RedisUnavailable where it cannot."""
+        """Send reads, whose signals are set when they are answered; raise RedisUnavailable where that fails."""
         sent = False
         try:
             await self._send(readings, seconds)
@@ -138,14 +138,14 @@ class TrackedConnection:
                     self._near.settle(reading, None, _LOST)
 
     async def wrote(self, commit: Commit, committed: Committed) -> None:
-        """This notes what was written here: nothing older is seen from now on, and what is in use is read anew."""
+        """Note what was written here: nothing older is seen from now on, and what is in use is read again."""
         epoch, versions = committed.position.epoch, iter(committed.versions)
         for write in commit.writes:
             if write.op != "check" and self._near.wrote(write.key, (epoch, next(versions))):
                 await self._refresh(write.key)
 
     async def _refresh(self, key: str) -> None:
-        """This has a state read, and does not wait for it."""
+        """Have a state read, without waiting for it."""
         if self.is_up():
             reading, mine = self._near.reserve(key, AsyncSignal(), boottime())
             if mine:
@@ -173,7 +173,7 @@ class TrackedConnection:
             turn.release()
 
     async def _live(self) -> None:
-        """This connects and serves, again and again, until the client is closed."""
+        """Connect and serve, until the client is closed."""
         backoff = Backoff(_PAUSE_S, _PAUSE_S_MAX)
         while not self._closed:
             try:
@@ -203,7 +203,7 @@ class TrackedConnection:
             _logger.warning("every read goes to the primary, nothing is read locally: %s", error)
 
     async def _serve(self, link: AsyncLink) -> None:
-        """This takes replies and pushes off the connection until it breaks."""
+        """Take replies and pushes off the connection until it breaks."""
         self._near.drop()
         self._server, self._open, self._beating, self._link = b"", set(), None, link
         self._came, self._unread = boottime(), 0
@@ -220,10 +220,10 @@ class TrackedConnection:
                     reads.release()
 
     async def _take(self, link: AsyncLink, seconds: float) -> bool:
-        """This takes one reply or push off the connection, and says whether another one is there already.
+        """Take one reply or push off the connection, and return whether another one is there already.
 
-        Nothing more is taken off one whose last reader was interrupted (by a signal handler that raised): what it had
-        in its hands may have been a push.
+        Nothing more is taken off a connection whose last reader was interrupted (by a signal handler that raised): what
+        it had read in part may have been a push.
         """
         if link.in_message:
             raise RedisUnavailable("connection", detail="whoever read the tracked connection was interrupted")
@@ -239,10 +239,10 @@ class TrackedConnection:
         return link.buffered
 
     async def answered(self, reading: Reading, seconds: float) -> bool:
-        """Wait until a read is answered, and say whether it is; a thread reads for itself, if nobody does.
+        """Wait until a read is answered, and return whether it is; a thread reads for itself, if nobody else does.
 
-        One that is not answered for half a window is given up for all who share it: whoever was to send it may have
-        been interrupted.
+        A read that is not answered for half a window is given up for all who share it: its sender may have been
+        interrupted.
         """
         link, answered = self._link, False
         if link is None:
@@ -256,7 +256,7 @@ class TrackedConnection:
         return answered
 
     async def _beat(self, link: AsyncLink) -> None:
-        """This sends a heartbeat where none is under way; one that is overdue says that the connection is dead."""
+        """Send a heartbeat unless one is under way; one that is overdue means that the connection is dead."""
         now = boottime()
         if self._beating is not None:
             if now - max(self._beating, self._came) > self._settings.near_window_s:
@@ -281,7 +281,7 @@ class TrackedConnection:
             self._near.invalidate(self._keys.key_of(name) for name in message[1])
 
     def _answered(self, link: AsyncLink, reply: Any) -> None:
-        """This gives a reply to whoever expects it: they come in the order of the questions."""
+        """Hand a reply to whoever expects it: replies come in the order of the questions."""
         if not link.expected:
             raise RedisUnavailable("connection", detail="a reply belongs to no request")
         expected = link.expected.popleft()
@@ -334,7 +334,7 @@ class TrackedConnection:
             self._near.settle(reading, None, error)
 
     async def _part(self, link: AsyncLink) -> None:
-        """This drops everything known with the connection, and fails what was under way on it."""
+        """Drop everything known with the connection, and fail what was under way on it."""
         self._link, self._up = None, AsyncSignal()
         try:
             self._near.drop()
@@ -348,14 +348,14 @@ class TrackedConnection:
                 self._near.settle(reading, None, _LOST)
 
     def let_go(self) -> None:
-        """End what goes on in the background; it takes no lock, for a finalizer calls it."""
+        """End the background task or thread; it takes no lock, for a finalizer calls it."""
         self._closed = True
         if self._pid == _process.pid:
             let_go(self._background, self._link)
             self._stopped.set()
 
     async def close(self) -> None:
-        """This ends it, and the trust in what is known."""
+        """End the connection, and the trust in what is known."""
         self._closed = True
         self._near.drop()
         if self._pid != _process.pid:

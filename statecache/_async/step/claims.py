@@ -55,14 +55,14 @@ if TYPE_CHECKING:
     from statecache.steps import StepRecord
 
 _END_S = 0.05
-"""How long a caller who has no time left waits for a claim to be given back."""
+"""How long a caller who has no time left waits for a claim to be given back, in seconds."""
 _RELEASE_S = 0.3
-"""How long giving a claim back may take; what is not given back ends by itself."""
+"""How long giving a claim back may take, in seconds; what is not given back ends by itself."""
 _ATTEMPT_S_MIN = 0.05
 _WATCHES_MAX = 1000
-"""How many steps that others left are watched at once; of the oldest a later call begins anew."""
+"""How many abandoned steps are watched at once; for the oldest, a later call begins to watch anew."""
 _SWEEP_S = 0.02
-"""Claims that are due within this time are renewed together."""
+"""Claims that are due within this many seconds are renewed together."""
 _GONE = RedisUnavailable("timeout", detail="whoever asked waits no more")
 _logger = logging.getLogger("statecache")
 
@@ -109,7 +109,7 @@ class Claims:
         return AsyncClaim(self, record_key)
 
     async def take(self, record_key: str, *, end: float) -> Holding | None:
-        """Take a claim, now or not at all: None where somebody has it."""
+        """Take a claim without waiting; return None where somebody has it."""
         name = claim_of(record_key)
         shard, request = self._keys.shard(name), self._leases.new_request()
         holding = Holding(key=name, shard=shard, request=request, ttl=self._ttl, owner=async_runner())
@@ -139,13 +139,13 @@ class Claims:
                 del self._watches[next(iter(self._watches))]
 
     def drop(self, holding: Holding) -> bool:
-        """Renew a claim no more, and say whether an attempt to renew it may still be on its way."""
+        """Stop renewing a claim, and return whether an attempt to renew it may still be on its way."""
         with self._mutex:
             self._held.pop(holding.request, None)
             return holding.astray
 
     async def give_back(self, holding: Holding) -> None:
-        """Give a claim back; where that cannot be done it ends by itself."""
+        """Give a claim back; where that fails, it ends by itself."""
         verb = "withdraw" if self.drop(holding) else "release"
         answered = False
         try:
@@ -159,7 +159,7 @@ class Claims:
                 await async_beside(lambda: self._leases._withdraw(holding), _END_S)
 
     async def close(self) -> None:
-        """End the renewing, unless steps still run: then it ends with them."""
+        """Stop the renewing, unless steps still run: then it stops with the last of them."""
         with self._mutex:
             self._closing, keeper = True, self._keeper
             if self._held or keeper is None:
@@ -168,7 +168,7 @@ class Claims:
         await keeper.stop()
 
     async def _keep(self) -> None:
-        """Renew what is due, again and again, until nothing has run for a while."""
+        """Renew what is due, until nothing has run for a while."""
         link: AsyncLink | None = None
         while (turn := self._due()) is not None:
             due, wait_s = turn
@@ -181,9 +181,9 @@ class Claims:
         await self._hang_up(link)
 
     def _due(self) -> tuple[list[Holding], float] | None:
-        """Return what to renew now and else how long to wait; None where nothing runs, and nobody renews any more.
+        """Return the claims to renew now and the seconds until the next are due; None where renewing ends.
 
-        A claim that is taken meanwhile is due no sooner than the wait is over.
+        A claim that is taken meanwhile is not due before that time is over.
         """
         with self._mutex:
             now = boottime()
@@ -199,9 +199,9 @@ class Claims:
             return due, max(min(next_at - now, self._ttl / 3), 0.0)
 
     async def _renewed(self, due: Sequence[Holding], link: AsyncLink | None) -> AsyncLink | None:
-        """Renew claims in one pipeline, or take them again, and return the connection if it is still of use.
+        """Renew claims in one pipeline, or take them again; return the connection if it can be used again.
 
-        What comes to nothing is soon tried again.
+        Claims that could not be renewed are tried again soon.
         """
         seconds, started = max(self._ttl / 6, _ATTEMPT_S_MIN), boottime()
         for one in due:
@@ -231,7 +231,7 @@ class Claims:
 
 
 class AsyncClaim:
-    """The claim of one step, for one call: taken, watched, given back."""
+    """The claim of one step, for one call, which takes it, watches it, gives it back."""
 
     def __init__(self, claims: Claims, record_key: str) -> None:
         self._claims = claims
@@ -243,18 +243,18 @@ class AsyncClaim:
 
     @property
     def pause_s_max(self) -> float:
-        """How long to wait at most between two looks at the record."""
+        """The longest time between two looks at the record, in seconds."""
         return self._claims.silent_s / 4
 
     def covers(self, record: StepRecord | None, change_id: str) -> bool:
-        """Return whether the step may be gone on with: the claim is here, and nobody else may still run the step."""
+        """Return whether this call may continue the step: it has the claim, and nobody else may still run the step."""
         begun = record is not None and record.status == "intent"
         return self._holding is not None and (not begun or change_id == self._abandoned)
 
     async def take(self, record: StepRecord | None, change_id: str, *, end: float) -> bool:
-        """Try to have it for going on from that record, and return whether it covers that now.
+        """Try to take the claim to continue from that record, and return whether that is allowed now.
 
-        A step that was begun is gone on with only where its claim was free for long enough.
+        A step that somebody else began is continued only once its claim has been free for long enough.
         """
         now, begun = monotonic(), record is not None and record.status == "intent"
         watched = begun and self._watch.goes_on(change_id, now)
@@ -276,23 +276,23 @@ class AsyncClaim:
         return self._holding is not None
 
     async def give_back(self) -> None:
-        """Give it back, if it is here."""
+        """Give the claim back, if this call has it."""
         holding, self._holding = self._holding, None
         if holding is not None:
             await self._claims.give_back(holding)
 
     def drop(self) -> None:
-        """Let it end by itself."""
+        """Let the claim end by itself."""
         holding, self._holding = self._holding, None
         if holding is not None:
             self._claims.drop(holding)
 
 
 class _Batched(Leases):
-    """Leases that are asked for in batches: many agents wait for Postgres, and go on in the same moment."""
+    """Leases that are requested in batches, for many agents that wait for Postgres go on at the same moment."""
 
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
-        """Begin as leases do."""
+        """Forget the leases and the trips of a forked child's parent."""
         super().begin_anew(mutex)
         self._batcher: AsyncBatcher[tuple[str, Holding], list[str]] = AsyncBatcher(self._batch)
 
@@ -307,7 +307,7 @@ class _Batched(Leases):
     async def _batch(
         self, requests: Sequence[AsyncRequest[tuple[str, Holding], list[str]]], seconds: float
     ) -> Sequence[list[str] | Exception]:
-        """Ask for what is still waited for in one pipeline."""
+        """Send the requests that are still waited for in one pipeline, and return an answer for each."""
         end = monotonic() + seconds
         answers: list[list[str] | Exception] = [_GONE] * len(requests)
         link = await self._redis.pool.take(seconds)
@@ -329,7 +329,7 @@ class _Batched(Leases):
     async def _replies(
         self, link: AsyncLink, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], seconds: float
     ) -> list[Any]:
-        """Run the script for each of the calls; error replies are values."""
+        """Run the script for each of the calls, and return the replies; error replies are values."""
         commands = []
         for call in calls:
             commands.append(link.call(self._script, *call))

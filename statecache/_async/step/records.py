@@ -20,7 +20,7 @@ _WRITTEN = {"json": msgspec.json.Encoder().encode, "msgpack": msgspec.msgpack.En
 
 
 class Held(msgspec.Struct, frozen=True):
-    """This is a step as its record has it, and the change that wrote it."""
+    """A step as its record has it, and the change that wrote it."""
 
     step: StepRecord
     change_id: str
@@ -29,7 +29,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 async def held_step(runtime: Runtime, key: str, *, end: float) -> tuple[str, Held | None]:
-    """This reads a step's record: the change_id to compare with, and what it holds, None where there is no step."""
+    """Read a step's record: return the change_id to compare with, and what it holds, None where there is no step."""
     record = await runtime.reader.record(key, end=end)
     if not record.exists:
         if record.op == "quarantined":
@@ -43,7 +43,7 @@ async def held_step(runtime: Runtime, key: str, *, end: float) -> tuple[str, Hel
 def record_write(
     scope: AsyncView[Any], key: str, step: StepRecord, expected: str, encoding: Encoding, *, new_in: int | None = None
 ) -> Write:
-    """This asks for a record to be written; `expected` as in `Write`: ABSENT vouches that the step is new."""
+    """Return the write of a record; `expected` as in `Write`, where ABSENT vouches that the step is new."""
     return Write(
         key=key,
         op="set",

@@ -22,7 +22,7 @@ _PATIENCE_S = 1.0
 
 
 class _Queue:
-    """These are the callers who update one state; `record` is what the last of them has committed."""
+    """The callers who update one state; `record` is what the last of them has committed."""
 
     __slots__ = ("callers", "record", "slots")
 
@@ -33,7 +33,7 @@ class _Queue:
 
 
 class Turns:
-    """This keeps a queue for every state that is being updated."""
+    """A queue for every state that is being updated."""
 
     def __init__(self, in_flight: InFlight) -> None:
         self._in_flight = in_flight
@@ -45,13 +45,13 @@ class Turns:
         self._pid = _process.pid
 
     def of(self, key: str, *, end: float) -> AsyncTurn:
-        """This gives a turn at the state, to be entered."""
+        """Return a turn at the state, to be entered."""
         if self._pid != _process.pid:
             self._begin()
         return AsyncTurn(self, key, end, self._in_flight.call())
 
     def join(self, key: str) -> _Queue:
-        """This puts a caller into the state's queue."""
+        """Put a caller into the state's queue, and return the queue."""
         with self._mutex:
             queue = self._queues.get(key)
             if queue is None:
@@ -60,7 +60,7 @@ class Turns:
             return queue
 
     def leave(self, key: str, queue: _Queue) -> None:
-        """This takes one out, and with the last one the queue."""
+        """Take a caller out of the queue, and drop the queue with the last one."""
         with self._mutex:
             queue.callers -= 1
             if queue.callers == 0 and self._queues.get(key) is queue:
@@ -68,7 +68,7 @@ class Turns:
 
 
 class AsyncTurn:
-    """This is one caller's turn, from its entry to its exit."""
+    """One caller's turn, from its entry to its exit."""
 
     __slots__ = ("_call", "_end", "_key", "_mine", "_queue", "_turns")
 
@@ -81,11 +81,11 @@ class AsyncTurn:
 
     @property
     def record(self) -> Record | None:
-        """This is what the one before has committed, if that is known."""
+        """What the caller before has committed, if that is known."""
         return self._queue.record if self._mine is not None else None
 
     def committed(self, record: Record) -> None:
-        """This tells the next one where to begin."""
+        """Tell the next caller where to begin."""
         self._queue.record = record
 
     async def __aenter__(self) -> AsyncTurn:

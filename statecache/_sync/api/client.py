@@ -41,14 +41,14 @@ V = TypeVar("V")
 
 
 class Namespace(Verbs[D], Generic[D]):
-    """This is a typed view of one namespace: every verb, names relative to it, its policy in force."""
+    """A typed view of one namespace: every verb, with names relative to it and its policy in force."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._prefix!r})"
 
 
 class StateCache(Verbs[Any]):
-    """This reads and writes agent state shared by many processes.
+    """A client that reads and writes agent state shared by many processes.
 
     Settings come from `settings`, or from STATECACHE_* variables with keyword arguments winning over them. Nothing is
     connected before the first verb. One client serves all tasks of one event loop (the synchronous one all threads of
@@ -76,12 +76,12 @@ class StateCache(Verbs[Any]):
 
     @property
     def settings(self) -> Settings:
-        """These are the settings in force."""
+        """The settings in force."""
         return self.runtime.settings
 
     @property
     def near(self) -> NearStatistics:
-        """This tells what the near cache has done, what it holds, and whether local reads are answered from it."""
+        """The near cache's counters and contents, and whether local reads are answered from it."""
         return msgspec.structs.replace(
             self.runtime.near.statistics(boottime()), hindrance=self.runtime.tracked.hindrance
         )
@@ -110,11 +110,13 @@ class StateCache(Verbs[Any]):
         value_bytes_max: int | None = None,
         locking: Locking | None = None,
     ) -> Namespace[Any]:
-        """This gives a view of the keys under `name/`: values of that type, and a policy for what is written.
+        """Return a view of the keys under `name/`: values of that type, and a policy for what is written.
 
-        `locking="enforced"` is recorded for the namespace before the first lock or commit, and kept by all who write to
-        it from then on, by whatever view; without it what is recorded holds. `"advisory"` where enforced is recorded is
-        UsageError at the first commit. `statecache policy` changes it, for views that say otherwise too.
+        What is None takes the client's setting; see `Policy`. `locking="enforced"` is recorded for the namespace before
+        the first lock or commit, and binds all who write to it from then on, through whatever view. A view without
+        `locking` takes what is recorded. A view with `"advisory"` where enforced is recorded raises UsageError at its
+        first commit. `statecache policy` changes what is recorded. Raises InvalidKey for a name that no namespace can
+        have, and UsageError for a policy that is not one.
         """
         policy = Policy(
             type=type,
@@ -128,16 +130,16 @@ class StateCache(Verbs[Any]):
         return Namespace(self.runtime, checked_policy(policy), checked_namespace(name) + "/")
 
     def unsettled(self) -> tuple[Unsettled, ...]:
-        """These are this client's commits whose outcome no caller learnt, the oldest first; `outcome` asks.
+        """Return this client's commits whose outcome no caller learnt, the oldest first; ask `outcome` about them.
 
-        A call that was cancelled, or ran out of time, and left nothing here was never sent: it was not applied.
+        A call that was cancelled or ran out of time and is not among them was never sent, so it was not applied.
         """
         return self.runtime.unknown_outcomes.all()
 
     def lost(self, *, timeout: float | None = None) -> tuple[LostCommit, ...]:
-        """Return the commits that went with the Redis that acknowledged them, of the last thousand of this client.
+        """Return the commits that were lost with the Redis that acknowledged them, of this client's last thousand.
 
-        It asks Postgres, which keeps how far each lost tail came: `statecache lost` lists them for all clients.
+        It asks Postgres, which records how far each lost tail reached: `statecache lost` lists them for all clients.
         """
         return self.runtime.losses.look(seconds=max(self.end_of(timeout) - monotonic(), 0.001))
 
@@ -146,10 +148,11 @@ class StateCache(Verbs[Any]):
     @overload
     def close(self, *, drain: float) -> DrainReport: ...
     def close(self, *, drain: float | None = None) -> DrainReport | None:
-        """This closes every connection; what is under way on them fails, its outcome unknown.
+        """Close every connection; calls under way on them fail, and their outcome is unknown.
 
-        With `drain` it goes down well within that many seconds: it refuses new calls (UsageError), lets those under way
-        end, gives its leases back, waits until Postgres holds what this client was acknowledged, and says what is left.
+        With `drain`, close gracefully within that many seconds: refuse new calls (UsageError), let those under way end,
+        give the leases back, wait until Postgres holds what was acknowledged to this client, and return what is left.
+        Without `drain`, return None.
         """
         if drain is None:
             self.runtime.close()
@@ -161,11 +164,11 @@ class StateCache(Verbs[Any]):
             self.runtime.close()
 
     def until_stopped(self, *, drain: float = 10.0, signals: Sequence[int] = SIGNALS) -> UntilStopped:
-        """This is a block that SIGTERM and SIGINT ask to end: `while not told.stopping`; with it ends this client.
+        """Return a block that SIGTERM and SIGINT ask to end: `while not told.stopping`; it closes this client.
 
-        At its end the client is closed with `drain` seconds to go down well, and `told.left` says what was left. A
-        second signal ends it at once. `told.stop()` does what a signal does, where there are none: on other threads
-        than the main one signals are left alone.
+        At the block's end the client is closed with `drain` seconds to do so gracefully, and `told.left` says what was
+        left. A second signal ends the block at once. `told.stop()` does what a signal does, where there are none:
+        outside of the main thread, signals are left alone.
         """
         return UntilStopped(self.close, drain=drain, signals=signals)
 

@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 KEYS_TOLD_MAX = 100
 _LATE_S = 0.05
-"""What telling what is left, and giving leases back, may take beyond the deadline."""
+"""What reporting what is left, and giving leases back, may take beyond the deadline, in seconds."""
 _TELL_S = 0.5
 _TELL_SHARE = 0.2
-"""How long before the deadline Postgres is waited for no more, so that what is left can be told: the lesser of both."""
+"""How long before the deadline the wait for Postgres ends, so that what is left can be reported: the lesser of both."""
 _PAGE = 1000
 _logger = logging.getLogger("statecache")
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """This is how far Postgres is with one tail: its shard's epoch and watermark, and whether it holds the tail.
+    """How far Postgres has come with one tail: its shard's epoch and watermark, and whether it holds the tail.
 
     `ended` says that a later epoch began before it.
     """
@@ -57,25 +57,25 @@ class Standing(msgspec.Struct, frozen=True):
 
     @property
     def settled(self) -> bool:
-        """This says whether Postgres holds all of it, or has set aside what it does not hold."""
+        """Whether Postgres holds all of the tail, or has set aside what it does not hold."""
         return self.held or (self.epoch == self.tail[1] and self.flushed >= self.tail[2])
 
     @property
     def lost(self) -> bool:
-        """Say whether waiting is of no use: a later epoch began before a position that is nowhere, or has passed it."""
+        """Whether waiting is of no use: a later epoch began before a position that is nowhere, or has passed it."""
         passed = self.epoch > self.tail[1] and self.flushed >= self.tail[2]
         return not self.settled and (self.ended or passed)
 
 
 def checked_drain(seconds: float) -> float:
-    """This gives the seconds back, or raises UsageError."""
+    """Return the seconds unchanged, or raise UsageError."""
     if not (isinstance(seconds, (int, float)) and 0 <= seconds < inf):
         raise UsageError(f"drain={seconds} is not a number of seconds from 0 up")
     return seconds
 
 
 def leave(runtime: Runtime, seconds: float) -> DrainReport:
-    """This goes down within that many seconds, and a little more for telling what is left; the tiers stay open."""
+    """Close down within that many seconds, and a little more to report what is left; the tiers stay open."""
     begun = monotonic()
     end = begun + seconds
     runtime.in_flight.closing = True
@@ -104,7 +104,7 @@ def _calls_end(runtime: Runtime, end: float) -> None:
 
 
 def _flushed(runtime: Runtime, end: float) -> list[Standing]:
-    """This asks Postgres until all is settled, or nothing more can be expected in time."""
+    """Ask Postgres until all is settled, or nothing more can be expected in time; return how it stands."""
     tails = runtime.in_flight.tails()
     standings = [Standing(tail, -1, 0, held=False) for tail in tails]
     backoff = Backoff(0.005, 0.25)
@@ -128,7 +128,7 @@ def _ask(runtime: Runtime, tails: Sequence[Tail], seconds: float) -> list[Standi
 
 
 def _lost(runtime: Runtime, end: float) -> tuple[LostCommit, ...]:
-    """Name the commits of this client that went with their Redis, as far as that can be found out in time."""
+    """Return the commits of this client that were lost with their Redis, as far as can be found out in time."""
     try:
         return runtime.losses.look(seconds=max(end - monotonic(), 0.01))
     except StateCacheError as error:
@@ -137,7 +137,7 @@ def _lost(runtime: Runtime, end: float) -> tuple[LostCommit, ...]:
 
 
 def _told(runtime: Runtime, behind: Sequence[Standing], end: float) -> tuple[int, tuple[str, ...]]:
-    """This counts this writer's commits that stand in the streams beyond the watermark, and names their keys."""
+    """Return how many of this writer's commits stand in the streams beyond the watermark, and their first keys."""
     commits = 0
     keys: dict[str, None] = {}
     for one in behind:
@@ -151,7 +151,7 @@ def _told(runtime: Runtime, behind: Sequence[Standing], end: float) -> tuple[int
 
 
 def _beyond(runtime: Runtime, one: Standing, end: float) -> Any:
-    """This gives the keys of each commit of this writer from the watermark up to the tail."""
+    """Yield the keys of each commit of this writer from the watermark up to the tail."""
     shard, epoch, n = one.tail
     start, stop = f"{epoch}-{one.flushed + 1}".encode(), f"{epoch}-{n}".encode()
     while True:

@@ -35,11 +35,11 @@ CALLED = (
     "resolve_step",
     "outcome",
 )
-"""The verbs that are called and give a result; `list` and `transaction` go on after it, of `lock` it is the waiting."""
+"""The verbs that are called and return a result; `list` and `transaction` go on after the call; of `lock`, entering."""
 
 
 def observe(verbs: Any, observer: Observer) -> None:
-    """This has the verbs of one client or namespace tell the observer."""
+    """Have the verbs of one client or namespace tell the observer."""
     for verb in CALLED:
         setattr(verbs, verb, _told(observer, verb, getattr(verbs, verb)))
     verbs.list = _listed(observer, verbs.list)
@@ -95,7 +95,7 @@ def _opened(observer: Observer, call: Callable[..., Transaction]) -> Callable[..
 
 
 def _locked(observer: Observer, call: Callable[..., Any]) -> Callable[..., Any]:
-    """This has the taking of a lock told, which is the waiting for it; what is done under it tells for itself."""
+    """Wrap `lock`: the observer is told of the wait for it; verbs within the block are told of by themselves."""
 
     @functools.wraps(call)
     def observed(*args: Any, **more: Any) -> Any:
@@ -107,7 +107,7 @@ def _locked(observer: Observer, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ObservedTransaction:
-    """This is a transaction that is told when it is over: its opening, the caller's block and its end."""
+    """A transaction that is told of when it is over: its opening, the caller's block and its end."""
 
     def __init__(self, transaction: Transaction, noted: Observation) -> None:
         self._transaction = transaction

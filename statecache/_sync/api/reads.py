@@ -27,11 +27,11 @@ D = TypeVar("D")
 V = TypeVar("V")
 _LOOK_S = 1.0
 _LOOK_DEAF_S = 0.1
-"""How often a state that is waited for is looked at where no push can wake the one who waits, in seconds."""
+"""How often a waiter that no push can wake looks at the state, as seconds between two looks."""
 
 
 class Reads(View[D], Generic[D]):
-    """These are the verbs that read."""
+    """The verbs that read."""
 
     @overload
     def get(
@@ -53,13 +53,14 @@ class Reads(View[D], Generic[D]):
         min_version: int = 0,
         timeout: float | None = None,
     ) -> State[Any] | None:
-        """This gives the current state, or None where there is none; a wrong type is a CodecError.
+        """Return the current state, or None where there is none.
 
-        `read` is where from: `local` from this process while what is here may be believed (stale by at most the setting
-        `near_window_s`, or `max_stale` seconds, normally by one push), `primary` one round trip to the Redis primary,
-        `fenced` that and the word of Postgres that it is the current lineage. `min_version` is one that the key is
-        known to have reached, from someone who has seen it. In every mode this process sees what it wrote, and no key
-        ever goes back. Unavailable where that cannot be had in time.
+        `read` says where from: `local` from this process while what it holds may be believed (stale by at most the
+        setting `near_window_s`, or `max_stale` seconds; normally by one push), `primary` with one round trip to the
+        Redis primary, `fenced` with Postgres' word too that this primary is of the current lineage. `min_version` is
+        one that the key is known to have reached, from someone who has seen it. In every mode this process sees what it
+        wrote, and no key ever goes back. `timeout` is in seconds. Raises CodecError where the value is not of the type,
+        Unavailable where no such state can be had in time, and Quarantined for a state that only quarantine holds.
         """
         if name.__class__ is str and (self._reads == "local" if read is None else read == "local"):
             entry = self._near.look(self._prefix + name, boottime(), inf if max_stale is None else max_stale)
@@ -84,7 +85,7 @@ class Reads(View[D], Generic[D]):
         return self.runtime.reader.primary(key, end=end, least=least)
 
     def _decoded(self, entry: Entry, kind: Any, type: Any) -> State[Any] | None:  # noqa: A002
-        """This decodes what is here, and keeps it where nobody can change it."""
+        """Decode what is kept here, and share the value with later readers where it is immutable."""
         shape = entry.shape
         if shape is not None:
             record, codec = entry.record, self._codec if type is None else codec_for(type, self._policy.encoding)
@@ -110,11 +111,11 @@ class Reads(View[D], Generic[D]):
         limit: int | None = None,
         timeout: float | None = None,
     ) -> Iterator[State[Any]]:
-        """This gives the states whose keys start with the prefix, those not yet in Postgres too.
+        """Yield the states whose keys start with the prefix, those not yet in Postgres too.
 
-        By key (byte order) or newest first. Not a snapshot: each state is as of some moment during the iteration.
-        `timeout` bounds each exchange with a server. A state that only quarantine holds raises Quarantined, as it does
-        when it is read.
+        The order is by key (byte order) or newest first. It is no snapshot: each state is as of some moment during the
+        iteration. `timeout` bounds each exchange with a server, in seconds. Raises Quarantined at a state that only
+        quarantine holds, as `get` does.
         """
         if order not in ("key", "newest"):
             raise UsageError(f"order {order!r} is not 'key' or 'newest'")
@@ -127,10 +128,10 @@ class Reads(View[D], Generic[D]):
                 yield state
 
     def warm(self, names: str | Iterable[str], *, timeout: float | None = None) -> int:
-        """This loads many states into Redis and into this process, and gives how many are kept here now.
+        """Load many states into Redis and into this process, and return how many are kept here now.
 
-        `names` are names of states, or a text that is the prefix of all that are meant. `timeout` bounds each exchange
-        with a server. More than the near cache has room for go out again, the first ones first.
+        `names` are names of states, or one text: the prefix of all that are meant. `timeout` bounds each exchange with
+        a server, in seconds. Where the near cache has no room for all of them, the first ones are evicted.
         """
         seconds = self.end_of(timeout) - monotonic()
         if isinstance(names, str):
@@ -148,10 +149,10 @@ class Reads(View[D], Generic[D]):
         type: Any = None,  # noqa: A002
         timeout: float | None = None,
     ) -> State[Any] | None:
-        """This returns at the next change of a state: as soon as it is another than `after`, None where it is deleted.
+        """Wait for a state other than `after`, and return it, or None where it was deleted.
 
-        `after` is a State or its change_id; without it, this returns as soon as the state exists. Woken by the server's
-        push, and now and then it looks for itself. NotChanged when the time is up.
+        `after` is a State or its change_id; without it, wait until the state exists. The server's push ends the wait;
+        now and then the state is looked at anyway. Raises NotChanged when `timeout` seconds have passed.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         known, near = "" if after is None else expected_of(key, after), self.runtime.near

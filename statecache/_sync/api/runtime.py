@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """This wires one client's parts together; nothing is connected before it is needed."""
+    """The parts of one client, wired together; nothing is connected before it is needed."""
 
     def __init__(self, settings: Settings, *, dial: Dial | None = None, observer: Observer | None = None) -> None:
         self.settings = settings
@@ -105,7 +105,7 @@ class Runtime:
         finalize(self, _let_go, self.tracked, self.events, redis.pool, self.postgres.pool).atexit = False
 
     def close(self) -> None:
-        """This gives the leases back and closes every connection; what is under way fails."""
+        """Give the leases back and close every connection; what is under way fails."""
         self.claims.close()
         self.leases.close()
         self.tracked.close()
@@ -116,6 +116,6 @@ class Runtime:
 
 
 def _let_go(*parts: TrackedConnection | Subscriptions | Pool[Any]) -> None:
-    """End what a client that nobody has any more, and nobody closed, left behind."""
+    """Close what a client left behind that was not closed and that nobody uses any more."""
     for part in parts:
         part.let_go()

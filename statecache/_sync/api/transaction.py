@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Transaction:
-    """This is one transaction over the keys that it was opened with, all of one group.
+    """One transaction over the keys that it was opened with, all of one group.
 
     Reads see the states as of its start and writes are kept until its end, when all of them are committed or none:
     VersionConflict means that any of the keys was changed by someone else. `states` holds what was committed.
@@ -83,7 +83,7 @@ class Transaction:
         return self
 
     def _begin(self) -> None:
-        """This watches and reads every key, as often as it takes until all of them are there."""
+        """Watch and read every key, repeatedly until all of them are in Redis."""
         end, backoff = self._verbs.moment_of(self._timeout), Backoff(0.005, 0.25)
         self._end_at = end
         self._runtime.committer.prepare(self._durability, self._shard, end=end)
@@ -113,7 +113,7 @@ class Transaction:
         self._left_s = end - monotonic()
 
     def _watch(self, link: Link, end: float) -> list[str]:
-        """This watches and reads every key in one round trip and gives the keys that are not in Redis."""
+        """Watch and read every key in one round trip, and return the keys that are not in Redis."""
         redis_keys = [self._runtime.keys.state(key) for key in self._keys]
         meta, fence = self._runtime.keys.meta(self._shard), self._runtime.settings.fence
         gate = link.call(script("fenced_read"), [meta], [fence])
@@ -160,20 +160,20 @@ class Transaction:
         return next((key for key, one in self._records.items() if not seen(key, (one.epoch, one.version))), None)
 
     def get(self, name: str, *, type: Any = None) -> State[Any] | None:  # noqa: A002
-        """This gives the state as of the transaction's start, or None."""
+        """Return the state as of the transaction's start, or None."""
         key = self._key(name)
         self._types[key] = type
         return self._verbs.state_of(self._records[key], type)
 
     def set(self, name: str, value: Any) -> None:
-        """This will write the value at the end; SchemaNewer at once where more was there than was read."""
+        """Write the value at the end; raise SchemaNewer at once where there is more than was read."""
         key = self._key(name)
         if key in self._types:
             self._verbs.refuse_to_drop(self._records[key], self._types[key])
         self._put(self._verbs.write_of(key, value, expected=self._records[key].change_id), value)
 
     def create(self, name: str, value: Any) -> None:
-        """This will write the value at the end; AlreadyExists at once where there is one."""
+        """Create the state at the end; raise AlreadyExists at once where there is one."""
         key = self._key(name)
         pending = self._writes.get(key)
         if self._records[key].exists if pending is None else pending.op == "set":
@@ -181,7 +181,7 @@ class Transaction:
         self.set(name, value)
 
     def delete(self, name: str) -> None:
-        """This will delete the state at the end; NotFound at once where there is none."""
+        """Delete the state at the end; raise NotFound at once where there is none."""
         key = self._key(name)
         if not self._records[key].exists:
             if key not in self._writes:
@@ -211,7 +211,7 @@ class Transaction:
                 self._leave()
 
     def _leave(self) -> None:
-        """This gives the connection back, watching nothing; where that cannot be had it is closed."""
+        """Give the connection back, watching nothing; close it where UNWATCH fails."""
         link, self._link = self._link, None
         if link is None:
             return
@@ -225,7 +225,7 @@ class Transaction:
             self._runtime.redis.pool.give(link)
 
     def _end(self) -> None:
-        """This commits what was written; a transaction that only read is compared all the same."""
+        """Commit what was written; a transaction that only read is compared all the same."""
         link = self._link
         if link is None:
             raise UsageError("the transaction is over")
@@ -245,7 +245,7 @@ class Transaction:
         self._note(commit, committed)
 
     def _compare(self, end: float) -> None:
-        """This raises VersionConflict for the first key that has changed since the start."""
+        """Raise VersionConflict for the first key that has changed since the start."""
         for key in self._keys:
             expected, actual = self._records[key].change_id, self._runtime.reader.record(key, end=end).change_id
             if actual != expected:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class UntilStopped:
-    """This is the stretch of an agent's work until it is told to stop; with it ends the client."""
+    """A block of an agent's work until it is told to stop; the client is closed at its end."""
 
     def __init__(self, close: Callable[..., DrainReport], *, drain: float, signals: Sequence[int] = SIGNALS) -> None:
         self._close = close
@@ -41,25 +41,25 @@ class UntilStopped:
 
     @property
     def stopping(self) -> bool:
-        """This says whether it was told to stop: take no more work."""
+        """Whether it was told to stop: take no more work."""
         return self._told.told
 
     @property
     def signal(self) -> int | None:
-        """This is the signal that told it, if it was one."""
+        """The signal that told it to stop, if it was one."""
         return self._told.signal
 
     @property
     def status(self) -> int:
-        """This is an exit status for the process: 0 where nothing was left, else 1."""
+        """An exit status for the process: 0 where nothing was left, else 1."""
         return 1 if self.left else 0
 
     def stop(self) -> None:
-        """This tells it to stop, from whichever task or thread."""
+        """Tell it to stop; any task or thread may call it."""
         self._told.stop()
 
     def wait(self, seconds: float) -> bool:
-        """This waits for at most that many seconds, and says whether it was told to stop."""
+        """Wait for at most that many seconds, and return whether it was told to stop."""
         return self._told.wait(seconds)
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class UntilStopped:
             self._told.restore()
 
     def _end(self, error: BaseException | None) -> None:
-        """This closes the client; a second signal, in the block or here, cuts everything short but the closing."""
+        """Close the client; a second signal, in the block or here, cuts everything short but the closing."""
         if not self._told.hurried:
             try:
                 self.left = self._close(drain=self._drain)

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 D = TypeVar("D")
 V = TypeVar("V")
 _END_S = 0.05
-"""How long who is cancelled in a lock's block waits for the lease to be given back."""
+"""How long a caller who is cancelled in a lock's block waits for the lease to be given back, in seconds."""
 
 
 class Verbs(Stepping[D], Generic[D]):
-    """This holds all the verbs; where an observer wants to know, they tell it."""
+    """All the verbs; where there is an observer, they tell it."""
 
     def __init__(self, runtime: Runtime, policy: Policy, prefix: str) -> None:
         super().__init__(runtime, policy, prefix)
@@ -54,10 +54,11 @@ class Verbs(Stepping[D], Generic[D]):
         reason: str = "",
         timeout: float | None = None,
     ) -> Transaction:
-        """This opens a transaction over keys of one group: WATCH, your code, and one atomic commit at its end.
+        """Return a transaction over keys of one group, for a block: WATCH, your code, and one atomic commit at its end.
 
-        `timeout` is for its begin and its end together; the time of your code in the block is not counted. While it
-        is open it holds a connection: half of a client's may be held at once, and further transactions wait.
+        `timeout` bounds its begin and its end together, in seconds; the time of your code in the block is not counted.
+        While it is open it holds a connection: half of a client's may be held at once, and further transactions wait.
+        Leaving the block raises VersionConflict where somebody else has changed one of the keys.
         """
         self.runtime.in_flight.refuse_if_closing()
         return Transaction(
@@ -75,7 +76,10 @@ class Verbs(Stepping[D], Generic[D]):
         reason: str = "",
         timeout: float | None = None,
     ) -> Any:
-        """This runs the function in a transaction, again where someone else was quicker, and gives its result."""
+        """Run the function in a transaction, again where somebody else was quicker, and return its result.
+
+        `timeout` is in seconds; once it has passed, a conflict raises VersionConflict instead of another attempt.
+        """
         end, backoff = self.end_of(timeout), Backoff(0.001, 0.1)
         who, why = checked_text(actor, "actor"), checked_text(reason, "reason")
         while True:
@@ -94,7 +98,7 @@ class Verbs(Stepping[D], Generic[D]):
             sleep(backoff.take())
 
     def wait_durable(self, state: State[V], *, timeout: float | None = None) -> State[V]:
-        """This returns when Postgres holds the state's change in the current lineage.
+        """Return the state once Postgres holds its change in the current lineage.
 
         Raises Forked, Quarantined or Lost where it never will, and OutcomeUnknown(change_id) when the time is up.
         """
@@ -114,38 +118,39 @@ class Verbs(Stepping[D], Generic[D]):
     def outcome(
         self, change_id: str, name: str, *, position: Position | None = None, timeout: float | None = None
     ) -> Outcome:
-        """This says what became of a change whose outcome was never learnt; `name` is any of the keys it wrote.
+        """Return what became of a change whose outcome was never learnt; `name` is any of the keys it wrote.
 
-        The change_id is that of an `OutcomeUnknown`, or of one of `unsettled()` after a call was cancelled. That a
-        change is not applied, and never will be, is said only to the client that sent it, once none of its attempts
-        can be executed any more: within the timeout of that write, which is waited for here. That it was applied and is
-        lost is said where its `position` is known: given here, or among the last thousand of this client.
+        `change_id` is that of an `OutcomeUnknown`, or of one of `unsettled()` after a call was cancelled. The verdict
+        `not applied` is given only to the client that sent the change, once none of its attempts can be executed any
+        more: the call waits for that, at most as long as the write's own timeout. The verdict `lost` needs the change's
+        `position`: given here, or that of one of the last thousand commits acknowledged to this client. `timeout` is in
+        seconds; where the time is up the verdict is `unknown`.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
         return self.runtime.outcome_lookup.outcome(checked_change_id(change_id), key, position=position, end=end)
 
     def lock(self, name: str, *, ttl: float = 30.0, timeout: float | None = None) -> Lock[D]:
-        """This locks a key for the time of a block: `with cache.lock("runs/42") as lease:`.
+        """Return the lock of a key, to be held for a block: `with cache.lock("runs/42") as lease:`.
 
-        It waits for its turn, in order of arrival, for at most `timeout` seconds (0: only for an answer, and half a
-        second at most for that; None: for ever), then LockTimeout. The lease renews itself while this process lives;
-        `ttl` is the seconds after which others may have the lock of a holder that died. `lease` has all the verbs of
-        this view, for keys of the lease's group: what they commit is refused (StaleToken) once somebody else may have
-        the lock. It guards nothing else: effects outside of statecache cannot be taken back from a holder that was
-        stopped for longer than its ttl.
+        Entering waits, in order of arrival, for at most `timeout` seconds (0: not at all, but up to half a second for
+        the answer; None: for ever), then raises LockTimeout. The lease is renewed while this process lives; `ttl` is
+        the seconds after which others may have the lock of a holder that died. `lease` has all the verbs of this view,
+        for keys of the lease's group: what they commit is refused (StaleToken) once somebody else may have the lock. It
+        guards nothing else: effects outside of statecache cannot be taken back from a holder that was stopped for
+        longer than its ttl.
 
-        A block that ends after its lease was lost raises LeaseLost where it wrote nothing by the lease, for then
-        nothing else has told it; where it did write, each of its commits was accepted while the lock was its own.
-        The same task or thread locking the same key again is a UsageError at once.
+        A block whose lease was lost before its end raises LeaseLost if it wrote nothing by the lease, for then nothing
+        else has told it; if it did write, each of its commits was accepted while it held the lock. Raises UsageError at
+        once where the same task or thread has locked the key already.
         """
         return Lock(self, checked_key(self.full(name)), checked_ttl(ttl), checked_patience(timeout))
 
 
 class Lease(Verbs[D], Generic[D]):
-    """This is a lock as its holder has it: all the verbs, for keys of the lock's group.
+    """A held lock: all the verbs, for keys of the lock's group, with every commit fenced by its token.
 
-    `lost` says whether somebody else may have the lock by now; it is true before anybody can, on this machine's own
-    clock. `check()` raises LeaseLost then.
+    `lost` says whether somebody else may have the lock by now; by this machine's own clock, it is true before anybody
+    can. `check()` raises LeaseLost then.
     """
 
     def __init__(self, view: View[D], holding: Holding) -> None:
@@ -158,21 +163,21 @@ class Lease(Verbs[D], Generic[D]):
 
     @property
     def key(self) -> str:
-        """This is the key that is locked."""
+        """The key that is locked."""
         return self._holding.key
 
     @property
     def token(self) -> Token:
-        """This is the fencing token: (epoch, count), greater than every one that this lock gave before."""
+        """The fencing token: (epoch, count), greater than every one that this lock issued before."""
         return self._holding.token
 
     @property
     def lost(self) -> bool:
-        """This says whether somebody else may have the lock by now."""
+        """Whether somebody else may have the lock by now."""
         return self._lost(self._holding)
 
     def check(self) -> None:
-        """This raises LeaseLost where somebody else may have the lock by now."""
+        """Raise LeaseLost where somebody else may have the lock by now."""
         self._check(self._holding)
 
     def _lost(self, holding: Holding) -> bool:
@@ -185,13 +190,13 @@ class Lease(Verbs[D], Generic[D]):
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
-        """These are the leases that a commit is made under: this one, and those under which it was locked."""
+        """The leases that a commit is made under: this one, and those under which it was locked."""
         return (*self._above, self._holding)
 
     def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks:
-        """This fences a commit; LeaseLost where somebody else may have the lock by now.
+        """Return the leases that fence a commit; raise LeaseLost where somebody else may have the lock by now.
 
-        Not for a repeat: it may have been applied when the lock was still held, and the server knows.
+        A repeat is not checked: it may have been applied while the lock was still held, and the server knows.
         """
         for holding in self.holdings:
             if not repeated:
@@ -201,7 +206,7 @@ class Lease(Verbs[D], Generic[D]):
         return Locks(self.holdings, () if locks is None else locks.guarded, self._policy.locking)
 
     def full(self, name: str) -> str:
-        """This gives the key of a name, which must be of the lock's group."""
+        """Return the key of a name; raise InvalidKey where it is not of the lock's group."""
         key = super().full(name)
         if isinstance(key, str) and key.count("/") > 0 and group_of(key) != self._group:
             raise InvalidKey(key, reason=f"it is not of the group {self._group!r}, which the lease guards")
@@ -212,7 +217,7 @@ class Lease(Verbs[D], Generic[D]):
 
 
 class Lock(Generic[D]):
-    """This is a lock for one block: entering it takes the lease, leaving it gives the lease back."""
+    """A lock for one block: entering it takes the lease, leaving it gives the lease back."""
 
     def __init__(self, view: View[D], key: str, ttl: float, patience: float | None) -> None:
         self._view = view
@@ -222,7 +227,7 @@ class Lock(Generic[D]):
         self._lease: Lease[D] | None = None
 
     def take(self) -> Lease[D]:
-        """This waits for the lock's turn and gives the lease."""
+        """Wait for the lock, and return the lease."""
         if self._lease is not None:
             raise UsageError(f"this lock of {self._key!r} is in use", hint="Call lock() for each block.")
         self._view.runtime.in_flight.refuse_if_closing()

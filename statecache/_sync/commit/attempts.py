@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Attempts:
-    """This sends the commit script, by itself or inside of MULTI."""
+    """Single attempts to run the commit script, by itself or within MULTI."""
 
     def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, support: DurabilitySupport) -> None:
         self._settings = settings
@@ -50,7 +50,7 @@ class Attempts:
         self._limits = tuple(map(str, limits))
 
     def _exchange(self, link: Link, commit: Commit, seconds: float) -> list[Any]:
-        """This runs the script once, and WAIT behind it on the same connection where the level asks for it."""
+        """Run the script once, and WAIT behind it on the same connection where the durability level needs it."""
         attempt_s = seconds if seconds < 0.2 else seconds * 0.4
         commands, baton = [self._call(link, commit, attempt_s)], commit.baton
         if baton is not None and commit.passes:
@@ -63,17 +63,17 @@ class Attempts:
         return replies
 
     def _run(self, link: Link, commands: list[Any], commit: Commit, *, seconds: float, wait_ms: int) -> list[Any]:
-        """Run the commands, and WAIT behind them on the same connection where the level asks for copies."""
+        """Run the commands, and WAIT behind them on the same connection where the durability level counts copies."""
         if commit.durability not in COPIED:
             return link.run(commands, seconds=seconds)
         wait = self._support.wait_command(commit.durability, wait_ms)
         return link.run([*commands, wait], seconds=seconds, until=_lacks_replicas)
 
     def _exec(self, commit: Commit, link: Link) -> list[Any]:
-        """This gives the replies that decide, none where it has to be carried on outside of MULTI.
+        """Return the replies of the script in MULTI; none where the commit has to be repeated outside of MULTI.
 
-        An EXEC that did not run says only that something touched a watched state, if only its time to live: the
-        script knows whether that was a change, and of which state.
+        An EXEC that did not run says only that something touched a watched state, if only its time to live: the script
+        knows whether that was a change, and of which state.
         """
         seconds = max(commit.end - monotonic(), 0.001)
         attempt_s = seconds if seconds < 0.2 else seconds / 2
@@ -113,7 +113,7 @@ class Attempts:
         return replies
 
     def _call(self, link: Link, commit: Commit, attempt_s: float) -> Any:
-        """This spells the script's command, which the server refuses once this side has given the attempt up."""
+        """Return the script's command, which the server refuses once this side has given the attempt up."""
         commit.nonce = b"%d" % next(self._nonces)
         given_up = monotonic() + attempt_s
         commit.latest = given_up + link.greeting_s
@@ -132,22 +132,22 @@ class Attempts:
         return link.call(self._script, asked, arguments)
 
     def _answered(self, link: Link, commit: Commit, reply: Any) -> Any:
-        """This gives the parts of the script's answer, proven to be this attempt's; an error reply as it is."""
+        """Return the parts of the script's answer, proven to be this attempt's; an error reply unchanged."""
         reply = parts_of(reply)
         if isinstance(reply, list) and (not reply or reply[0] != commit.nonce):
             self._slipped(link)
         return reply
 
     def _slipped(self, link: Link) -> NoReturn:
-        """This closes a connection that has answered something that was not asked, or refused to open a MULTI."""
+        """Close a connection that answered something else than was asked, or refused MULTI; raise RedisUnavailable."""
         link.close()
         raise RedisUnavailable("connection", detail="a reply belongs to another request")
 
     def _noted(self, link: Link, reply: Any) -> None:
-        """This keeps whether the server knows the script: a digest it has forgotten is known not to have run.
+        """Note whether the server knows the script: where it has forgotten the digest, the script has not run.
 
-        A connection on which an attempt was late is closed: the next one asks for the server's time anew. So is one to
-        a server that is a primary no more: the next one may find its successor.
+        A connection on which an attempt was late is closed, so that the next one asks for the server's time anew. So is
+        one to a server that is not the primary any more, so that the next one finds its successor.
         """
         if isinstance(reply, list):
             link.knows(self._script, True)
@@ -162,7 +162,7 @@ class Attempts:
 
 
 def _lacks_replicas(reply: Any) -> bool:
-    """Say whether a commit was refused for too few replicas: a WAIT behind that would wait in vain."""
+    """Return whether a commit was refused for too few replicas: a WAIT behind that would wait in vain."""
     if not isinstance(reply, list):
         return False
     return reply[1:2] == [b"REPLICAS"] or (len(reply) == 1 and _lacks_replicas(reply[0]))

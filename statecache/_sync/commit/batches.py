@@ -31,19 +31,19 @@ _GONE = RedisUnavailable("timeout", detail="whoever asked waits no more")
 
 
 class BatchedAttempts(Attempts):
-    """This sends the commit script for several commits at once."""
+    """The sending of the commit script for several commits at once."""
 
     def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, support: DurabilitySupport) -> None:
         super().__init__(settings, keys, redis, support)
         self._batcher: Batcher[Commit, Replies] = Batcher(self._carry)
 
     def _batched(self, commit: Commit, seconds: float) -> Replies:
-        """This gives the replies that decide about the commit, which is in doubt where it was sent and they are not."""
+        """Return the replies that decide about the commit, which is in doubt where it was sent and none came."""
         weight = sum(write.weight for write in commit.writes)
         return self._batcher.ask(commit, weight=weight, seconds=seconds if seconds < 0.2 else seconds * 0.4)
 
     def _carry(self, requests: Sequence[Request[Commit, Replies]], seconds: float) -> Sequence[Replies | Exception]:
-        """This makes one exchange of those commits whose callers still wait, and gives each its replies."""
+        """Make one exchange for those commits whose callers still wait, and return the replies of each."""
         end = monotonic() + seconds
         sent: dict[int, Commit] = {}
         link = self._redis.pool.take(seconds)
@@ -65,7 +65,7 @@ class BatchedAttempts(Attempts):
         sent: dict[int, Commit],
         seconds: float,
     ) -> dict[int, Replies]:
-        """This does it; `sent` are the commits of the exchange, whatever becomes of it, by their seat."""
+        """Return the replies by seat; `sent` collects the commits of the exchange, whatever becomes of it."""
         commands = []
         for at, request in enumerate(requests):
             if not request.gone:

@@ -50,7 +50,7 @@ _ELSEWHERE = "the server that is asked now does not hold the change that was fou
 
 
 class Repeats(BatchedAttempts):
-    """This tries again, and looks up what may have been applied."""
+    """What a commit does beyond its first attempt: trying again, and looking up what may have been applied."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Repeats(BatchedAttempts):
         self._in_flight = in_flight
 
     def _link_for(self, commit: Commit, seconds: float) -> Link | None:
-        """Lend a connection to a server that can give the commit's level; None for trying again."""
+        """Lend a connection to a server that can give the commit's durability level; return None to try again."""
         pool = self._redis.pool
         try:
             link = pool.take(seconds)
@@ -94,7 +94,7 @@ class Repeats(BatchedAttempts):
         return link
 
     def _looked_up(self, commit: Commit, *, applied: bool) -> Committed | None:
-        """This finds out whether a repeat was applied long ago; where not, it goes on, pinned to what was there.
+        """Find out whether a repeat was applied long ago; where not, let it go on, pinned to what was there.
 
         What was there is read first: an earlier attempt that arrives during the search then meets a changed state.
         """
@@ -122,7 +122,7 @@ class Repeats(BatchedAttempts):
         return None
 
     def _acknowledged(self, commit: Commit, found: Found) -> Committed | None:
-        """Acknowledge a change that was looked up, once copies of it are counted; None for looking again."""
+        """Acknowledge a change that was looked up, once copies of it are counted; return None to look again."""
         replies: list[Any] = []
         if commit.durability in COPIED:
             commit.doubt = commit.doubt or RedisUnavailable(
@@ -138,7 +138,7 @@ class Repeats(BatchedAttempts):
         return committed
 
     def copied(self, commit: Commit) -> bool:
-        """Return once copies of a change that is known to be applied are counted; False where it is found nowhere."""
+        """Return True once copies of a change that is known to be applied are counted; False where it is nowhere."""
         keys = [write.key for write in commit.writes]
         while True:
             found = self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
@@ -150,7 +150,7 @@ class Repeats(BatchedAttempts):
                 return True
 
     def _confirmed(self, commit: Commit, found: Found) -> list[Any]:
-        """Return the replies of the server that holds the change; none for looking again."""
+        """Return the replies of the server that holds the change; none to look again."""
         link = self._link_for(commit, max(commit.end - monotonic(), 0.001))
         if link is None:
             return []
@@ -171,13 +171,13 @@ class Repeats(BatchedAttempts):
         return replies
 
     def _count_copies(self, commit: Commit, replies: Sequence[Any]) -> None:
-        """Raise DurabilityNotMet where the WAIT behind the script counts too few copies; MUTE was nothing to count."""
+        """Raise DurabilityNotMet where the WAIT behind the script counts too few copies; MUTE has none to count."""
         if len(replies) > 1:
             copies = 0 if replies[0][1] == b"MUTE" else replies[1]
             self._support.check_copies(commit.change_id, commit.durability, copies)
 
     def _refused(self, commit: Commit, error: Exception) -> None:
-        """This deals with an error reply: the script was not run, or not beyond its first write."""
+        """Handle an error reply: the script was not run, or not beyond its first write."""
         if isinstance(error, NoScriptError):
             return
         refused = refusal(error, commit.redis_keys[0])
@@ -190,7 +190,7 @@ class Repeats(BatchedAttempts):
         commit.fail(refused, error)
 
     def _certain(self, commit: Commit, refused: StateCacheError, *, lasting: bool = False) -> None:
-        """This raises a refusal, or returns to ask again where an earlier attempt might still meet another answer.
+        """Raise a refusal, or return to ask again where an earlier attempt might still meet another answer.
 
         Such an attempt is waited for until the server would refuse it: what is refused is never applied afterwards.
         """
@@ -205,7 +205,7 @@ class Repeats(BatchedAttempts):
         self._wait_a_little(commit, error)
 
     def _wait_a_little(self, commit: Commit, hindrance: StateCacheError) -> None:
-        """This pauses before the next attempt; what was in the way is told where no time is left for one."""
+        """Pause before the next attempt; note the hindrance, to be raised where no time is left for one."""
         commit.hindrance = hindrance
         note(retries=1)
         sleep(commit.backoff.take())

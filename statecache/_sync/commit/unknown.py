@@ -31,16 +31,16 @@ _logger = logging.getLogger("statecache")
 
 
 class UnknownOutcome(msgspec.Struct, frozen=True):
-    """This is a commit in doubt, and the moment on the monotonic clock past which no attempt of it is executed."""
+    """A commit in doubt, and the moment on the monotonic clock after which no attempt of it is executed."""
 
     unsettled: Unsettled
     until: float
 
 
 class UnknownOutcomes:
-    """This keeps a client's commits that ended in doubt, of more than UNSETTLED_MAX the newest.
+    """The commits of a client that ended in doubt: the newest UNSETTLED_MAX of them.
 
-    Every change of the table is one step that no other thread can come between.
+    Every change of the table is one step that no other thread can interrupt.
     """
 
     def __init__(self) -> None:
@@ -48,26 +48,26 @@ class UnknownOutcomes:
         self._overflowed = False
 
     def get(self, change_id: str) -> UnknownOutcome | None:
-        """This gives the doubt about a change, if there is one."""
+        """Return the doubt about a change, if there is one."""
         return self._held.get(change_id)
 
     def all(self) -> tuple[Unsettled, ...]:
-        """This gives them all, the oldest first."""
+        """Return them all, the oldest first."""
         return tuple(doubt.unsettled for doubt in list(self._held.values()))
 
     def settle(self, change_id: str) -> None:
-        """This ends a doubt."""
+        """End a doubt."""
         self._held.pop(change_id, None)
 
     def take_over(self, commit: Commit) -> None:
-        """This hands a doubt on to the commit that repeats the change: its own failure settles nothing either."""
+        """Pass a doubt on to the commit that repeats the change, whose own failure settles nothing either."""
         doubt = self._held.pop(commit.change_id, None)
         if doubt is not None:
             commit.lingers = doubt.until
             commit.doubt = RedisUnavailable("connection", detail=_EARLIER)
 
     def note(self, commit: Commit, error: BaseException) -> None:
-        """This notes how a commit failed: in doubt, unless the error says what became of it or nothing was sent."""
+        """Note how a commit failed: in doubt, unless the error says what became of it or nothing was sent."""
         if isinstance(error, StateCacheError) and not isinstance(error, OutcomeUnknown):
             return
         until = max(commit.latest, commit.lingers)

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _SCRIPTS_PER_ROUND = 256
 _GRACE_S = 0.1
-"""How much longer than Postgres' own timeout its answer is waited for."""
+"""How much longer than Postgres' own timeout its answer is waited for, in seconds."""
 _LIMITS = "SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', %s, true)"
 
 
 class Calls:
-    """This runs scripts and statements, each within so many seconds."""
+    """Scripts and statements for an opener, each bounded to so many seconds."""
 
     def __init__(self, link: Link, connection: psycopg.Connection[Any], schema: str, *, seconds: float) -> None:
         self._link = link
@@ -48,7 +48,7 @@ class Calls:
             return self._connection.execute(text, parameters).fetchall()
 
     def begin(self, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """Raise rows in a statement that is its own transaction: whoever stops here holds no lock."""
+        """Raise rows' epochs in a statement that is its own transaction: whoever is stopped here holds no lock."""
         text = statement("begin_epoch", self._schema)
         with timeout(self._seconds + _GRACE_S, self._connection):
             return self._connection.execute(text, parameters).fetchall()

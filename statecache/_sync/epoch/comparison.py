@@ -32,7 +32,7 @@ class _Entry(NamedTuple):
 
 
 Fetch = Callable[[str, dict[str, Any]], Sequence[tuple[Any, ...]]]
-"""Runs a named statement."""
+"""A function that runs a named statement and returns its rows."""
 
 
 def parted(
@@ -80,7 +80,7 @@ def states_parted(
 
 
 def continued(link: Link, fetch: Fetch, keys: KeySpace, flushed: Mapping[int, int], *, seconds: float) -> set[int]:
-    """Return those shards, given with their watermarks, whose data set is known to hold what Postgres holds."""
+    """Return those of the shards, given with their watermarks, whose data set is known to hold what Postgres holds."""
     newest: dict[int, list[Held]] = {shard: [] for shard in flushed}
     for shard, *facts in fetch("newest_changes", {"shards": list(flushed), "most": NEWEST_MAX}):
         newest[shard].append(Held(*facts))

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
 
 ANY = ""
-"""Stands in place of the change_id that a state must have to be deleted."""
+"""Stands for any change_id, where a state is deleted whichever it has."""
 FORKS_PER_PAGE = 10_000
 KEYS_PER_CALL = 500
 
 
 class Deletion:
-    """This deletes, and counts the states of each shard; -1 for a shard whose claim was lost."""
+    """The deletions of an opening, counted by shard in states; -1 for a shard whose claim was lost."""
 
     def __init__(self, calls: Calls, keys: KeySpace, shards: Iterable[int], *, token: str, claim_ms: int) -> None:
         self._calls = calls
@@ -28,7 +28,7 @@ class Deletion:
         self.counts = dict.fromkeys(shards, 0)
 
     def delete(self, what: Sequence[tuple[int, Iterable[tuple[str, str]], Sequence[bytes]]]) -> None:
-        """Delete of each shard these states, if they have the change_id that is given with them, and stream entries."""
+        """Delete of each shard these states, if they still have the change_id given with them, and stream entries."""
         calls: list[tuple[list[str], list[Any]]] = []
         order: list[int] = []
         keys = self._keys

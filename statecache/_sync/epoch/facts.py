@@ -10,7 +10,7 @@ from statecache.epochs import Look, Opening, Refusal, Row, Totals, common_point
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """This reports an opening: the new epoch, its start, stale states dropped, changes set aside as conflicts.
+    """An opened shard: the new epoch, its start, stale states dropped, changes set aside as conflicts.
 
     `flushed` is the watermark in Postgres, `acknowledged` the data set's copy: where it is higher, Postgres went back.
     """
@@ -25,14 +25,14 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what one attempt came to: the shards that it opened, and why others are still closed."""
+    """The result of one attempt: the shards that it opened, and why others are still closed."""
 
     opened: list[Opened]
     refused: dict[int, Refusal]
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what was read of a shard that may be opened.
+    """What was read of a shard that may be opened.
 
     `later` is the lowest start of the lineage's epochs after the data set's own, `parted` the n after which the data
     set holds what Postgres does not know.
@@ -46,16 +46,16 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def common(self) -> int | None:
-        """This is the n up to which the data set and the lineage are the same; None where there is no data set."""
+        """The n up to which the data set and the lineage are the same; None where there is no data set."""
         return common_point(self.look, self.later, self.parted)
 
     def is_closed(self, flushed: int) -> bool:
-        """Say whether the shard is still to be opened, given a watermark that was read after the look."""
+        """Return whether the shard is still to be opened, given a watermark that was read after the look."""
         return self.verdict.acknowledged is None or self.verdict.acknowledged > flushed
 
 
 class Raised(msgspec.Struct, frozen=True, kw_only=True):
-    """This is a shard whose row was raised for us, with what the row says."""
+    """A shard whose row was raised for us, with what the row says."""
 
     seen: Seen
     epoch: int
@@ -66,5 +66,5 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shard(self) -> int:
-        """This is the shard's number."""
+        """The shard's number."""
         return self.seen.row.shard

@@ -88,7 +88,7 @@ def _stem(redis_key: bytes) -> bytes:
 
 
 def _position(reply: Any) -> Position | None:
-    """Return where a commit wrote a state; None for what was only loaded as absent, or is no state of ours."""
+    """Return the position of the commit that wrote a state; None for a known absence, or for foreign data."""
     if isinstance(reply, list) and reply[0] in (b"set", b"delete") and reply[1]:
         with suppress(ForeignEntry):
             return position_of(reply[1])

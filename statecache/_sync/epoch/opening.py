@@ -60,7 +60,7 @@ _MEANWHILE = Refusal(why="others are opening it, or hold its row in Postgres", w
 
 
 class Attempt:
-    """This is one attempt: what is the same in all of its steps."""
+    """One attempt, with what is the same in all of its steps."""
 
     def __init__(
         self, candidate: Candidate, link: Link, connection: psycopg.Connection[Any], *, token: str,
@@ -79,12 +79,12 @@ class Attempt:
         self._policies = "0 "
         self._looks: dict[int, Look] = {}
         self._ends: dict[int, tuple[int, int]] = {}
-        """Where data sets end that have neither meta nor stream: at the newest of their states."""
+        """Where data sets without meta and stream end: at the newest of their states."""
         self._strange: dict[int, int] = {}
         """After which n states hold what Postgres does not know."""
 
     def run(self, shards: Sequence[int]) -> Outcome:
-        """This opens what it may."""
+        """Open those of the shards that may be opened, and return which, and why others are not."""
         rows = self._rows(shards)
         seen, refused = self._look(rows)
         seen = self._compare(self._confirm(rows, seen, refused), refused)
@@ -162,7 +162,7 @@ class Attempt:
             return Refusal(why=str(error), redis_key=self._keys.meta(shard))
 
     def _confirm(self, rows: Sequence[Row], seen: Sequence[Seen], refused: dict[int, Refusal]) -> list[Seen]:
-        """Go on only with rows that did not change under the look: others may just have opened, or flushed.
+        """Return those whose rows did not change since they were read: others may just have opened, or flushed.
 
         What they opened after we read their row is no refusal, and to claim it would close it again.
         """
@@ -176,7 +176,7 @@ class Attempt:
         return [one for one in seen if one.row.shard not in refused and one.is_closed(now[one.row.shard].flushed)]
 
     def _compare(self, seen: Sequence[Seen], refused: dict[int, Refusal]) -> list[Seen]:
-        """This finds the common points. What has to be set aside needs rights in Postgres that a client has not.
+        """Return the shards to claim, with what their common points follow from; refuse those beyond our rights.
 
         Rights are looked at before the claim: a claim that leads to nothing would hold up those who may.
         """
@@ -208,7 +208,7 @@ class Attempt:
         return compared
 
     def _rescue(self, refused: dict[int, Refusal]) -> None:
-        """Keep what an old primary has taken by itself, as far as it has come; it goes when that is made a replica."""
+        """Keep what an old primary has taken by itself so far; it is gone once that server is made a replica."""
         old = [shard for shard, refusal in refused.items() if refusal.branch and self._candidate.authority == "worker"]
         if not old:
             return
@@ -255,7 +255,7 @@ class Attempt:
         return [self._settings.fence, self._token, self._claim_ms, epoch, look.replid, look.claim, look.server]
 
     def _raise(self, claimed: Sequence[Seen], *, wait: bool) -> list[Raised]:
-        """This bumps the rows that are as they were read; with `wait`, those too that somebody holds."""
+        """Raise the epochs of rows that are as they were read; with `wait`, also of those that somebody has locked."""
         raised: list[Raised] = []
         for server in sorted({one.look.server for one in claimed}):
             group = {one.row.shard: one for one in claimed if one.look.server == server}

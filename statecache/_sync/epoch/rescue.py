@@ -47,7 +47,7 @@ _UNREADABLE = "entry"
 
 
 class _Entry(NamedTuple):
-    """This is a stream entry at its place; without a change-set it could not be read, `fault` says why."""
+    """A stream entry at its place; one without a change-set could not be read, and `fault` says why."""
 
     entry_id: bytes
     fields: Sequence[bytes]
@@ -58,7 +58,7 @@ class _Entry(NamedTuple):
 
 
 class Branch(msgspec.Struct):
-    """This is a stream gone through.
+    """What was found by going through a stream.
 
     `keys` are those of changes beyond the common point, `entry_ids` those of the entries to take out. `dirty` gives for
     the keys of entries before that point that are still to be flushed the newest n, and `head` the totals there.
@@ -72,7 +72,7 @@ class Branch(msgspec.Struct):
 
 
 class Rescue:
-    """This goes through one shard's stream as it was when it was claimed."""
+    """One shard's stream as it was when it was claimed, to be gone through."""
 
     def __init__(self, link: Link, connection: psycopg.Connection[Any], settings: Settings, *, seconds: float) -> None:
         self._link = link
@@ -83,7 +83,7 @@ class Rescue:
     def set_aside(
         self, shard: int, keys: KeySpace, look: Look, *, common: int, flushed: int, states_too: bool = False
     ) -> Branch:
-        """Keep in Postgres what stands beyond the common point, and tell what there is on either side of it.
+        """Keep in Postgres what stands beyond the common point, and return what there is on either side of it.
 
         With `states_too` what has left the stream is looked for among the states.
         """
@@ -99,7 +99,7 @@ class Rescue:
     def set_aside_states(
         self, keys: KeySpace, shard: int, look: Look, *, common: int, flushed: int, but: Collection[bytes] = ()
     ) -> Branch:
-        """Do the same of what has left the stream, or whose stream is gone, by what the hashes of the states hold."""
+        """Do the same for what has left the stream, by what the hashes of the states hold."""
         pages = self._states(keys, shard, min(common, flushed), {*but})
         return self._set_aside(shard, pages, look, common=common, flushed=flushed)
 
@@ -127,7 +127,7 @@ class Rescue:
     def keep(self, shard: int, changes: str, look: Look, *, common: int, start: bytes = b"-") -> tuple[int, bytes]:
         """Keep what stands beyond the common point of a data set that goes on by itself, and leave it where it is.
 
-        Return how many changes that were, and where to go on the next time.
+        Returns how many changes that were, and where to continue the next time.
         """
         kept = 0
         for page in self._pages(changes, start, b"%d-%d" % (look.own, look.n)):
@@ -155,7 +155,7 @@ class Rescue:
             yield [entry for entry in entries if entry.entry_id not in but]
 
     def _keep(self, shard: int, entries: Sequence[_Entry]) -> None:
-        """This keeps entries; where Postgres refuses the data of some, one by one, and those raw."""
+        """Keep entries; where Postgres refuses the data of some, keep each by itself, and those raw."""
         try:
             self._write(shard, entries)
         except (pg.DataError, pg.ProgramLimitExceeded) as error:

@@ -43,21 +43,21 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 _WITHDRAW_S = 1.0
-"""How long giving back may take for whoever gave up, or closes; what is left ends by itself."""
+"""How long giving back may take for a caller who gave up, or closes, in seconds; what is left ends by itself."""
 _CONFIRM_S = 1.0
-"""How long a waiter waits until it can hear its call; it asks now and then anyway."""
+"""How long a waiter waits for its subscription to be confirmed, in seconds; it asks now and then anyway."""
 _END_S = 0.05
-"""How long a caller waits for that, where it has no time left, and its client for a renewal under way as it closes."""
+"""How long a caller without time waits for a lease to be given back, or a closing client for a renewal, in seconds."""
 _TRY_S = 0.5
-"""How long asking may take for who does not wait for the lock."""
+"""How long asking may take for a caller who does not wait for the lock, in seconds."""
 _SWEEP_S = 0.02
-"""Leases that are due within this time are renewed together."""
+"""Leases that are due within this many seconds are renewed together."""
 
 _logger = logging.getLogger("statecache")
 
 
 class Leases(LeaseRequests):
-    """This takes and keeps the leases of one client."""
+    """The leases of one client, which it takes, renews and gives back."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Leases(LeaseRequests):
         _process.begins_anew_after_fork(self)
 
     def begin_anew(self, _: AbstractContextManager[Any]) -> None:
-        """This forgets the leases, which another process holds, and takes another name for being called."""
+        """Forget the leases, which another process holds, and take another name to be called by."""
         if self._link is not None:  # kept, for even to collect it could harm the parent
             self._link.abandon()
             self._inherited.append(self._link)
@@ -91,20 +91,23 @@ class Leases(LeaseRequests):
 
     @property
     def held(self) -> tuple[Holding, ...]:
-        """These are the leases that this process holds; those of a forked parent are not its child's."""
+        """The leases that this process holds; a forked child has none of its parent's."""
         return tuple(self._held.values())
 
     @property
     def waiting(self) -> tuple[Waiting, ...]:
-        """These are the locks that this process waits for."""
+        """The locks that this process waits for."""
         return tuple(waiting for waiting, _ in tuple(self._waiting.values()))
 
     def holds(self, holding: Holding) -> bool:
-        """This says whether the lease is this process's, as far as was heard."""
+        """Return whether the lease is this process's, as far as was heard."""
         return holding.request in self._held
 
     def take(self, key: str, *, ttl: float, patience: float | None) -> Holding:
-        """This locks the key, waiting its turn for at most `patience` seconds, for ever with None."""
+        """Lock the key, waiting for at most `patience` seconds (None: for ever), and return the lease.
+
+        Raises LockTimeout, and UsageError where this task or thread has locked the key already.
+        """
         owner = runner()
         for one in self.held:
             if one.key == key and one.owner is owner and not one.lost(boottime()):
@@ -129,7 +132,7 @@ class Leases(LeaseRequests):
         return holding
 
     def _wait_for_turn(self, holding: Holding, begun: float, patience: float | None) -> None:
-        """This asks whenever there is a reason to: it was called, the lease in the way ends, or time went by."""
+        """Ask whenever there is a reason to: the waiter was called, the lease in its way ends, or time went by."""
         end = inf if patience is None else begun + patience
         calls = self._keys.events(holding.shard, holding.request.partition(":")[0])
         waiting = Waiting(key=holding.key, request=holding.request, asks_at=begun)
@@ -155,7 +158,7 @@ class Leases(LeaseRequests):
             self._waiting.pop(holding.request, None)
 
     def _attempt(self, verb: str, holding: Holding, end: float) -> Answer | None:
-        """This asks for the lock, and gives the answer where somebody else has it."""
+        """Ask for the lock; return None where it was granted, else the answer."""
         while True:
             answer = self._ask(verb, holding, end=end)
             holding.astray = holding.astray or answer.repeated
@@ -173,7 +176,7 @@ class Leases(LeaseRequests):
                 raise LockTimeout(holding.key, seconds=holding.ttl, reason=reason)
 
     def _heard(self, message: bytes) -> None:
-        """This is told of calls, and wakes who is called; the others look at the time by themselves."""
+        """Take note of a call, and wake whoever is called; other waiters watch the time by themselves."""
         if self._waiting and (call := call_of(message)) is not None:
             key, request, left_s = call
             now = monotonic()
@@ -182,13 +185,13 @@ class Leases(LeaseRequests):
                     signal.set()
 
     def _unheard(self) -> None:
-        """This is told that calls may have been missed."""
+        """Take note that calls may have been missed."""
         for waiting, signal in tuple(self._waiting.values()):
             waiting.unheard(monotonic())
             signal.set()
 
     def give_back(self, holding: Holding, *, end: float | None = None) -> bool:
-        """This ends the lease, and says whether it stood until then; it raises nothing for a Redis that is away."""
+        """End the lease, and return whether it stood until then; where Redis is away, raise nothing."""
         stood = self.holds(holding) and not holding.lost(boottime())
         known = self._held.pop(holding.request, None) is not None and not holding.gone
         holding.gone = True
@@ -210,21 +213,21 @@ class Leases(LeaseRequests):
                 beside(lambda: self._withdraw(holding), _END_S)
 
     def _withdraw(self, holding: Holding) -> bool:
-        """This takes back whatever a request left or may yet leave: a lease that nobody uses, a place in a queue."""
+        """Take back what a request left, or may yet leave: a lease that nobody uses, a place in a queue."""
         with suppress(StateCacheError):
             return self._ask("withdraw", holding, end=monotonic() + _WITHDRAW_S).verdict == "OK"
         return False
 
     def take_away(self, key: str, token: Token, *, end: float) -> bool:
-        """This ends somebody's lease, unless another one stands by now, and says whether it did."""
+        """End somebody's lease, unless another one has followed it, and return whether it was ended."""
         theirs = Holding(key=key, shard=self._keys.shard(key), request="", ttl=TTL_S_MIN, owner=None, token=token)
         answer = self._ask("break", theirs, end=end)
         return answer.verdict == "OK" or (answer.repeated and not answer.rest)
 
     def release(self, *, end: float | None = None) -> tuple[str, ...]:
-        """This ends all the leases that this client holds, while there is time; it gives the keys of those that stay.
+        """End all the leases that this client holds, by `end`, and return the keys of those that could not be ended.
 
-        They end by themselves, when their time is up.
+        These end by themselves, when their time is up.
         """
         end = monotonic() + _WITHDRAW_S if end is None else end
         held = self.held
@@ -233,7 +236,7 @@ class Leases(LeaseRequests):
         return tuple(holding.key for holding in held if holding.unreturned)
 
     def close(self) -> None:
-        """This ends the leases, and the waiting for others."""
+        """End the leases, and the waiting for others."""
         self._closed = True
         self.release()
         self._sooner.set()
@@ -243,7 +246,7 @@ class Leases(LeaseRequests):
         self._hang_up()
 
     def _keep(self, holding: Holding) -> None:
-        """This makes sure that somebody will renew the lease in time."""
+        """Make sure that the lease will be renewed in time."""
         if self._next == -inf or self._renewer is None or not self._renewer.alive:
             self._next = inf
             self._renewer = Background(self._renew_all, name="statecache-leases")
@@ -251,9 +254,10 @@ class Leases(LeaseRequests):
             self._sooner.set()
 
     def _renew_all(self) -> None:
-        """This renews what is due, again and again, until nothing is held.
+        """Renew what is due, until nothing is held.
 
-        `_next` says when it will look: at no time once it ends, and in doubt too late, so that a new lease wakes it.
+        `_next` is the moment of the next renewal: minus infinity once renewing ends, and in doubt too late, so that a
+        new lease wakes it.
         """
         while True:
             self._sooner, self._next = Signal(), inf
@@ -269,7 +273,7 @@ class Leases(LeaseRequests):
                 self._renew([one for one in self.held if one.renew_at <= boottime() + _SWEEP_S])
 
     def _renew(self, due: Sequence[Holding]) -> None:
-        """This renews leases in one pipeline; one that could not be renewed is tried again while it is believed in."""
+        """Renew leases in one pipeline; one that could not be renewed is tried again while it is believed in."""
         started = boottime()
         for holding in due:
             if holding.lost(started):

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 _GRACE_S = 5.0
-"""How much longer than an attempt may take a withdrawal is remembered."""
+"""How long beyond an attempt's own time a withdrawal is remembered, in seconds."""
 _OF_A_TOKEN = ("renew", "break")
 _LIMITS = f"{PLACE_S * 1000:.0f} {COMING_S * 1000:.0f} {WAITERS_MAX}"
 
 
 class Answer(NamedTuple):
-    """This is what the script answered, and when that attempt was sent, on the clock that counts suspend.
+    """What the script answered, and when that attempt was sent, on the clock that counts suspend.
 
     `repeated` says that an earlier attempt had no answer: it may have been executed too.
     """
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 
 
 class LeaseRequests:
-    """This asks for one client."""
+    """The requests of one client to the lease script."""
 
     def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, opener: Opener) -> None:
         self._fence = settings.fence
@@ -56,7 +56,7 @@ class LeaseRequests:
         self._holder = shown_holder(settings.writer)
 
     def _ask(self, verb: str, holding: Holding, *, end: float) -> Answer:
-        """This runs the script until it answers; again after a fault, for the request says what was done already."""
+        """Run the script until it answers; repeating is safe, for the request's name tells it what was done before."""
         backoff, repeated = Backoff(0.005, 0.25), False
         while True:
             started = boottime()
@@ -105,7 +105,7 @@ class LeaseRequests:
         return [part.decode("utf-8", "replace") for part in reply]
 
     def _call(self, verb: str, holding: Holding, link: Link, attempt_s: float) -> tuple[Sequence[str], Sequence[Any]]:
-        """This spells the script's KEYS and ARGV."""
+        """Return the script's KEYS and ARGV."""
         keys, shard = self._keys, holding.shard
         names = keys.meta(shard), keys.leases(shard), keys.waiters(shard), keys.events(shard)
         late_ms = int((monotonic() + attempt_s) * 1000 + link.ahead_ms) + 1

@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 LOCK_TIMEOUT_S = 2.0
 CONNECT_S_MIN = 2
-"""The least that libpq allows for."""
+"""The least connect timeout that libpq allows, in seconds."""
 KEEPALIVES_IDLE_S = 2
 KEEPALIVES_INTERVAL_S = 1
 KEEPALIVES_COUNT = 3
 SILENCE_S = KEEPALIVES_IDLE_S + KEEPALIVES_INTERVAL_S * KEEPALIVES_COUNT
-"""How long the other machine may say nothing at all, not even that it has got what was sent, in seconds."""
+"""How long the other machine may be silent, without even acknowledging what was sent, in seconds."""
 STATEMENTS_MAX = 6
-"""How many times the time of one statement a transaction may take."""
+"""How many times as long as one statement a transaction may take."""
 _UP = "Is the server up, the URL right?"
 _READ_ONLY = " (it is a standby, or default_transaction_read_only is on for the role, the database or the server)"
 _QUOTED = '"'
-"""What libpq quotes of a conninfo that it cannot read may be a piece of a password."""
+"""A quote in libpq's message about a conninfo that it cannot read: what is quoted may be a piece of a password."""
 
 
 def connect(settings: Settings, name: str, *, seconds: float | None = None) -> psycopg.Connection[Any]:
-    """Return a new connection under that application_name; ConfigurationError or PostgresUnavailable without one.
+    """Return a new connection under that application_name; raise ConfigurationError or PostgresUnavailable.
 
     Keepalives that the URL names stay as they are.
     """
@@ -113,12 +113,12 @@ def limits(seconds: float) -> dict[str, str]:
 
 
 def milliseconds(seconds: float) -> str:
-    """Spell a time as Postgres reads it."""
+    """Return a time in seconds as text that Postgres reads, in milliseconds."""
     return f"{max(1, round(seconds * 1000))}ms"
 
 
 class Warnings:
-    """This collects the warnings that come over one connection."""
+    """The warnings that arrive over one connection."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.texts: list[str] = []
@@ -126,7 +126,7 @@ class Warnings:
         connection.add_notice_handler(self._noticed)
 
     def end(self) -> None:
-        """Listen no longer."""
+        """Stop collecting."""
         self._connection.remove_notice_handler(self._noticed)
 
     def _noticed(self, diagnostic: psycopg.errors.Diagnostic) -> None:
@@ -135,7 +135,7 @@ class Warnings:
 
 
 def doubt_of(tag: str | None, warnings: Warnings) -> str:
-    """Say why what was committed may not be relied on, given the answer to COMMIT; '' where it may."""
+    """Return why a commit may not be relied on, given the answer to COMMIT; '' where it may."""
     if tag != "COMMIT":
         return f"Postgres answered {tag} to COMMIT"
     return next(iter(warnings.texts), "")
@@ -145,7 +145,7 @@ def doubt_of(tag: str | None, warnings: Warnings) -> str:
 def committed(connection: psycopg.Connection[Any], settings: Settings, *, seconds: float) -> Iterator[None]:
     """Run the block in a transaction; when it is left without an error, Postgres holds what was written.
 
-    PostgresUnavailable where that is doubtful: whoever writes the same again finds out.
+    Raises PostgresUnavailable where that is doubtful: whoever writes the same again finds out.
     """
     warnings = Warnings(connection)
     try:
@@ -171,7 +171,7 @@ def _roll_back(connection: psycopg.Connection[Any]) -> None:
 
 
 def brief(error: BaseException) -> str:
-    """Return the first line of what an error says, and whose word it is that a transaction only reads."""
+    """Return the first line of an error's message, and who says so where a transaction is read-only."""
     lines = str(error).strip().splitlines()
     said = lines[0] if lines else type(error).__name__
     return said + _READ_ONLY if isinstance(error, pg.ReadOnlySqlTransaction) else said

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class MigrationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """This is what a migration did: steps, the pin, rows for shards, shards opened on a Redis that was fresh.
+    """What a migration did: steps, the pin, rows for shards, shards opened on a fresh Redis.
 
     `newer` are the numbers of steps that a newer release has applied and that this code does not know.
     """
@@ -52,12 +52,12 @@ class MigrationReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def did_something(self) -> bool:
-        """This says whether anything was changed."""
+        """Whether anything was changed."""
         return bool(self.applied or self.pinned or self.shards_added or self.shards_opened)
 
 
 def migrate(settings: Settings, *, redis: bool = True) -> MigrationReport:
-    """This brings the schema up to date, pins the cluster, and adopts a fresh Redis unless `redis` is false.
+    """Bring the schema up to date, pin the cluster, and adopt a fresh Redis unless `redis` is false.
 
     Raises ConfigurationError where schema, settings and Redis do not belong together, and Unavailable.
     """
@@ -84,7 +84,7 @@ def migrate(settings: Settings, *, redis: bool = True) -> MigrationReport:
 
 
 class _Schema:
-    """This applies what is missing, a transaction a step."""
+    """The database's schema, to which missing steps are applied, each in a transaction of its own."""
 
     def __init__(self, settings: Settings, connection: psycopg.Connection[Any]) -> None:
         self._settings = settings
@@ -99,7 +99,7 @@ class _Schema:
             raise self._translated(error, "the schema") from error
 
     def begin(self) -> None:
-        """Make the schema and the list of what was applied."""
+        """Make the schema, and the table of the applied steps."""
         try:
             with self._connection.transaction():
                 self._run("migrate_lock")
@@ -108,7 +108,7 @@ class _Schema:
             raise self._translated(error, "the schema") from error
 
     def bring_up_to_date(self) -> MigrationReport:
-        """This applies the missing steps in order."""
+        """Apply the missing steps in order, and return what was done."""
         applied: list[str] = []
         pinned, added = False, 0
         known = {step.number: step for step in migrations(self._schema)}
@@ -160,7 +160,7 @@ class _Schema:
 
 
 def _connection(settings: Settings) -> psycopg.Connection[Any]:
-    """Connect to a database that can hold every key and value: its encoding is told at the connection."""
+    """Connect to a database; raise ConfigurationError where its encoding cannot hold every key and value."""
     connection = connect(settings, "statecache migrate")
     encoding = connection.info.parameter_status("server_encoding")
     if encoding == "UTF8":
@@ -173,7 +173,7 @@ def _connection(settings: Settings) -> psycopg.Connection[Any]:
 
 
 def _greet(tier: RedisTier) -> None:
-    """Compare the pin of a Redis that answers; one that is away is met again at the end, when the schema is done."""
+    """Compare the pin of a Redis that answers; one that is away is contacted again at the end, after the schema."""
     with suppress(RedisUnavailable):
         link = tier.link()
         link.close()
@@ -194,7 +194,7 @@ def _compare(postgres: PostgresTier) -> None:
 
 
 def _adopt(settings: Settings, keys: KeySpace, tier: RedisTier, postgres: PostgresTier) -> int:
-    """This opens the shards of a Redis that holds no data set of ours, or continues the one that Postgres knows."""
+    """Open the shards of a Redis without a data set of ours, or with the one that Postgres knows; return how many."""
     link = tier.link()
     try:
         session = postgres.session()

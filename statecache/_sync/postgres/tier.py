@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 _GRACE_S = 0.05
-"""How much longer than the server's own timeout its answer is waited for."""
+"""How much longer than the server's own timeout its answer is waited for, in seconds."""
 
 
 class Session:
-    """This is one connection to Postgres, as a pool lends it."""
+    """One connection to Postgres, as a pool lends it."""
 
     __slots__ = ("__weakref__", "connection", "heard_at", "hold", "silent_since", "slot")
 
@@ -60,11 +60,11 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        """This says whether the connection still stands, as far as this side knows."""
+        """Whether the connection still stands, as far as this side knows."""
         return not (self.connection.closed or self.connection.broken)
 
     def abandon(self) -> None:
-        """This ends a forked parent's connection here, having first put nothing in the place of its socket."""
+        """End a forked parent's connection in this process, with its socket replaced by /dev/null first."""
         with suppress(OSError, psycopg.Error):
             nowhere = os.open(os.devnull, os.O_RDWR)
             try:
@@ -74,20 +74,20 @@ class Session:
             self.connection.pgconn.finish()
 
     def let_go(self) -> None:
-        """Close a connection that nobody has any more."""
+        """Close a connection that nobody uses any more."""
         self.connection.pgconn.finish()
 
     def close(self) -> None:
-        """This closes the connection."""
+        """Close the connection."""
         self.connection.close()
 
     def end(self) -> None:
-        """This closes the connection, which libpq does at once."""
+        """Close the connection, which libpq does at once."""
         self.close()
 
 
 class PostgresTier:
-    """This runs named statements on the Postgres primary; with `standby_too` on a standby too, for who only looks."""
+    """Named statements on the Postgres primary; with `standby_too`, for those who only look, on a standby too."""
 
     def __init__(
         self,
@@ -109,7 +109,10 @@ class PostgresTier:
         )
 
     def session(self, seconds: float | None = None) -> Session:
-        """This opens one connection and compares the cluster's pin."""
+        """Open one connection and compare the cluster's pin.
+
+        Raises PostgresUnavailable, and ConfigurationError where the pin is another one.
+        """
         end = inf if seconds is None else monotonic() + seconds
         connection = connect(self._settings, self._name, seconds=seconds)
         session = Session(connection)
@@ -153,7 +156,7 @@ class PostgresTier:
             )
 
     def fetch(self, name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
-        """This runs a statement that changes nothing and gives its rows; again after a fault, for that many seconds."""
+        """Return the rows of a statement that changes nothing; repeat it after a fault, for that many seconds."""
         end, backoff = monotonic() + seconds, Backoff(0.01, 0.25)
         while True:
             left = max(end - monotonic(), 0.001)

@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 _FORGET_S = 0.2
-"""How long giving tokens back may take; they end by themselves too."""
+"""How long giving tokens back may take, in seconds; they also end by themselves."""
 _END_S = 0.05
-"""How long a caller who failed, or was cancelled, waits for that."""
+"""How long a caller who failed, or was cancelled, waits for that, in seconds."""
 _TOKENS_MAX = 32
 """How many tokens of lost attempts are remembered; older ones end by themselves."""
 
 
 class Hydrator:
-    """This loads missing states of one group from Postgres into Redis."""
+    """The loading of missing states of one group from Postgres into Redis."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class Hydrator:
         self._new_token = new_token
 
     def load(self, keys: Sequence[str], *, end: float, to_write: bool = False) -> dict[str, Record]:
-        """This makes the keys of one shard present in Redis and gives the records that it read on the way.
+        """Bring the keys of one shard into Redis, and return the records that were read on the way.
 
         A key that another reader brought in the meantime is not among them, nor are those of a shard whose gate is
-        closed: reading never opens it. A Redis without memory is enough for reading: what Postgres holds is given all
-        the same. `to_write` says that the states are needed in Redis, and opens the gate. Raises Unavailable past
-        `end`, and Backpressure where there is no memory for them. A lost exchange is made again.
+        closed: reading never opens it. A Redis without free memory is enough for reading: what Postgres holds is
+        returned all the same. `to_write` says that the states are needed in Redis, and opens the gate. Raises
+        Unavailable past `end`, and Backpressure where there is no memory for them. A lost exchange is repeated.
         """
         shard, tokens = self._keys.shard(keys[0]), list[str]()
         try:
@@ -86,7 +86,7 @@ class Hydrator:
     def _loaded(
         self, shard: int, missing: list[str], tokens: list[str], *, end: float, to_write: bool
     ) -> dict[str, Record]:
-        """This does it; `tokens` are at any moment those of ours that may stand."""
+        """Load the missing keys; `tokens` are at any moment those of ours that may stand in Redis."""
         loaded: dict[str, Record] = {}
         backoff = Backoff(0.002, 0.1)
         waiting: Unavailable | None = None
@@ -123,9 +123,9 @@ class Hydrator:
     def _begin(
         self, shard: int, missing: list[str], tokens: list[str], end: float, *, to_write: bool
     ) -> tuple[dict[str, str], str]:
-        """This gives the verdicts on the keys, and the epoch of a fresh token, which is then the last of `tokens`.
+        """Return the verdicts on the keys, and the epoch of a fresh token, which is then the last of `tokens`.
 
-        It is among them where it was taken, and where nobody knows whether it was.
+        The token is added where it was taken, and where nobody knows whether it was.
         """
         keys, token = self._keys, self._new_token()
         fixed = [keys.meta(shard), keys.unflushed(shard), keys.hydrating(shard)]
@@ -160,7 +160,7 @@ class Hydrator:
         return dict(zip(missing, rest[1:], strict=True)), rest[0]
 
     def _forget(self, shard: int, keys: Sequence[str], tokens: Sequence[str]) -> int:
-        """This gives tokens back, so that nobody waits for their end, and says how many stood."""
+        """Give tokens back, so that nobody waits for their end, and return how many stood."""
         arguments = [" ".join(tokens), *keys]
         with suppress(StateCacheError, ResponseError):
             return int(
@@ -169,7 +169,7 @@ class Hydrator:
         return 0
 
     def _install(self, shard: int, taken: list[str], tokens: list[str], epoch: str, end: float) -> dict[str, Record]:
-        """This installs what Postgres holds with the last of the tokens, and gives it, installed or not."""
+        """Install what Postgres holds under the last of the tokens, and return it, whether it was installed or not."""
         seconds = max(end - monotonic(), 0.001)
         rows = self._postgres.fetch("states", {"keys": taken}, seconds=seconds)
         found = {row[0]: record_of_row(row) for row in rows}

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 _GATE_S = 0.5
-"""For how long a gate that was found closed is waited for, before Postgres is asked, and how long that may take."""
+"""How long a closed gate is waited for before Postgres is asked, and how long asking may take, in seconds."""
 
 
 class Found(NamedTuple):
-    """A state as a primary holds it on which its shard is open: in that epoch, under that replication id."""
+    """A state as a primary holds it whose shard is open, with that epoch and the primary's replication id."""
 
     record: Record
     epoch: int
@@ -55,13 +55,13 @@ class Found(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """What was found behind a closed gate: epoch and version of the state that Redis holds, or (0, 0)."""
+    """The epoch and version of the state that Redis holds behind a closed gate, or (0, 0)."""
 
     place: tuple[int, int]
 
 
 class Reader:
-    """This reads records; what is not in Redis is loaded from Postgres."""
+    """The reading of records; what is not in Redis is loaded from Postgres."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Reader:
         self._closed: dict[int, tuple[float, float]] = {}  # since when, and when last met so, by shard
 
     def record(self, key: str, *, end: float) -> Record:
-        """Return the key's record on the primary, for who is about to write: a closed gate is opened."""
+        """Return the key's record on the primary, for a caller about to write: a closed gate is opened."""
         return self._read(key, end, least=0, to_write=True)
 
     def primary(self, key: str, *, end: float, least: int = 0) -> Record:
@@ -118,8 +118,8 @@ class Reader:
     def _believed(self, found: Found, end: float, *, asking: bool) -> tuple[Record | None, Unavailable | None]:
         """Return the record if it is not older than what was seen, or what was seen is proven to be gone.
 
-        It is where the shard is open in a later epoch, or Postgres, if it is to be asked, says that this server is the
-        current lineage: then what was seen was set aside as a conflict.
+        It is gone where the shard is open in a later epoch, or where Postgres, if `asking`, says that this server is
+        the current lineage: then what was seen was set aside as a conflict.
         """
         record = found.record
         if self._is_believed(record, found.epoch):
@@ -133,7 +133,7 @@ class Reader:
         return None, Unavailable("epoch", detail=detail)
 
     def _is_believed(self, record: Record, epoch: int) -> bool:
-        """Return whether a state of a shard that is open in that epoch may be given."""
+        """Return whether a state may be given of a shard that is open in that epoch."""
         place = (record.epoch, record.version)
         if self._near.seen(record.key, place):
             return True
@@ -152,7 +152,7 @@ class Reader:
         return bool(rows) and tuple(rows[0][1:3]) == (found.epoch, found.replid)
 
     def _found(self, key: str, end: float, met: Unavailable | None) -> Found | Closed:
-        """Return what is found; what was met before is raised where there was no time left for looking again."""
+        """Return what is found; raise `met`, an earlier error, where no time was left to look again."""
         try:
             return self._looked(key, end)
         except Unavailable as error:
@@ -161,7 +161,7 @@ class Reader:
             raise met from error
 
     def _looked(self, key: str, end: float) -> Found | Closed:
-        """Return the state on a primary on which its shard is open, hydrated, or what is behind its closed gate."""
+        """Return the state on a primary whose shard is open, hydrated, or what is behind its closed gate."""
         shard, redis_key = self._keys.place(key)
         asked, arguments = [self._keys.meta(shard), redis_key], [self._settings.fence, *FIELDS]
         while True:
@@ -192,7 +192,7 @@ class Reader:
     def _behind_the_gate(
         self, key: str, here: tuple[int, int], begun: float, end: float
     ) -> tuple[Record | None, Unavailable]:
-        """Return what Postgres holds while the shard's gate is closed, or why there is nothing to be given yet.
+        """Return what Postgres holds while the shard's gate is closed, or the reason why nothing can be given yet.
 
         A gate that was just found closed is left a moment to open. A state is not given where this process has seen a
         newer one, or Redis holds one.
@@ -226,7 +226,7 @@ class Reader:
         return record if seen else None
 
     def local(self, key: str, *, end: float, least: int = 0, max_stale: float | None = None) -> Record:
-        """This gives the record over the tracked connection, so that it is here the next time; else the primary's."""
+        """Return the record by way of the tracked connection, so that it is here the next time; else the primary's."""
         if not (self._near.keeps and self._tracked.is_up()):
             return self.primary(key, end=end, least=least)
         now = boottime()
@@ -246,13 +246,13 @@ class Reader:
         return self.primary(key, end=end, least=least)
 
     def _brought(self, reading: Reading) -> Record | None:
-        """This gives what a read brought; None where it is to be made on the primary, hydration included."""
+        """Return what a read brought; None where the primary has to be read, or the state loaded."""
         if isinstance(reading.error, ForeignData):
             raise reading.error
         return reading.record
 
     def fenced(self, key: str, *, end: float, least: int = 0) -> Record:
-        """This gives the record of what Postgres says is the current lineage; Unavailable where it cannot be had."""
+        """Return the record of the lineage that Postgres says is current; raise Unavailable where it cannot be had."""
         if self._settings.fence != "on":
             raise ConfigurationError("a fenced read needs the fence", hint="Set fence=on, or read the primary.")
         backoff, hindrance = Backoff(0.005, 0.25), None

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from statecache._sync.redis.tier import RedisTier
 
 _TURN_S = 1.0
-"""How long the listener waits for a message before it looks whether the client was closed."""
+"""How long the listener waits for a message before it checks whether the client was closed, in seconds."""
 
 
 class Subscriptions:
-    """This listens to events for a whole client; nothing is connected before somebody wants to hear."""
+    """A client's subscriptions to events; nothing is connected before somebody wants to hear."""
 
     def __init__(self, redis: RedisTier) -> None:
         self._redis = redis
@@ -48,7 +48,7 @@ class Subscriptions:
         self._pid = _process.pid
 
     def watch(self, channel: str, hear: Callable[[bytes], None], *, end: float) -> None:
-        """This makes sure that `hear` is told what comes on a channel; where Redis is away, later calls try again."""
+        """Have `hear` called with what arrives on a channel; where Redis is away, later calls try again."""
         if self._closed:
             raise UsageError("it is closed", hint="Make a new client.")
         if self._pid != _process.pid:
@@ -68,18 +68,18 @@ class Subscriptions:
             turn.release()
 
     def confirmed(self, channel: str, hear: Callable[[bytes], None], *, end: float) -> bool:
-        """This does the same, and says whether every event from now on will be heard, unless the connection breaks."""
+        """Do as `watch`, and return whether every event from now on will be heard, unless the connection breaks."""
         self.watch(channel, hear, end=end)
         signal = self._confirmed.get(channel)
         return signal is not None and signal.wait(end - monotonic()) and self.listens(channel)
 
     def listens(self, channel: str) -> bool:
-        """This says whether what comes on the channel is heard, as far as is known."""
+        """Return whether what arrives on the channel is heard, as far as is known."""
         listens = self._background is not None and self._background.alive
         return listens and channel in self._confirmed and self._link is not None and self._link.alive
 
     def _subscribe(self, channel: str, hear: Callable[[bytes], None], end: float) -> None:
-        """This listens to one more channel; on a new connection to all that are wanted."""
+        """Subscribe to one more channel; on a new connection, to all that are wanted."""
         if self.listens(channel):
             return
         self._wanted[channel] = hear
@@ -95,7 +95,7 @@ class Subscriptions:
             self._background = Background(self._listen, name="statecache-events")
 
     def _listen(self) -> None:
-        """This takes events off the connection until it breaks or the client is closed."""
+        """Take events off the connection until it breaks or the client is closed."""
         while not self._closed and (link := self._link) is not None:
             try:
                 messages = link.receive(seconds=_TURN_S)
@@ -126,7 +126,7 @@ class Subscriptions:
             let_go(self._background, self._link)
 
     def close(self) -> None:
-        """This stops listening."""
+        """Stop listening."""
         self._closed = True
         if self._pid != _process.pid:
             return

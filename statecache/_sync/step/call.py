@@ -57,16 +57,16 @@ if TYPE_CHECKING:
     from statecache.leases import Locks
 
 _LEAVE_S = 2.0
-"""How long it may take to note why a step was left: its caller is gone, or has an error to hear."""
+"""How long noting why a step was left may take, in seconds: its caller is gone, or waits for its error."""
 _PAUSE_S_MAX = 0.25
 _ANSWER_S = 0.25
-"""What has to be left of the time for looking once more whether another agent has ended the step."""
+"""The time that must be left for another look whether another agent has ended the step, in seconds."""
 _APPLIED = (OutcomeUnknown, DurabilityNotMet, Forked, Quarantined)
 """Errors of a commit that was applied, or may have been."""
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """These are the arguments of a call beside the function and its own; see the verb `step`."""
+    """The arguments of a call except the function and its own; see the verb `step`."""
 
     type: Any
     apply: Callable[[Any, Any], Any] | None
@@ -82,7 +82,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepCall:
-    """This makes one call of a step."""
+    """One call of a step."""
 
     def __init__(
         self, scope: View[Any], key: str, name: str, function: Callable[..., Any], args: tuple[Any, ...],
@@ -106,7 +106,7 @@ class StepCall:
         self._backoff = Backoff(0.005, min(_PAUSE_S_MAX, self._claim.pause_s_max))
 
     def result(self) -> Any:
-        """This gives the step's result, from its function or from its record."""
+        """Return the step's result, from its function or from its record."""
         self._runtime.in_flight.refuse_if_closing()
         with self._runtime.in_flight.call():
             try:
@@ -143,7 +143,7 @@ class StepCall:
                     return self._run(begun)
 
     def _found(self, end: float) -> tuple[str, Held | None]:
-        """This gives the record as it is; a step that is known to be new need not be looked for."""
+        """Return the record as it is; a step that is known to be new is not looked for."""
         if not self._forks:
             self._new_in = self._runtime.step_index.new_in(self._key, self._record_key, end=end)
             if self._new_in is not None:
@@ -151,7 +151,7 @@ class StepCall:
         return held_step(self._runtime, self._record_key, end=end)
 
     def _verdict(self, held: Held | None) -> steps.Verdict | None:
-        """Decide what to do about the step as it was found; None where nothing can be told from that yet."""
+        """Return what to do about the step as it was found; None where that cannot be told yet."""
         step = None if held is None else held.step
         if held is not None and held.change_id in self._forks:  # ours, refused, and about to be removed
             self._runtime.near.lowered(self._record_key, (0, 0))  # an older one stands behind it
@@ -162,13 +162,13 @@ class StepCall:
         return steps.verdict_on(step, claimed=claimed, applies=self._terms.apply is not None)
 
     def _claimed(self, held: Held | None, end: float) -> bool:
-        """Return whether the step is this call's to go on with."""
+        """Return whether this call may continue the step."""
         if held is None:
             return self._claim.take(None, "", end=end)
         return self._claim.take(held.step, held.change_id, end=end)
 
     def _given(self, held: Held, end: float) -> bool:
-        """This returns when the result that is given is as durable as it was asked to be; False where it was lost."""
+        """Return whether the result to be returned is as durable as was asked for; False where it was lost."""
         level = self._terms.durability
         if level == "memory" or held.record is None:
             return True
@@ -180,7 +180,7 @@ class StepCall:
         return durable.wait(self._shard, position, held.change_id, [self._record_key], end=end) == HELD
 
     def _wait(self, end: float) -> None:
-        """This lets whoever runs the step go on for a while."""
+        """Pause, so that whoever runs the step can go on; raise where no time is left."""
         if self._backoff.outlasts(end - _ANSWER_S):
             raise self._busy()
         note(retries=1)
@@ -195,7 +195,7 @@ class StepCall:
         return Unavailable("step", detail=detail, hint=hint)
 
     def _asked(self, step: StepRecord) -> Done[Any] | None:
-        """This finds out what became of a step that was left: its result, or None where it is to run again."""
+        """Return the result of a step that was left, or None where it is to run again; raise StepUnknown."""
         found = None
         if self._terms.check is not None:
             found = called(self._terms.check(self._context(step)))
@@ -208,7 +208,7 @@ class StepCall:
         raise self._unknown(step, steps.why_unknown(step))
 
     def _begun(self, held: Held | None, expected: str, end: float) -> Held | None:
-        """This writes the intent and returns when Postgres holds it; None where someone else was quicker."""
+        """Write the intent, and return it when Postgres holds it; return None where somebody else wrote first."""
         if self._terms.apply is not None:  # what the result will be applied to may not exist: before there is an effect
             self._before = self._runtime.reader.record(self._key, end=end)
             self._value_of(self._before)
@@ -234,7 +234,7 @@ class StepCall:
         return begun
 
     def _run(self, begun: Held) -> Any:
-        """This calls the function and brings its end into the record."""
+        """Call the function, record how it ended, and return its result."""
         try:
             result = self._effect(self._context(begun.step))
         except Exception as error:  # whatever the user's function raises is kept and goes on
@@ -266,7 +266,7 @@ class StepCall:
             sleep(pause_s(tried, retry.pause_s, steps.PAUSE_S_MAX))
 
     def _end(self, held: Held, data: bytes) -> Any:
-        """This commits the result, and what it makes of the value, and gives it as every later call will get it."""
+        """Commit the result, and what it makes of the value; return it as every later call will get it."""
         try:
             value = self._results.decode(data, key=self._record_key, encoding=held.encoding)
             self._commit_result(held, value, data)
@@ -284,7 +284,7 @@ class StepCall:
         return value
 
     def _commit_result(self, held: Held, value: Any, data: bytes) -> None:
-        """This commits the result with what `apply` makes of the value, again where the value was changed meanwhile."""
+        """Commit the result with what `apply` makes of the value, again where the value was changed meanwhile."""
         end, backoff = self._scope.end_of(self._terms.timeout), Backoff(0.001, 0.1)
         done = steps.ended(held.step, "done", at=wall(), result=data)
         while True:
@@ -306,7 +306,7 @@ class StepCall:
             sleep(backoff.take())
 
     def _applied(self, apply: Callable[[Any, Any], Any], result: Any, end: float) -> Write:
-        """This gives the write of what the result makes of the value."""
+        """Return the write of what the result makes of the value."""
         before = self._before or self._runtime.reader.record(self._key, end=end)
         value = called(apply(self._value_of(before), result))
         if value is None:
@@ -314,7 +314,7 @@ class StepCall:
         return self._scope.write_of(self._key, value, expected=before.change_id)
 
     def _overtaken(self, step: StepRecord) -> Any:
-        """This gives the result that someone else kept of the same effect, or says that they went on without it."""
+        """Return the result that somebody else kept of the same effect; raise StepUnknown where nobody has."""
         end = self._scope.end_of(self._terms.timeout)
         _, held = held_step(self._runtime, self._record_key, end=end)
         same = held is not None and (self._terms.idempotent or held.step.attempts == step.attempts)
@@ -324,7 +324,7 @@ class StepCall:
         raise self._unknown(step, f"its function returned, but others had taken the step over, which is now {status}")
 
     def _leave(self, error: BaseException, held: Held, status: steps.Status, reason: str, data: bytes = b"") -> bool:
-        """This notes why the step was left, and says whether it could be done at once; where not, its intent stands."""
+        """Note why the step was left, and return whether that was done at once; if not, its intent stands."""
         if isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
             return False
         left = steps.ended(held.step, status, at=wall(), result=data, error=reason)
@@ -357,11 +357,11 @@ class StepCall:
         return self._results.encode(result, key=self._record_key, bytes_max=bytes_max)
 
     def _decoded(self, held: Held) -> Any:
-        """This gives the result that a record keeps."""
+        """Return the result that a record keeps."""
         return self._results.decode(bytes(held.step.result), key=self._record_key, encoding=held.encoding)
 
     def _value_of(self, record: Record) -> Any:
-        """This gives the value that the result is applied to."""
+        """Return the value that the result is applied to; raise NotFound without one and without a default."""
         self._scope.refuse_to_drop(record, self._terms.state_type)
         state = self._scope.state_of(record, self._terms.state_type)
         if state is not None:
@@ -379,4 +379,4 @@ class StepCall:
 
 
 class _Overtaken(Exception):
-    """This says that the record was written by someone else since."""
+    """The record was written by somebody else since."""

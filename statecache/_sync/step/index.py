@@ -39,19 +39,19 @@ ROLL_NAMES_MAX = 1000
 
 
 class _Roll(msgspec.Struct):
-    """These are the records that a key had in an epoch, as far as this client knows; `until` on the monotonic clock."""
+    """The step records that a key had in an epoch, as far as this client knows; `until` on the monotonic clock."""
 
     records: set[str]
     epoch: int
     until: float
 
     def new_in(self, record_key: str) -> int | None:
-        """Return the epoch in which a step is new."""
+        """Return the epoch in which a step is known to be new, or None."""
         return self.epoch if len(self.records) <= ROLL_NAMES_MAX and record_key not in self.records else None
 
 
 class StepIndex:
-    """This knows for each key the records of steps that it had when this client looked, and those met since."""
+    """For each key, the step records that it had when this client looked, and those met since."""
 
     def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier) -> None:
         self._keys = keys
@@ -63,12 +63,12 @@ class StepIndex:
         begins_anew_after_fork(self)
 
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
-        """This forgets the rolls."""
+        """Forget the rolls."""
         self._mutex = mutex
         self._step_index: dict[str, _Roll] = {}
 
     def new_in(self, key: str, record_key: str, *, end: float) -> int | None:
-        """Return the epoch in which a step may be taken for new; None where it may not, or nobody can be asked."""
+        """Return the epoch in which a step may be taken for new; None where it may not, or that cannot be found out."""
         with self._mutex:
             roll = self._step_index.get(key)
             if roll is not None and roll.until > monotonic():
@@ -89,7 +89,7 @@ class StepIndex:
     def _looked_up(
         self, requests: Sequence[Request[str, tuple[int, set[str]]]], seconds: float
     ) -> list[tuple[int, set[str]]]:
-        """Return the epoch of each key's shard, read first, and the records that the key has."""
+        """Return the epoch of each key's shard, read first, and the step records that the key has."""
         end = monotonic() + seconds
         shards = sorted({self._keys.shard(request.question) for request in requests})
         asked = [("HGET", self._keys.meta(shard), "epoch") for shard in shards]
@@ -106,7 +106,7 @@ class StepIndex:
         return [(epoch, records[prefix]) for epoch, prefix in zip(known, prefixes, strict=True)]
 
     def add(self, key: str, record_key: str) -> None:
-        """This notes that the step has a record."""
+        """Note that the step has a record."""
         with self._mutex:
             roll = self._step_index.get(key)
             if roll is not None and len(roll.records) <= ROLL_NAMES_MAX:

@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 
 class Stepping(Writes[D], Generic[D]):
-    """These are the verbs about steps."""
+    """The verbs about steps."""
 
     @overload
     def step(
@@ -63,19 +63,20 @@ class Stepping(Writes[D], Generic[D]):
         reason: str = "",
         timeout: float | None = None,
     ) -> Any:
-        """This runs `function(step, *args)` once for this key and step, and gives its result, then and ever after.
+        """Run `function(step, *args)` once for this key and step, and return its result, then and ever after.
 
-        `step.idempotency_key` is for whatever the function calls: it is the same on every attempt. The result, as it
-        is read back with `type`, is kept at `<key>/steps/<step>`, in one commit with what `apply(value, result)` makes
-        of the value of the key (`default` where there is none, `state_type` its type). That an attempt begins is in
-        Postgres before the function is called; `durability` is that of the end.
+        `step.idempotency_key` is for whatever the function calls: it is the same on every attempt. The result, as it is
+        read back with `type`, is kept at `<key>/steps/<step>`, in one commit with what `apply(value, result)` makes of
+        the value of the key (`default` where there is none, `state_type` its type). Before the function is called,
+        Postgres holds that the attempt begins; `durability` is that of the end.
 
-        Where an attempt was cut off or raised, nobody knows whether it had its effect: StepUnknown, until `check(step)`
-        gives Done(result) or NotDone(), or `resolve_step` says so; `idempotent=True` runs it again. Exceptions of
-        `retry` (a number of times after any, or a `Retry`) mean that it may run again. A step that another agent runs
-        is waited for. Other arguments than before are StepMismatch.
+        Where an attempt was cut off or raised, nobody knows whether it had its effect: later calls raise StepUnknown,
+        until `check(step)` returns Done(result) or NotDone(), or `resolve_step` is called; with `idempotent=True` the
+        function runs again. Exceptions of `retry` (a number of times after any, or a `Retry`) mean that it may run
+        again. A step that another agent runs is waited for. Raises StepMismatch where the step was begun with other
+        arguments.
 
-        `timeout` is that of what comes before the function and again of what comes after it, not of the function.
+        `timeout` bounds what comes before the function, and again what comes after it, in seconds; not the function.
         """
         key = checked_key(self.full(name))
         if not callable(function):
@@ -108,10 +109,11 @@ class Stepping(Writes[D], Generic[D]):
         reason: str = "",
         timeout: float | None = None,
     ) -> State[Any]:
-        """This says what became of a step of which nobody knew: its result, or that it had no effect and may run again.
+        """Record what became of a step of which nobody knew: its result, or that it had no effect and may run again.
 
-        The agent's next call of the step then goes on from there: it applies the result, or runs the function. NotFound
-        where the step never began, UsageError where it runs, or where its end is known.
+        The agent's next call of the step then goes on from there: it applies the result, or runs the function. Returns
+        the state of the step's record. Raises NotFound where the step never began, UsageError where it may still run,
+        or where its end is known.
         """
         if (result is ...) != not_done:
             raise UsageError("resolve_step takes either result= or not_done=True")

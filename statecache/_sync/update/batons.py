@@ -40,22 +40,22 @@ if TYPE_CHECKING:
     from statecache.packing import Command
 
 _LASTS_MS = 1000
-"""For how long whoever has a baton is waited for."""
+"""How long whoever has a baton is waited for, in ms."""
 _PATIENCE_S = 1.0
 _CROWDED_S = 1.0
-"""How long after a conflict, or a wait, updates of a state begin by asking for the baton."""
+"""How long after a conflict, or a wait, updates of a state begin by asking for the baton, in seconds."""
 _CROWDED_MAX = 1000
 """Of how many states that is remembered."""
 _REFUSED_S = 60.0
 _PASS_S = 0.2
 _END_S = 0.05
-"""How long passing it on may take whoever has not committed; it ends by itself too."""
+"""How long whoever has not committed may take to pass the baton on, in seconds; it also expires by itself."""
 _HANDED_BYTES_MAX = 64 * 1024
-"""The largest value that goes with a call, in bytes; larger ones are read."""
+"""The largest value that is sent along with a call, in bytes; larger ones are read."""
 
 
 class Batons:
-    """This knows which states are crowded, and on how many of a client's connections their batons may be waited for."""
+    """What a client knows of batons: which states are crowded, and on how many connections it may wait for them."""
 
     def __init__(self, keys: KeySpace, redis: RedisTier, near: Near, *, new_token: Callable[[], str]) -> None:
         self.keys = keys
@@ -71,17 +71,17 @@ class Batons:
         self._pid = _process.pid
 
     def of(self, key: str, *, end: float) -> Baton:
-        """This gives what an update takes the baton with; it passes it on as it is left."""
+        """Return the baton of a state, for one update; leaving its block passes it on."""
         if self._pid != _process.pid:
             self._begin()
         return Baton(self, key, end)
 
     def is_crowded(self, key: str) -> bool:
-        """This says whether others have lately wanted to update the state at the same time, where it is any use."""
+        """Return whether others have lately updated the state at the same time, and waiting is possible."""
         return self._not_before <= monotonic() < self._crowded.get(key, 0.0)
 
     def crowd(self, key: str) -> None:
-        """This notes that they do."""
+        """Note that others are updating the state at the same time."""
         with self._mutex:
             self._crowded.pop(key, None)
             self._crowded[key] = monotonic() + _CROWDED_S
@@ -89,12 +89,12 @@ class Batons:
                 del self._crowded[next(iter(self._crowded))]
 
     def refused(self) -> None:
-        """This notes that Redis does not let this client wait, or call: it is tried again in a while."""
+        """Note that Redis does not allow this client to wait, or to call; it is tried again after a while."""
         self._not_before = monotonic() + _REFUSED_S
 
 
 class Baton:
-    """This is the baton of one state for one update, which may have it or not.
+    """The baton of one state for one update, which may get it or not.
 
     `record` is the state that came with it, if it did and may be believed.
     """
@@ -111,15 +111,15 @@ class Baton:
 
     @property
     def held(self) -> bool:
-        """This says whether it is had, as far as is known."""
+        """Whether the baton is held, as far as is known."""
         return self._token != ""
 
     def crowd(self) -> None:
-        """This notes a conflict: from now on it is asked for."""
+        """Note a conflict: from now on updates of the state ask for the baton."""
         self._batons.crowd(self._key)
 
     def comes(self) -> bool:
-        """This waits for the baton; False where there is no reason to, where it is had already, or cannot be had."""
+        """Wait for the baton, and return whether it came; at once where there is no need, or no way, to wait."""
         batons = self._batons
         if self.held or not batons.is_crowded(self._key) or (spare := batons.redis.pool.hold_now()) is None:
             return False
@@ -131,7 +131,7 @@ class Baton:
         return self.held
 
     def _called(self) -> Sequence[Any]:
-        """This asks and waits, and gives what comes with the call; nothing where none came."""
+        """Ask for the baton and wait; return what comes with the call, nothing where none came."""
         batons, patience = self._batons, self._patience()
         self._names = batons.keys.baton(self._key)
         calls, known = self._names[1], script("baton")
@@ -150,11 +150,11 @@ class Baton:
         return called[1] if isinstance(called, list) and called[0] == calls.encode() else ()
 
     def _patience(self) -> float:
-        """This leaves half of the time to the update itself, and to an answer that comes late."""
+        """Return how long to wait, in seconds: half of the time is left for the update, and for a late answer."""
         return max(min(_PATIENCE_S, (self._end - monotonic()) / 2), 0.001)
 
     def _got(self, answer: Sequence[Any]) -> None:
-        """This keeps what came: the token, and the state where this process has seen no later one."""
+        """Keep what came: the token, and the state unless this process has seen a later one."""
         if not answer:
             return
         token, *fields = answer
@@ -168,11 +168,11 @@ class Baton:
     # Passing it on.
 
     def passing(self, link: Link, change_id: str) -> Command:
-        """This spells the command that passes it on if that change is the state's last one."""
+        """Return the command that passes the baton on if that change is the state's last one."""
         return link.call(script("baton"), self._names, self._spelled(change_id, change_id))
 
     def passed(self, link: Link, reply: Any) -> None:
-        """This reads the answer to that."""
+        """Read the answer to the command that passes the baton on."""
         link.knows(script("baton"), not isinstance(reply, Exception))
         if reply == 1:
             self._token = ""
@@ -181,7 +181,7 @@ class Baton:
         return [self._token, next_token, change_id, _LASTS_MS, _HANDED_BYTES_MAX, *FIELDS]
 
     def _pass(self) -> bool:
-        """This passes it on whatever the state is, and says whether it could."""
+        """Pass the baton on whatever the state is, and return whether that was done."""
         spelled = self._spelled(self._batons.new_token(), "")
         self._token = ""
         with suppress(StateCacheError, ResponseError):
