@@ -35,8 +35,10 @@ class FakePostgres:
         self.asked: list[str] = []
 
     def rows(self, name: str) -> list[tuple[Any, ...]]:
-        """Note the statement's name and return no rows, except for the watermarks with which a listing begins."""
+        """Note the statement's name and return no states; a listing begins with watermarks, a hydration with one."""
         self.asked.append(name)
+        if name == "hydrate":
+            return [(1, 0, *[None] * 13)]
         return [([],)] if name.startswith("list_") else []
 
 

@@ -3,7 +3,7 @@
 -- KEYS  1 meta  2 unflushed  3 hydrating  4… one state each
 -- ARGV  1 fence (on|off)  2 token  3 ms that it stands  4 tokens of the same reader whose answers were lost, spaces
 --       between them  5… the keys of the states
--- Gives { 'FENCED' }, { 'FOREIGN', Redis key, reason }, or { 'OK', epoch, then per state: PRESENT (another was quicker),
+-- Gives { 'FENCED' }, { 'FOREIGN', Redis key, reason }, or { 'OK', epoch, watermark, then per state: PRESENT (another was quicker),
 -- DIRTY (not in Redis, not yet in Postgres: wait), WAIT (somebody else's token is young), TAKEN, FULL (Redis has no
 -- memory for a token) }; the error READONLY where this server is no primary.
 
@@ -21,7 +21,7 @@ if not head[1] or head[2] ~= replid then return { 'FENCED' } end
 local now = redis.call('TIME')
 local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 local token = string.format('%s|%s|%.0f', ARGV[2], head[1], ms + tonumber(ARGV[3]))
-local answer, mine = { 'OK', head[1] }, {}
+local answer, mine = { 'OK', head[1], head[3] or '0' }, {}
 for one in string.gmatch(ARGV[4], '%S+') do mine[one] = true end
 for i = 4, #KEYS do
   local key, verdict = ARGV[i + 1], 'TAKEN'

@@ -284,6 +284,72 @@ def test_what_was_written_on_a_backup_that_was_restored_by_mistake_is_set_aside_
     shard.check(a)
 
 
+def test_what_was_loaded_from_a_backup_that_was_restored_by_mistake_is_forgotten_for_the_right_one(
+    tiers: Servers, shard: World, tmp_path: Path
+) -> None:
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, "old")
+    shard.flush(a)
+    wrong = Backup(tiers, tmp_path, "wrong")
+    shard.put(a, KEY, "new")
+    shard.put(a, "runs/7", "made after the backup")
+    shard.flush(a)
+    right = Backup(tiers, tmp_path, "right")
+    for key in (KEY, "runs/7"):
+        shard.raw(a).unlink(shard.keys.state(key))
+    shard.raw(a).xtrim(shard.keys.changes(0), maxlen=0)
+    shard.raw(a).zrem(shard.keys.unflushed(0), KEY, "runs/7")
+    wrong.put_back()
+    shard.open(a)
+    reader = shard.client(a, writer="reader")
+    old, absent = reader.get(KEY), reader.get("runs/8")
+    waiting = shard.client(a, writer="waiting").set("runs/9", "not flushed yet")
+    right.put_back()
+
+    (opened,) = shard.open(a)
+
+    assert old is not None
+    assert absent is None
+    assert opened.start_n == 4
+    for key, value in ((KEY, "new"), ("runs/7", "made after the backup"), ("runs/9", "not flushed yet")):
+        for read in ("local", "primary", "fenced"):
+            found = shard.client(a, writer="afterwards").get(key, read=read)
+            assert found is not None
+            assert found.value == value
+    assert shard.flush(a) == 1
+    assert shard.client(a).wait_durable(waiting) == waiting
+    shard.check(a)
+
+
+def test_an_older_copy_of_postgres_fills_nothing_into_redis(tiers: Servers, shard: World, tmp_path: Path) -> None:
+    """As where somebody looks into a restored backup, and the URL of Redis is still the live one."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, "old")
+    shard.flush(a)
+    copy = Backup(tiers, tmp_path)
+    shard.put(a, KEY, "new")
+    shard.put(a, "runs/7", "made after the backup")
+    shard.flush(a)
+    live = Backup(tiers, tmp_path, "live")
+    for key in (KEY, "runs/7"):
+        shard.raw(a).unlink(shard.keys.state(key))
+    copy.put_back()
+    for key in (KEY, "runs/7"):
+        for call in (partial(shard.client(a).get, key), partial(shard.client(a).create, key, "again")):
+            with pytest.raises(Unavailable, match="holds less than was flushed"):
+                call(timeout=0.5)
+        assert not shard.raw(a).exists(shard.keys.state(key))
+    assert shard.raw(a).hmget(shard.keys.hydrating(0), KEY, "runs/7") == [None, None], "nobody waits for that"
+    live.put_back()
+    for key, value in ((KEY, "new"), ("runs/7", "made after the backup")):
+        found = shard.client(a).get(key)
+        assert found is not None
+        assert found.value == value
+    shard.check(a)
+
+
 def test_a_claimer_whom_postgres_fails_leaves_the_gate_to_the_next(tiers: Servers, shard: World) -> None:
     a = shard.start("a")
     shard.open(a)

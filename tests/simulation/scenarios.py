@@ -9,6 +9,8 @@ Why the other instruments do not see it:
     went_back     a Redis goes back within an epoch: no server does that under a fence
     restarts      a Postgres went back behind two restarts of Redis, and nobody wrote between these
     issued_twice  both tiers go back at once: what is lost by that was promised by neither, only that it is told
+    by_mistake    an older Postgres is served, and then the newer one again: no arena has two of them; so with
+                  `loaded_by_mistake`, and `older_copy`, which stands beside the live one
     rescue        the COMMIT of a rescue is cut short: that takes a standby that is cut off and an old branch at once
     old_tail      what an old primary takes before it is wiped: below `postgres` it may be lost, so no judge misses it
     frozen        a verb ends in time beside a server that hangs: where processes are starved and stopped, many end late
@@ -47,6 +49,18 @@ SCENARIOS = {
     "issued_twice": (
         "tests/integration/test_failover_postgres.py",
         "test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it",
+    ),
+    "by_mistake": (
+        "tests/integration/test_failover_postgres.py",
+        "test_what_was_written_on_a_backup_that_was_restored_by_mistake_is_set_aside_for_the_right_one",
+    ),
+    "loaded_by_mistake": (
+        "tests/integration/test_failover_postgres.py",
+        "test_what_was_loaded_from_a_backup_that_was_restored_by_mistake_is_forgotten_for_the_right_one",
+    ),
+    "older_copy": (
+        "tests/integration/test_failover_postgres.py",
+        "test_an_older_copy_of_postgres_fills_nothing_into_redis",
     ),
     "went_back": (
         "tests/integration/test_near_order.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from statecache._async.epoch.hashes import written
+from statecache._async.epoch.hashes import held_states
 from statecache.entries import INTEGER_MAX, salvaged
 from statecache.epochs import Held, Look, continues, parting
 
@@ -66,10 +66,10 @@ async def states_parted(
     its keys.
     """
     found: dict[int, int] = {}
-    async for page in written(link, keys, upto, seconds=seconds):
+    async for page in held_states(link, keys, upto, seconds=seconds):
         for shard in {one.shard for one in page}:
             held = [_Entry(*one.position, one.change_id) for one in page if one.shard == shard]
-            asked = [one for one in held if one.n <= upto[shard]]
+            asked = [one for one in held if 0 < one.n <= upto[shard]]
             known = {n for (n,) in await fetch("entries_known", _columns(shard, asked))} if asked else set()
             here = parting([one.n for one in asked], known)
             if here is not None:

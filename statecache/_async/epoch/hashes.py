@@ -22,10 +22,11 @@ _STATES_PER_READ = 64
 _FIRST = b"0"
 
 
-class Written(NamedTuple):
-    """A state that a commit wrote: its shard, its hash's name, and the position and the id of its change."""
+class HeldState(NamedTuple):
+    """A state: its shard, key, hash's name, and the position and the id of its change; of an absence 0-0 and ''."""
 
     shard: int
+    key: str
     redis_key: bytes
     position: Position
     change_id: str
@@ -39,7 +40,7 @@ async def ends(
     Raises the error with which Redis refuses to name its keys.
     """
     found = dict.fromkeys(shards, (0, 0))
-    async for page in written(link, keys, shards, seconds=seconds):
+    async for page in held_states(link, keys, shards, seconds=seconds):
         for one in page:
             found[one.shard] = max(found[one.shard], (one.position.epoch, one.position.n))
     return found
@@ -49,7 +50,7 @@ async def beyond(
     link: AsyncLink, keys: KeySpace, shard: int, n: int, *, seconds: float
 ) -> AsyncIterator[list[tuple[Position, Mapping[str, bytes]]]]:
     """Yield, page by page, the positions and fields of a shard's states whose changes lie beyond n."""
-    async for page in written(link, keys, (shard,), seconds=seconds):
+    async for page in held_states(link, keys, (shard,), seconds=seconds):
         names = [one.redis_key for one in page if one.position.n > n]
         for start in range(0, len(names), _STATES_PER_READ):
             some = [("HGETALL", name) for name in names[start : start + _STATES_PER_READ]]
@@ -57,10 +58,10 @@ async def beyond(
             yield [(position_of(state["position"]), state) for state in states if "position" in state]
 
 
-async def written(
+async def held_states(
     link: AsyncLink, keys: KeySpace, shards: Collection[int], *, seconds: float
-) -> AsyncIterator[list[Written]]:
-    """Yield, page by page, the states of these shards that commits have written: SCAN goes through all keys once.
+) -> AsyncIterator[list[HeldState]]:
+    """Yield, page by page, the states of these shards, and known absences: SCAN goes through all keys once.
 
     Raises the error with which Redis refuses to name its keys.
     """
@@ -73,10 +74,10 @@ async def written(
             raise reply
         cursor, names = reply
         ours = [(shard, name) for name in names if (shard := stems.get(_stem(name))) is not None]
-        asked = [("HMGET", name, "op", "position", "change_id") for _, name in ours]
+        asked = [("HMGET", name, "op", "position", "change_id", "key") for _, name in ours]
         replies = await link.run(asked, seconds=seconds) if asked else []
         yield [
-            Written(shard, name, position, reply[2].decode("utf-8", "replace") if reply[2] else "")
+            HeldState(shard, _text(reply[3]), name, position, _text(reply[2]))
             for (shard, name), reply in zip(ours, replies, strict=True)
             if (position := _position(reply)) is not None
         ]
@@ -90,11 +91,17 @@ def _stem(redis_key: bytes) -> bytes:
 
 
 def _position(reply: Any) -> Position | None:
-    """Return the position of the commit that wrote a state; None for a known absence, or for foreign data."""
+    """Return the position of the commit that wrote a state, 0-0 for a known absence; None for foreign data."""
+    if isinstance(reply, list) and reply[0] == b"absent":
+        return Position(0, 0)
     if isinstance(reply, list) and reply[0] in (b"set", b"delete") and reply[1]:
         with suppress(ForeignEntry):
             return position_of(reply[1])
     return None
+
+
+def _text(field: bytes | None) -> str:
+    return (field or b"").decode("utf-8", "replace")
 
 
 def _mapping(reply: Any) -> dict[str, bytes]:

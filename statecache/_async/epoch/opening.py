@@ -29,7 +29,7 @@ from statecache._async.epoch.calls import Calls
 from statecache._async.epoch.comparison import continued, parted, states_parted
 from statecache._async.epoch.deletion import ANY, Deletion
 from statecache._async.epoch.facts import Opened, Outcome, Raised, Seen
-from statecache._async.epoch.hashes import ends
+from statecache._async.epoch.hashes import ends, held_states
 from statecache._async.epoch.rescue import Branch, Rescue
 from statecache.epochs import (
     Look,
@@ -234,6 +234,18 @@ class Attempt:
             fetch = self._calls.fetch
             self._strange = await states_parted(self._link, fetch, self._keys, upto, seconds=self._seconds)
 
+    async def _forget_loaded(self, raised: Sequence[Raised], deletion: Deletion) -> None:
+        """Delete what is flushed where readers may have loaded it from another Postgres; readers load it again."""
+        upto = {one.shard: one.flushed for one in raised if is_strange(one.seen.row, one.seen.look)}
+        if not upto:
+            return
+        async for page in held_states(self._link, self._keys, upto, seconds=self._seconds):
+            found: dict[int, list[tuple[str, str]]] = {}
+            for one in page:
+                if one.key and one.position.n <= upto[one.shard]:
+                    found.setdefault(one.shard, []).append((one.key, one.change_id))
+            await deletion.delete([(shard, states, []) for shard, states in found.items()])
+
     async def _parted(self, one: Seen) -> int | None:
         span, shard = unproven(one.row, one.look), one.row.shard
         if span is None:
@@ -300,6 +312,7 @@ class Attempt:
             for shard, key in await self._calls.fetch("keys_beyond", parameters):
                 stale.setdefault(shard, []).append(key)
             await deletion.delete([(shard, [(key, ANY) for key in keys], []) for shard, keys in stale.items()])
+        await self._forget_loaded(raised, deletion)
         for one in raised:
             await deletion.delete_forks(one.shard, one.seen.look.excepted, one.excepted, upto=one.flushed)
         for shard, branch in branches.items():

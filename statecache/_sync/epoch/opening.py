@@ -31,7 +31,7 @@ from statecache._sync.epoch.calls import Calls
 from statecache._sync.epoch.comparison import continued, parted, states_parted
 from statecache._sync.epoch.deletion import ANY, Deletion
 from statecache._sync.epoch.facts import Opened, Outcome, Raised, Seen
-from statecache._sync.epoch.hashes import ends
+from statecache._sync.epoch.hashes import ends, held_states
 from statecache._sync.epoch.rescue import Branch, Rescue
 from statecache.epochs import (
     Look,
@@ -232,6 +232,18 @@ class Attempt:
             fetch = self._calls.fetch
             self._strange = states_parted(self._link, fetch, self._keys, upto, seconds=self._seconds)
 
+    def _forget_loaded(self, raised: Sequence[Raised], deletion: Deletion) -> None:
+        """Delete what is flushed where readers may have loaded it from another Postgres; readers load it again."""
+        upto = {one.shard: one.flushed for one in raised if is_strange(one.seen.row, one.seen.look)}
+        if not upto:
+            return
+        for page in held_states(self._link, self._keys, upto, seconds=self._seconds):
+            found: dict[int, list[tuple[str, str]]] = {}
+            for one in page:
+                if one.key and one.position.n <= upto[one.shard]:
+                    found.setdefault(one.shard, []).append((one.key, one.change_id))
+            deletion.delete([(shard, states, []) for shard, states in found.items()])
+
     def _parted(self, one: Seen) -> int | None:
         span, shard = unproven(one.row, one.look), one.row.shard
         if span is None:
@@ -298,6 +310,7 @@ class Attempt:
             for shard, key in self._calls.fetch("keys_beyond", parameters):
                 stale.setdefault(shard, []).append(key)
             deletion.delete([(shard, [(key, ANY) for key in keys], []) for shard, keys in stale.items()])
+        self._forget_loaded(raised, deletion)
         for one in raised:
             deletion.delete_forks(one.shard, one.seen.look.excepted, one.excepted, upto=one.flushed)
         for shard, branch in branches.items():

@@ -17,9 +17,9 @@ the moment the read began.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
@@ -28,7 +28,7 @@ from statecache._sync.noting import note
 from statecache._sync.redis.tier import FINAL, found_at, patience_for, refusal
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
-from statecache.errors import Backpressure, RedisUnavailable, StateCacheError, Unavailable
+from statecache.errors import Backpressure, ConfigurationError, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
 from statecache.records import absence, hash_of, record_of_row
 
@@ -45,6 +45,29 @@ _END_S = 0.05
 """How long a caller who failed, or was cancelled, waits for that, in seconds."""
 _TOKENS_MAX = 32
 """How many tokens of lost attempts are remembered; older ones end by themselves."""
+
+
+class _Held(NamedTuple):
+    """What Postgres holds: a shard's epoch and watermark, and of the keys that have a state that and its `recent`."""
+
+    epoch: int
+    flushed: int
+    found: Mapping[str, tuple[Record, str]]
+
+    def is_of(self, epoch: str, flushed: int) -> bool:
+        """Return whether Redis, at that epoch and with that copy of the watermark, was flushed into this Postgres.
+
+        One that has gone back, or a copy of it that was taken earlier, holds what is old.
+        """
+        return self.epoch == int(epoch) and self.flushed >= flushed
+
+
+def _why(verdicts: Mapping[str, str]) -> str:
+    if "DIRTY" in verdicts.values():
+        return "not yet in Postgres"
+    if "BEHIND" in verdicts.values():
+        return "this Postgres holds less than was flushed: it is a copy, or went back, and a worker has to compare"
+    return "another reader is loading it"
 
 
 class Hydrator:
@@ -92,7 +115,7 @@ class Hydrator:
         waiting: Unavailable | None = None
         while True:
             try:
-                verdicts, epoch = self._begin(shard, missing, tokens, end, to_write=to_write)
+                verdicts, epoch, flushed = self._begin(shard, missing, tokens, end, to_write=to_write)
             except RedisUnavailable as error:
                 if error.reason in ("refused", "memory", *FINAL):
                     raise
@@ -108,13 +131,17 @@ class Hydrator:
             taken = [key for key, verdict in verdicts.items() if verdict in ("TAKEN", "FULL")]
             if taken:
                 note(hydrations=len(taken))
-                loaded.update(self._install(shard, taken, tokens, epoch, end))
+                held = self._held(shard, taken, end)
+                if held.is_of(epoch, flushed):
+                    loaded.update(self._install(shard, taken, held, tokens, epoch, end))
+                else:
+                    self._forget(shard, taken, tokens)
+                    verdicts |= dict.fromkeys(taken, "BEHIND")
                 tokens.pop()
-            missing = [key for key, verdict in verdicts.items() if verdict in ("DIRTY", "WAIT", "FENCED")]
+            missing = [key for key, verdict in verdicts.items() if verdict in ("DIRTY", "WAIT", "FENCED", "BEHIND")]
             if not missing:
                 return loaded
-            why = "not yet in Postgres" if "DIRTY" in verdicts.values() else "another reader is loading it"
-            waiting = Unavailable("hydration", detail=f"{missing[0]!r} is not in Redis and {why}")
+            waiting = Unavailable("hydration", detail=f"{missing[0]!r} is not in Redis and {_why(verdicts)}")
             if backoff.outlasts(end):
                 raise waiting
             if "FENCED" not in verdicts.values():
@@ -122,8 +149,10 @@ class Hydrator:
 
     def _begin(
         self, shard: int, missing: list[str], tokens: list[str], end: float, *, to_write: bool
-    ) -> tuple[dict[str, str], str]:
-        """Return the verdicts on the keys, and the epoch of a fresh token, which is then the last of `tokens`.
+    ) -> tuple[dict[str, str], str, int]:
+        """Return the verdicts on the keys, and the epoch and the watermark that stood when tokens were taken.
+
+        The fresh token is then the last of `tokens`.
 
         The token is added where it was taken, and where nobody knows whether it was.
         """
@@ -149,15 +178,15 @@ class Hydrator:
                 tokens.pop()
             raise
         verdict, *rest = (part.decode("utf-8", "replace") for part in reply)
-        if verdict != "OK" or not {"TAKEN", "FULL"}.intersection(rest[1:]):
+        if verdict != "OK" or not {"TAKEN", "FULL"}.intersection(rest[2:]):
             tokens.pop()
         if verdict == "FOREIGN":
             raise found_at(rest[0], rest[1])
         if verdict == "FENCED":
             if to_write:
                 self._opener.open(shard, end=end)
-            return dict.fromkeys(missing, "FENCED"), ""
-        return dict(zip(missing, rest[1:], strict=True)), rest[0]
+            return dict.fromkeys(missing, "FENCED"), "", 0
+        return dict(zip(missing, rest[2:], strict=True)), rest[0], int(rest[1] or 0)
 
     def _forget(self, shard: int, keys: Sequence[str], tokens: Sequence[str]) -> int:
         """Give tokens back, so that nobody waits for their end, and return how many stood."""
@@ -168,11 +197,20 @@ class Hydrator:
             )
         return 0
 
-    def _install(self, shard: int, taken: list[str], tokens: list[str], epoch: str, end: float) -> dict[str, Record]:
+    def _held(self, shard: int, keys: Sequence[str], end: float) -> _Held:
+        """Read from Postgres what it holds of keys, and where it stands with their shard."""
+        asked = {"shard": shard, "keys": list(keys)}
+        rows = self._postgres.fetch("hydrate", asked, seconds=max(end - monotonic(), 0.001))
+        if not rows:
+            raise ConfigurationError(f"Postgres has no row for shard {shard}", hint="Run `statecache migrate`.")
+        found = {row[2]: record_of_row(row[2:]) for row in rows if row[2] is not None}
+        return _Held(rows[0][0], rows[0][1], found)
+
+    def _install(
+        self, shard: int, taken: list[str], held: _Held, tokens: list[str], epoch: str, end: float
+    ) -> dict[str, Record]:
         """Install what Postgres holds under the last of the tokens, and return it, whether it was installed or not."""
-        seconds = max(end - monotonic(), 0.001)
-        rows = self._postgres.fetch("states", {"keys": taken}, seconds=seconds)
-        found = {row[0]: record_of_row(row) for row in rows}
+        found = held.found
         arguments: list[Any] = []
         records: dict[str, Record] = {}
         for key in taken:

@@ -138,4 +138,25 @@ GATES = {
         "0",
         by="scenarios issued_twice",
     ),
+    "strange epochs": Mutant(
+        "what was written while another Postgres was there is taken for flushed",
+        "statecache/epochs.py",
+        "    return look.epoch is not None and look.epoch > row.epoch\n",
+        "    return False\n",
+        by="scenarios by_mistake",
+    ),
+    "loaded elsewhere": Mutant(
+        "what was loaded from another Postgres stays in Redis",
+        "statecache/_async/epoch/opening.py",
+        "        await self._forget_loaded(raised, deletion)\n",
+        "",
+        by="scenarios loaded_by_mistake",
+    ),
+    "older copy": Mutant(
+        "what an older copy of Postgres holds is loaded into Redis",
+        "statecache/_async/read/hydration.py",
+        "        return self.epoch == int(epoch) and self.flushed >= flushed\n",
+        "        return True\n",
+        by="scenarios older_copy",
+    ),
 }
