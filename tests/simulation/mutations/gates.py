@@ -147,14 +147,14 @@ GATES = {
     ),
     "loaded elsewhere": Mutant(
         "what was loaded from another Postgres stays in Redis",
-        "statecache/_async/epoch/opening.py",
-        "        await self._forget_loaded(raised, deletion)\n",
+        "statecache/_sync/epoch/opening.py",
+        "        self._forget_loaded(raised, deletion)\n",
         "",
         by="scenarios loaded_by_mistake",
     ),
     "older copy": Mutant(
         "what an older copy of Postgres holds is loaded into Redis",
-        "statecache/_async/read/hydration.py",
+        "statecache/_sync/read/hydration.py",
         "        return self.epoch == int(epoch) and self.flushed >= flushed\n",
         "        return True\n",
         by="scenarios older_copy",
