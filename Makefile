@@ -3,9 +3,10 @@
 PY := .venv/bin/python
 STAMP := .venv/.installed
 RIVALS := .venv/.rivals
+SITE := .venv/.site
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint demo bench chaos coherence failpoints mutants steps sync clean
+.PHONY: help test lint demo picture bench chaos coherence failpoints mutants steps sync docs clean
 
 help:  ## Show these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,15 +15,18 @@ help:  ## Show these targets
 test: $(STAMP)  ## Run the tests, two at a time
 	@$(PY) -m pytest -n 2 $(ARGS)
 
-lint: $(STAMP)  ## Check style, layout, types and the generated mirror
+lint: $(STAMP)  ## Check style, layout, types and what is generated
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@$(PY) -m tests.unasync --check
-	@$(PY) -m tests.reference --check
+	@$(PY) -m tests.generated --check
 
 demo: $(STAMP)  ## Watch agents at work while everything is killed, then audit the result
 	@.venv/bin/statecache demo $(ARGS)
+
+picture: $(STAMP)  ## Run the demo and record its last screen, which the README shows
+	@$(PY) -m tests.demo_picture && $(PY) -m tests.generated
 
 bench: $(RIVALS)  ## Measure against hand-written code (JSON=path, RUNS=path, ONLY="commit lag", ROUNDS=9)
 	@$(PY) -m tests.benchmarks $(ARGS)
@@ -43,9 +47,12 @@ mutants: $(STAMP)  ## Take out what holds the promises, one thing at a time: eac
 steps: $(STAMP)  ## Kill agents in the middle of their steps, and count the effects (TIMES=100 SEED=7)
 	@$(PY) -m tests.acceptance.step_kills --times $(or $(TIMES),100) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-sync: $(STAMP)  ## Generate the synchronous client from the asynchronous one, and the reference from the code
+sync: $(STAMP)  ## Generate the synchronous client from the asynchronous one, and pages from the code
 	@$(PY) -m tests.unasync
-	@$(PY) -m tests.reference
+	@$(PY) -m tests.generated
+
+docs: $(SITE)  ## Build the documentation site into build/site
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet $(ARGS) && echo 'the site is in build/site'
 
 clean:  ## Remove the environment, caches and build output
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
@@ -93,3 +100,10 @@ $(RIVALS): $(STAMP)
 	  && uv pip install -q --python $(PY) -c constraints.txt -e '.[bench]'; then touch $@; \
 	elif $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'; then touch $@; \
 	else echo 'setup: they could not be installed; the rows that need them are left out' >&2; fi
+
+# Only `make docs` needs what builds the site.
+$(SITE): $(STAMP)
+	@echo 'setup: installing what builds the site' >&2; \
+	if command -v uv >/dev/null 2>&1 \
+	  && uv pip install -q --python $(PY) -c constraints.txt -e '.[docs]'; then touch $@; \
+	else $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]' && touch $@; fi

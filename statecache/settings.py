@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from statecache.errors import ConfigurationError
-from statecache.model import VALUE_BYTES_MAX, Durability, ReadMode
+from statecache.model import COMMIT_BYTES_MAX, STATES_PER_COMMIT_MAX, VALUE_BYTES_MAX, Durability, ReadMode
 
 _PREFIX = "STATECACHE_"
 _NOT_MEANT_FOR_US = re.compile(r"STATECACHE_(TEST_.*|(.*_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?))")
@@ -103,49 +103,93 @@ class Settings(BaseSettings):
         env_prefix=_PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False
     )
 
-    redis_url: str = Field("redis://127.0.0.1:6379/0", repr=False)
-    postgres_url: str = Field("postgresql://127.0.0.1:5432/postgres", repr=False)
-    prefix: str = "sc"
-    postgres_schema: str = "statecache"
-    shards: int = Field(64, ge=1, le=4096)
-    fence: Literal["on", "off"] = "on"
-    writer: str = ""
-    durability: Durability = "memory"
-    replicas: int = Field(1, ge=1, le=16)
-    read: ReadMode = "local"
-    stale_reads: bool = False
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0",
+        repr=False,
+        description="where Redis is: `redis://`, `rediss://` (TLS) or `unix://`, with user and password of an ACL user",
+    )
+    postgres_url: str = Field(
+        "postgresql://127.0.0.1:5432/postgres",
+        repr=False,
+        description="where Postgres is: a URL or libpq keywords; TLS by `sslmode`, `sslrootcert`, `sslcert`, `sslkey`",
+    )
+    prefix: str = Field(
+        "sc", description="of the Redis keys; recorded with `postgres_schema` as a pair and compared at every connect"
+    )
+    postgres_schema: str = Field("statecache", description="of the tables; recorded and compared with `prefix`")
+    shards: int = Field(
+        64, ge=1, le=4096, description="how many there are; pinned at first use, changes only by an offline migration"
+    )
+    fence: Literal["on", "off"] = Field(
+        "on", description="`off` only for servers that do not show their replid; refuses `postgres` durability"
+    )
+    writer: str = Field("", description="who commits; stands in every change; without it host:pid")
+    durability: Durability = Field(
+        "memory", description="what a write waits for where neither call nor namespace says otherwise"
+    )
+    replicas: int = Field(1, ge=1, le=16, description="how many must acknowledge at `replica`")
+    read: ReadMode = Field("local", description="where `get` reads where neither call nor namespace says otherwise")
+    stale_reads: bool = Field(
+        False,
+        description="whether reads take what Redis holds, which may be lost, "
+        "while a failover waits for a Postgres that is down",
+    )
 
-    timeout_s: float = Field(10.0, gt=0)
-    connect_timeout_s: float = Field(5.0, gt=0)
-    redis_connections_max: int = Field(16, ge=1)
-    postgres_connections_max: int = Field(8, ge=1)
-    redis_ca_file: str | None = None
-    redis_certificate_file: str | None = None
-    redis_key_file: str | None = None
+    timeout_s: float = Field(10.0, gt=0, description="of a verb")
+    connect_timeout_s: float = Field(5.0, gt=0, description="of opening a connection")
+    redis_connections_max: int = Field(16, ge=1, description="of one client; transactions hold at most half of them")
+    postgres_connections_max: int = Field(8, ge=1, description="of one client")
+    redis_ca_file: str | None = Field(None, description="TLS to Redis: the authority's certificate")
+    redis_certificate_file: str | None = Field(None, description="TLS to Redis: the client's certificate")
+    redis_key_file: str | None = Field(None, description="TLS to Redis: the key of the client's certificate")
 
-    near_bytes_max: int = Field(64 * 1024 * 1024, ge=0)
-    near_entries_max: int = Field(50_000, ge=0)
-    near_window_s: float = Field(2.0, gt=0)
+    near_bytes_max: int = Field(
+        64 * 1024 * 1024, ge=0, description="kept of what was read, in one client; 0 keeps nothing"
+    )
+    near_entries_max: int = Field(50_000, ge=0, description="states kept of what was read; 0 keeps nothing")
+    near_window_s: float = Field(
+        2.0, gt=0, description="how long what is kept is believed without hearing from the server"
+    )
 
-    redis_ttl_s: float = Field(7 * 86400.0, gt=0)
-    absent_ttl_s: float = Field(3600.0, gt=0)
-    value_bytes_max: int = Field(VALUE_BYTES_MAX, ge=1, le=VALUE_BYTES_MAX)
-    backlog_entries_max: int = Field(100_000, ge=1)
-    backlog_bytes_max: int = Field(256 * 1024 * 1024, ge=1)
-    hydrate_token_s: float = Field(3.0, gt=0)
-    claim_s: float = Field(3.0, gt=0)
-    step_claim_s: float = Field(10.0, ge=0.2, le=3600)
+    redis_ttl_s: float = Field(7 * 86400.0, gt=0, description="when a clean state may leave Redis")
+    absent_ttl_s: float = Field(3600.0, gt=0, description="when a known absence may leave Redis; at most `redis_ttl_s`")
+    value_bytes_max: int = Field(
+        VALUE_BYTES_MAX,
+        ge=1,
+        le=VALUE_BYTES_MAX,
+        description=f"of one value; a commit takes {STATES_PER_COMMIT_MAX} states and {COMMIT_BYTES_MAX >> 20} MiB",
+    )
+    backlog_entries_max: int = Field(100_000, ge=1, description="not yet flushed, of a shard; then `Backpressure`")
+    backlog_bytes_max: int = Field(
+        256 * 1024 * 1024, ge=1, description="not yet flushed, of a shard; then `Backpressure`"
+    )
+    hydrate_token_s: float = Field(
+        3.0, gt=0, description="how long a loader that died holds others up; at most `timeout_s`"
+    )
+    claim_s: float = Field(3.0, gt=0, description="how long an opener that died holds others up")
+    step_claim_s: float = Field(
+        10.0, ge=0.2, le=3600, description="how long a step is believed to be running without a word from its agent"
+    )
 
-    lease_s: float = Field(5.0, gt=0)
-    lease_renew_s: float = Field(1.25, gt=0)
-    flush_batch_max: int = Field(1000, ge=1, le=10_000)
-    flush_bytes_max: int = Field(32 * 1024 * 1024, ge=1)
-    retention_s: float = Field(60.0, ge=0)
-    retention_bytes_max: int = Field(256 * 1024 * 1024, ge=0)
-    drain_s: float = Field(20.0, ge=0)
-    tips_max: int = Field(50_000, ge=1)
-    health_host: str = "127.0.0.1"
-    health_port: int | None = Field(None, ge=0, le=65535)
+    lease_s: float = Field(5.0, gt=0, description="worker: how long it owns a shard without a sign of life")
+    lease_renew_s: float = Field(1.25, gt=0, description="worker: how often it gives one; at most a third of `lease_s`")
+    flush_batch_max: int = Field(1000, ge=1, le=10_000, description="worker: entries of one transaction")
+    flush_bytes_max: int = Field(32 * 1024 * 1024, ge=1, description="worker: bytes of one transaction")
+    retention_s: float = Field(60.0, ge=0, description="worker: how long flushed changes stay in the streams")
+    retention_bytes_max: int = Field(
+        256 * 1024 * 1024, ge=0, description="worker: how much of flushed changes stays in the streams, of all shards"
+    )
+    drain_s: float = Field(20.0, ge=0, description="worker: what SIGTERM leaves for flushing")
+    tips_max: int = Field(50_000, ge=1, description="worker: keys whose last version it remembers")
+    health_host: str = Field(
+        "127.0.0.1", description="worker: the address at which `/healthz`, `/readyz` and `/metrics` are served"
+    )
+    health_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="worker: the port of these; without it they are not served; 0 takes any, logged",
+    )
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -62,7 +62,7 @@ FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 400
 
 _RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
-_APART = (
+APART = (
     ("statecache._async", "statecache._sync"),
     ("statecache._sync", "statecache._async"),
     ("statecache_workers", "statecache._sync"),
@@ -191,7 +191,7 @@ def layers(path: str, text: str) -> Findings:
             continue
         if there not in _RANK:
             there = "statecache"  # a public name, not a module
-        up = _RANK[there] > _RANK[here] or (here, there) in _APART
+        up = _RANK[there] > _RANK[here] or (here, there) in APART
         if up or (here == "statecache.adapters" and there != "statecache"):
             found.append(f"{path}:{line}: {here} must not import {there}")
     return list(dict.fromkeys(found))

@@ -1,18 +1,10 @@
-"""Makes docs/reference.md from what the code says of itself: docstrings, signatures, settings, commands.
-
-    python -m tests.reference             writes it
-    python -m tests.reference --check     says whether it is fresh, by its exit status
-
-Nothing is written by hand there, so nothing there can be out of date; a test asks for `--check`.
-"""
+"""Makes docs/reference.md from what the code says of itself: docstrings, signatures, errors, commands."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,19 +13,21 @@ import typer
 import statecache
 from statecache.cli.app import app
 from statecache.errors import StateCacheError
-from statecache.settings import Settings
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 HEAD = """# Reference
 
-Generated from the code by `python -m tests.reference`. `AsyncStateCache` and `StateCache` have the same verbs; the
+Generated from the code by `make sync`. `AsyncStateCache` and `StateCache` have the same verbs; the
 asynchronous ones are awaited, and `list` and `transaction` are used with `async for` and `async with`.
+"""
+SETTINGS = """## Settings
+
+Keyword arguments of the clients and of `Settings`, or variables `STATECACHE_…`: [settings](settings.md).
 """
 
 
 def page() -> str:
     """Return the whole page."""
-    parts = [HEAD, *_clients(), *_values(), *_errors(), *_settings(), *_commands()]
+    parts = [HEAD, *_clients(), *_values(), *_errors(), SETTINGS, *_commands()]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
@@ -127,15 +121,6 @@ def _branch(kind: type[StateCacheError], depth: int) -> Iterator[str]:
         yield from _branch(one, depth + 1)
 
 
-def _settings() -> Iterator[str]:
-    yield "## Settings\n\nKeyword arguments of the clients and of `Settings`, or variables `STATECACHE_…`."
-    rows = [
-        f"| `{name}` | `STATECACHE_{name.upper()}` | `{_named(field.annotation)}` | `{field.default!r}` |"
-        for name, field in Settings.model_fields.items()
-    ]
-    yield "\n".join(["| setting | variable | type | default |", "|---|---|---|---|", *rows])
-
-
 def _commands() -> Iterator[str]:
     yield "## Commands"
     yield from _command("statecache", typer.main.get_command(app))
@@ -157,18 +142,3 @@ def _parameter(parameter: Any) -> str:
     if not parameter.opts[0].startswith("-") or parameter.name == "help":
         return ""
     return f"| `{', '.join([*parameter.opts, *parameter.secondary_opts])}` | {parameter.help or ''} |"
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page or check it; return the exit status."""
-    made = page()
-    if "--check" in arguments:
-        fresh = PAGE.exists() and PAGE.read_text(encoding="utf-8") == made
-        sys.stdout.write(f"docs/reference.md is {'fresh' if fresh else 'old: run python -m tests.reference'}\n")
-        return 0 if fresh else 1
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -15,7 +15,11 @@ from statecache.testing import servers
 from tests.fix_surroundings import short_folder
 from tests.pages import ROOT, PageFailed, Reader, blocks, psql_folder
 
-PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if blocks(path.read_text(encoding="utf-8")))
+PAGES = [
+    page
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if blocks(page.read_text(encoding="utf-8"))
+]
 BY_ITSELF: tuple[str, ...] = ("quickstart.md",)
 """Pages that begin the servers themselves."""
 
