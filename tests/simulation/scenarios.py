@@ -47,19 +47,19 @@ SCENARIOS = {
     ),
     "frozen": ("tests/integration/test_client_bounds.py", "test_every_verb_ends"),
     "issued_twice": (
-        "tests/integration/test_failover_postgres.py",
+        "tests/integration/test_restored_postgres.py",
         "test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it",
     ),
     "by_mistake": (
-        "tests/integration/test_failover_postgres.py",
+        "tests/integration/test_restored_postgres.py",
         "test_what_was_written_on_a_backup_that_was_restored_by_mistake_is_set_aside_for_the_right_one",
     ),
     "loaded_by_mistake": (
-        "tests/integration/test_failover_postgres.py",
+        "tests/integration/test_restored_postgres.py",
         "test_what_was_loaded_from_a_backup_that_was_restored_by_mistake_is_forgotten_for_the_right_one",
     ),
     "older_copy": (
-        "tests/integration/test_failover_postgres.py",
+        "tests/integration/test_restored_postgres.py",
         "test_an_older_copy_of_postgres_fills_nothing_into_redis",
     ),
     "went_back": (

@@ -1,0 +1,183 @@
+"""Postgres is restored to what it held earlier, and Redis may have been emptied, or belong to what came after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from statecache import Lost
+from statecache.epochs import Authority
+from statecache.errors import Unavailable
+from statecache.testing import servers
+from statecache.testing.embedded import Servers
+from tests.fix_servers import MakeSettings
+from tests.gate_world import World, world
+from tests.postgres_backup import Backup
+
+pytestmark = pytest.mark.counts_seconds
+
+KEY = "runs/42"
+
+
+@pytest.fixture(scope="module")
+def tiers() -> Iterator[Servers]:
+    """A Postgres of these tests' own, beside a Redis that they do not need."""
+    with servers(workers=0, migrate=False, fsync=False) as started:
+        yield started
+
+
+@pytest.fixture
+def shard(tiers: Servers, make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
+    """One shard on it."""
+    with world(partial(make_settings, postgres_url=tiers.postgres_url), tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize("authority", ["worker", "operator"])
+def test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it(
+    tiers: Servers, shard: World, tmp_path: Path, authority: Authority
+) -> None:
+    """Only an agent remembers what it was acknowledged in an epoch of that number: it is told that it is lost."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, "kept")
+    shard.flush(a)
+    backup = Backup(tiers, tmp_path)
+    a.restart()
+    shard.open(a, "client")
+    agent = shard.client(a)
+    gone = [agent.set(KEY, number) for number in range(5)]
+    shard.flush(a)
+    assert [agent.wait_durable(state) for state in gone] == gone
+    backup.put_back()
+    shard.raw(a).flushall()
+
+    (opened,) = shard.open(a, authority)
+
+    assert opened.start_n == 1
+    newest = agent.set("runs/43", "in the new lineage")
+    assert newest.epoch == opened.epoch > gone[-1].epoch
+    found = agent.get(KEY)
+    assert found is not None
+    assert found.value == "kept"
+    assert [one.change_id for one in agent.lost()] == [state.change_id for state in gone]
+    assert shard.sql("SELECT epoch, first_n, last_n, cause FROM lost") == [(opened.epoch, 2, 6, "tail")]
+    with pytest.raises(Lost):
+        agent.wait_durable(gone[-1], timeout=60)
+    outcome = agent.outcome(gone[-1].change_id, KEY, position=gone[-1].position)
+    assert (outcome.verdict, outcome.settled) == ("lost", True)
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_what_was_written_on_a_backup_that_was_restored_by_mistake_is_set_aside_for_the_right_one(
+    tiers: Servers, shard: World, tmp_path: Path, trimmed: bool
+) -> None:
+    """Its positions are those of other changes: only their content tells, in the stream or in what has left it."""
+    a = shard.start("a")
+    shard.open(a)
+    for number in range(4):
+        shard.put(a, f"runs/{number}", number)
+    shard.flush(a)
+    wrong = Backup(tiers, tmp_path, "wrong")
+    for number in range(4, 14):
+        shard.put(a, f"runs/{number}", number)
+    shard.flush(a)
+    right = Backup(tiers, tmp_path, "right")
+    wrong.put_back()
+    shard.raw(a).flushall()
+    shard.open(a)
+    agent = shard.client(a)
+    flushed_there = agent.set("runs/flushed", "into the wrong one")
+    shard.flush(a)
+    kept = agent.get("runs/2")
+    if trimmed:
+        shard.raw(a).xtrim(shard.keys.changes(0), maxlen=0)
+    acknowledged = agent.set("runs/0", "by Redis alone")
+    right.put_back()
+
+    for authority in ("worker", "client"):
+        with pytest.raises(Unavailable, match="operator's word"):
+            shard.open(a, authority)
+    (opened,) = shard.open(a, "operator")
+
+    assert kept is not None
+    assert (opened.start_n, opened.conflicts) == (14, 2)
+    assert shard.conflicts() == {flushed_there.change_id, acknowledged.change_id}
+    fresh = shard.client(a, writer="fresh")
+    assert fresh.get("runs/flushed") is None
+    values = {number: fresh.get(f"runs/{number}") for number in range(14)}
+    assert {number: None if state is None else state.value for number, state in values.items()} == {
+        number: number for number in range(14)
+    }
+    assert fresh.outcome(flushed_there.change_id, "runs/flushed").verdict == "forked"
+    assert shard.put(a, "runs/0", "goes on").version == 2
+    shard.check(a)
+
+
+def test_what_was_loaded_from_a_backup_that_was_restored_by_mistake_is_forgotten_for_the_right_one(
+    tiers: Servers, shard: World, tmp_path: Path
+) -> None:
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, "old")
+    shard.flush(a)
+    wrong = Backup(tiers, tmp_path, "wrong")
+    shard.put(a, KEY, "new")
+    shard.put(a, "runs/7", "made after the backup")
+    shard.flush(a)
+    right = Backup(tiers, tmp_path, "right")
+    for key in (KEY, "runs/7"):
+        shard.raw(a).unlink(shard.keys.state(key))
+    shard.raw(a).xtrim(shard.keys.changes(0), maxlen=0)
+    shard.raw(a).zrem(shard.keys.unflushed(0), KEY, "runs/7")
+    wrong.put_back()
+    shard.open(a)
+    reader = shard.client(a, writer="reader")
+    old, absent = reader.get(KEY), reader.get("runs/8")
+    waiting = shard.client(a, writer="waiting").set("runs/9", "not flushed yet")
+    right.put_back()
+
+    (opened,) = shard.open(a)
+
+    assert old is not None
+    assert absent is None
+    assert opened.start_n == 4
+    for key, value in ((KEY, "new"), ("runs/7", "made after the backup"), ("runs/9", "not flushed yet")):
+        for read in ("local", "primary", "fenced"):
+            found = shard.client(a, writer="afterwards").get(key, read=read)
+            assert found is not None
+            assert found.value == value
+    assert shard.flush(a) == 1
+    assert shard.client(a).wait_durable(waiting) == waiting
+    shard.check(a)
+
+
+def test_an_older_copy_of_postgres_fills_nothing_into_redis(tiers: Servers, shard: World, tmp_path: Path) -> None:
+    """As where somebody looks into a restored backup, and the URL of Redis is still the live one."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, "old")
+    shard.flush(a)
+    copy = Backup(tiers, tmp_path)
+    shard.put(a, KEY, "new")
+    shard.put(a, "runs/7", "made after the backup")
+    shard.flush(a)
+    live = Backup(tiers, tmp_path, "live")
+    for key in (KEY, "runs/7"):
+        shard.raw(a).unlink(shard.keys.state(key))
+    copy.put_back()
+    for key in (KEY, "runs/7"):
+        for call in (partial(shard.client(a).get, key), partial(shard.client(a).create, key, "again")):
+            with pytest.raises(Unavailable, match="holds less than was flushed"):
+                call(timeout=0.5)
+        assert not shard.raw(a).exists(shard.keys.state(key))
+    assert shard.raw(a).hmget(shard.keys.hydrating(0), KEY, "runs/7") == [None, None], "nobody waits for that"
+    live.put_back()
+    for key, value in ((KEY, "new"), ("runs/7", "made after the backup")):
+        found = shard.client(a).get(key)
+        assert found is not None
+        assert found.value == value
+    shard.check(a)
