@@ -9,7 +9,7 @@ from textwrap import wrap
 from tests.house_rules import APART, LAYERS, PURE
 
 BEGIN, END = "<!-- layers: drawn by `make sync` -->\n", "<!-- end of layers -->\n"
-_NAMES, _MEANING = 58, 50
+_NAMES, _MEANING = 38, 38
 _MEANINGS = {
     "statecache.model": "values, facts, errors",
     "statecache.keys": "rules, decided from values alone",
@@ -40,7 +40,7 @@ def drawing() -> str:
     lines = [f"┌{rule[0]}┬{rule[1]}┐", *chain(*([f"├{rule[0]}┼{rule[1]}┤", *row] for row in rows))]
     del lines[1]
     apart = [f"{_short(one)} never imports {_short(other)}" for one, other in APART]
-    return "\n".join([*lines, f"└{rule[0]}┴{rule[1]}┘", *wrap("; ".join(apart) + ".", 110)]) + "\n"
+    return "\n".join([*lines, f"└{rule[0]}┴{rule[1]}┘", *wrap("; ".join(apart) + ".", _NAMES + _MEANING)]) + "\n"
 
 
 def _row(units: tuple[str, ...]) -> list[str]:

@@ -12,14 +12,15 @@ from statecache.settings import Settings, variable_of
 HEAD = """# Settings
 
 Generated from the code by `make sync`. A setting is a keyword argument of the client and of `Settings`, or an
-environment variable. Arguments win over variables. `config/statecache.env.example` has every variable with its default.
+environment variable: `redis_url` is `STATECACHE_REDIS_URL`. Arguments win over variables.
+[`config/statecache.env.example`](../config/statecache.env.example) has every variable with its default.
 
 What ends in `_s` is in seconds, what ends in `_bytes_max` in bytes. What begins with "worker" is about
 `statecache worker`. A wrong value is a `ConfigurationError` that names the setting. Commands name on stderr a variable
 `STATECACHE_…` that is no setting.
 
-| setting | variable | default | values | meaning |
-|---|---|---|---|---|
+| setting | default | values | meaning |
+|---|---|---|---|
 """
 _LIMITS = {"ge": "from {}", "gt": "above {}", "le": "to {}"}
 _DAY_S, _HOUR_S = 86_400, 3_600
@@ -28,7 +29,7 @@ _DAY_S, _HOUR_S = 86_400, 3_600
 def page() -> str:
     """Return the whole page."""
     rows = [
-        f"| `{name}` | `{variable_of(name)}` | {_default(name, field)} | {_values(name, field)} | {field.description} |"
+        f"| `{name}` | {_default(name, field)} | {_values(name, field)} | {field.description} |"
         for name, field in Settings.model_fields.items()
     ]
     return HEAD + "\n".join(rows) + "\n"
