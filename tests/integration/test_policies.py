@@ -74,6 +74,22 @@ async def test_a_lock_alone_records_it_in_every_shard(
             await make_client(settings).set("runs/7", 1)
 
 
+async def test_a_lock_records_it_again_where_both_tiers_have_forgotten_it(
+    client: AsyncStateCache, make_client: MakeClient, settings: Settings, redis_raw: Any, psql: Psql
+) -> None:
+    """As where Postgres was restored to before it, and Redis came back empty: the view was made long before."""
+    view = client.namespace("runs", locking="enforced")
+    async with at_work(settings):
+        async with view.lock("7"):
+            pass
+        psql.execute("DELETE FROM namespace")
+        redis_raw.delete(*redis_raw.keys(f"{settings.prefix}:*"))
+        await make_client(settings).set("runs/7", 1, timeout=30)
+        async with view.lock("7"):
+            with pytest.raises(LockHeld):
+                await make_client(settings).set("runs/7", 2)
+
+
 async def test_it_is_changed_back_by_a_word_and_all_who_knew_it_hear_of_it(
     client: AsyncStateCache, make_client: MakeClient, settings: Settings, cache: AsyncStateCache
 ) -> None:

@@ -181,3 +181,33 @@ def test_an_older_copy_of_postgres_fills_nothing_into_redis(tiers: Servers, shar
         assert found is not None
         assert found.value == value
     shard.check(a)
+
+
+def test_what_an_old_redis_holds_of_what_postgres_lost_is_set_aside_though_its_stream_was_trimmed(
+    tiers: Servers, shard: World, tmp_path: Path
+) -> None:
+    a, b = shard.start("a"), shard.start("b")
+    shard.open(a)
+    shard.put(a, KEY, "old")
+    shard.flush(a)
+    backup = Backup(tiers, tmp_path)
+    newer, later = shard.put(a, KEY, "newer"), shard.put(a, "runs/6", "created later")
+    shard.flush(a)
+    shard.raw(a).xtrim(shard.keys.changes(0), maxlen=0)
+    shard.raw(a).zrem(shard.keys.unflushed(0), KEY, "runs/6")
+    backup.put_back()
+    shard.open(b, "operator")
+    shard.put(b, "runs/0", "goes on")
+    shard.flush(b)
+
+    (opened,) = shard.open(a, "operator")
+
+    assert opened.conflicts == 2
+    assert shard.conflicts() == {newer.change_id, later.change_id}
+    fresh = shard.client(a, writer="fresh")
+    found = {key: fresh.get(key) for key in (KEY, "runs/6", "runs/0")}
+    assert {key: None if state is None else state.value for key, state in found.items()} == {
+        KEY: "old", "runs/6": None, "runs/0": "goes on",
+    }  # fmt: skip
+    assert shard.put(a, KEY, "and on").version == 2
+    shard.check(a)

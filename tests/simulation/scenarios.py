@@ -11,6 +11,8 @@ Why the other instruments do not see it:
     issued_twice  both tiers go back at once: what is lost by that was promised by neither, only that it is told
     by_mistake    an older Postgres is served, and then the newer one again: no arena has two of them; so with
                   `loaded_by_mistake`, and `older_copy`, which stands beside the live one
+    trimmed       an old Redis is opened after Postgres went back: no arena keeps one whose stream has ended
+    policy_again  both tiers forget a policy: the arenas record theirs once, and keep Postgres
     rescue        the COMMIT of a rescue is cut short: that takes a standby that is cut off and an old branch at once
     old_tail      what an old primary takes before it is wiped: below `postgres` it may be lost, so no judge misses it
     frozen        a verb ends in time beside a server that hangs: where processes are starved and stopped, many end late
@@ -61,6 +63,14 @@ SCENARIOS = {
     "older_copy": (
         "tests/integration/test_restored_postgres.py",
         "test_an_older_copy_of_postgres_fills_nothing_into_redis",
+    ),
+    "trimmed": (
+        "tests/integration/test_restored_postgres.py",
+        "test_what_an_old_redis_holds_of_what_postgres_lost_is_set_aside_though_its_stream_was_trimmed",
+    ),
+    "policy_again": (
+        "tests/integration/test_policies.py",
+        "test_a_lock_records_it_again_where_both_tiers_have_forgotten_it",
     ),
     "went_back": (
         "tests/integration/test_near_order.py",

@@ -316,7 +316,7 @@ class Attempt:
         for one in raised:
             await deletion.delete_forks(one.shard, one.seen.look.excepted, one.excepted, upto=one.flushed)
         for shard, branch in branches.items():
-            if not branch.entry_ids:
+            if not (branch.keys or branch.entry_ids):
                 continue
             await deletion.delete([(shard, [(key, ANY) for key in sorted(branch.keys)], [])])
             await deletion.delete([(shard, [], branch.entry_ids)])
@@ -341,8 +341,9 @@ class Attempt:
         if common is None or not (must_set_aside(look, common) or look.flushed > one.flushed):
             return Branch()
         return await rescue.set_aside(
-            one.shard, self._keys, look, common=common, flushed=one.flushed, states_too=one.shard in self._strange
-        )
+            one.shard, self._keys, look, common=common, flushed=one.flushed,
+            states_too=one.shard in self._strange or look.flushed > common,
+        )  # fmt: skip
 
     def _opening_of(self, one: Raised, branch: Branch) -> tuple[list[str], list[Any]]:
         look, keys = one.seen.look, self._keys

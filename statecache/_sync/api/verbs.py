@@ -231,12 +231,22 @@ class Lock(Generic[D]):
         if self._lease is not None:
             raise UsageError(f"this lock of {self._key!r} is in use", hint="Call lock() for each block.")
         self._view.runtime.in_flight.refuse_if_closing()
-        if self._view._policy.locking == "enforced":
-            timeout_s = self._view.runtime.settings.timeout_s
-            self._view.runtime.policies.ensure(self._key, seconds=min(self._patience or timeout_s, timeout_s))
         holding = self._view.runtime.leases.take(self._key, ttl=self._ttl, patience=self._patience)
+        if self._view._policy.locking == "enforced":
+            self._enforce(holding)
         self._lease = Lease(self._view, holding)
         return self._lease
+
+    def _enforce(self, holding: Holding) -> None:
+        """Have the namespace's locks enforced in the epoch in which the lease was taken, or give the lease back."""
+        runtime = self._view.runtime
+        timeout_s = runtime.settings.timeout_s
+        try:
+            seconds = min(self._patience or timeout_s, timeout_s)
+            runtime.policies.ensure(self._key, holding.token.epoch, seconds=seconds)
+        except BaseException:  # nobody has this lock who could not say that it counts
+            beside(partial(runtime.leases.give_back, holding), _END_S)
+            raise
 
     def __enter__(self) -> Lease[D]:
         return self.take()

@@ -47,7 +47,7 @@ class Policies:
         self._postgres = postgres
         self._opener = opener
         self._enforced: frozenset[str] = frozenset()
-        self._recorded: frozenset[str] = frozenset()
+        self._recorded: frozenset[tuple[str, int, int]] = frozenset()
         self._waived: frozenset[str] = frozenset()
 
     def enforces(self, key: str, locking: Locking | None) -> bool:
@@ -77,16 +77,19 @@ class Policies:
             self._enforced -= {namespace}
             commit.locks = Locks(held, (), locking) if held else None
 
-    def ensure(self, key: str, *, seconds: float) -> None:
-        """Record that a key's namespace enforces its locks, unless all shards are known to have that."""
+    def ensure(self, key: str, epoch: int, *, seconds: float) -> None:
+        """Record that a key's namespace enforces its locks, unless it was seen in this epoch that all shards know.
+
+        A data set of another epoch may have been made by a Postgres that has forgotten it.
+        """
         namespace, end = _namespace_of(key), monotonic() + seconds
-        if namespace in self._recorded or namespace in self._waived:
+        seen = (namespace, self._keys.shard(key), epoch)
+        if seen in self._recorded or namespace in self._waived:
             return
         copies = self._copies(end)
-        if all(isinstance(copy, bytes) and b" %b " % namespace.encode() in copy for copy in copies):
-            self._recorded |= {namespace}
-        else:
+        if not all(isinstance(copy, bytes) and b" %b " % namespace.encode() in copy for copy in copies):
             self._ask(namespace, seconds=max(end - monotonic(), 0.001))
+        self._recorded |= {seen}
 
     def _ask(self, namespace: str, *, seconds: float) -> None:
         """Record enforced locks, which a view asks for, unless somebody has recorded that they are advisory."""
@@ -113,7 +116,7 @@ class Policies:
             for shard in [shard for shard in waiting if revisions[shard] < 0]:
                 self._opener.open(shard, end=end)
         self._enforced = self._enforced | {namespace} if locking == "enforced" else self._enforced - {namespace}
-        self._recorded = self._recorded | {namespace} if locking == "enforced" else self._recorded - {namespace}
+        self._recorded = frozenset(one for one in self._recorded if one[0] != namespace)
         self._waived -= {namespace}
 
     def _restore(self, end: float) -> int:

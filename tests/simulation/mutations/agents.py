@@ -82,6 +82,13 @@ AGENTS = {
         "",
         by="model",
     ),
+    "policy again": Mutant(
+        "a view that has seen its policy recorded once does not record it again where both tiers forgot it",
+        "statecache/_async/lock/policies.py",
+        "if seen in self._recorded or",
+        "if namespace in {one[0] for one in self._recorded} or",
+        by="scenarios policy_again",
+    ),
     "newer schema": Mutant(
         "an older release writes over what it has not read of a newer one's value",
         "statecache/_async/api/view.py",

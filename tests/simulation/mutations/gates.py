@@ -159,4 +159,11 @@ GATES = {
         "        return True\n",
         by="scenarios older_copy",
     ),
+    "trimmed branch": Mutant(
+        "what an old Redis holds of what Postgres lost is looked for in its stream alone",
+        "statecache/_sync/epoch/opening.py",
+        "one.shard in self._strange or look.flushed > common",
+        "one.shard in self._strange",
+        by="scenarios trimmed",
+    ),
 }
