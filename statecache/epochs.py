@@ -297,10 +297,11 @@ def _adoption(row: Row, look: Look, authority: Authority, vouched: Collection[st
         return Refusal(
             why="this Redis holds no data set of ours; a worker or `statecache migrate` adopts it", wait=True
         )
+    emptied = " The URL names another database number of that server, or it was emptied."
     return Refusal(
         why=f"this Redis ({look.server}) holds no data set of ours, Postgres says epoch {row.epoch} of {row.replid}: a "
         "worker that has flushed from that server and still runs adopts it; if none does, whether this server takes "
-        f"its place is {_word(row)}",
+        f"its place is {_word(row)}.{emptied if look.server == row.replid else ''}",
         wait=authority == "client",
     )
 

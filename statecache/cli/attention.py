@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from statecache.cli.screen import counted
 
 if TYPE_CHECKING:
-    from statecache.cli.overview import Overview
-    from statecache.cli.sample import HeldRow, Sample, Shard, WorkerSeen
+    from statecache.cli.sample import HeldRow, Sample, Server, Shard, WorkerSeen
 
 BACKLOG_LIMIT = 0.8
 """What part of a shard's backlog limit is used when a person should look."""
@@ -20,6 +21,25 @@ GATES = (
     "if it stays so, see which Redis is the primary, and with its URL: `statecache epoch claim all --from REPLID`, the "
     "one that Postgres names"
 )
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """What `status` shows; `attention` are the reasons why a person should look."""
+
+    attention: list[str]
+    redis: Server
+    postgres: Server
+    shards: dict[str, int | None]
+    lag: dict[str, Any]
+    backlog: dict[str, Any]
+    epoch: int | None
+    openings: list[dict[str, Any]] | None
+    workers: list[Any] | None
+    quarantined: int | None
+    conflicts: int | None
+    new_conflicts: int | None
+    lost: int | None
+    new_lost: int | None
 
 
 def attention_of(found: Overview, sample: Sample, history: Mapping[str, Any]) -> list[str]:

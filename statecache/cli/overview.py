@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache.cli.attention import BACKLOG_LIMIT, NEW, attention_of
+from statecache.cli.attention import BACKLOG_LIMIT, NEW, Overview, attention_of
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import counted, print_json, print_labelled, size_text, time_text
 from statecache.cli.status import FINDING, OK, UNREACHABLE
@@ -25,25 +25,6 @@ WORST_MAX = 5
 PATIENCE_S = 3.0
 """How long a server may take to answer, in seconds."""
 _LABEL = 12
-
-
-class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """What `status` shows; `attention` are the reasons why a person should look."""
-
-    attention: list[str]
-    redis: Server
-    postgres: Server
-    shards: dict[str, int | None]
-    lag: dict[str, Any]
-    backlog: dict[str, Any]
-    epoch: int | None
-    openings: list[dict[str, Any]] | None
-    workers: list[Any] | None
-    quarantined: int | None
-    conflicts: int | None
-    new_conflicts: int | None
-    lost: int | None
-    new_lost: int | None
 
 
 def status(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None, as_json: AsJson = False) -> int:

@@ -12,74 +12,25 @@ import contextlib
 import os
 import signal
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
+from statecache.cli.looks import EVERY_S, Figures, Looks
 from statecache.cli.options import PostgresUrl, RedisUrl, settings_of
-from statecache.cli.overview import WORST_MAX, backlog_of, counts_of, lag_of
+from statecache.cli.overview import WORST_MAX
 from statecache.cli.screen import console, is_terminal, print_json, print_table
 from statecache.cli.status import OK, UNREACHABLE
 from statecache.errors import UsageError
 
 if TYPE_CHECKING:
-    from statecache.cli.sample import Sample, Sampler
+    from statecache.cli.sample import Sampler
     from statecache.settings import Settings
 
-EVERY_S = 1.0
 PATIENCE_S = 1.5
-LOOKS_MAX = 10
-HOT_MAX = 50
 ONCE_MAX = 20
 """How many rows of a table --once prints."""
-
-
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What one refresh shows. Rates are per second; None where they are not known."""
-
-    sample: Sample
-    shards: dict[str, int | None]
-    lag: dict[str, Any]
-    backlog: dict[str, Any]
-    commits_per_s: float | None
-    flushed_per_s: float | None
-    hot: list[tuple[str, int]]
-
-
-class Looks:
-    """The last looks, for figures that take more than one."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._last: Sample | None = None
-        self._keys: deque[list[str]] = deque(maxlen=LOOKS_MAX)
-
-    def add(self, sample: Sample) -> Figures:
-        """Return the figures of a look, compared with the one before."""
-        last, self._last = self._last, sample
-        self._keys.append(sample.keys)
-        counted = Counter(key for keys in self._keys for key in keys)
-        shards = sample.shards
-        return Figures(
-            sample=sample,
-            shards=counts_of(sample),
-            lag=lag_of(shards, most=HOT_MAX),
-            backlog=backlog_of(self._settings, shards),
-            commits_per_s=_rate(last, sample, lambda one: one.committed_total),
-            flushed_per_s=_rate(last, sample, lambda one: one.flushed_total),
-            hot=sorted(counted.items(), key=lambda one: (-one[1], one[0]))[:HOT_MAX],
-        )
-
-
-def _rate(last: Sample | None, now: Sample, total: Callable[[Sample], int | None]) -> float | None:
-    """Return a total's growth per second; None where either look lacks it, or the total fell with its data set."""
-    before, after = (None if last is None else total(last)), total(now)
-    if last is None or before is None or after is None or after < before or now.at_s <= last.at_s:
-        return None
-    return (after - before) / (now.at_s - last.at_s)
 
 
 def top(

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from statecache.cli.attention import BACKLOG_LIMIT
+from statecache.cli.looks import EVERY_S, LOOKS_MAX, Figures
 from statecache.cli.overview import backlog_text, lag_text, server_text, shards_text
 from statecache.cli.sample import COUNTED_MAX
 from statecache.cli.screen import plain, size_text, styled, time_text
-from statecache.cli.top import EVERY_S, LOOKS_MAX, Figures
 
 WIDE = 110
 NARROW = 72

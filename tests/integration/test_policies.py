@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, LockHeld, PostgresUnavailable, Settings, UsageError
+from statecache import AsyncStateCache, LockHeld, PostgresUnavailable, Settings, Unavailable, UsageError
 from statecache.keys import KeySpace
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
@@ -88,6 +88,19 @@ async def test_a_lock_records_it_again_where_both_tiers_have_forgotten_it(
         async with view.lock("7"):
             with pytest.raises(LockHeld):
                 await make_client(settings).set("runs/7", 2)
+
+
+async def test_nothing_is_recorded_by_way_of_another_database_of_the_server(
+    client: AsyncStateCache, make_client: MakeClient, settings: Settings, psql: Psql
+) -> None:
+    await client.set(KEY, 1)
+    another = settings.model_copy(update={"redis_url": settings.redis_url.replace("/0", "/1")})
+    view = make_client(another).namespace("runs", locking="enforced")
+    with pytest.raises(Unavailable, match="another database number"):
+        await view.set("42", 2, timeout=2)
+    with pytest.raises(Unavailable, match="another database number"):
+        await make_client(another).runtime.policies.record("runs", "enforced", seconds=2.0)
+    assert rows(psql, "SELECT name FROM namespace") == []
 
 
 async def test_it_is_changed_back_by_a_word_and_all_who_knew_it_hear_of_it(

@@ -45,7 +45,7 @@ from statecache_workers.holdings import (
 )
 from statecache_workers.logs import alarm, warn, whisper
 from statecache_workers.places import Place
-from statecache_workers.quarantine import Outcome, write_carefully
+from statecache_workers.quarantine import write_carefully
 from statecache_workers.recall import Recall
 from statecache_workers.repair import Repair
 from statecache_workers.sizing import BatchSize
@@ -54,7 +54,7 @@ from statecache_workers.streams import Entry, Slice, Streams, Wanted
 from statecache_workers.tails import gap_call
 from statecache_workers.tally import Tally
 from statecache_workers.tips import Tips
-from statecache_workers.writing import Judged, judged, mark_of, watermarks, writes
+from statecache_workers.writing import Judged, Outcome, judged, mark_of, watermarks, writes
 
 if TYPE_CHECKING:
     from statecache._async.redis.connection import AsyncLink

@@ -14,11 +14,11 @@ import msgspec
 
 from statecache.entries import INTEGER_MAX, salvaged, storable
 from statecache.model import ChangeSet, Position
-from statecache.reconcile import NOTHING, Fork, Judgement, Tip
+from statecache.reconcile import NOTHING, Tip
 from statecache_workers.arrays import texts
 from statecache_workers.database import Call, Poison, Transaction
 from statecache_workers.logs import alarm
-from statecache_workers.writing import judged, writes
+from statecache_workers.writing import Outcome, judged, writes
 
 if TYPE_CHECKING:
     from statecache_workers.streams import Entry
@@ -39,20 +39,6 @@ class Raw(NamedTuple):
     change_id: str
     keys: Sequence[str]
     error: Poison
-
-
-class Outcome(msgspec.Struct, kw_only=True):
-    """What became of a shard's entries."""
-
-    tips: dict[str, Tip] = {}
-    forked: list[Fork] = []
-    excepted: int = 0
-    parked: int = 0
-
-    @classmethod
-    def of(cls, judgement: Judgement) -> Outcome:
-        """Return what became of entries that were judged and written."""
-        return cls(tips=judgement.tips, forked=judgement.forked, excepted=judgement.excepted)
 
 
 async def tips_of(transaction: Transaction, keys: Sequence[str]) -> dict[str, Tip]:

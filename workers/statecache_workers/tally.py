@@ -15,8 +15,8 @@ import msgspec
 
 if TYPE_CHECKING:
     from statecache_workers.holdings import Heads
-    from statecache_workers.quarantine import Outcome
     from statecache_workers.streams import Slice
+    from statecache_workers.writing import Outcome
 
 CAUSES = ("behind", "sibling", "descendant", "companion", "branch")
 """Why a change becomes a conflict: the flusher's rulings, and `branch` for what an old branch brought back."""

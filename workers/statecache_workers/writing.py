@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from statecache.model import Token
 from statecache.reconcile import Fate, Fork, Judgement, Tip, judge
 from statecache_workers.arrays import blobs, integers, texts, times, truths
@@ -12,10 +14,23 @@ from statecache_workers.database import Call, Transaction
 
 if TYPE_CHECKING:
     from statecache.model import ChangeSet
-    from statecache_workers.quarantine import Outcome
     from statecache_workers.streams import Slice
 
 _NOWHERE = Fate("nowhere")
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What became of a shard's entries."""
+
+    tips: dict[str, Tip] = {}
+    forked: list[Fork] = []
+    excepted: int = 0
+    parked: int = 0
+
+    @classmethod
+    def of(cls, judgement: Judgement) -> Outcome:
+        """Return what became of entries that were judged and written."""
+        return cls(tips=judgement.tips, forked=judgement.forked, excepted=judgement.excepted)
 
 
 class Judged(NamedTuple):

@@ -120,8 +120,13 @@ class Policies:
     async def _restore(self, end: float) -> int:
         """Record again what Postgres has forgotten; return a revision above all that Redis has seen, or 0.
 
-        Redis is asked first: whether the two belong together is known then, before anything is recorded.
+        Redis is asked first: whether the two belong together, and every shard is open on this one, is known before
+        anything is recorded.
         """
+        every = range(self._keys.shards)
+        for shard, revision in zip(every, await self._told(every, "0 ", end), strict=True):
+            if revision < 0:
+                await self._opener.open(shard, end=end)
         copies = await self._copies(end)
         ((recorded,),) = await self._postgres.fetch("enforced_locks", {}, seconds=max(end - monotonic(), 0.001))
         seen, names = forgotten(recorded, copies)
