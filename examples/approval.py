@@ -17,7 +17,7 @@ PATIENCE_S = 60.0
 
 
 async def agent(key: str) -> None:
-    """This asks, waits to be woken by the answer, and acts on it."""
+    """Ask, wait to be woken by the answer, and act on it."""
     async with AsyncStateCache() as cache:
         asked = await cache.create(key, {"question": "Refund 30 for order 7?", "approved": None})
         command = ["statecache", "set", key, '{"approved": true, "by": "ada"}']
@@ -34,7 +34,7 @@ async def agent(key: str) -> None:
 
 
 def main() -> None:
-    """This runs one agent."""
+    """Run one agent."""
     with somewhere():
         asyncio.run(agent(f"approvals/example-{secrets.token_hex(4)}"))
 

@@ -24,7 +24,7 @@ class Budget(msgspec.Struct, frozen=True):
     spent_by: dict[str, int] = {}
 
     def spend(self, name: str) -> Budget:
-        """This gives the budget after a purchase, or raises Overspent, which aborts the update."""
+        """Return the budget after a purchase, or raise Overspent, which aborts the update."""
         if self.left < PRICE:
             raise Overspent(name)
         spent = self.spent_by | {name: self.spent_by.get(name, 0) + PRICE}
@@ -36,7 +36,7 @@ class Overspent(Exception):
 
 
 def agent(key: str, name: str) -> None:
-    """This buys for as long as there is money."""
+    """Buy for as long as there is money."""
     with StateCache() as cache:
         budgets = cache.namespace("budgets", type=Budget)
         try:
@@ -47,7 +47,7 @@ def agent(key: str, name: str) -> None:
 
 
 def main() -> None:
-    """This lets agents loose on one budget, then looks at what is left."""
+    """Let agents loose on one budget, then look at what is left."""
     key = f"example-{secrets.token_hex(4)}"
     with somewhere(), StateCache() as cache:
         budgets = cache.namespace("budgets", type=Budget)

@@ -26,7 +26,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 def append(cache: StateCache, chat: str, message: Message) -> int:
-    """This appends a message and gives its number: the head says which is next, and both are one commit."""
+    """Append a message and return its number: the head says which is next, and both are one commit."""
     while True:
         head = cache.get(chat, type=Head, read="primary")
         number = head.value.messages + 1 if head else 1
@@ -41,13 +41,13 @@ def append(cache: StateCache, chat: str, message: Message) -> int:
 
 
 def say(cache: StateCache, chat: str, who: str) -> None:
-    """This says something several times."""
+    """Say something several times."""
     for number in range(1, MESSAGES + 1):
         append(cache, chat, Message(who, f"message {number} of {who}"))
 
 
 def main() -> None:
-    """This has three speak at once, and then reads the history."""
+    """Let three speak at once, and then read the history."""
     chat = f"chats/example-{secrets.token_hex(4)}"
     with somewhere(), StateCache() as cache, ThreadPoolExecutor() as threads:
         for talk in [threads.submit(say, cache, chat, who) for who in ("user", "model", "tool")]:

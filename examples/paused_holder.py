@@ -18,7 +18,7 @@ TTL_S = 1.0
 
 
 def holder(key: str) -> None:
-    """This takes the lock, is paused in the middle of its work, and goes on as if nothing had happened."""
+    """Take the lock, be paused in the middle of the work, and go on as if nothing had happened."""
     with StateCache() as cache:
         try:
             with cache.lock(key, ttl=TTL_S) as lease:
@@ -31,7 +31,7 @@ def holder(key: str) -> None:
 
 
 def main() -> None:
-    """This lets a holder be paused, takes over, and wakes it."""
+    """Let a holder be paused, take over, and wake it."""
     key = f"runs/example-{secrets.token_hex(4)}"
     with somewhere(), StateCache() as cache:
         first = subprocess.Popen([sys.executable, __file__, key])

@@ -42,7 +42,7 @@ def completed(name: str, run: AgentRun, result: object) -> AgentRun:
 
 
 def agent(key: str, dies_after: str) -> None:
-    """This is a whole agent: it goes on where the run stands, and needs to remember nothing itself."""
+    """Be a whole agent: go on where the run stands, and remember nothing itself."""
     with StateCache() as cache:
         runs = cache.namespace("runs", type=AgentRun)
         state = runs.get(key) or runs.create(key, AgentRun(goal=f"refund {ORDER}", plan=tuple(TOOLS)))
@@ -59,7 +59,7 @@ def agent(key: str, dies_after: str) -> None:
 
 
 def main() -> None:
-    """This starts an agent that will be killed, and then another one."""
+    """Start an agent that will be killed, and then another one."""
     key = f"example-{secrets.token_hex(4)}"
     with somewhere():
         for who, dies_after in (("first", "refund"), ("second", "")):

@@ -43,7 +43,7 @@ def completed(name: str, run: AgentRun, result: object) -> AgentRun:
 
 
 async def research(cache: AsyncStateCache, key: str, topic: str, end: asyncio.Barrier | None) -> AgentRun:
-    """This goes on with one run until its plan is done, or until all runs have come to the end that was set."""
+    """Go on with one run until its plan is done, or until all runs have come to the end that was set."""
     runs = cache.namespace("runs", type=AgentRun)
     state = await runs.get(key) or await runs.create(key, AgentRun(goal=f"write about {topic}", plan=PLAN))
     run = state.value
@@ -59,7 +59,7 @@ async def research(cache: AsyncStateCache, key: str, topic: str, end: asyncio.Ba
 
 
 async def agent(keys: str, dies: str) -> None:
-    """This works on all runs at once; one that is to die does so when it has read about all topics."""
+    """Work on all runs at once; one that is to die does so when it has read about all topics."""
     end = asyncio.Barrier(len(TOPICS)) if dies else None
     async with AsyncStateCache() as cache:
         works = zip(keys.split(","), TOPICS, strict=True)
@@ -69,7 +69,7 @@ async def agent(keys: str, dies: str) -> None:
 
 
 def main() -> None:
-    """This starts an agent that will be killed, and then another one."""
+    """Start an agent that will be killed, and then another one."""
     keys = ",".join(f"example-{secrets.token_hex(4)}" for _ in TOPICS)
     with somewhere():
         for who, dies in (("first", "dies"), ("second", "")):

@@ -11,7 +11,7 @@ from statecache.testing import servers
 
 @contextmanager
 def somewhere() -> Iterator[None]:
-    """This has STATECACHE_REDIS_URL and STATECACHE_POSTGRES_URL name servers, for this process and those it starts."""
+    """Have STATECACHE_REDIS_URL and STATECACHE_POSTGRES_URL name servers, for this process and those it starts."""
     if "STATECACHE_REDIS_URL" in os.environ:
         yield
         return

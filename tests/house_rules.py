@@ -322,6 +322,17 @@ def _words(name: str) -> list[str]:
     return [word.lower() for word in _WORDS.findall(name)]
 
 
+def moods(path: str, text: str) -> Findings:
+    """Find docstrings that describe ("This gives …") where the imperative, or a noun, would do."""
+    found = []
+    for node in ast.walk(parsed(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            first = node.value.value.split(" ", 1)[0]
+            if first in ("This", "These"):
+                found.append(f"{path}:{node.lineno}: a docstring begins with {first!r}")
+    return found
+
+
 def unused_files(stems: list[str], sources: dict[str, str]) -> Findings:
     """Find scripts and statements whose name no code spells."""
     spelled = {part for text in sources.values() for part, _ in strings(text)}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import statecache
-from tests import generated, house_rules, unasync
+from tests import generated, house_rules, import_graph, unasync
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("statecache", "workers/statecache_workers")
@@ -52,6 +52,7 @@ SCOPES: dict[Rule, dict[str, str]] = {
     house_rules.prints: CODE,
     house_rules.broad_excepts: CODE,
     house_rules.vague_names: BY_HAND | TESTS,
+    house_rules.moods: BY_HAND | TESTS,
 }
 
 BAD = [
@@ -102,6 +103,8 @@ BAD = [
     (house_rules.broad_excepts, "statecache/codec.py", "try:\n    x\nexcept (OSError, BaseException):\n    pass"),
     (house_rules.vague_names, "statecache/codec_utils.py", ""),
     (house_rules.vague_names, "statecache/codec.py", "class PoolManager: ..."),
+    (house_rules.moods, "statecache/codec.py", 'def f():\n    """This gives one."""'),
+    (house_rules.moods, "statecache/codec.py", 'A = 1\n"""These are two."""'),
 ]
 
 GOOD = [
@@ -131,6 +134,7 @@ GOOD = [
         "try:\n    x\nexcept Exception:  # noqa: B902 any agent may fail\n    y",
     ),
     (house_rules.vague_names, "statecache/codec.py", "def contextmanager(): ..."),
+    (house_rules.moods, "statecache/codec.py", 'def f():\n    """Return one. This is not two."""'),
 ]
 
 
@@ -157,6 +161,23 @@ def test_a_good_example_passes(rule: Rule, path: str, text: str) -> None:
 def test_every_rule_has_a_bad_example_and_files_to_run_over() -> None:
     assert {rule for rule, _, _ in BAD} == set(SCOPES)
     assert all(SCOPES.values())
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    assert import_graph.circles(import_graph.import_graph(CODE)) == []
+
+
+def test_a_circle_of_imports_is_found_by_its_shortest_way() -> None:
+    sources = {
+        "statecache/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from statecache.b import B",
+        "statecache/b.py": "from statecache import c",
+        "statecache/c.py": "def f():\n    from statecache.a import A",
+        "statecache/d.py": "import statecache.a",
+    }
+    graph = import_graph.import_graph(sources)
+    assert graph["statecache.d"] == {"statecache.a"}
+    assert import_graph.circles(graph)[0] == "statecache.a -> statecache.b -> statecache.c -> statecache.a"
+    assert len(import_graph.circles(graph)) == 3
 
 
 def test_the_generated_mirror_is_fresh() -> None:

@@ -36,6 +36,7 @@ NOT_VISITED = {
     "set_locking": "asked only where a view enforces locks for the first time: test_policies",
     "set_policy": "asked only where a view enforces locks for the first time: test_policies",
     "namespaces": "asked only where a view enforces locks for the first time: test_policies",
+    "states": "asked only behind a closed gate, and by lists: test_closed_gate",
     "standing": "asked only while a client goes down: test_client_closing",
     "measure": "asked only where entries were deleted by hand before they were flushed: test_flusher_gap",
 }
