@@ -52,12 +52,12 @@ class _Held(NamedTuple):
     flushed: int
     found: Mapping[str, tuple[Record, str]]
 
-    def is_of(self, epoch: str, flushed: int) -> bool:
-        """Return whether Redis, at that epoch and with that copy of the watermark, was flushed into this Postgres.
+    def reaches(self, epoch: str, flushed: int) -> bool:
+        """Return whether this Postgres holds what a Redis at that epoch, with that watermark, was flushed into.
 
         One that has gone back, or a copy of it that was taken earlier, holds what is old.
         """
-        return self.epoch == int(epoch) and self.flushed >= flushed
+        return (self.epoch, self.flushed) >= (int(epoch), flushed)
 
 
 def _why(verdicts: Mapping[str, str]) -> str:
@@ -130,7 +130,7 @@ class Hydrator:
             if taken:
                 note(hydrations=len(taken))
                 held = await self._held(shard, taken, end)
-                if held.is_of(epoch, flushed):
+                if held.reaches(epoch, flushed):
                     loaded.update(await self._install(shard, taken, held, tokens, epoch, end))
                 else:
                     await self._forget(shard, taken, tokens)

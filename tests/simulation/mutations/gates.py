@@ -155,7 +155,7 @@ GATES = {
     "older copy": Mutant(
         "what an older copy of Postgres holds is loaded into Redis",
         "statecache/_sync/read/hydration.py",
-        "        return self.epoch == int(epoch) and self.flushed >= flushed\n",
+        "        return (self.epoch, self.flushed) >= (int(epoch), flushed)\n",
         "        return True\n",
         by="scenarios older_copy",
     ),
