@@ -9,6 +9,8 @@ from tenacity import RetryCallState, Retrying, wait_random_exponential
 
 from statecache.clock import monotonic
 
+LATE_S = 0.05
+"""How long before the end of its time an attempt that fails may have been cut off by it, in seconds."""
 _RETRYING = Retrying()
 
 

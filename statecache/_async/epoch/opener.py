@@ -16,7 +16,7 @@ from statecache import _process
 from statecache._async.epoch.gate import Gate, Outcome
 from statecache._async.postgres.connection import brief
 from statecache._bridge import AsyncSlots, async_severed, async_sleep
-from statecache.backoff import Backoff
+from statecache.backoff import LATE_S, Backoff
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
 
@@ -62,17 +62,20 @@ class Opener:
         """Try until it is open; an attempt for which too little time was left raises what the one before met."""
         token, backoff = self._gate.new_token(), Backoff(0.01, 0.25)
         refused: dict[int, Refusal] = {}
+        hindrance: Exception | None = None
         while True:
             seconds = max(min(end - monotonic(), self._timeout_s), 0.001)
             try:
                 refused = (await self._attempt(shard, token, seconds)).refused
             except (PostgresUnavailable, psycopg.Error) as error:
                 await self._postgres.pool.drop_idle()
+                if hindrance is None or monotonic() + LATE_S < end:  # one that the end cut off says nothing
+                    hindrance = error
                 if backoff.outlasts(end):
                     if refused:
                         self._gate.refuse(refused)
-                    detail = f"shard {shard} waits for its epoch: {brief(error)}"
-                    raise Unavailable("epoch", detail=detail) from error
+                    detail = f"shard {shard} waits for its epoch: {brief(hindrance)}"
+                    raise Unavailable("epoch", detail=detail) from hindrance
                 refused = {}
             except RedisUnavailable:
                 if refused and backoff.outlasts(end):

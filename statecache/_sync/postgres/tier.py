@@ -24,7 +24,7 @@ from psycopg import errors as pg
 from statecache._bridge import Slot, severed, sleep, timeout
 from statecache._sync.pool import Pool, silent_since
 from statecache._sync.postgres.connection import brief, connect, milliseconds
-from statecache.backoff import Backoff
+from statecache.backoff import LATE_S, Backoff
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
@@ -158,6 +158,7 @@ class PostgresTier:
     def fetch(self, name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
         """Return the rows of a statement that changes nothing; repeat it after a fault, for that many seconds."""
         end, backoff = monotonic() + seconds, Backoff(0.01, 0.25)
+        telling: PostgresUnavailable | None = None
         while True:
             left = max(end - monotonic(), 0.001)
             try:
@@ -168,8 +169,11 @@ class PostgresTier:
                     self.pool.give(session)
             except PostgresUnavailable as error:
                 self.pool.drop_idle()
+                if telling is not None and monotonic() + LATE_S > end:  # the end cut it off: it says nothing
+                    raise telling from error
                 if error.reason not in ("connect", "connection", "standby") or backoff.outlasts(end):
                     raise
+                telling = error
             sleep(backoff.take())
 
     def _run(self, session: Session, name: str, parameters: Mapping[str, Any], seconds: float) -> list[tuple[Any, ...]]:
