@@ -13,6 +13,7 @@ Why the other instruments do not see it:
                   `loaded_by_mistake`, and `older_copy`, which stands beside the live one
     trimmed       an old Redis is opened after Postgres went back: no arena keeps one whose stream has ended
     policy_again  both tiers forget a policy: the arenas record theirs once, and keep Postgres
+    policy_elsewhere  a wrong database number: the arenas' servers hold one deployment each
     rescue        the COMMIT of a rescue is cut short: that takes a standby that is cut off and an old branch at once
     old_tail      what an old primary takes before it is wiped: below `postgres` it may be lost, so no judge misses it
     frozen        a verb ends in time beside a server that hangs: where processes are starved and stopped, many end late
@@ -71,6 +72,10 @@ SCENARIOS = {
     "policy_again": (
         "tests/integration/test_policies.py",
         "test_a_lock_records_it_again_where_both_tiers_have_forgotten_it",
+    ),
+    "policy_elsewhere": (
+        "tests/integration/test_policies.py",
+        "test_nothing_is_recorded_by_way_of_another_database_of_the_server",
     ),
     "went_back": (
         "tests/integration/test_near_order.py",

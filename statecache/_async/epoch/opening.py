@@ -236,7 +236,8 @@ class Attempt:
 
     async def _forget_loaded(self, raised: Sequence[Raised], deletion: Deletion) -> None:
         """Delete what is flushed where readers may have loaded it from another Postgres; readers load it again."""
-        upto = {one.shard: one.flushed for one in raised if is_strange(one.seen.row, one.seen.look)}
+        strange = [one.seen for one in raised if is_strange(one.seen.row, one.seen.look)]
+        upto = {one.row.shard: one.row.flushed for one in strange}  # no further than was compared
         if not upto:
             return
         async for page in held_states(self._link, self._keys, upto, seconds=self._seconds):

@@ -82,6 +82,13 @@ AGENTS = {
         "",
         by="model",
     ),
+    "policy of an empty redis": Mutant(
+        "a policy is recorded before every shard is known to be open on the Redis that is named",
+        "statecache/_async/lock/policies.py",
+        "            if revision < 0:\n                await self._opener.open(shard, end=end)\n        copies",
+        "            del shard, revision\n        copies",
+        by="scenarios policy_elsewhere",
+    ),
     "policy again": Mutant(
         "a view that has seen its policy recorded once does not record it again where both tiers forgot it",
         "statecache/_async/lock/policies.py",
