@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from statecache import AlreadyExists, AsyncStateCache, Backpressure, RedisUnavailable, Settings, VersionConflict
+from statecache import (
+    AlreadyExists,
+    AsyncStateCache,
+    Backpressure,
+    ForeignData,
+    RedisUnavailable,
+    Settings,
+    VersionConflict,
+)
+from statecache._async.commit.attempts import Attempts
+from statecache._async.commit.commit import Commit
 from statecache._async.redis.connection import AsyncLink
 from statecache.keys import KeySpace
 from statecache.model import Position
@@ -76,6 +86,27 @@ async def test_a_server_whose_clock_was_set_forward_is_asked_anew(settings: Sett
     state = await cache.set("runs/42", 2)
     assert state.version == 2
     assert not link.alive
+
+
+async def test_being_late_does_not_hide_what_hindered_the_attempts_before(
+    settings: Settings, cache: AsyncStateCache, redis_raw: Any, keys: KeySpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody's entry is in the way of the first attempt; all others come after their time."""
+    await cache.set("runs/42", 1)
+    redis_raw.xadd(keys.changes(keys.shard("runs/42")), {"somebody": "else"})
+    exchange, attempts = Attempts._exchange, 0
+
+    async def late_from_the_second_on(self: Attempts, link: AsyncLink, commit: Commit, seconds: float) -> Sequence[Any]:
+        nonlocal attempts
+        attempts += 1
+        if attempts > 1:
+            link.ahead_ms -= 3_600_000
+        return await exchange(self, link, commit, seconds)
+
+    monkeypatch.setattr(Attempts, "_exchange", late_from_the_second_on)
+    with pytest.raises(ForeignData, match="equal or smaller"):
+        await cache.set("runs/42", 2, timeout=0.5)
+    assert attempts > 1
 
 
 class Stray:

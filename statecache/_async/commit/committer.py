@@ -206,7 +206,6 @@ class Committer(Repeats):
                 continue
             finally:
                 self._redis.pool.give(link)
-            commit.hindrance = None
             committed = await self._outcome(commit, replies)
             if committed is not None:
                 return committed
@@ -220,7 +219,6 @@ class Committer(Repeats):
             return None
         except StateCacheError as error:
             commit.fail(error)
-        commit.hindrance = None
         return await self._outcome(commit, replies)
 
     async def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
@@ -230,6 +228,8 @@ class Committer(Repeats):
             await self._refused(commit, reply)
             return None
         verdict = reply[1]
+        if verdict != b"LATE":
+            commit.hindrance = None
         if verdict in (b"OK", b"DUP", b"MUTE"):
             committed = committed_of(commit.change_id, reply)
             self._in_flight.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
@@ -240,7 +240,8 @@ class Committer(Repeats):
             await self._opened(commit)
         elif verdict == b"LATE":
             commit.repeat = True
-            await self._pause(commit, RedisUnavailable("late", detail="the server got the commit after its time"))
+            late = RedisUnavailable("late", detail="the server got the commit after its time")
+            await self._again(commit, commit.hindrance or late)  # being late says nothing of what hindered it before
         elif verdict == b"MISSING":
             missing = [commit.writes[at - 1].key for at in reply[2:]]
             try:
@@ -257,9 +258,9 @@ class Committer(Repeats):
             if not isinstance(refused, (ForeignData, ConfigurationError)):
                 await self._certain(commit, refused, lasting=is_lasting(commit, reply))
                 return None
-            if "equal or smaller" not in refused.reason or commit.backoff.outlasts(commit.end):
+            if "equal or smaller" not in refused.reason:
                 commit.fail(refused)
-            await self._wait_a_little(commit, refused)  # somebody's entry is in the way, which a worker will remove
+            await self._again(commit, refused)  # somebody's entry is in the way, which a worker will remove
         else:
             commit.unpin()
             note(retries=1)

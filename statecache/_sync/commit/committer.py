@@ -208,7 +208,6 @@ class Committer(Repeats):
                 continue
             finally:
                 self._redis.pool.give(link)
-            commit.hindrance = None
             committed = self._outcome(commit, replies)
             if committed is not None:
                 return committed
@@ -222,7 +221,6 @@ class Committer(Repeats):
             return None
         except StateCacheError as error:
             commit.fail(error)
-        commit.hindrance = None
         return self._outcome(commit, replies)
 
     def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
@@ -232,6 +230,8 @@ class Committer(Repeats):
             self._refused(commit, reply)
             return None
         verdict = reply[1]
+        if verdict != b"LATE":
+            commit.hindrance = None
         if verdict in (b"OK", b"DUP", b"MUTE"):
             committed = committed_of(commit.change_id, reply)
             self._in_flight.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
@@ -242,7 +242,8 @@ class Committer(Repeats):
             self._opened(commit)
         elif verdict == b"LATE":
             commit.repeat = True
-            self._pause(commit, RedisUnavailable("late", detail="the server got the commit after its time"))
+            late = RedisUnavailable("late", detail="the server got the commit after its time")
+            self._again(commit, commit.hindrance or late)  # being late says nothing of what hindered it before
         elif verdict == b"MISSING":
             missing = [commit.writes[at - 1].key for at in reply[2:]]
             try:
@@ -259,9 +260,9 @@ class Committer(Repeats):
             if not isinstance(refused, (ForeignData, ConfigurationError)):
                 self._certain(commit, refused, lasting=is_lasting(commit, reply))
                 return None
-            if "equal or smaller" not in refused.reason or commit.backoff.outlasts(commit.end):
+            if "equal or smaller" not in refused.reason:
                 commit.fail(refused)
-            self._wait_a_little(commit, refused)  # somebody's entry is in the way, which a worker will remove
+            self._again(commit, refused)  # somebody's entry is in the way, which a worker will remove
         else:
             commit.unpin()
             note(retries=1)

@@ -200,12 +200,14 @@ class Repeats(BatchedAttempts):
         sleep(lingers_s)
 
     def _pause(self, commit: Commit, error: RedisUnavailable) -> None:
-        if error.reason in FINAL or commit.backoff.outlasts(commit.end):
+        if error.reason in FINAL:
             commit.fail(error)
-        self._wait_a_little(commit, error)
+        self._again(commit, error)
 
-    def _wait_a_little(self, commit: Commit, hindrance: StateCacheError) -> None:
-        """Pause before the next attempt; note the hindrance, to be raised where no time is left for one."""
+    def _again(self, commit: Commit, hindrance: StateCacheError) -> None:
+        """Pause before the next attempt; raise what hindered this one where no time is left for another."""
+        if commit.backoff.outlasts(commit.end):
+            commit.fail(hindrance)
         commit.hindrance = hindrance
         note(retries=1)
         sleep(commit.backoff.take())
