@@ -21,8 +21,8 @@ names that server. Nobody else, for who points at the wrong Redis must not take 
 itself is the same proves nothing, it has other databases. What one of these began, anybody may finish.
 
 A Postgres that **went back** (restored, or an asynchronous standby took over) shows as a watermark lower than its copy
-in the data set. That begins a new epoch too: whoever waits for what was flushed before then asks Postgres, and all that
-it holds no more is dirty again.
+in the data set. A worker begins a new epoch then, too: whoever waits for what was flushed before asks Postgres, and all
+that it holds no more is dirty again. Nobody else believes it: it may be a copy, restored to be looked into.
 
 Where a data set was opened at a higher epoch than the row's, Postgres went back to before that. The row may name a
 server of then, which the data set has forgotten; what both hold tells whether it continues the row all the same: the
@@ -55,7 +55,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-Authority = Literal["client", "worker", "operator"]
+Authority = Literal["client", "setup", "worker", "operator"]
+"""On whose word a shard is opened; `setup` is `statecache migrate`."""
 
 UNFENCED = "off"
 """Stands in place of a replid where the fence is off."""
@@ -211,7 +212,10 @@ def decide(
     seen = max(look.epoch or 0, look.last[0], row.epoch, row.now_s if row.epoch and look.is_bare else 0)
     if seen > EPOCH_MAX:
         return Refusal(why=f"its stream has come to the id {look.last[0]}-{look.last[1]}; an operator must replace it")
-    if _is_named(row, look) and look.flushed > row.flushed:
+    went_back = _is_named(row, look) and look.flushed > row.flushed
+    if authority in ("client", "setup") and (went_back or is_strange(row, look)):
+        return _left_to_a_worker(row, look, wait=authority == "client")
+    if went_back:
         return Opening(seen=seen, acknowledged=look.flushed)
     if authority == "operator":
         return _on_a_word(row, vouched, seen)
@@ -222,20 +226,19 @@ def decide(
         )
     if look.epoch is None:
         return _adoption(row, look, authority, vouched, seen)
-    if row.replid in look.lineage and not (is_strange(row, look) and authority == "client"):
+    if row.replid in look.lineage:
         return Opening(seen=seen)
-    if look.epoch > row.epoch and look.pin.cluster == pin.cluster and authority == "worker":
+    if is_strange(row, look) and look.pin.cluster == pin.cluster:
         return Opening(seen=seen, doubtful=True)
-    return branch_refusal(row, look, wait=look.epoch > row.epoch and authority == "client")
+    return branch_refusal(row, look)
 
 
-def branch_refusal(row: Row, look: Look, *, wait: bool = False) -> Refusal:
+def branch_refusal(row: Row, look: Look) -> Refusal:
     """Return the refusal of a data set that does not name the row's server."""
     return Refusal(
         why=f"this Redis ({look.server}) holds epoch {look.own} of {' or '.join(sorted(look.lineage)) or 'nobody'}, "
         f"Postgres says epoch {row.epoch} of {row.replid or 'nobody'}: whether this server is the primary is "
         + _word(row),
-        wait=wait,
         branch=True,
     )
 
@@ -291,7 +294,7 @@ def _on_a_word(row: Row, vouched: Collection[str], seen: int) -> Opening | Refus
 def _adoption(row: Row, look: Look, authority: Authority, vouched: Collection[str], seen: int) -> Opening | Refusal:
     """Decide about a Redis that holds no data set of ours, but may hold the claim of whoever began to adopt it."""
     begun = row.epoch > 0 and row.replid in look.lineage
-    if begun or (authority == "worker" and (not row.epoch or row.replid in vouched)):
+    if begun or (authority in ("setup", "worker") and (not row.epoch or row.replid in vouched)):
         return Opening(seen=seen)
     if not row.epoch:
         return Refusal(
@@ -303,6 +306,16 @@ def _adoption(row: Row, look: Look, authority: Authority, vouched: Collection[st
         "worker that has flushed from that server and still runs adopts it; if none does, whether this server takes "
         f"its place is {_word(row)}.{emptied if look.server == row.replid else ''}",
         wait=authority == "client",
+    )
+
+
+def _left_to_a_worker(row: Row, look: Look, *, wait: bool) -> Refusal:
+    """Return the refusal to believe in a Postgres that went back: it may be a copy, served beside the one in use."""
+    return Refusal(
+        why=f"this Redis was told that Postgres holds it up to {look.own}-{look.flushed}, this Postgres says "
+        f"{row.epoch}-{row.flushed}: it was restored, or is a copy. Where it is the one to be used from now on, a "
+        "worker begins a new epoch, or says what hinders it",
+        wait=wait,
     )
 
 

@@ -186,7 +186,7 @@ def set_up(settings: Settings, postgres: psycopg.Connection[Any]) -> None:
         cursor.execute(";\n".join(texts).encode())
     link = RedisTier(settings, keys).link()
     try:
-        Gate(settings, keys, by="migrate", authority="worker").open(link, postgres, range(keys.shards))
+        Gate(settings, keys, by="migrate", authority="setup").open(link, postgres, range(keys.shards))
     finally:
         link.close()
 

@@ -155,7 +155,7 @@ class World:
         link, session = tier.link(), PostgresTier(settings, self.keys).session()
         try:
             if vouched is None:
-                vouched = {"operator": [self.row().replid], "worker": self._servers(), "client": []}[authority]
+                vouched = {"operator": [self.row().replid], "worker": self._servers()}.get(authority, [])
             gate = Gate(settings, self.keys, by=f"the {authority}", authority=authority, vouched=vouched)
             if tap is None:
                 return gate.open(link, session.connection, [SHARD])

@@ -71,6 +71,36 @@ def test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it(
     assert (outcome.verdict, outcome.settled) == ("lost", True)
 
 
+@pytest.mark.parametrize("reopened", [False, True])
+def test_nobody_but_a_worker_takes_the_epoch_of_a_live_redis_for_a_copy(
+    tiers: Servers, shard: World, tmp_path: Path, *, reopened: bool
+) -> None:
+    """A dump is restored to be looked into, and `migrate` or an agent is pointed at it and the live Redis."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, 1)
+    shard.flush(a)
+    backup = Backup(tiers, tmp_path)
+    if reopened:
+        a.restart()
+        shard.open(a)
+    shard.put(a, KEY, 2)
+    shard.flush(a)
+    backup.put_back()
+    before = shard.raw(a).hgetall(shard.keys.meta(0)), shard.sql("SELECT epoch, replid FROM shard")
+
+    for authority in ("setup", "client"):
+        with pytest.raises(Unavailable, match="restored, or is a copy"):
+            shard.open(a, authority)
+    assert (shard.raw(a).hgetall(shard.keys.meta(0)), shard.sql("SELECT epoch, replid FROM shard")) == before
+
+    (opened,) = shard.open(a, "worker")
+    shard.flush(a)
+    assert opened.epoch > before[1][0][0]
+    assert shard.sql("SELECT version FROM state") == [(2,)]
+    shard.check(a)
+
+
 @pytest.mark.parametrize("trimmed", [False, True])
 def test_what_was_written_on_a_backup_that_was_restored_by_mistake_is_set_aside_for_the_right_one(
     tiers: Servers, shard: World, tmp_path: Path, trimmed: bool
@@ -98,9 +128,10 @@ def test_what_was_written_on_a_backup_that_was_restored_by_mistake_is_set_aside_
     acknowledged = agent.set("runs/0", "by Redis alone")
     right.put_back()
 
-    for authority in ("worker", "client"):
-        with pytest.raises(Unavailable, match="operator's word"):
-            shard.open(a, authority)
+    with pytest.raises(Unavailable, match="operator's word"):
+        shard.open(a, "worker")
+    with pytest.raises(Unavailable, match="a worker begins a new epoch, or says what hinders it"):
+        shard.open(a, "client")
     (opened,) = shard.open(a, "operator")
 
     assert kept is not None

@@ -32,7 +32,7 @@ from statecache.epochs import (
 
 PIN = Pin("64", "crc32", "a-cluster")
 ROW = Row(shard=7, epoch=5, replid="a")
-REFUSED, WAIT = ("refused",) * 3, ("wait", "refused")
+REFUSED, WAIT = ("refused",) * 4, ("wait", "refused", "refused")
 NOW_S = 1_800_000_000
 DATED = msgspec.structs.replace(ROW, now_s=NOW_S)
 FRESH = Row(shard=7, epoch=0, replid="")
@@ -42,7 +42,7 @@ EMPTY = Look(
 )  # fmt: skip
 OURS = msgspec.structs.replace(EMPTY, epoch=5, replid="a", last=(5, 100), n=100, totals=Totals(100, 9000), pin=PIN)
 ASKERS: tuple[tuple[Authority, bool], ...] = (
-    ("client", False), ("worker", False), ("worker", True), ("operator", True)
+    ("client", False), ("setup", False), ("worker", False), ("worker", True), ("operator", True)
 )  # fmt: skip
 """Who asks, and whether with a word for the server that the row names: a worker has flushed from it, or not."""
 
@@ -68,56 +68,56 @@ def verdicts(row: Row, seen: Look, pin: Pin = PIN) -> list[str]:
 @pytest.mark.parametrize(
     ("story", "seen", "row", "expected"),
     [
-        ("it is open", look(server="a"), ROW, ["open"] * 4),
+        ("it is open", look(server="a"), ROW, ["open"] * 5),
         ("Postgres went back, in this epoch", look(server="a", flushed=90),
-         Row(shard=7, epoch=5, replid="a", flushed=80), ["above 5"] * 4),
+         Row(shard=7, epoch=5, replid="a", flushed=80), ["wait", "refused", *["above 5"] * 3]),
         ("it ends before what Postgres holds, on the same server", look(server="a"),
-         Row(shard=7, epoch=5, replid="a", flushed=101), ["above 5"] * 4),
+         Row(shard=7, epoch=5, replid="a", flushed=101), ["above 5"] * 5),
         ("no fence, and it does not know of all that Postgres holds", look(replid="off", server="off"),
-         Row(shard=7, epoch=5, replid="off", flushed=100), ["above 5"] * 4),
-        ("a restart", look(), ROW, ["above 5"] * 4),
-        ("a restart that lost its tail", look(last=(5, 90), n=90), ROW, ["above 5"] * 4),
-        ("a replica", look(server="a", role="slave"), ROW, ["wait"] * 4),
-        ("somebody is opening it", look(replid="", claimed=("a",), claim="x", claim_left_ms=9), ROW, ["wait"] * 4),
-        ("whoever was opening it died", look(replid="", claimed=("a", "s"), claim="x"), ROW, ["above 5"] * 4),
+         Row(shard=7, epoch=5, replid="off", flushed=100), ["above 5"] * 5),
+        ("a restart", look(), ROW, ["above 5"] * 5),
+        ("a restart that lost its tail", look(last=(5, 90), n=90), ROW, ["above 5"] * 5),
+        ("a replica", look(server="a", role="slave"), ROW, ["wait"] * 5),
+        ("somebody is opening it", look(replid="", claimed=("a",), claim="x", claim_left_ms=9), ROW, ["wait"] * 5),
+        ("whoever was opening it died", look(replid="", claimed=("a", "s"), claim="x"), ROW, ["above 5"] * 5),
         ("died after the row was raised", look(replid="", claimed=("a", "s"), claim="x"),
-         Row(shard=7, epoch=6, replid="s"), ["above 6"] * 4),
+         Row(shard=7, epoch=6, replid="s"), ["above 6"] * 5),
         ("died, and another server was opened", look(replid="", claimed=("a", "s"), claim="x"),
          Row(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
         ("an old primary", look(server="a"), Row(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
         ("an old primary, restarted", look(), Row(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
         ("nothing at all", EMPTY, ROW, [*WAIT, "above 5", "above 5"]),
         ("nothing at all: Postgres may have forgotten epochs, too", EMPTY, DATED, [*WAIT, *[f"above {NOW_S}"] * 2]),
-        ("a data set tells its epoch: no need for a clock", look(server="s"), DATED, ["above 5"] * 4),
+        ("a data set tells its epoch: no need for a clock", look(server="s"), DATED, ["above 5"] * 5),
         ("nothing, and somebody died adopting it", look(EMPTY, claim="x", claimed=("s",)), ROW,
          [*WAIT, "above 5", "above 5"]),
         ("meta was deleted", look(EMPTY, last=(5, 100), n=100), ROW, [*WAIT, "above 5", "above 5"]),
         ("nothing, and nobody was ever here, by the clock", EMPTY, msgspec.structs.replace(FRESH, now_s=NOW_S),
-         ["wait", *["above 0"] * 3]),
-        ("nothing, and nobody was ever here", EMPTY, FRESH, ["wait", "above 0", "above 0", "above 0"]),
+         ["wait", *["above 0"] * 4]),
+        ("nothing, and nobody was ever here", EMPTY, FRESH, ["wait", *["above 0"] * 4]),
         ("another database of the server that the row names", look(EMPTY, server="a"), ROW,
          [*WAIT, "above 5", "above 5"]),
         ("died adopting it, after the row was raised", look(EMPTY, claim="x", claimed=("s",)),
-         Row(shard=7, epoch=6, replid="s"), ["above 6"] * 4),
+         Row(shard=7, epoch=6, replid="s"), ["above 6"] * 5),
         ("nothing, and no fence by which it could be told", look(EMPTY, server="off"),
          Row(shard=7, epoch=5, replid="off"), [*WAIT, "above 5", "above 5"]),
-        ("Postgres went back behind it", look(epoch=9, last=(9, 100)), ROW, ["wait", *["above 9"] * 3]),
+        ("Postgres went back behind it", look(epoch=9, last=(9, 100)), ROW, ["wait", "refused", *["above 9"] * 3]),
         ("Postgres went back to another server", look(epoch=9, server="a"), Row(shard=7, epoch=5, replid="z"),
-         ["wait", *("if it holds the same, above 9",) * 2, "above 9"]),
+         ["wait", "refused", *("if it holds the same, above 9",) * 2, "above 9"]),
         ("Postgres went back, and this is another cluster's", look(epoch=9, server="a", pin=Pin("", "", "")),
-         Row(shard=7, epoch=5, replid="z"), ["wait", "refused", "refused", "above 9"]),
+         Row(shard=7, epoch=5, replid="z"), ["wait", *["refused"] * 3, "above 9"]),
         ("Postgres went back, others were opened since", look(server="a"), Row(shard=7, epoch=5, replid="b"),
          [*REFUSED, "above 5"]),
-        ("another program's entry", look(last=(1763640000000, 0)), ROW, ["above 1763640000000"] * 4),
-        ("an id that nobody can count beyond", look(last=(2**64 - 1, 0)), ROW, ["refused"] * 4),
+        ("another program's entry", look(last=(1763640000000, 0)), ROW, ["above 1763640000000"] * 5),
+        ("an id that nobody can count beyond", look(last=(2**64 - 1, 0)), ROW, ["refused"] * 5),
         ("an agent that does without the fence", look(server="off"), ROW, [*REFUSED, "above 5"]),
         ("an agent that has a fence, where there is none", look(replid="off"), Row(shard=7, epoch=5, replid="off"),
          [*REFUSED, "above 5"]),
-        ("no fence, as ever", look(replid="off", server="off"), Row(shard=7, epoch=5, replid="off"), ["open"] * 4),
+        ("no fence, as ever", look(replid="off", server="off"), Row(shard=7, epoch=5, replid="off"), ["open"] * 5),
         ("no fence, for the first time", look(EMPTY, server="off"), FRESH,
-         ["wait", "above 0", "above 0", "above 0"]),
+         ["wait", *["above 0"] * 4]),
         ("another cluster's", look(pin=Pin("64", "crc32", "other")), ROW, [*REFUSED, "above 5"]),
-        ("another number of shards", look(pin=Pin("32", "crc32", "a-cluster")), ROW, ["refused"] * 4),
+        ("another number of shards", look(pin=Pin("32", "crc32", "a-cluster")), ROW, ["refused"] * 5),
     ],
 )  # fmt: skip
 def test_who_may_open(story: str, seen: Look, row: Row, expected: list[str]) -> None:

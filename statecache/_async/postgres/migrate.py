@@ -197,7 +197,7 @@ async def _adopt(settings: Settings, keys: KeySpace, tier: RedisTier, postgres: 
     try:
         session = await postgres.session()
         try:
-            gate = Gate(settings, keys, by="migrate", authority="worker")
+            gate = Gate(settings, keys, by="migrate", authority="setup")
             return len(await gate.open(link, session.connection, range(keys.shards)))
         finally:
             await session.close()

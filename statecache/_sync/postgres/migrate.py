@@ -199,7 +199,7 @@ def _adopt(settings: Settings, keys: KeySpace, tier: RedisTier, postgres: Postgr
     try:
         session = postgres.session()
         try:
-            gate = Gate(settings, keys, by="migrate", authority="worker")
+            gate = Gate(settings, keys, by="migrate", authority="setup")
             return len(gate.open(link, session.connection, range(keys.shards)))
         finally:
             session.close()

@@ -152,6 +152,13 @@ GATES = {
         "",
         by="scenarios loaded_by_mistake",
     ),
+    "copy taken": Mutant(
+        "whoever is pointed at a copy of Postgres takes the epochs of the live Redis",
+        "statecache/epochs.py",
+        '    if authority in ("client", "setup") and (went_back or is_strange(row, look)):\n',
+        "    if False:\n",
+        by="scenarios copy_taken",
+    ),
     "older copy": Mutant(
         "what an older copy of Postgres holds is loaded into Redis",
         "statecache/_sync/read/hydration.py",
