@@ -235,12 +235,7 @@ def decide(
 
 def branch_refusal(row: Row, look: Look) -> Refusal:
     """Return the refusal of a data set that does not name the row's server."""
-    return Refusal(
-        why=f"this Redis ({look.server}) holds epoch {look.own} of {' or '.join(sorted(look.lineage)) or 'nobody'}, "
-        f"Postgres says epoch {row.epoch} of {row.replid or 'nobody'}: whether this server is the primary is "
-        + _word(row),
-        branch=True,
-    )
+    return Refusal(why=f"{_sides(row, look)}: whether this server is the primary is {_word(row)}", branch=True)
 
 
 class Held(NamedTuple):
@@ -310,12 +305,14 @@ def _adoption(row: Row, look: Look, authority: Authority, vouched: Collection[st
 
 
 def _left_to_a_worker(row: Row, look: Look, *, wait: bool) -> Refusal:
-    """Return the refusal to believe in a Postgres that went back: it may be a copy, served beside the one in use."""
-    return Refusal(
-        why=f"this Redis was told that Postgres holds it up to {look.own}-{look.flushed}, this Postgres says "
-        f"{row.epoch}-{row.flushed}: it was restored, or is a copy. Where it is the one to be used from now on, a "
-        "worker begins a new epoch, or says what hinders it",
-        wait=wait,
+    why = "it was restored, or is a copy. If it is to be used, a worker begins a new epoch, or says what hinders it"
+    return Refusal(why=f"{_sides(row, look)}: {why}", wait=wait)
+
+
+def _sides(row: Row, look: Look) -> str:
+    return (
+        f"this Redis ({look.server}) holds epoch {look.own} of {' or '.join(sorted(look.lineage)) or 'nobody'}, flushed "
+        f"up to {look.flushed}, Postgres says epoch {row.epoch} of {row.replid or 'nobody'}, up to {row.flushed}"
     )
 
 

@@ -50,8 +50,8 @@ GATES = {
     "adoption": Mutant(
         "an empty Redis is adopted by whoever sets a deployment up, whatever Postgres knows of another one",
         "statecache/epochs.py",
-        '    if begun or (authority == "worker" and (not row.epoch or row.replid in vouched)):\n',
-        '    if begun or authority == "worker":\n',
+        '    if begun or (authority in ("setup", "worker") and (not row.epoch or row.replid in vouched)):\n',
+        '    if begun or authority in ("setup", "worker"):\n',
         by="deployments migrate_empty workers_empty",
     ),
     "closed gate": Mutant(
