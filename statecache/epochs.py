@@ -24,11 +24,12 @@ A Postgres that **went back** (restored, or an asynchronous standby took over) s
 in the data set. A worker begins a new epoch then, too: whoever waits for what was flushed before asks Postgres, and all
 that it holds no more is dirty again. Nobody else believes it: it may be a copy, restored to be looked into.
 
-Where a data set was opened at a higher epoch than the row's, Postgres went back to before that. The row may name a
-server of then, which the data set has forgotten; what both hold tells whether it continues the row all the same: the
-newest changes that Postgres has of the shard stand in the states' `recent`, at the same versions and positions. A
-worker looks. Of a Redis that went back behind an epoch, as by two restarts from one snapshot, nothing of the kind can
-be told: it looks like an old primary that comes back, and the server that was opened last may live elsewhere.
+Where a data set was opened at a higher epoch than the row's, Postgres went back to before that, or another one was
+served meanwhile. The row may name a server of then, which the data set has forgotten; what both hold tells whether it
+continues the row all the same: the newest changes that Postgres has of the shard stand in the states' `recent`, at the
+same versions and positions. A worker looks. Of a Redis that went back behind an epoch, as by two restarts from one
+snapshot, nothing of the kind can be told: it looks like an old primary that comes back, and the server that was opened
+last may live elsewhere.
 
 **No number is issued twice.** A new epoch is above all that row, meta and stream name. Where meta and stream are gone
 only the row is left, and its Postgres may have gone back as well: a client may remember an epoch of the next number,
@@ -57,11 +58,11 @@ import msgspec
 
 Authority = Literal["client", "setup", "worker", "operator"]
 """On whose word a shard is opened; `setup` is `statecache migrate`."""
-
 UNFENCED = "off"
 """Stands in place of a replid where the fence is off."""
 BRANCH = "branch"
 """The cause of a conflict that stood beyond the point where its Redis and the lineage part."""
+_COPY = "it was restored, or is a copy. If it is to be used, a worker begins a new epoch, or says what hinders it"
 EPOCH_MAX = 2**63 - 2
 """The last epoch that Postgres can count beyond."""
 
@@ -214,7 +215,8 @@ def decide(
         return Refusal(why=f"its stream has come to the id {look.last[0]}-{look.last[1]}; an operator must replace it")
     went_back = _is_named(row, look) and look.flushed > row.flushed
     if authority in ("client", "setup") and (went_back or is_strange(row, look)):
-        return _left_to_a_worker(row, look, wait=authority == "client")
+        told = f"flushed up to {row.flushed} where Redis was told {look.flushed}"
+        return Refusal(why=f"{_sides(row, look)}, {told}: {_COPY}", wait=authority == "client")
     if went_back:
         return Opening(seen=seen, acknowledged=look.flushed)
     if authority == "operator":
@@ -304,16 +306,9 @@ def _adoption(row: Row, look: Look, authority: Authority, vouched: Collection[st
     )
 
 
-def _left_to_a_worker(row: Row, look: Look, *, wait: bool) -> Refusal:
-    why = "it was restored, or is a copy. If it is to be used, a worker begins a new epoch, or says what hinders it"
-    return Refusal(why=f"{_sides(row, look)}: {why}", wait=wait)
-
-
 def _sides(row: Row, look: Look) -> str:
-    return (
-        f"this Redis ({look.server}) holds epoch {look.own} of {' or '.join(sorted(look.lineage)) or 'nobody'}, flushed "
-        f"up to {look.flushed}, Postgres says epoch {row.epoch} of {row.replid or 'nobody'}, up to {row.flushed}"
-    )
+    ours = f"this Redis ({look.server}) holds epoch {look.own} of {' or '.join(sorted(look.lineage)) or 'nobody'}"
+    return f"{ours}, Postgres says epoch {row.epoch} of {row.replid or 'nobody'}"
 
 
 def _word(row: Row) -> str:
@@ -332,11 +327,7 @@ def _another_pin(found: Pin, ours: Pin, authority: Authority) -> str:
 
 
 def is_strange(row: Row, look: Look) -> bool:
-    """Return whether a data set is of an epoch that Postgres does not know.
-
-    Then either Postgres went back, and holds a part of what is here, or another Postgres was served meanwhile, as one
-    that was restored by mistake: nothing but a comparison tells.
-    """
+    """Return whether a data set is of an epoch that Postgres does not know: it went back, or another was served."""
     return look.epoch is not None and look.epoch > row.epoch
 
 
@@ -401,8 +392,7 @@ def pages(spans: Iterable[tuple[int, int, int]], most: int) -> Iterator[list[tup
         while after < end:
             upto = min(end, after + room)
             page.append((shard, after, upto))
-            room -= upto - after
-            after = upto
+            after, room = upto, room - (upto - after)
             if not room:
                 yield page
                 page, room = [], most
