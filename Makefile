@@ -41,8 +41,8 @@ coherence: $(STAMP)  ## Part readers from the server in every way: none may see 
 failpoints: $(STAMP)  ## Let every command boundary of client and worker meet every fault (ARGS="--only commit")
 	@$(PY) -m tests.simulation.failpoints $(ARGS)
 
-mutants: $(STAMP)  ## Take out what holds the promises, one thing at a time: each has to be noticed (RUNS=5)
-	@$(PY) -m tests.simulation.mutants $(if $(RUNS),--runs $(RUNS)) $(ARGS)
+mutants: $(STAMP)  ## Take out what holds the promises, one thing at a time: each has to be noticed (TIMES=5)
+	@$(PY) -m tests.simulation.mutants $(if $(TIMES),--times $(TIMES)) $(ARGS)
 
 steps: $(STAMP)  ## Kill agents in the middle of their steps, and count the effects (TIMES=100 SEED=7)
 	@$(PY) -m tests.acceptance.step_kills --times $(or $(TIMES),100) $(if $(SEED),--seed $(SEED)) $(ARGS)

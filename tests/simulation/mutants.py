@@ -1,11 +1,11 @@
 """What holds the promises is taken out of a copy of the tree, one thing at a time, and the programme has to notice.
 
-    python -m tests.simulation.mutants [--only NAME] [--by failpoints,model,chaos,roles …] [--runs 5] [--seconds 600]
+    python -m tests.simulation.mutants [--only NAME] [--by failpoints,model,chaos,roles …] [--times 5] [--seconds 600]
 
-Each mutant is run until the first of its instruments, or of those asked for, notices it; the table says which one,
-after how many seconds, and what it said. With `--runs` it is run so many times, each time with another seed; the table
-then says how many runs it takes in the mean until one notices it. The exit status is 1 where a mutant lives on. That
-the tree without a mutation passes is what these instruments' own runs say.
+Each mutant is run, with another seed each time, until the first of its instruments, or of those asked for, notices it;
+the table says which one, after how many seconds, and what it said. With `--times` it has to be noticed so often; the
+table then says how many runs that takes in the mean. What no instrument notices in `RUNS_MAX` runs lives on, and the
+exit status is 1. That the tree without a mutation passes is what these instruments' own runs say.
 
 An instrument is named by a word of `INSTRUMENTS`; kinds of faults may follow it, which are then the only ones, as in
 `roles failover_kept left_kept`.
@@ -31,6 +31,8 @@ from tests.simulation.mutations.mutant import Mutant
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("statecache", "workers", "tests")
 SECONDS = 600.0
+RUNS_MAX = 4
+"""So many runs, each with other faults drawn at other moments, may pass until a mutant is noticed."""
 SEED = "{seed}"
 INSTRUMENTS = {
     "failpoints": ("tests.simulation.failpoints", "--first", "--lanes", "2"),
@@ -125,18 +127,19 @@ class Hunt(NamedTuple):
         return round(self.runs / self.noticed, 2) if self.noticed else None
 
 
-def hunt(mutant: Mutant, by: Sequence[str], *, runs: int, seconds: float) -> Hunt:
-    """Hunt a mutant with these instruments, in so many runs of another seed each."""
-    first, noticed = None, 0
+def hunt(mutant: Mutant, by: Sequence[str], *, times: int, seconds: float) -> Hunt:
+    """Hunt a mutant with these instruments until it was noticed so often, each run with another seed."""
+    first, noticed, runs, unnoticed = None, 0, 0, 0
     with tempfile.TemporaryDirectory(prefix="mutant-") as temporary:
         folder = Path(temporary)
         folder.chmod(0o755)
         copy = mutated(folder, mutant)
-        for seed in range(1, runs + 1):
+        while noticed < times and unnoticed < RUNS_MAX:
+            runs += 1
             found = None
             for instrument in by:
-                found = found or hunted(copy, instrument.strip(), seconds, seed)
-            first, noticed = first or found, noticed + bool(found)
+                found = found or hunted(copy, instrument.strip(), seconds, seed=runs)
+            first, noticed, unnoticed = first or found, noticed + bool(found), 0 if found else unnoticed + 1
     return Hunt(runs, first, noticed)
 
 
@@ -145,13 +148,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Take a promise's keeper out and see the programme notice.")
     parser.add_argument("--only", choices=MUTANTS, action="append")
     parser.add_argument("--by", help=f"instruments, in order, instead of the mutant's own: {', '.join(INSTRUMENTS)}")
-    parser.add_argument("--runs", type=int, default=1, help="for each mutant, each with another seed")
+    parser.add_argument("--times", type=int, default=1, help="how often each mutant has to be noticed")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each instrument, mutant and run")
     given = parser.parse_args()
     hunts: dict[str, Hunt] = {}
     for name in given.only or MUTANTS:
         by = (given.by or MUTANTS[name].by).split(",")
-        one = hunts[name] = hunt(MUTANTS[name], by, runs=given.runs, seconds=given.seconds)
+        one = hunts[name] = hunt(MUTANTS[name], by, times=given.times, seconds=given.seconds)
         told = "LIVES ON"
         if one.first is not None:
             told = f"{one.mean:5.2f} runs  by {one.first.by} after {one.first.seconds:.0f} s: {one.first.said}"

@@ -45,12 +45,18 @@ def test_the_mean_number_of_runs_is_over_all_runs(monkeypatch: pytest.MonkeyPatc
 
     def hunted(copy: Path, instrument: str, seconds: float, seed: int) -> Caught | None:
         asked.append((instrument, seed))
-        return Caught(instrument, 1.0, "said") if (instrument, seed) in (("roles a", 2), ("chaos", 3)) else None
+        return Caught(instrument, 1.0, "said") if (instrument, seed) in (("roles a", 2), ("chaos", 4)) else None
 
     monkeypatch.setattr(mutants, "hunted", hunted)
-    one = hunt(MUTANTS["dedupe"], ["roles a", "chaos"], runs=4, seconds=1.0)
+    one = hunt(MUTANTS["dedupe"], ["roles a", "chaos"], times=2, seconds=1.0)
     assert one == Hunt(4, Caught("roles a", 1.0, "said"), 2)
     assert one.mean == 2.0
     assert asked == [("roles a", 1), ("chaos", 1), ("roles a", 2), ("roles a", 3), ("chaos", 3), ("roles a", 4),
                      ("chaos", 4)]  # fmt: skip
-    assert hunt(MUTANTS["dedupe"], ["model"], runs=3, seconds=1.0).mean is None
+
+
+def test_what_is_noticed_in_none_of_several_runs_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(mutants, "hunted", lambda *_, seed: seeds.append(seed))
+    one = hunt(MUTANTS["dedupe"], ["model"], times=3, seconds=1.0)
+    assert (one.noticed, one.mean, seeds) == (0, None, [1, 2, 3, 4])
