@@ -190,6 +190,13 @@ def test_every_script_and_statement_is_asked_for() -> None:
     assert house_rules.unused_files(named, CODE) == []
 
 
+@pytest.mark.parametrize("suffix", [".lua", ".sql"])
+def test_a_script_or_statement_has_a_name_of_its_own_among_all_folders(suffix: str) -> None:
+    names = [Path(path).name for path in DATA if path.endswith(suffix)]
+    assert len(names) > 20
+    assert len({*names}) == len(names)
+
+
 def test_an_unused_script_is_found() -> None:
     sources = {"a.py": "def f():\n    'This runs purge.'\n    run('commit')"}
     found = house_rules.unused_files(["lua/commit.lua", "lua/purge.lua"], sources)

@@ -1,10 +1,14 @@
-"""Scripts live in files, one a name; this module reads them. A script's name is its metric's label."""
+"""Scripts live in files, in folders by what they are for; this module reads them.
+
+A script's name is its file's stem, unique among all folders, and its metric's label.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
 
 
@@ -24,5 +28,12 @@ def parts_of(reply: Any) -> Any:
 @cache
 def script(name: str) -> Script:
     """Return the named script with the digest that EVALSHA takes."""
-    text = files(__name__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    text = _paths()[name].read_text(encoding="utf-8")
     return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@cache
+def _paths() -> dict[str, Traversable]:
+    folders = [path for path in files(__name__).iterdir() if path.is_dir()]
+    found = [path for folder in folders for path in folder.iterdir() if path.name.endswith(".lua")]
+    return {path.name.removesuffix(".lua"): path for path in found}

@@ -1,12 +1,14 @@
-"""Statements and migrations live in files, one a name; this module reads them.
+"""Statements and migrations live in files, in folders by what they are for; this module reads them.
 
-A statement's name is its file's stem and its metric's label. `{schema}` stands for the quoted schema name.
+A statement's name is its file's stem, unique among all folders, and its metric's label. `{schema}` stands for the
+quoted schema name.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 CODE = 1
@@ -24,8 +26,15 @@ class Migration(NamedTuple):
 @cache
 def statement(name: str, schema: str) -> str:
     """Return the named statement for that schema."""
-    text = files(__name__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
+    text = _paths()[name].read_text(encoding="utf-8")
     return text.replace("{schema}", f'"{schema}"')
+
+
+@cache
+def _paths() -> dict[str, Traversable]:
+    folders = [path for path in files(__name__).iterdir() if path.is_dir() and path.name != "migrations"]
+    found = [path for folder in folders for path in folder.iterdir() if path.name.endswith(".sql")]
+    return {path.name.removesuffix(".sql"): path for path in found}
 
 
 def migrations(schema: str) -> list[Migration]:

@@ -37,7 +37,7 @@ class Break(NamedTuple):
 BREAKS = {
     "flusher skips changes": Break(
         {
-            "statecache/sql/flush_changes.sql": {
+            "statecache/sql/flush/flush_changes.sql": {
                 "reason, gap, at\n    FROM batch\n": "reason, gap, at\n    FROM batch WHERE mod(n, 5) <> 3\n",
                 "(SELECT count(*) FROM added)": "(SELECT count(*) FROM batch)",
             }
@@ -46,14 +46,14 @@ BREAKS = {
         ("is lost",),
     ),
     "dedupe is gone": Break(
-        {"statecache/lua/commit.lua": {"if seen then\n": "if false then\n"}},
+        {"statecache/lua/commit/commit.lua": {"if seen then\n": "if false then\n"}},
         "agent,redis",
         ("was applied when the cache denied it",),
     ),
     "fence is gone": Break(
         {
-            "statecache/lua/commit.lua": {"if not epoch or replid ~= server then\n": "if not epoch then\n"},
-            "statecache/lua/fenced_read.lua": {"if not open then\n": "if not epoch then\n"},
+            "statecache/lua/commit/commit.lua": {"if not epoch or replid ~= server then\n": "if not epoch then\n"},
+            "statecache/lua/read/fenced_read.lua": {"if not open then\n": "if not epoch then\n"},
         },
         "redis",
         ("is lost", "outside its epoch", "are in conflict"),

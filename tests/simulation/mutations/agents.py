@@ -35,21 +35,21 @@ AGENTS = {
     ),
     "roll of an epoch": Mutant(
         "what a client knows of a key's steps is believed after a failover too",
-        "statecache/lua/commit.lua",
+        "statecache/lua/commit/commit.lua",
         "ARGV[at + 7] == 'e' .. epoch)",
         "string.sub(ARGV[at + 7], 1, 1) == 'e')",
         by="scenarios replayed",
     ),
     "lock": Mutant(
         "a lock is given away while somebody has it",
-        "statecache/lua/lease.lua",
+        "statecache/lua/lock/lease.lua",
         "if not lease or until_ms <= now then\n",
         "if true then lease = nil\n",
         by="locks worker_kill",
     ),
     "fencing token": Mutant(
         "a commit does not ask whether its lease still stands",
-        "statecache/lua/commit.lua",
+        "statecache/lua/commit/commit.lua",
         "    if stands ~= token then return { nonce, 'STALE', lock, token, holder or '' } end\n",
         "",
         by="locks redis_hold writer_pause",
@@ -77,7 +77,7 @@ AGENTS = {
     ),
     "policy kept": Mutant(
         "locks that a namespace enforces are kept by those alone who know that",
-        "statecache/lua/commit.lua",
+        "statecache/lua/commit/commit.lua",
         "  if enforced and not guarded then return { nonce, 'POLICY', 'enforced' } end\n",
         "",
         by="model",

@@ -20,7 +20,7 @@ DURABLE = {
     ),
     "synced commit": Mutant(
         "a worker's COMMIT waits for the disk only where the role's default does",
-        "statecache/sql/local_limits.sql",
+        "statecache/sql/session/local_limits.sql",
         "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'\n"
         "                                             ELSE current_setting('synchronous_commit') END",
         "current_setting('synchronous_commit')",
@@ -42,14 +42,14 @@ DURABLE = {
     ),
     "locked rows": Mutant(
         "the leases of all shards wait for the one row that somebody else holds",
-        "statecache/sql/shards_renew.sql",
+        "statecache/sql/worker/shards_renew.sql",
         " FOR UPDATE SKIP LOCKED\n",
         " FOR UPDATE\n",
         by="postgres row_locked",
     ),
     "warnings": Mutant(
         "a COMMIT that was not replicated is believed where the database's default hides warnings",
-        "statecache/sql/local_limits.sql",
+        "statecache/sql/session/local_limits.sql",
         "       set_config('client_min_messages', 'warning', true),\n",
         "",
         by="postgres commit_cancelled",
@@ -97,7 +97,7 @@ DURABLE = {
                 "            if False:\n",
             ),
             Piece(
-                "statecache/sql/local_limits.sql",
+                "statecache/sql/session/local_limits.sql",
                 "            THEN set_config('transaction_timeout', %(transaction)s, true) END,\n",
                 "            THEN %(transaction)s::text END,\n",
             ),

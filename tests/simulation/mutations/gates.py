@@ -21,7 +21,7 @@ GATES = {
     ),
     "false loss": Mutant(
         "what an earlier epoch left to be flushed is taken for lost",
-        "statecache/sql/lookup_change.sql",
+        "statecache/sql/read/lookup_change.sql",
         " AND start_n < %(n)s",
         "",
         by="chaos",
@@ -35,7 +35,7 @@ GATES = {
     ),
     "role of a reader": Mutant(
         "a read that is to be proven does not ask whether its server is a primary",
-        "statecache/lua/fenced_read.lua",
+        "statecache/lua/read/fenced_read.lua",
         "  if not string.find(info, 'role:master', 1, true) then return",
         "  if not info then return",
         by="roles failover_stale",
@@ -56,7 +56,7 @@ GATES = {
     ),
     "closed gate": Mutant(
         "a read is answered by a Redis on which the gate of its shard is closed",
-        "statecache/lua/fenced_read.lua",
+        "statecache/lua/read/fenced_read.lua",
         "if not open then\n",
         "if not epoch then\n",
         by="roles promoted_unseen",
@@ -70,7 +70,7 @@ GATES = {
     ),
     "listing after a restore": Mutant(
         "what a Postgres lacks that went back is not looked for in Redis",
-        "statecache/lua/dirty.lua",
+        "statecache/lua/read/dirty.lua",
         "if ARGV[1] and tonumber(ARGV[1]) < tonumber(flushed) then flushed = ARGV[1] end\n",
         "",
         by="postgres restored",

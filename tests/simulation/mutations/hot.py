@@ -7,13 +7,13 @@ from tests.simulation.mutations.mutant import Mutant
 HOT = {
     "dedupe": Mutant(
         "a repeated commit is not known again",
-        "statecache/lua/commit.lua",
+        "statecache/lua/commit/commit.lua",
         "if seen then\n",
         "if false then\n",
     ),
     "fence": Mutant(
         "a commit does not ask whether this server opened the epoch",
-        "statecache/lua/commit.lua",
+        "statecache/lua/commit/commit.lua",
         "if not epoch or replid ~= server then\n",
         "if not epoch then\n",
     ),
@@ -26,7 +26,7 @@ HOT = {
     ),
     "rights": Mutant(
         "a commit writes whether or not it may write all of it",
-        "statecache/lua/commit.lua",
+        "statecache/lua/commit/commit.lua",
         "local may, lacking = redis.acl_check_cmd, nil\n",
         "local may, lacking = nil, nil\n",
         by="model",
@@ -40,20 +40,20 @@ HOT = {
     ),
     "used change_id": Mutant(
         "a change_id that stands for another value is answered as a repeat",
-        "statecache/lua/commit.lua",
+        "statecache/lua/commit/commit.lua",
         "        if op and (op ~= ARGV[at + 1] or value ~= ARGV[at + 3]) then\n",
         "        if false then\n",
         by="model",
     ),
     "persist": Mutant(
         "a commit leaves a state its time to live",
-        "statecache/lua/commit.lua",
+        "statecache/lua/commit/commit.lua",
         "    call('PERSIST', redis_key)\n",
         "",
     ),
     "hydration token": Mutant(
         "a reader installs what it has read whatever happened meanwhile",
-        "statecache/lua/hydrate_install.lua",
+        "statecache/lua/read/hydrate_install.lua",
         "if standing and string.sub(standing, 1, #mine) == mine and redis.call('EXISTS', KEYS[i]) == 0 then",
         "if redis.call('EXISTS', KEYS[i]) == 0 then",
     ),
@@ -66,7 +66,7 @@ HOT = {
     ),
     "too few replicas": Mutant(
         "a commit that too few replicas can acknowledge is written, and its copies are waited for in vain",
-        "statecache/lua/commit.lua",
+        "statecache/lua/commit/commit.lua",
         "  if tonumber(connected) < tonumber(replicas) then return { nonce, 'REPLICAS', connected, replicas } end\n",
         "",
         by="scenarios too_few",

@@ -84,7 +84,7 @@ NEAR = {
     ),
     "another data set": Mutant(
         "a heartbeat does not tell of another data set behind the same server",
-        "statecache/lua/beat.lua",
+        "statecache/lua/connection/beat.lua",
         " or '') .. ' ' .. of\n",
         " or '')\n",
         by="scenarios swapped",

@@ -1,2 +1,0 @@
--- This gives every shard's epochs with the position after which each began.
-SELECT shard, epoch, start_n FROM {schema}.epoch ORDER BY shard, epoch

@@ -1,2 +1,0 @@
--- This gives every shard's watermark.
-SELECT shard, flushed FROM {schema}.shard ORDER BY shard

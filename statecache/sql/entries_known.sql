@@ -1,5 +1,0 @@
--- This tells which entries of a shard's stream Postgres knows: taken in, set aside or parked, wherever that was.
-SELECT a.n FROM unnest(%(epochs)s::bigint[], %(ns)s::bigint[], %(change_ids)s::text[]) AS a (epoch, n, change_id)
-WHERE EXISTS (SELECT FROM {schema}.change c WHERE c.change_id = a.change_id)
-   OR EXISTS (SELECT FROM {schema}.conflict c WHERE c.change_id = a.change_id)
-   OR EXISTS (SELECT FROM {schema}.quarantine q WHERE q.shard = %(shard)s AND q.epoch = a.epoch AND q.n = a.n)

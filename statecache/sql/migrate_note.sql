@@ -1,2 +1,0 @@
--- This records an applied migration.
-INSERT INTO {schema}.migration (number, name) VALUES (%(number)s, %(name)s)

@@ -1,2 +1,0 @@
--- This gives rows of shards as they are, whoever owns them.
-SELECT shard, epoch, replid, flushed, entries, bytes, excepted FROM {schema}.shard WHERE shard = ANY (%(shards)s)

@@ -1,0 +1,2 @@
+-- Removes the worker's row.
+DELETE FROM {schema}.worker WHERE id = %(id)s

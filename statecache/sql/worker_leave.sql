@@ -1,2 +1,0 @@
--- This removes the worker's row.
-DELETE FROM {schema}.worker WHERE id = %(id)s
