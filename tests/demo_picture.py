@@ -19,8 +19,8 @@ import msgspec
 from rich.console import Console
 
 from statecache import Settings
-from statecache.cli import demo_view
-from statecache.cli.demo import demo, lines_to_try, program
+from statecache.cli.demo import view as demo_view
+from statecache.cli.demo.command import demo, lines_to_try, program
 from statecache.replay.report import Report
 from statecache.replay.stage import Stage
 from statecache.replay.story import Story

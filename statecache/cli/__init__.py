@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from statecache.cli.status import CONFIGURATION, INTERRUPTED
+from statecache.cli.exits import CONFIGURATION, INTERRUPTED
 
 NEEDS = "statecache: the command line needs typer and rich: pip install 'statecache[cli]'"
 

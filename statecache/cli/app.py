@@ -1,4 +1,5 @@
-"""The command line, put together: each command is a function of the module that is named after its subject.
+"""The command line, put together: each command is a function of the module, or of the folder's `command`, that is named
+after its subject.
 
 A command reads its arguments, calls what does the work, prints, and gives the exit status.
 """
@@ -9,20 +10,14 @@ from typing import Annotated
 
 import typer
 
-from statecache.cli import (
-    demo,
-    doctor,
-    epochs,
-    locks,
-    lost,
-    overview,
-    policy,
-    quarantine,
-    replaying,
-    running,
-    states,
-    top,
-)
+from statecache.cli import epochs, lost, policy, quarantine, running
+from statecache.cli.demo.command import demo
+from statecache.cli.doctor.command import doctor
+from statecache.cli.locks.command import locks
+from statecache.cli.replay.command import replay
+from statecache.cli.states import command as states
+from statecache.cli.status.command import status
+from statecache.cli.top.command import top
 
 app = typer.Typer(
     add_completion=False,
@@ -54,17 +49,17 @@ app.command("set", short_help="Write a value.")(states.put)
 app.command(short_help="Delete a key's state.")(states.rm)
 app.command(short_help="List keys.")(states.ls)
 app.command(short_help="Tell where a key lives.")(states.where)
-app.command("locks", short_help="Show who holds locks; break one.")(locks.locks)
+app.command("locks", short_help="Show who holds locks; break one.")(locks)
 app.command(short_help="Show or change how locks are kept.")(policy.policy)
-app.command(short_help="Show how a deployment stands.")(overview.status)
+app.command(short_help="Show how a deployment stands.")(status)
 app.command(short_help="List what was acknowledged and is lost.")(lost.lost)
-app.command(short_help="Watch a deployment live.")(top.top)
-app.command(short_help="Check servers, settings, rights.")(doctor.doctor)
+app.command(short_help="Watch a deployment live.")(top)
+app.command(short_help="Check servers, settings, rights.")(doctor)
 app.command(short_help="Bring the Postgres schema up to date.")(running.migrate)
 app.command(short_help="Run a worker until SIGTERM.")(running.worker)
 app.command(short_help="Run servers to develop against.")(running.dev)
-app.command(short_help="See it survive kills: agents at work, then an audit.")(demo.demo)
-app.command(short_help="Replay agent runs, kill, audit.")(replaying.replay)
+app.command(short_help="See it survive kills: agents at work, then an audit.")(demo)
+app.command(short_help="Replay agent runs, kill, audit.")(replay)
 app.command(short_help="Show the version.")(running.version)
 
 epoch = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look after the shards' epochs.")

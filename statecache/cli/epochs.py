@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from statecache.cli.exits import OK
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, operator, settings_of
 from statecache.cli.screen import counted, print_json
-from statecache.cli.status import OK
 from statecache.errors import UsageError
 from statecache.keys import KeySpace
 from statecache.settings import masked

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from statecache.cli.exits import OK
 from statecache.cli.options import AsJson, PostgresUrl, settings_of
 from statecache.cli.screen import print_json, print_table, time_text
-from statecache.cli.status import OK
 from statecache.clock import wall
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from statecache.cli.exits import FINDING, OK
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, Yes, operator, settings_of
 from statecache.cli.screen import plain, print_json, print_table
-from statecache.cli.status import FINDING, OK
 from statecache.errors import UsageError
 from statecache.keys import checked_namespace
 from statecache.model import LOCKINGS, Locking

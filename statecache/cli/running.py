@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from statecache import __version__
+from statecache.cli.exits import OK
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_given, settings_of
 from statecache.cli.screen import counted, print_json
-from statecache.cli.status import OK
 from statecache.errors import UsageError
 from statecache.settings import masked, unknown_variables
 from statecache.sql import CODE

@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Callable, Collection
 from typing import Any
 
+from statecache.cli.exits import refuses_user
 from statecache.cli.screen import plain
-from statecache.cli.status import refuses_user
 from statecache.errors import (
     AlreadyExists,
     Backpressure,

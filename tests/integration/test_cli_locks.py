@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from statecache import AsyncStateCache, Settings, StaleToken, Token
-from statecache.cli import locks as command
+from statecache.cli.locks import command
 from statecache.keys import KeySpace
 from tests.command_line import CommandLine
 from tests.fix_locks import KEY, LONG, Place, entered

@@ -8,9 +8,9 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings, VersionConflict
-from statecache.cli import release
 from statecache.errors import Quarantined
 from statecache.keys import KeySpace
+from statecache_workers import release
 from statecache_workers.worker import Worker
 from tests.command_line import CommandLine
 from tests.fault_proxy import FaultProxy

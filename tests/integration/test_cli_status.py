@@ -22,9 +22,9 @@ import psycopg
 import pytest
 
 from statecache import Settings
-from statecache.cli.attention import GATES
-from statecache.cli.sample import Sampler
-from statecache.cli.status import CONFIGURATION
+from statecache.cli.exits import CONFIGURATION
+from statecache.cli.status.attention import GATES
+from statecache.cli.status.sample import Sampler
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings
-from statecache.cli.by_hand import get as get_by_hand
-from statecache.cli.by_hand import ls
+from statecache.cli.states.by_hand import get as get_by_hand
+from statecache.cli.states.by_hand import ls
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
 from statecache.lua import script

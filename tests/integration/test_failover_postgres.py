@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from statecache import Settings
-from statecache.cli.sample import Sample, Sampler
+from statecache.cli.status.sample import Sample, Sampler
 from statecache.clock import monotonic
 from statecache.epochs import Authority
 from statecache.errors import PostgresUnavailable, Unavailable

@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from statecache.cli import NEEDS, states
+from statecache.cli import NEEDS
 from statecache.cli.epochs import numbers
+from statecache.cli.exits import status_of
 from statecache.cli.run import run
-from statecache.cli.status import status_of
+from statecache.cli.states import command as states
 from statecache.cli.told import line_of
 from statecache.errors import (
     ConfigurationError,

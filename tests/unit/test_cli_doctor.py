@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from statecache.cli import doctor_postgres, doctor_redis
-from statecache.cli.doctor import _against_postgres, _worth, between
-from statecache.cli.doctor_postgres import OF_WORKERS, PostgresFacts
-from statecache.cli.doctor_redis import RedisFacts
+from statecache.cli.doctor import postgres as doctor_postgres
+from statecache.cli.doctor import redis as doctor_redis
+from statecache.cli.doctor.command import _against_postgres, _worth, between
+from statecache.cli.doctor.postgres import OF_WORKERS, PostgresFacts
+from statecache.cli.doctor.redis import RedisFacts
 from statecache.keys import GROUP_RULE, HASH
 from statecache.settings import Settings
 from statecache.sql import CODE, migrations

@@ -7,7 +7,10 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from statecache.cli.parked import (
+from statecache.errors import UsageError
+from statecache.keys import KeySpace
+from statecache.model import Change, ChangeSet, Position
+from statecache_workers.parked import (
     Parked,
     Place,
     Spot,
@@ -19,9 +22,6 @@ from statecache.cli.parked import (
     reason_text,
     together,
 )
-from statecache.errors import UsageError
-from statecache.keys import KeySpace
-from statecache.model import Change, ChangeSet, Position
 
 NOTHING = Spot(0, "", "", "", "", False)
 AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from statecache.cli.attention import GATES
-from statecache.cli.looks import Looks
 from statecache.cli.options import operator
-from statecache.cli.overview import _show, backlog_of, lag_of, overview_of
-from statecache.cli.sample import Sample, Server, Shard, WorkerSeen, from_redis, sample_of
 from statecache.cli.screen import plain, size_text, time_text
-from statecache.cli.top import _once
-from statecache.cli.top_view import View, lines_of, shortened
+from statecache.cli.status.attention import GATES
+from statecache.cli.status.command import _show, backlog_of, lag_of, overview_of
+from statecache.cli.status.looks import Looks
+from statecache.cli.status.sample import Sample, Server, Shard, WorkerSeen, from_redis, sample_of
+from statecache.cli.top.command import _once
+from statecache.cli.top.view import View, lines_of, shortened
 from statecache.clock import wall
 from statecache.errors import PostgresUnavailable
 from statecache.settings import Settings

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from statecache.cli import by_hand, reach, states
+from statecache.cli import reach
+from statecache.cli.exits import status_of
 from statecache.cli.reach import patient
 from statecache.cli.run import run
-from statecache.cli.status import status_of
+from statecache.cli.states import by_hand
+from statecache.cli.states import command as states
 from statecache.cli.told import facts_of, line_of
 from statecache.clock import monotonic
 from statecache.errors import (

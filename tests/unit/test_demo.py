@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from statecache import Settings
-from statecache.cli import demo_view
-from statecache.cli.demo import lines_to_try, program, status_of
+from statecache.cli.demo import view as demo_view
+from statecache.cli.demo.command import lines_to_try, program, status_of
 from statecache.cli.run import run
 from statecache.replay.audit import Evidence, Row
 from statecache.replay.report import Report

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 import statecache
 from statecache import Settings, StateCacheError
-from statecache.cli import status
+from statecache.cli import exits as status
 from statecache.cli.app import app
 from tests import generated, layers_drawing, settings_page, site
 from tests.benchmarks.choices import SECTIONS

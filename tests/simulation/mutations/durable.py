@@ -105,7 +105,7 @@ DURABLE = {
     ),
     "holder of a row": Mutant(
         "status does not tell who holds the row of a shard that no worker can take",
-        "statecache/cli/attention.py",
+        "statecache/cli/status/attention.py",
         "    reasons += [*_held(sample.held), *_hindered(sample.workers or ())]\n",
         "",
         by="postgres row_locked",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.mutations.mutant import Mutant
 
-_ATTENTION = "statecache/cli/attention.py"
+_ATTENTION = "statecache/cli/status/attention.py"
 
 OPERATORS = {
     "closed gates told": Mutant(

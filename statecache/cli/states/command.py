@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from statecache.cli.exits import FINDING, OK
 from statecache.cli.options import (
     Actor,
     AsJson,
@@ -26,7 +27,6 @@ from statecache.cli.options import (
     settings_of,
 )
 from statecache.cli.screen import is_terminal, plain, print_json, print_table, print_value, size_text, time_text
-from statecache.cli.status import FINDING, OK
 from statecache.clock import wall
 from statecache.errors import InvalidKey, UsageError
 from statecache.keys import checked_key
@@ -60,7 +60,7 @@ def get(
       statecache get runs/42 --meta
       statecache get runs/42 --json | jq .version
     """
-    from statecache.cli import by_hand
+    from statecache.cli.states import by_hand
 
     found = asyncio.run(by_hand.get(settings_of(redis_url=redis_url, postgres_url=postgres_url), checked_key(key)))
     if as_json:
@@ -102,7 +102,7 @@ def put(
       statecache set runs/42 --text hello --create
       statecache get runs/42 | jq .step=2 | statecache set runs/42 - --expected 5f3c…
     """
-    from statecache.cli import by_hand
+    from statecache.cli.states import by_hand
 
     if create and expected is not None:
         raise UsageError("--create and --expected exclude one another")
@@ -158,7 +158,7 @@ def rm(
       statecache rm runs/42
       statecache rm runs/42 --yes --durability postgres
     """
-    from statecache.cli import by_hand
+    from statecache.cli.states import by_hand
 
     checked_key(key)
     more = {
@@ -202,7 +202,7 @@ def ls(
       statecache ls runs/42/ --newest --limit 20
       statecache ls runs/ --limit 0 --json | jq -r .states[].key
     """
-    from statecache.cli import by_hand
+    from statecache.cli.states import by_hand
 
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     if prefix is None:
@@ -252,7 +252,7 @@ def where(key: Key, redis_url: RedisUrl = None, postgres_url: PostgresUrl = None
       statecache where runs/42
       statecache where runs/42 --json
     """
-    from statecache.cli.where import where as look
+    from statecache.cli.states.where import where as look
 
     found = look(settings_of(redis_url=redis_url, postgres_url=postgres_url), key)
     if as_json:

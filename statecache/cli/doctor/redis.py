@@ -14,8 +14,8 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from statecache._async.redis.connection import AsyncLink, dialer
-from statecache.cli.findings import Finding, error, note, warning
-from statecache.cli.sample import info_of, software
+from statecache.cli.doctor.findings import Finding, error, note, warning
+from statecache.cli.status.sample import info_of, software
 from statecache.clock import wall
 from statecache.epochs import Look, look_of
 from statecache.keys import HASH, KeySpace

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import msgspec
 import typer
 
+from statecache.cli.exits import FINDING, OK
 from statecache.cli.options import AsJson, settings_of
 from statecache.cli.screen import console, print_json
-from statecache.cli.status import FINDING, OK
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,8 +55,8 @@ def demo(
       statecache demo --seed 7 --keep       the same kills again, and servers to look into
       statecache demo --json > demo.json
     """
-    from statecache.cli import demo_view
-    from statecache.cli.replaying import sample
+    from statecache.cli.demo import view as demo_view
+    from statecache.cli.replay.command import sample
     from statecache.replay.nemesis import KINDS
     from statecache.replay.supervisor import Options, replayed
 
@@ -147,7 +147,7 @@ def _short(path: str) -> str:
 def _keep(played: Played, screen: Console, interrupts: _Interrupts) -> None:
     """Leave the servers up until the interrupt, with a worker so that what is written reaches Postgres."""
     from statecache._bridge import Signal
-    from statecache.cli import demo_view
+    from statecache.cli.demo import view as demo_view
 
     servers, never = played.stage.servers, Signal()
     try:

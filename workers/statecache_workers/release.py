@@ -21,7 +21,14 @@ import msgspec
 from statecache._async.api.client import AsyncStateCache
 from statecache._async.postgres.tier import PostgresTier
 from statecache._async.redis.tier import RedisTier
-from statecache.cli.parked import (
+from statecache.clock import wall
+from statecache.entries import storable
+from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, VersionConflict
+from statecache.keys import KeySpace
+from statecache.lua import script
+from statecache.model import Write
+from statecache_workers.database import Call, Database, Poison, Transaction
+from statecache_workers.parked import (
     Parked,
     Place,
     Spot,
@@ -33,13 +40,6 @@ from statecache.cli.parked import (
     reason_text,
     together,
 )
-from statecache.clock import wall
-from statecache.entries import storable
-from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, VersionConflict
-from statecache.keys import KeySpace
-from statecache.lua import script
-from statecache.model import Write
-from statecache_workers.database import Call, Database, Poison, Transaction
 
 if TYPE_CHECKING:
     from statecache.model import ChangeSet

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache.cli.overview import backlog_of, counts_of, lag_of
+from statecache.cli.status.command import backlog_of, counts_of, lag_of
 
 if TYPE_CHECKING:
-    from statecache.cli.sample import Sample
+    from statecache.cli.status.sample import Sample
     from statecache.settings import Settings
 
 EVERY_S = 1.0

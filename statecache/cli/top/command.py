@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from statecache.cli.looks import EVERY_S, Figures, Looks
+from statecache.cli.exits import OK, UNREACHABLE
 from statecache.cli.options import PostgresUrl, RedisUrl, settings_of
-from statecache.cli.overview import WORST_MAX
 from statecache.cli.screen import console, is_terminal, print_json, print_table
-from statecache.cli.status import OK, UNREACHABLE
+from statecache.cli.status.command import WORST_MAX
+from statecache.cli.status.looks import EVERY_S, Figures, Looks
 from statecache.errors import UsageError
 
 if TYPE_CHECKING:
-    from statecache.cli.sample import Sampler
+    from statecache.cli.status.sample import Sampler
     from statecache.settings import Settings
 
 PATIENCE_S = 1.5
@@ -58,7 +58,7 @@ def top(
 
 
 async def _top(settings: Settings, *, once: bool, as_json: bool) -> int:
-    from statecache.cli.sample import Sampler
+    from statecache.cli.status.sample import Sampler
 
     sampler = Sampler(settings, patience_s=PATIENCE_S)
     looks = Looks(settings)
@@ -88,7 +88,7 @@ def _once(figures: Figures, *, as_json: bool) -> int:
 
 def _print_once(figures: Figures) -> None:
     """Print the head and the tables, nothing of them shortened."""
-    from statecache.cli.top_view import hot_rows, lines_of, worker_rows, worst_rows
+    from statecache.cli.top.view import hot_rows, lines_of, worker_rows, worst_rows
 
     for line in lines_of(figures):
         console().print(line, soft_wrap=True)
@@ -122,7 +122,7 @@ async def _watch(sampler: Sampler, looks: Looks, figures: Figures, ending: async
     """Draw until it is ended; a new size of the terminal is drawn at once."""
     from rich.live import Live
 
-    from statecache.cli.top_view import View
+    from statecache.cli.top.view import View
 
     screen = console()
     view = View(screen, figures)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from statecache.cli.exits import FINDING, OK, USAGE
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import print_json
-from statecache.cli.status import FINDING, OK, USAGE
 from statecache.errors import UsageError
 from statecache.model import DURABILITIES
 
@@ -42,7 +42,7 @@ def replay(
       statecache replay --kill agent,flusher,redis,postgres --seed 7
       statecache replay runs.jsonl --agents 8 --durability postgres --json
     """
-    from statecache.cli import replay_view
+    from statecache.cli.replay import view as replay_view
     from statecache.replay.nemesis import KILLS_EACH
     from statecache.replay.supervisor import Options, refuse_unfit
     from statecache.replay.supervisor import replay as run

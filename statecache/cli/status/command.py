@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache.cli.attention import BACKLOG_LIMIT, NEW, Overview, attention_of
+from statecache.cli.exits import FINDING, OK, UNREACHABLE
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import counted, print_json, print_labelled, size_text, time_text
-from statecache.cli.status import FINDING, OK, UNREACHABLE
+from statecache.cli.status.attention import BACKLOG_LIMIT, NEW, Overview, attention_of
 from statecache.cli.told import origin_told
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from statecache.cli.sample import Sample, Server, Shard
+    from statecache.cli.status.sample import Sample, Server, Shard
     from statecache.settings import Settings
 
 OPENINGS_MAX = 5
@@ -52,7 +52,7 @@ def status(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None, as_json
 
 
 async def _overview(settings: Settings) -> Overview:
-    from statecache.cli.sample import Sampler
+    from statecache.cli.status.sample import Sampler
     from statecache.errors import PostgresUnavailable, StateCacheError
 
     sampler = Sampler(settings, patience_s=min(PATIENCE_S, settings.timeout_s))

@@ -10,7 +10,7 @@ import msgspec
 import psycopg
 
 from statecache._async.postgres.connection import brief, connect
-from statecache.cli.findings import Finding, error, note, warning
+from statecache.cli.doctor.findings import Finding, error, note, warning
 from statecache.clock import wall
 from statecache.epochs import Row
 from statecache.errors import PostgresUnavailable

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from statecache.cli.exits import FINDING, OK
 from statecache.cli.options import AsJson, RedisUrl, Yes, settings_of
 from statecache.cli.screen import is_terminal, plain, print_json, print_table, time_text
-from statecache.cli.status import FINDING, OK
 from statecache.errors import UsageError
 from statecache.keys import checked_key
 
 if TYPE_CHECKING:
-    from statecache.cli.standing import Lock
+    from statecache.cli.locks.held import Lock
 
 
 def locks(
@@ -41,7 +41,7 @@ def locks(
       statecache locks --break runs/42 --yes
       statecache locks --json | jq -r .locks[].holder
     """
-    from statecache.cli import standing
+    from statecache.cli.locks import held as standing
 
     if key is not None and breaks is not None:
         raise UsageError("KEY and --break KEY exclude one another")

@@ -15,8 +15,8 @@ import msgspec
 
 from statecache._async.postgres.tier import PostgresTier
 from statecache._async.redis.tier import RedisTier
+from statecache.cli.exits import CONFIGURATION, status_of
 from statecache.cli.screen import size_text
-from statecache.cli.status import CONFIGURATION, status_of
 from statecache.clock import monotonic, wall
 from statecache.errors import ConfigurationError, StateCacheError, Unavailable
 from statecache.keys import KeySpace

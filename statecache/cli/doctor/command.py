@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import typer
 
-from statecache.cli.findings import Finding, LevelSeen, error, warning
+from statecache.cli.doctor.findings import Finding, LevelSeen, error, warning
+from statecache.cli.exits import FINDING, OK, refuses_user, status_of
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import counted, print_json, print_labelled, print_table
-from statecache.cli.status import FINDING, OK, refuses_user, status_of
 from statecache.cli.told import origin_told, text_of
 from statecache.clock import monotonic
 from statecache.epochs import Pin, Refusal, decide
@@ -23,8 +23,8 @@ from statecache.model import DURABILITIES
 from statecache.settings import masked, variable_of
 
 if TYPE_CHECKING:
-    from statecache.cli.doctor_postgres import PostgresFacts
-    from statecache.cli.doctor_redis import RedisFacts
+    from statecache.cli.doctor.postgres import PostgresFacts
+    from statecache.cli.doctor.redis import RedisFacts
     from statecache.settings import Settings
 
 CLOCKS_APART_S = 2.0
@@ -71,7 +71,8 @@ def doctor(
 
 
 async def _examine(settings: Settings, *, worker: bool) -> tuple[Diagnosis, int]:
-    from statecache.cli import doctor_postgres, doctor_redis
+    from statecache.cli.doctor import postgres as doctor_postgres
+    from statecache.cli.doctor import redis as doctor_redis
 
     redis, postgres = await asyncio.gather(
         doctor_redis.ask(settings), doctor_postgres.ask(settings), return_exceptions=True

@@ -9,12 +9,12 @@ import msgspec
 
 from statecache._async.api.client import AsyncStateCache
 from statecache._async.redis.tier import refusal
-from statecache.cli.parked import Place
 from statecache.cli.reach import patient
 from statecache.errors import CodecError, PostgresUnavailable
 from statecache.lua import script
 from statecache.model import Position, Record, State
 from statecache.settings import Settings
+from statecache_workers.parked import Place
 
 _LAST = "\U0010ffff"
 """No key is above it."""

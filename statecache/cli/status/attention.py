@@ -10,7 +10,7 @@ import msgspec
 from statecache.cli.screen import counted
 
 if TYPE_CHECKING:
-    from statecache.cli.sample import HeldRow, Sample, Server, Shard, WorkerSeen
+    from statecache.cli.status.sample import HeldRow, Sample, Server, Shard, WorkerSeen
 
 BACKLOG_LIMIT = 0.8
 """What part of a shard's backlog limit is used when a person should look."""

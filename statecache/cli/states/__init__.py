@@ -1,0 +1,1 @@
+"""`get`, `set`, `rm`, `ls` and `where`."""

@@ -1,0 +1,1 @@
+"""`statecache status`, and the looks at a deployment that other screens share."""
