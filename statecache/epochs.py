@@ -142,7 +142,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, last=end, n=end[1])
 
     @property
-    def strays(self) -> bool:
+    def has_foreign_entries(self) -> bool:
         """Whether the stream goes on beyond the newest commit: another program adds to it."""
         return self.last > (self.own, self.n)
 
@@ -373,7 +373,7 @@ def must_set_aside(look: Look, common: int | None) -> str:
     """Name what the data set holds that belongs to no lineage and has to be set aside; empty for nothing."""
     if common is not None and look.n > common:
         return "changes of another branch"
-    return "entries of another program" if look.strays else ""
+    return "entries of another program" if look.has_foreign_entries else ""
 
 
 def head_totals(flushed: Totals, head: Totals | None, *, behind: bool) -> Totals:

@@ -164,9 +164,9 @@ class KeySpace:
         """Return the name of the stream by which workers tell one another to redistribute the shards."""
         return f"{self.prefix}:{{00}}:bell"
 
-    def greeting(self) -> tuple[str, ...]:
+    def handshake(self) -> tuple[str, ...]:
         """Return the fixed keys of shard 0, which every deployment has, and the hash of a state never written."""
-        return self.meta(0), self.changes(0), self.unflushed(0), self.hydrating(0), self._state[0] + "_/greeting"
+        return self.meta(0), self.changes(0), self.unflushed(0), self.hydrating(0), self._state[0] + "_/handshake"
 
     def place(self, key: str) -> tuple[int, str]:
         """Return a checked key's shard and the name of its state's hash."""

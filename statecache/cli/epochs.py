@@ -35,7 +35,7 @@ def numbers(words: Sequence[str], shards: int) -> list[int]:
 async def claim(settings: Settings, shards: Sequence[int], *, by: str, given_up: Sequence[str]) -> list[Opened]:
     """Open the shards whose gates are closed, in the place of the servers `given_up`, and return what was opened.
 
-    The connection is not greeted first: the pin in a Redis that has to be claimed may be another lineage's.
+    There is no handshake first: the pin in a Redis that has to be claimed may be another lineage's.
     """
     from statecache._async.epoch.gate import Gate
     from statecache._async.postgres.tier import PostgresTier

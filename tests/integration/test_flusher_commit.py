@@ -237,7 +237,7 @@ async def test_what_is_committed_is_acknowledged_although_reading_on_fails(
     with monkeypatch.context() as patched:
         patched.setattr(worker.flusher.streams, "heads", refused)
         assert await worker.turn()
-    assert (_acknowledged(agents), worker.flusher.tally.entries) == (5, 5)
+    assert (_acknowledged(agents), worker.flusher.counters.entries) == (5, 5)
     await flush(worker)
     assert _acknowledged(agents) == 8
 

@@ -11,7 +11,7 @@ from statecache import AsyncStateCache, OutcomeUnknown
 from statecache._async.epoch import deletion
 from statecache.errors import RedisUnavailable
 from statecache.keys import KeySpace
-from statecache_workers import acknowledgement, settling
+from statecache_workers import acknowledgement, resync
 from statecache_workers.worker import Worker
 from tests.fix_flusher import Agents, Log, flush, flush_through, flushing, rows, turn_until
 
@@ -48,7 +48,7 @@ async def test_forks_whose_acknowledgement_was_lost_are_removed_before_anybody_w
 
     After a restart of Redis an agent may be first to open the gate; without one, the next owner looks.
     """
-    monkeypatch.setattr(settling, "FORKS_MAX", pages)
+    monkeypatch.setattr(resync, "FORKS_MAX", pages)
     monkeypatch.setattr(deletion, "FORKS_PER_PAGE", pages)
     monkeypatch.setattr(acknowledgement, "FORKS_PER_ACK", calls)
     await flush(worker)

@@ -12,7 +12,7 @@ import pytest
 from statecache import Settings
 from statecache.errors import PostgresUnavailable
 from statecache.keys import KeySpace
-from statecache_workers.strays import PAGES_PER_TURN, STRAYS_PER_PAGE
+from statecache_workers.foreign_entries import ENTRIES_PER_PAGE, PAGES_PER_TURN
 from statecache_workers.worker import Worker
 from tests.fix_flusher import TURNS_S, Agents, Log, MakeWorker, flush, flushed, rows, turn_until
 from tests.fix_servers import every_redis
@@ -197,7 +197,7 @@ async def test_however_many_entries_another_program_adds_they_are_taken_out_and_
     agents.commit(key)
     await flush(worker)
     pipe = redis_raw.pipeline(transaction=False)
-    many = PAGES_PER_TURN * STRAYS_PER_PAGE + 1
+    many = PAGES_PER_TURN * ENTRIES_PER_PAGE + 1
     for _ in range(many):
         pipe.xadd(keys.changes(0), {"temperature": "21"})
     pipe.execute()
@@ -211,7 +211,7 @@ async def test_however_many_entries_another_program_adds_they_are_taken_out_and_
     assert agents.entries(0) == ["1-1", "1-2"]
     assert rows(psql, "SELECT count(*) FROM quarantine") == [(many,)]
     assert [line["entries"] for line in log.of("expelled")] == [many - 1, 1]
-    assert worker.flusher.tally.quarantined == many
+    assert worker.flusher.counters.quarantined == many
 
 
 async def test_what_could_not_be_taken_out_is_not_said_to_be(
@@ -225,7 +225,7 @@ async def test_what_could_not_be_taken_out_is_not_said_to_be(
     await turn_until(worker, log, "not_quarantined")
     assert redis_raw.xrange(keys.changes(0), min=stray)
     assert not log.of("expelled")
-    assert worker.flusher.tally.quarantined == 0
+    assert worker.flusher.counters.quarantined == 0
     psql.execute(b"ALTER TABLE quarantine DROP CONSTRAINT full_up")
     worker.refresh()
     await turn_until(worker, log, "expelled")

@@ -281,7 +281,7 @@ async def test_the_first_who_comes_back_of_many_waits_a_moment_for_the_others(
 
     worker.flusher._lookout.pace.flushed(MANY, begun=monotonic() - 1, ended=monotonic() + 60)
     with monkeypatch.context() as patched:
-        patched.setattr("statecache_workers.ahead.async_sleep", they_come)
+        patched.setattr("statecache_workers.read_ahead.async_sleep", they_come)
         await _wake(worker, agents, keys[0])
         await worker.turn()
         assert [0 < seconds < 0.1 for seconds in pauses] == [True]

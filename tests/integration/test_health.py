@@ -70,12 +70,12 @@ async def _watched(settings: Settings, **more: Any) -> AsyncIterator[Watched]:
         yield Watched(process, told["port"])
 
 
-async def test_it_is_ready_only_when_its_shards_are_settled(settings: Settings, psql: Psql) -> None:
+async def test_it_is_ready_only_when_its_shards_are_in_step(settings: Settings, psql: Psql) -> None:
     with psql.transaction():
         psql.execute("SELECT FROM shard FOR UPDATE")
         async with _watched(settings) as worker:
-            unsettled = await worker.until("/readyz", lambda answer: "settled" in answer.body)
-            assert (unsettled.status, unsettled.body) == (503, "starting: the shards are not settled\n")
+            starting = await worker.until("/readyz", lambda answer: "in step" in answer.body)
+            assert (starting.status, starting.body) == (503, "starting: the shards are not in step with Redis\n")
             assert (await worker.ask("/healthz")).status == 200
             found = await worker.metrics()
             assert (found["statecache_ready"], found["statecache_shards_owned"]) == (0, 0)

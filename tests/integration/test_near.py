@@ -131,7 +131,7 @@ async def test_a_connection_that_has_gone_silent_is_believed_for_the_window_only
         one = make_client(through(settings, redis=proxy).model_copy(update={"near_window_s": 0.4}))
         await other.set(KEY, 1)
         await kept(one)
-        fault = proxy.arm("hold_reply", at=script("beat").sha.encode())
+        fault = proxy.arm("hold_reply", at=script("heartbeat").sha.encode())
         await fault.wait()  # from now on this side hears neither heartbeats nor pushes on that connection
         await other.set(KEY, 2)
         await until(lambda: not one.near.trusted)

@@ -24,7 +24,7 @@ REDIS = RedisFacts(
     config={"appendfsync": "always", "save": "", "maxmemory-clients": "100", "min-replicas-to-write": "1",
             "client-output-buffer-limit": "normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60"},
     config_refused="", pin=["64", HASH, "sc", "statecache", "one"], lacking=[],
-    greeting_refused=[], agent_refused=[], worker_refused=[],
+    handshake_refused=[], agent_refused=[], worker_refused=[],
     ahead_s=0.0,
 )  # fmt: skip
 POSTGRES = PostgresFacts(

@@ -20,7 +20,7 @@ from statecache_workers.holdings import BRIEF_S, DOUBTS_MAX, Head, Holding, Row,
 from statecache_workers.places import Place
 from statecache_workers.room import shortage
 from statecache_workers.streams import Slice, sliced
-from statecache_workers.tips import Tips
+from statecache_workers.tip_cache import TipCache
 
 ROW = Row(epoch=3, replid="r", flushed=10, entries=10, bytes=1000, excepted=0)
 HEAD = Head(epoch=3, replid="r", n=13, entries=13, bytes=1600, flushed=10, excepted=0)
@@ -125,9 +125,9 @@ def test_a_full_reply_is_no_gap() -> None:
 
 
 def test_entries_that_may_be_nobodys_are_told_from_gaps() -> None:
-    assert _cut(_entry(11, epoch=1763637675000)).cut == "stray"
-    assert _cut(_entry(5)).cut == "stray"
-    assert _cut((b"18446744073709551615-1", [b"a", b"b"])).cut == "stray"
+    assert _cut(_entry(11, epoch=1763637675000)).cut == "foreign"
+    assert _cut(_entry(5)).cut == "foreign"
+    assert _cut((b"18446744073709551615-1", [b"a", b"b"])).cut == "foreign"
 
 
 def test_a_newer_format_cuts_where_it_stands() -> None:
@@ -138,9 +138,9 @@ def test_a_newer_format_cuts_where_it_stands() -> None:
 
 
 def test_what_looks_newer_where_no_commit_can_be_is_nobodys() -> None:
-    assert _cut((b"1763637675000-0", [b"format", b"3"])).cut == "stray"
+    assert _cut((b"1763637675000-0", [b"format", b"3"])).cut == "foreign"
     assert _cut((b"3-14", [b"format", b"3"]), head=HEAD._replace(n=10)).cut == "beyond"
-    assert _cut((b"3-5", [b"format", b"3"])).cut == "stray"
+    assert _cut((b"3-5", [b"format", b"3"])).cut == "foreign"
 
 
 def test_nothing_is_taken_that_the_head_does_not_know_of() -> None:
@@ -191,14 +191,14 @@ def test_times_and_truths_are_spelled_in_wire_form() -> None:
 
 
 def test_a_broken_tip_is_asked_for_anew_for_an_operator_may_have_mended_it() -> None:
-    tips = Tips(10)
+    tips = TipCache(10)
     tips.put(0, {"a/1": Tip(1, "x")})
     tips.put(0, {"a/1": Tip(2, "y", broken=True)})
     assert tips.get(0, "a/1") is None
 
 
 def test_tips_of_a_dropped_shard_are_forgotten_and_the_others_are_not() -> None:
-    tips = Tips(10)
+    tips = TipCache(10)
     tips.put(0, {"a/1": Tip(1, "x")})
     tips.put(1, {"b/1": Tip(2, "y")})
     tips.drop(0)
@@ -212,7 +212,7 @@ def test_tips_of_a_dropped_shard_are_forgotten_and_the_others_are_not() -> None:
 
 @given(some.lists(some.tuples(some.integers(0, 30), some.integers(1, 9))))
 def test_what_is_remembered_is_the_newest_and_bounded(puts: list[tuple[int, int]]) -> None:
-    tips, truth = Tips(8), dict[str, Tip]()
+    tips, truth = TipCache(8), dict[str, Tip]()
     for number, version in puts:
         truth[f"a/{number}"] = Tip(version, str(version))
         tips.put(0, {f"a/{number}": truth[f"a/{number}"]})

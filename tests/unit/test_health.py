@@ -42,20 +42,20 @@ def serve() -> Iterator[Serve]:
 
 def test_it_is_ready_once_a_turn_came_through_with_the_shards_settled(pulse: Pulse) -> None:
     assert pulse.unready() == "starting: no turn has come through"
-    pulse.turn_passed(settled=False)
-    assert pulse.unready() == "starting: the shards are not settled"
-    pulse.turn_passed(settled=True)
+    pulse.turn_passed(resynced=False)
+    assert pulse.unready() == "starting: the shards are not in step with Redis"
+    pulse.turn_passed(resynced=True)
     assert (pulse.unready(), pulse.unhealthy()) == ("", "")
 
 
 def test_draining_it_is_healthy_and_not_ready(pulse: Pulse) -> None:
-    pulse.turn_passed(settled=True)
+    pulse.turn_passed(resynced=True)
     pulse.draining = True
     assert (pulse.unready(), pulse.unhealthy()) == ("draining", "")
 
 
 def test_an_outage_is_named_until_a_turn_comes_through_and_never_unhealthy(pulse: Pulse, clock: ManualClock) -> None:
-    pulse.turn_passed(settled=True)
+    pulse.turn_passed(resynced=True)
     for _ in range(60):
         clock.advance(5)
         pulse.beat = clock.monotonic()
@@ -65,13 +65,13 @@ def test_an_outage_is_named_until_a_turn_comes_through_and_never_unhealthy(pulse
     assert pulse.unhealthy() == ""
     pulse.reached("redis")
     assert pulse.unready() == "postgres cannot be reached (connect)"
-    pulse.turn_passed(settled=True)
+    pulse.turn_passed(resynced=True)
     assert pulse.unready() == ""
     assert pulse.errors == {"redis": 0, "postgres": 60, "other": 0}
 
 
 def test_a_loop_that_stands_still_is_unhealthy_and_unready(pulse: Pulse, clock: ManualClock) -> None:
-    pulse.turn_passed(settled=True)
+    pulse.turn_passed(resynced=True)
     clock.advance(health.LOOP_SILENT_MAX_S)
     assert pulse.unhealthy() == ""
     clock.advance(0.5)
@@ -79,7 +79,7 @@ def test_a_loop_that_stands_still_is_unhealthy_and_unready(pulse: Pulse, clock: 
 
 
 def test_a_turn_that_never_ends_is_unhealthy_though_the_loop_goes_on(pulse: Pulse, clock: ManualClock) -> None:
-    pulse.turn_passed(settled=True)
+    pulse.turn_passed(resynced=True)
     clock.advance(150)
     pulse.beat = clock.monotonic()
     assert pulse.unhealthy() == ""
@@ -90,7 +90,7 @@ def test_a_turn_that_never_ends_is_unhealthy_though_the_loop_goes_on(pulse: Puls
 
 
 def test_not_ready_when_no_turn_came_through_for_two_leases(pulse: Pulse, clock: ManualClock) -> None:
-    pulse.turn_passed(settled=True)
+    pulse.turn_passed(resynced=True)
     clock.advance(10)
     pulse.beat = clock.monotonic()
     assert pulse.unready() == ""

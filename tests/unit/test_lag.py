@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from statecache_workers.counters import Buckets
 from statecache_workers.holdings import Head, Heads, Holding, Row
 from statecache_workers.lag import lag_of
 from statecache_workers.streams import Stock
-from statecache_workers.tally import Buckets
 
 SEEN = 100.0
 

@@ -29,9 +29,10 @@ from statecache.clock import monotonic
 from statecache.errors import PostgresUnavailable, RedisUnavailable
 from statecache.reconcile import NOTHING, Tip
 from statecache_workers.acknowledgement import Acknowledgement
-from statecache_workers.ahead import Ahead, Lookout, still_next
 from statecache_workers.arrays import integers, texts
+from statecache_workers.counters import Counters
 from statecache_workers.database import Call, Database, Poison
+from statecache_workers.foreign_entries import find_foreign_entries
 from statecache_workers.holdings import (
     Head,
     Heads,
@@ -46,14 +47,13 @@ from statecache_workers.holdings import (
 from statecache_workers.logs import alarm, warn, whisper
 from statecache_workers.places import Place
 from statecache_workers.quarantine import write_carefully
+from statecache_workers.read_ahead import Lookout, ReadAhead, still_next
 from statecache_workers.recall import Recall
 from statecache_workers.repair import Repair
 from statecache_workers.sizing import BatchSize
-from statecache_workers.strays import find_strays
 from statecache_workers.streams import Entry, Slice, Streams, Wanted
 from statecache_workers.tails import gap_call
-from statecache_workers.tally import Tally
-from statecache_workers.tips import Tips
+from statecache_workers.tip_cache import TipCache
 from statecache_workers.writing import Judged, Outcome, judged, mark_of, watermarks, writes
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Progress(msgspec.Struct, kw_only=True):
     """Shards whose row must be read again before they go on."""
     newer: list[int] = []
     """Shards that only a newer worker can flush."""
-    strays: list[int] = []
+    foreign_entries: list[int] = []
     """Shards whose stream may hold entries of another program."""
     waiting: bool = False
     """Whether something was begun that goes on with the next turn."""
@@ -96,8 +96,8 @@ class Flusher:
         self._keys = keys
         self._owner = owner
         self.streams = Streams(settings, keys)
-        self.tips = Tips(settings.tips_max)
-        self.tally = Tally()
+        self.tips = TipCache(settings.tips_max)
+        self.counters = Counters()
         self.recall = Recall(keys, self.streams)
         self.acknowledgement = Acknowledgement(keys, self.streams)
         self._repair = Repair(settings, keys, self.streams)
@@ -167,7 +167,7 @@ class Flusher:
         progress.unsure.append(holding.shard)
 
     async def _prepare(self, link: AsyncLink, one: Slice, progress: Progress) -> None:
-        """See to a slice that is not a plain run of entries: gaps, strays, a newer format."""
+        """See to a slice that is not a plain run of entries: gaps, foreign entries, a newer format."""
         if one.plain:
             return
         if one.cut == "newer":
@@ -179,10 +179,10 @@ class Flusher:
             else:
                 one.end, progress.waiting = one.start, True
             return
-        elif one.cut == "stray" or (
-            one.cut == "beyond" and await find_strays(link, self.streams, self._keys, one.shard, most=1)
+        elif one.cut == "foreign" or (
+            one.cut == "beyond" and await find_foreign_entries(link, self.streams, self._keys, one.shard, most=1)
         ):
-            progress.strays.append(one.shard)
+            progress.foreign_entries.append(one.shard)
 
     async def _flush(
         self,
@@ -205,7 +205,7 @@ class Flusher:
             except Poison:
                 done = await self._write_carefully(database, slices, server)
             self.size.written(monotonic() - begun)
-            self.tally.committed(done, begun=begun, written=monotonic(), heads=heads)
+            self.counters.committed(done, begun=begun, written=monotonic(), heads=heads)
             self._lookout.ahead = await reading
         except PostgresUnavailable as error:
             self._shrink(slices, error)
@@ -228,7 +228,9 @@ class Flusher:
         self.size.too_slow(entries, sum(max(0, one.end.bytes - one.start.bytes) for one in slices))
         warn("batch_too_slow", entries=entries, next_entries_max=self.size.entries, reason=error.reason)
 
-    async def _read_ahead(self, link: AsyncLink, holdings: dict[int, Holding], slices: Sequence[Slice]) -> Ahead | None:
+    async def _read_ahead(
+        self, link: AsyncLink, holdings: dict[int, Holding], slices: Sequence[Slice]
+    ) -> ReadAhead | None:
         """Read what comes behind the batch that is being written, if that one is full.
 
         What goes wrong meanwhile does not touch the batch: the next turn reads again, and meets it.
@@ -239,7 +241,7 @@ class Flusher:
         try:
             heads = await self.streams.heads(link, list(holdings))
             wanted = self._behind(holdings, heads, behind)
-            return Ahead(heads, await self.streams.read(link, wanted)) if wanted else None
+            return ReadAhead(heads, await self.streams.read(link, wanted)) if wanted else None
         except RedisUnavailable as error:
             whisper("not_read_ahead", detail=str(error))
             return None
@@ -351,7 +353,7 @@ class Flusher:
             forks[one.shard] = [(fork.change.key, fork.change.change_id) for fork in outcome.forked]
             for fork in outcome.forked[:10]:
                 alarm("forked", shard=one.shard, key=fork.change.key, change_id=fork.change.change_id, cause=fork.cause)
-        self.tally.changes += progress.changes
+        self.counters.changes += progress.changes
         progress.unsure += await self.acknowledgement.tell(link, [one.holding for one, _ in done], forks)
 
     def _note_places(self, one: Slice) -> None:

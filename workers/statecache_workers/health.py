@@ -2,8 +2,8 @@
 
     /healthz   200 while the process works. 503 where its event loop stands still, or one turn goes on for ever: then a
                restart helps. An outage of Redis or Postgres is waited out and does not count, for no restart ends it
-    /readyz    200 once the shards are settled and a turn came through lately. 503 while it starts, drains, or cannot
-               reach a server, with the reason
+    /readyz    200 once the shards are in step with Redis and a turn came through lately. 503 while it starts,
+               drains, or cannot reach a server, with the reason
     /metrics   Prometheus' text format, with the extra `metrics`; 501 without it
 
 The port is served by a thread of its own, which only reads plain values that the worker replaces, so that a loop which
@@ -49,7 +49,7 @@ class Pulse:
         self._monotonic = monotonic
         self.beat = self.turned = self.began = monotonic()
         self.passed: float | None = None
-        self.settled = False
+        self.resynced = False
         self.draining = False
         self.troubles: Mapping[str, str] = MappingProxyType({})
         self.errors = dict.fromkeys(SERVERS, 0)
@@ -62,10 +62,10 @@ class Pulse:
             self.beat = self._monotonic()
             await async_sleep(BEAT_S)
 
-    def turn_passed(self, *, settled: bool) -> None:
+    def turn_passed(self, *, resynced: bool) -> None:
         """Note that a turn came through, so both servers answer."""
         self.turned = self.passed = self._monotonic()
-        self.settled = settled
+        self.resynced = resynced
         if self.troubles:
             self.troubles = MappingProxyType({})
 
@@ -107,8 +107,8 @@ class Pulse:
             return "; ".join(f"{server} cannot be reached ({why})" for server, why in sorted(self.troubles.items()))
         if self.passed is None:
             return "starting: no turn has come through"
-        if not self.settled:
-            return "starting: the shards are not settled"
+        if not self.resynced:
+            return "starting: the shards are not in step with Redis"
         silent = self._monotonic() - self.passed
         return f"no turn has come through for {silent:.1f} s" if silent > self.pass_silent_max_s else ""
 

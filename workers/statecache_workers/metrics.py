@@ -29,8 +29,8 @@ from statecache_workers.health import SERVERS, Page
 from statecache_workers.lag import lag_of
 
 if TYPE_CHECKING:
+    from statecache_workers.counters import Buckets
     from statecache_workers.health import Pulse
-    from statecache_workers.tally import Buckets
     from statecache_workers.worker import Worker
 
 KIND = "text/plain; version=0.0.4; charset=utf-8"
@@ -92,25 +92,27 @@ class Exposition(Collector):
         yield _gauges("shard_lag_entries", "The same in entries, by shard.", "shard",
                       {str(shard): entries for shard, entries in sorted(lag.of.items())})  # fmt: skip
         yield _histogram("flush_lag_seconds", "From the commit of a batch's oldest change until Postgres held it.",
-                         worker.flusher.tally.lag_s)  # fmt: skip
+                         worker.flusher.counters.lag_s)  # fmt: skip
 
     def _flushed(self) -> Iterator[Metric]:
-        tally = self._worker.flusher.tally
-        yield _counter("flushed_entries", "How many change-sets it has flushed.", tally.entries)
-        yield _counter("flushed_changes", "How many changes it has flushed.", tally.changes)
-        yield _counter("flushed_bytes", "How many bytes of changes it has flushed.", tally.bytes)
-        yield _histogram("flush_batch_entries", "How many change-sets went into one transaction.", tally.batch_entries)
-        yield _histogram("flush_transaction_seconds", "How long one transaction took.", tally.transaction_s)
+        counters = self._worker.flusher.counters
+        yield _counter("flushed_entries", "How many change-sets it has flushed.", counters.entries)
+        yield _counter("flushed_changes", "How many changes it has flushed.", counters.changes)
+        yield _counter("flushed_bytes", "How many bytes of changes it has flushed.", counters.bytes)
+        yield _histogram(
+            "flush_batch_entries", "How many change-sets went into one transaction.", counters.batch_entries
+        )
+        yield _histogram("flush_transaction_seconds", "How long one transaction took.", counters.transaction_s)
 
     def _set_aside(self) -> Iterator[Metric]:
         worker = self._worker
-        tally, conflicts = worker.flusher.tally, dict(worker.flusher.tally.conflicts)
+        counters, conflicts = worker.flusher.counters, dict(worker.flusher.counters.conflicts)
         conflicts["branch"] = conflicts.get("branch", 0) + worker.gatekeeper.conflicts
-        yield _counter("quarantined", "How many stream entries it has parked in quarantine.", tally.quarantined)
+        yield _counter("quarantined", "How many stream entries it has parked in quarantine.", counters.quarantined)
         yield _counters("conflicts", "How many changes it has set aside as conflicts, by cause.", "cause", conflicts)
-        yield _counter("gaps", "How many gaps in a stream it has come across.", tally.gaps)
-        yield _counter("gap_entries_repaired", "How many lost entries it has rebuilt from states.", tally.repaired)
-        yield _counter("gap_entries_lost", "How many lost entries could not be rebuilt.", tally.lost)
+        yield _counter("gaps", "How many gaps in a stream it has come across.", counters.gaps)
+        yield _counter("gap_entries_repaired", "How many lost entries it has rebuilt from states.", counters.repaired)
+        yield _counter("gap_entries_lost", "How many lost entries could not be rebuilt.", counters.lost)
 
     def _streams(self) -> Iterator[Metric]:
         worker, stocks = self._worker, list(self._worker.stocks.values())

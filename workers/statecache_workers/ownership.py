@@ -75,7 +75,7 @@ class Ownership:
         worker |= {"avoids": len(avoided), "trouble": storable(trouble)[:TROUBLE_MAX]}
         async with database.transaction() as transaction:
             _, reaped, rows, census = await transaction.run(
-                Call("worker_beat", worker),
+                Call("worker_heartbeat", worker),
                 Call("worker_reap", worker),
                 Call("shards_renew", mine),
                 Call("worker_census", {}),

@@ -129,7 +129,7 @@ class Runner:
 
     def _recovered(self) -> None:
         self._connected = True
-        self.pulse.turn_passed(settled=self.worker.ready)
+        self.pulse.turn_passed(resynced=self.worker.ready)
         if self._troubled:
             self._troubled = False
             say("recovered")

@@ -3,7 +3,7 @@
 What follows the watermark must be n + 1, for n is contiguous in every shard. A cut is why it does not go on:
     gap      entries between are gone although nobody flushed them: trimmed or deleted by hand
     newer    an entry of a newer release: only a newer worker knows what to do with it
-    stray    an entry that may be no commit's: another program adds to this stream
+    foreign  an entry that may be no commit's: another program adds to this stream
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 WAIT_GRACE_S = 0.25
 """How much longer than asked a server may take to say that nothing came; the flush waits for it."""
 
-Cut = Literal["", "gap", "newer", "stray", "beyond"]
+Cut = Literal["", "gap", "newer", "foreign", "beyond"]
 
 
 class Entry(NamedTuple):
@@ -157,14 +157,14 @@ def sliced(
         try:
             position = position_of(entry_id)
         except ForeignEntry:
-            found.cut = "stray"
+            found.cut = "foreign"
             break
         if position.n > head.n:
             exhausted = True
             found.cut = "" if entries else "beyond"
             break
         if position.n != expected or position.epoch > epoch:
-            found.cut = "gap" if position.n > expected and position.epoch <= epoch else "stray"
+            found.cut = "gap" if position.n > expected and position.epoch <= epoch else "foreign"
             beyond = Entry(fields, position, None)
             with contextlib.suppress(NewerFormat):
                 beyond = _entry(fields, position)

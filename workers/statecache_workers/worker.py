@@ -1,6 +1,6 @@
 """One worker: its connections, its shards, and one turn of its work after the other.
 
-    turn    connect · tend the shards · heads · settle new shards · flush one batch · tidy a little
+    turn    connect · tend the shards · heads · resync new shards · flush one batch · tidy a little
     rest    wait on the streams until one has an entry, until another worker rings, or something falls due
 
 The turn behind a rest that a few shards ended looks at those alone, for somebody waits for them; the next looks at all.
@@ -24,20 +24,20 @@ from statecache.clock import monotonic as real_monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.keys import KeySpace
 from statecache_workers.avoidance import Avoidance
+from statecache_workers.counters import SECONDS, Buckets
 from statecache_workers.database import Database
 from statecache_workers.flusher import Flusher, Progress
+from statecache_workers.foreign_entries import expel
 from statecache_workers.gatekeeper import Gatekeeper
 from statecache_workers.holdings import Head, Heads, Holding, set_apart
 from statecache_workers.janitor import Janitor
 from statecache_workers.logs import alarm, say, warn, whisper
 from statecache_workers.ownership import Ownership, Share, look_again
 from statecache_workers.policies import restore_policies
+from statecache_workers.resync import resync
 from statecache_workers.room import ASK, ROOM_S, shortage
-from statecache_workers.settling import settle
-from statecache_workers.strays import expel
 from statecache_workers.streams import Stock, Woken
 from statecache_workers.tails import tell_of_tails
-from statecache_workers.tally import SECONDS, Buckets
 
 if TYPE_CHECKING:
     from statecache._async.redis.connection import AsyncLink
@@ -143,7 +143,7 @@ class Worker:
         whole = heads.of.keys() >= self.holdings.keys()
         self.heads = heads if whole else heads.over(self.heads)
         if whole:
-            await self._settle(link, database, heads)
+            await self._resync(link, database, heads)
         progress = await self.flusher.cycle(link, database, self.holdings, heads=heads, woken=woken)
         await self._see_to(link, database, progress)
         if not whole:
@@ -243,34 +243,34 @@ class Worker:
         short = self.taking and len(self.share.rows) < self.settings.shards // self.share.live
         return min(UNEVEN_S, usual) if short and now < self._uneven_until else usual
 
-    async def _settle(self, link: AsyncLink, database: Database, heads: Heads) -> None:
+    async def _resync(self, link: AsyncLink, database: Database, heads: Heads) -> None:
         """Open new shards, as far as they fit."""
         new = [holding for holding in self.holdings.values() if holding.standing == "new"]
         if not new:
             return
-        settled = await settle(link, database, self.flusher, new, heads=heads, keys=self.keys)
-        for shard in settled.opened:
+        resynced = await resync(link, database, self.flusher, new, heads=heads, keys=self.keys)
+        for shard in resynced.opened:
             self.gatekeeper.opened(shard)
-        if settled.opened:
+        if resynced.opened:
             self.gatekeeper.agreed(heads.server)
-            await tell_of_tails(database, self.flusher.streams.ended, settled.opened, by=self.id)
+            await tell_of_tails(database, self.flusher.streams.ended, resynced.opened, by=self.id)
             await restore_policies(link, database, self.keys, by=self.id, seconds=self.settings.timeout_s)
-        if settled.unsure:
+        if resynced.unsure:
             self.refresh()
-        if settled.closed:
-            self.gatekeeper.ask(settled.closed)
+        if resynced.closed:
+            self.gatekeeper.ask(resynced.closed)
 
     async def _see_to(self, link: AsyncLink, database: Database, progress: Progress) -> None:
-        for shard in progress.strays:
+        for shard in progress.foreign_entries:
             parked = await expel(link, database, self.flusher.streams, self.keys, self.holdings[shard])
-            self.flusher.tally.quarantined += parked
+            self.flusher.counters.quarantined += parked
         if progress.newer:
             await self._give_up(link, database, progress.newer, "a newer release wrote to them", too_new=True)
         if progress.unsure:
             self.refresh()
-        self._tally(progress)
+        self._counters(progress)
 
-    def _tally(self, progress: Progress) -> None:
+    def _counters(self, progress: Progress) -> None:
         """Log now and then how much was flushed, where anything was."""
         self._flushed = (self._flushed[0] + progress.entries, self._flushed[1] + progress.changes)
         now = self._monotonic()

@@ -68,7 +68,7 @@ async def migrate(settings: Settings, *, redis: bool = True) -> MigrationReport:
         if await schema.is_pinned():
             await _compare(postgres)
         if redis:
-            await _greet(tier)
+            await _look_at(tier)
         if tier.cluster not in ("", postgres.cluster):
             raise _another_cluster(settings, tier.cluster, postgres.cluster)
         await schema.begin()
@@ -170,7 +170,7 @@ async def _connection(settings: Settings) -> psycopg.AsyncConnection[Any]:
     )
 
 
-async def _greet(tier: RedisTier) -> None:
+async def _look_at(tier: RedisTier) -> None:
     """Compare the pin of a Redis that answers; one that is away is contacted again at the end, after the schema."""
     with suppress(RedisUnavailable):
         link = await tier.link()

@@ -141,7 +141,7 @@ class PostgresTier:
     def check_pair(self) -> None:
         """Raise ConfigurationError where Redis and Postgres are known to be of two clusters.
 
-        A connection to Postgres compares when it is made; Redis may have been greeted only since.
+        A connection to Postgres compares when it is made; the handshake with Redis may have been made only since.
         """
         if self.cluster:
             self._check_pair(self.cluster)

@@ -1,9 +1,10 @@
-"""The Redis tier: a pool of links that were greeted, and exchanges on them.
+"""The Redis tier: a pool of links whose handshake succeeded, and exchanges on them.
 
-A new connection is greeted before anyone uses it: the server must be a primary, the pin (shards, hash, prefix, schema,
-cluster) must be ours, and the user must be allowed every command of the scripts, for a script that is refused in its
-middle would leave half a commit. A server that turns out to be a primary no more is left, on all idle connections: the
-next ones may find its successor. What may be repeated after a fault is the caller's to know; `read` is for what may.
+A handshake comes before anyone uses a new connection: the server must be a primary, the pin (shards, hash, prefix,
+schema, cluster) must be ours, and the user must be allowed every command of the scripts, for a script that is refused
+in its middle would leave half a commit. A server that turns out to be a primary no more is left, on all idle
+connections: the next ones may find its successor. What may be repeated after a fault is the caller's to know; `read`
+is for what may.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class RedisTier:
         self._dial_tracked = None if dial else dialer(settings, protocol=3)
         self.cluster = ""
         self.lacks_rights = False
-        """Whether the last greeting said that the user may not run all that is needed."""
+        """Whether the last handshake said that the user may not run all that is needed."""
         self.pool = AsyncPool(self.link, size=settings.redis_connections_max, busy=RedisUnavailable, what="Redis")
 
     @property
@@ -97,8 +98,8 @@ class RedisTier:
         return self._dial_tracked is not None
 
     async def link(self, seconds: float | None = None) -> AsyncLink:
-        """Open and greet one connection outside of the pool."""
-        return await self._greeted(self._dial, seconds)
+        """Open one connection, with its handshake, outside of the pool."""
+        return await self._connected(self._dial, seconds)
 
     async def tracked_link(self) -> AsyncLink:
         """Open a connection to which the server pushes the names of keys that were read on it and written since.
@@ -107,7 +108,7 @@ class RedisTier:
         """
         if self._dial_tracked is None:
             raise ConfigurationError("connections that are dialled by hand are not tracked")
-        link = await self._greeted(self._dial_tracked, None)
+        link = await self._connected(self._dial_tracked, None)
         asked = [("CLIENT", "TRACKING", "ON", "OPTIN"), ("CLIENT", "CACHING", "YES"), ("TIME",)]  # which names no key
         *replies, _ = await link.run(asked, seconds=self._settings.connect_timeout_s)
         refused = [reply for reply in replies if reply != b"OK"]
@@ -117,32 +118,32 @@ class RedisTier:
         link.hear_invalidations()
         return link
 
-    async def _greeted(self, dial: Dial, seconds: float | None) -> AsyncLink:
+    async def _connected(self, dial: Dial, seconds: float | None) -> AsyncLink:
         seconds = self._settings.connect_timeout_s if seconds is None else seconds
         end = monotonic() + seconds
         link = await AsyncLink.open(dial, self._settings, seconds)
         try:
-            await self._greet(link, min(max(end - monotonic(), 0.001), self._settings.connect_timeout_s))
+            await self._handshake(link, min(max(end - monotonic(), 0.001), self._settings.connect_timeout_s))
             if self._pairing is not None and self.cluster:
                 await self._pairing.compare(self.cluster, max(end - monotonic(), 0.001))
-        except BaseException:  # a connection that was not greeted is never used
+        except BaseException:  # a connection without a handshake is never used
             await link.close()
             raise
         return link
 
-    async def _greet(self, link: AsyncLink, seconds: float) -> None:
+    async def _handshake(self, link: AsyncLink, seconds: float) -> None:
         keys = self._keys
         sent = monotonic()
         try:
-            reply = await link.script(script("greet"), keys.greeting(), [self._settings.fence], seconds=seconds)
+            reply = await link.script(script("handshake"), keys.handshake(), [self._settings.fence], seconds=seconds)
         except ResponseError as error:
             if code_of(error) in AGAIN:
                 reason = "role" if code_of(error) in DEMOTED else "loading"
                 raise RedisUnavailable(reason, detail=str(error)) from error
             if code_of(error) == "NOPERM":
                 self.lacks_rights = True
-                raise refusal(error, keys.greeting()[-1]) from error
-            raise ConfigurationError(f"Redis refuses the greeting: {error}", hint=_SERVERS) from error
+                raise refusal(error, keys.handshake()[-1]) from error
+            raise ConfigurationError(f"Redis refuses the handshake: {error}", hint=_SERVERS) from error
         shards, hashed, prefix, schema, cluster, now_ms, role, *hindrances = [
             part.decode("utf-8", "replace") for part in reply
         ]
@@ -157,7 +158,7 @@ class RedisTier:
                 "the Redis user may not run " + ", ".join(sorted(set(hindrances))),
                 hint="Grant these commands on these keys.",
             )
-        link.ahead_ms, link.greeting_s = int(now_ms) - sent * 1000, monotonic() - sent
+        link.ahead_ms, link.handshake_s = int(now_ms) - sent * 1000, monotonic() - sent
         self.cluster = cluster
         if not shards:
             return

@@ -116,7 +116,7 @@ class Attempts:
         """Return the script's command, which the server refuses once this side has given the attempt up."""
         commit.nonce = b"%d" % next(self._nonces)
         given_up = monotonic() + attempt_s
-        commit.latest = given_up + link.greeting_s
+        commit.latest = given_up + link.handshake_s
         latest_ms = int(given_up * 1000 + link.ahead_ms)
         arguments = commit.arguments(
             self._settings, self._limits, replicas=self._support.replicas_of(commit.durability)

@@ -70,7 +70,7 @@ def migrate(settings: Settings, *, redis: bool = True) -> MigrationReport:
         if schema.is_pinned():
             _compare(postgres)
         if redis:
-            _greet(tier)
+            _look_at(tier)
         if tier.cluster not in ("", postgres.cluster):
             raise _another_cluster(settings, tier.cluster, postgres.cluster)
         schema.begin()
@@ -172,7 +172,7 @@ def _connection(settings: Settings) -> psycopg.Connection[Any]:
     )
 
 
-def _greet(tier: RedisTier) -> None:
+def _look_at(tier: RedisTier) -> None:
     """Compare the pin of a Redis that answers; one that is away is contacted again at the end, after the schema."""
     with suppress(RedisUnavailable):
         link = tier.link()

@@ -115,9 +115,9 @@ class Link:
     `watching` says whether the server may still watch keys for this connection. `expected` is for callers that send and
     receive separately: what the replies to come are for; `in_message` is true while one is being read, and where it
     stays so, the reader was interrupted, and nobody knows what is lost. `ahead_ms` is how far the server's clock is
-    ahead of `monotonic` here at most, in milliseconds, as of the greeting; the true value may be less by `greeting_s`,
-    the seconds that the greeting took. `support` are durability levels that the server was found to be able to give,
-    each with the moment; `heard_at` and `silent_since` are for the pool.
+    ahead of `monotonic` here at most, in milliseconds, as of the handshake; the true value may be less by
+    `handshake_s`, the seconds that it took. `support` are durability levels that the server was found to be able to
+    give, each with the moment; `heard_at` and `silent_since` are for the pool.
     """
 
     __slots__ = (
@@ -129,7 +129,7 @@ class Link:
         "_where",
         "ahead_ms",
         "expected",
-        "greeting_s",
+        "handshake_s",
         "heard_at",
         "hold",
         "in_message",
@@ -149,7 +149,7 @@ class Link:
         self.in_message = False
         self.expected: deque[Any] = deque()
         self.ahead_ms = 0.0
-        self.greeting_s = 0.0
+        self.handshake_s = 0.0
         self.support: dict[str, float] = {}
         self.heard_at = monotonic()
         self.silent_since = -inf

@@ -7,7 +7,7 @@ behind CLIENT CACHING YES is tracked, nothing else is, so a commit costs the sam
 key. Nothing is ever written on it. Replies and pushes come in one order, the server's, and one task takes them off; in
 the synchronous client that is a thread, or whoever waits for an answer just then.
 
-    connect       everything known is dropped first, then the connection is opened, greeted, tracked, and heard
+    connect       everything known is dropped; then the connection is opened, with its handshake, tracked, and heard
     heartbeat     every quarter of the trust window: role, replication id and replicas of the server, and which epoch
                   its data set is in. Any other than before, and everything known is dropped; a server that is no
                   primary is left, by the other connections too
@@ -84,7 +84,7 @@ class TrackedConnection:
     def _reset(self) -> None:
         self._turn, self._ear = Slots(1), Slots(1)
         self._link: Link | None = None
-        self._beating: float | None = None  # when the heartbeat under way was sent
+        self._heartbeat_call: float | None = None  # when the heartbeat under way was sent
         self._came, self._unread = 0.0, 0  # when bytes came last, and how many of them are no whole message yet
         self._background: Background | None = None
         self._stopped, self._up = Signal(), Signal()
@@ -207,7 +207,7 @@ class TrackedConnection:
     def _serve(self, link: Link) -> None:
         """Take replies and pushes off the connection until it breaks."""
         self._near.drop()
-        self._server, self._open, self._beating, self._link = b"", set(), None, link
+        self._server, self._open, self._heartbeat_call, self._link = b"", set(), None, link
         self._came, self._unread = boottime(), 0
         due = monotonic()
         while not self._closed:
@@ -260,16 +260,16 @@ class TrackedConnection:
     def _beat(self, link: Link) -> None:
         """Send a heartbeat unless one is under way; one that is overdue means that the connection is dead."""
         now = boottime()
-        if self._beating is not None:
-            if now - max(self._beating, self._came) > self._settings.near_window_s:
+        if self._heartbeat_call is not None:
+            if now - max(self._heartbeat_call, self._came) > self._settings.near_window_s:
                 raise RedisUnavailable("timeout", detail="the tracked connection has gone silent")
             return
         turn = self._turn.acquire(self._settings.near_window_s)
         if turn is None:
             raise RedisUnavailable("timeout", detail="the tracked connection takes nothing")
         try:
-            self._beating = now
-            call = link.call(script("beat"), [self._keys.meta(0)], [self._settings.fence])
+            self._heartbeat_call = now
+            call = link.call(script("heartbeat"), [self._keys.meta(0)], [self._settings.fence])
             link.send(call, seconds=self._settings.near_window_s, expected=[now])
         finally:
             turn.release()
@@ -306,7 +306,7 @@ class TrackedConnection:
         (self._open.add if is_open else self._open.discard)(shard)
 
     def _heartbeat(self, link: Link, sent: float, reply: Any) -> None:
-        known, self._beating = script("beat"), None
+        known, self._heartbeat_call = script("heartbeat"), None
         link.knows(known, not isinstance(reply, Exception))
         if isinstance(reply, NoScriptError):
             return

@@ -1,4 +1,4 @@
-"""What `doctor` asks a Redis, and what it makes of the answers. It skips the greeting, which refuses unfit servers.
+"""What `doctor` asks a Redis, and what it makes of the answers. It skips the handshake, which refuses unfit servers.
 
 Managed servers often refuse CONFIG GET; what INFO tells is taken from there, and the rest is named as not seen.
 """
@@ -41,7 +41,7 @@ class RedisFacts(msgspec.Struct, frozen=True, kw_only=True):
     config_refused: str
     pin: Sequence[str]
     lacking: Sequence[str]
-    greeting_refused: Sequence[str]
+    handshake_refused: Sequence[str]
     agent_refused: Sequence[str]
     worker_refused: Sequence[str]
     ahead_s: float
@@ -67,13 +67,13 @@ async def ask(settings: Settings) -> RedisFacts:
             ],
             seconds=seconds,
         )
-        greeting = await _script(link, "greet", keys.greeting(), [settings.fence], seconds)
-        agent = await _script(link, "rights", [], _beyond_the_greeting(keys), seconds)
+        handshake = await _script(link, "handshake", keys.handshake(), [settings.fence], seconds)
+        agent = await _script(link, "rights", [], _beyond_the_handshake(keys), seconds)
         worker = await _script(link, "rights", [], _of_workers(keys), seconds)
         looks = await _looks(link, keys, settings.fence, seconds)
     finally:
         await link.close()
-    hindrances = greeting[7:]
+    hindrances = handshake[7:]
     middle = before + (after - before) / 2
     at = middle.timestamp() if isinstance(now, Exception) else int(now[0]) + int(now[1]) / 1e6
     return RedisFacts(
@@ -82,7 +82,7 @@ async def ask(settings: Settings) -> RedisFacts:
         config_refused=str(config) if isinstance(config, Exception) else "",
         pin=[] if isinstance(pin, Exception) or pin[0] is None else [(part or b"").decode() for part in pin],
         lacking=list(dict.fromkeys(one[1:] for one in hindrances if one.startswith("!"))),
-        greeting_refused=[one for one in hindrances if not one.startswith("!")],
+        handshake_refused=[one for one in hindrances if not one.startswith("!")],
         agent_refused=agent,
         worker_refused=worker,
         ahead_s=at - middle.timestamp(),
@@ -94,11 +94,11 @@ async def ask(settings: Settings) -> RedisFacts:
 async def _script(
     link: AsyncLink, name: str, keys: Sequence[str], arguments: Sequence[Any], seconds: float
 ) -> list[str]:
-    """Run a script that only looks; where a server refuses the greeting as a whole, return EVAL as refused."""
+    """Run a script that only looks; where a server refuses the handshake as a whole, return EVAL as refused."""
     try:
         reply = await link.script(script(name), keys, arguments, seconds=seconds)
     except ResponseError:
-        return [""] * 7 + ["EVAL"] if name == "greet" else []
+        return [""] * 7 + ["EVAL"] if name == "handshake" else []
     return [part.decode("utf-8", "replace") for part in reply]
 
 
@@ -120,14 +120,14 @@ def _pairs(reply: Any) -> dict[str, str]:
     return dict(zip(words[::2], words[1::2], strict=False))
 
 
-def _beyond_the_greeting(keys: KeySpace) -> list[str]:
-    """Return the commands that an agent needs beside those of every connection's greeting."""
+def _beyond_the_handshake(keys: KeySpace) -> list[str]:
+    """Return the commands that an agent needs beside those of every connection's handshake."""
     calls = keys.events(0, "client")
     return [f"SSUBSCRIBE {keys.events(0)}", "INFO", "WAIT 1 1", f"SSUBSCRIBE {calls}", f"SPUBLISH {calls} x"]
 
 
 def _of_workers(keys: KeySpace) -> list[str]:
-    """Return the commands that a worker needs beside those of every connection's greeting."""
+    """Return the commands that a worker needs beside those of every connection's handshake."""
     meta, changes, unflushed, hydrating = keys.meta(0), keys.changes(0), keys.unflushed(0), keys.hydrating(0)
     return [
         f"XREAD COUNT 1 STREAMS {changes} 0", f"XTRIM {changes} MINID 1", f"XLEN {changes}", f"DEL {changes}~",
@@ -235,8 +235,8 @@ def _replicas(facts: RedisFacts) -> Iterator[Finding]:
 
 def _rights(facts: RedisFacts, *, worker: bool) -> Iterator[Finding]:
     remedy = "ACL SETUSER <user> +<command> … ~<prefix>:{* &<prefix>:{*"
-    if facts.greeting_refused:
-        yield error("redis", f"this user may not run {_commands(facts.greeting_refused)}",
+    if facts.handshake_refused:
+        yield error("redis", f"this user may not run {_commands(facts.handshake_refused)}",
                     "clients and workers refuse to work", remedy)  # fmt: skip
     for who, refused, insisted in (
         ("agent", facts.agent_refused, not worker),

@@ -44,7 +44,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 def attention_of(found: Overview, sample: Sample, history: Mapping[str, Any]) -> list[str]:
     """Return the reasons why a person should look, worst first."""
-    reasons = [*_servers(found), *_gates(found, sample.shards), *_beyond(history.get("strays", {}))]
+    reasons = [*_servers(found), *_gates(found, sample.shards), *_beyond(history.get("foreign_entries", {}))]
     reasons += [*_held(sample.held), *_hindered(sample.workers or ())]
     if found.shards["unowned"]:
         unowned, count = found.shards["unowned"], found.shards["count"]
@@ -75,8 +75,8 @@ def _gates(found: Overview, shards: Sequence[Shard]) -> Iterator[str]:
         yield f"{'the gate of 1 more shard is' if left == 1 else f'the gates of {left} more shards are'} closed"
 
 
-def _beyond(strays: Mapping[int, str]) -> Iterator[str]:
-    for shard, entry_id in [*strays.items()][:_NAMED]:
+def _beyond(foreign_entries: Mapping[int, str]) -> Iterator[str]:
+    for shard, entry_id in [*foreign_entries.items()][:_NAMED]:
         yield (
             f"shard {shard} takes no commits: its stream goes on to {entry_id}, which no commit has written; "
             "its worker takes that out, and where it cannot, its log says why"

@@ -59,16 +59,16 @@ async def _overview(settings: Settings) -> Overview:
     try:
         sample = await sampler.take(strict=True)
         history: dict[str, Any] = {}
-        strays: dict[int, str] = {}
+        foreign_entries: dict[int, str] = {}
         if sample.redis.reachable:
             with contextlib.suppress(StateCacheError, TimeoutError):
-                strays = await sampler.strays()
+                foreign_entries = await sampler.foreign_entries()
         if sample.postgres.reachable:
             try:
                 history = await sampler.history(new=NEW, openings=OPENINGS_MAX)
             except PostgresUnavailable:
                 history = {}
-        return overview_of(settings, sample, history | {"strays": strays})
+        return overview_of(settings, sample, history | {"foreign_entries": foreign_entries})
     finally:
         await sampler.close()
 

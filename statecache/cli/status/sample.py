@@ -140,13 +140,13 @@ class Sampler:
         found: dict[str, Any] = rows[0][0]
         return found
 
-    async def strays(self) -> dict[int, str]:
+    async def foreign_entries(self) -> dict[int, str]:
         """Return, for each shard whose stream goes on beyond what its meta knows, the id of the first such entry."""
         async with asyncio.timeout(self._patience_s):
             if self._link is None or not self._link.alive:
                 self._link = await self._redis.link(self._patience_s)
             asked = [([self.keys.meta(shard), self.keys.changes(shard)], [1, 1]) for shard in range(self.keys.shards)]
-            text = script("strays").text
+            text = script("foreign_entries").text
             commands = [("EVAL", text, len(names), *names, *arguments) for names, arguments in asked]
             replies = await self._link.run(commands, seconds=self._patience_s)
         return {

@@ -221,7 +221,7 @@ if hydrations > 1 and ARGV[4] ~= '1' and call('HEXISTS', hydrating, '!' .. chang
   return { nonce, 'LATE' }
 end
 
--- Rights: a user may have lost one since the greeting, and what comes behind XADD must not be refused.
+-- Rights: a user may have lost one since the handshake, and what comes behind XADD must not be refused.
 local others_until = ARGV[first + count * width + 1]
 local may, lacking = redis.acl_check_cmd, nil
 if may then

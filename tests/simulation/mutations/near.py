@@ -84,7 +84,7 @@ NEAR = {
     ),
     "another data set": Mutant(
         "a heartbeat does not tell of another data set behind the same server",
-        "statecache/lua/connection/beat.lua",
+        "statecache/lua/connection/heartbeat.lua",
         " or '') .. ' ' .. of\n",
         " or '')\n",
         by="scenarios swapped",
@@ -120,8 +120,8 @@ NEAR = {
     "bytes are life": Mutant(
         "a tracked connection is given up whose heartbeat waits behind much that is read",
         "statecache/_async/redis/tracking.py",
-        "if now - max(self._beating, self._came) > self._settings.near_window_s:",
-        "if now - self._beating > self._settings.near_window_s:",
+        "if now - max(self._heartbeat_call, self._came) > self._settings.near_window_s:",
+        "if now - self._heartbeat_call > self._settings.near_window_s:",
         by="scenarios slow_network",
     ),
 }

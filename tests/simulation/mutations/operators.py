@@ -17,7 +17,7 @@ OPERATORS = {
     "bricked shards told": Mutant(
         "status says nothing of a stream that goes on beyond what its meta knows",
         _ATTENTION,
-        ', *_beyond(history.get("strays", {}))]',
+        ', *_beyond(history.get("foreign_entries", {}))]',
         "]",
         by="scenarios conditions",
     ),

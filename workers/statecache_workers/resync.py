@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FORKS_MAX = 10_000
 
 
-class Settled(msgspec.Struct, kw_only=True):
+class Resynced(msgspec.Struct, kw_only=True):
     """Which shards were opened, whose row must be read again first, and whose gate is closed."""
 
     opened: list[int] = []
@@ -33,25 +33,25 @@ class Settled(msgspec.Struct, kw_only=True):
     closed: list[int] = []
 
 
-async def settle(
+async def resync(
     link: AsyncLink, database: Database, flusher: Flusher, holdings: Sequence[Holding], *, heads: Heads, keys: KeySpace
-) -> Settled:
+) -> Resynced:
     """Open new holdings, as far as row and meta agree."""
-    settled = Settled()
+    resynced = Resynced()
     fit: list[tuple[Holding, Head]] = []
     for holding in holdings:
         head = heads.of[holding.shard]
         if not holding.sure:
-            settled.unsure.append(holding.shard)
+            resynced.unsure.append(holding.shard)
         elif isinstance(head, str):
             set_apart(holding, "foreign_data", f"{keys.meta(holding.shard)}: {head}")
         elif not (agree(holding.row, head, heads.server) and head.flushed <= holding.row.flushed <= head.n):
-            settled.closed.append(holding.shard)
+            resynced.closed.append(holding.shard)
         else:
             fit.append((holding, head))
     if fit:
-        await _acknowledge_and_seek(link, database, flusher, fit, settled, keys)
-    return settled
+        await _acknowledge_and_seek(link, database, flusher, fit, resynced, keys)
+    return resynced
 
 
 async def _acknowledge_and_seek(
@@ -59,11 +59,11 @@ async def _acknowledge_and_seek(
     database: Database,
     flusher: Flusher,
     fit: Sequence[tuple[Holding, Head]],
-    settled: Settled,
+    resynced: Resynced,
     keys: KeySpace,
 ) -> None:
     forks = {holding.shard: await _forks(link, database, flusher, holding, head) for holding, head in fit}
-    settled.unsure += await flusher.acknowledgement.tell(link, [holding for holding, _ in fit], forks)
+    resynced.unsure += await flusher.acknowledgement.tell(link, [holding for holding, _ in fit], forks)
     agreed = [holding for holding, _ in fit if holding.standing == "new" and holding.sure]
     calls = [([keys.changes(one.shard)], [one.row.flushed, one.row.epoch]) for one in agreed]
     for holding, reply in zip(agreed, await flusher.streams.pipeline(link, "seek", calls), strict=True):
@@ -72,7 +72,7 @@ async def _acknowledge_and_seek(
             continue
         holding.after, holding.standing, holding.reason = reply, "open", ""
         flusher.opened(holding)
-        settled.opened.append(holding.shard)
+        resynced.opened.append(holding.shard)
 
 
 async def _forks(

@@ -31,7 +31,7 @@ _BYTES_PART = 4
 """What may be read at most of all shards together, as a part of a batch's bytes."""
 
 
-class Ahead(NamedTuple):
+class ReadAhead(NamedTuple):
     """A batch that was read before its turn; with heads but no slices, only the heads are known."""
 
     heads: Heads
@@ -62,7 +62,7 @@ def pending(heads: Heads, holdings: Mapping[int, Holding]) -> int:
     return sum(max(0, head.n - rows[shard]) for shard, head in heads.of.items() if isinstance(head, Head))
 
 
-def whole(heads: Heads, slices: list[Slice], holdings: Mapping[int, Holding]) -> Ahead:
+def whole(heads: Heads, slices: list[Slice], holdings: Mapping[int, Holding]) -> ReadAhead:
     """Keep the entries only where they are all that the heads tell of, and every head agrees with its row."""
     ends = {one.shard: one.end.n for one in slices}
     for shard, holding in holdings.items():
@@ -72,11 +72,11 @@ def whole(heads: Heads, slices: list[Slice], holdings: Mapping[int, Holding]) ->
             and agree(holding.row, head, heads.server)
             and ends.get(shard, holding.place.n) >= head.n
         ):
-            return Ahead(heads, [])
-    return Ahead(heads, slices)
+            return ReadAhead(heads, [])
+    return ReadAhead(heads, slices)
 
 
-def still_next(ahead: Ahead, holdings: Mapping[int, Holding]) -> list[Slice]:
+def still_next(ahead: ReadAhead, holdings: Mapping[int, Holding]) -> list[Slice]:
     """Return what was read ahead if it is what comes next and nothing is special about it, else nothing."""
     for one in ahead.slices:
         holding = holdings.get(one.shard)
@@ -92,9 +92,9 @@ class Lookout:
         self._settings = settings
         self._streams = streams
         self.pace = Pace()
-        self.ahead: Ahead | None = None
+        self.ahead: ReadAhead | None = None
 
-    def taken(self) -> Ahead | None:
+    def taken(self) -> ReadAhead | None:
         """Return what was read ahead, once."""
         ahead, self.ahead = self.ahead, None
         return ahead
@@ -116,7 +116,7 @@ class Lookout:
         wanted = [(one, glance_entries(one, self._settings)) for one in asked]
         heads, slices = await self._streams.glance(link, wanted)
         if slices and all(agree(one.holding.row, one.head, heads.server) for one in slices):
-            self.ahead = Ahead(heads, slices)
+            self.ahead = ReadAhead(heads, slices)
         return heads
 
     async def _look_for_many(self, link: AsyncLink, holdings: Mapping[int, Holding], woken: Sequence[int]) -> Heads:

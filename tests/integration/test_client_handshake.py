@@ -39,7 +39,7 @@ async def test_a_server_that_lacks_what_the_fence_needs_is_refused(
 
     def shadowed(name: str) -> Script:
         found = script(name)
-        text = SHADOW.format(answer=WITHOUT[lacking]) + found.text if name == "greet" else found.text
+        text = SHADOW.format(answer=WITHOUT[lacking]) + found.text if name == "handshake" else found.text
         return found._replace(text=text)
 
     monkeypatch.setattr(tier, "script", shadowed)

@@ -1,4 +1,4 @@
-"""The greeting asks for every right that a client's scripts will need: none of them may stop half-way."""
+"""The handshake asks for every right that a client's scripts will need: none of them may stop half-way."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def _sources() -> str:
 
 
 def _asked_for() -> set[str]:
-    text = script("greet").text
+    text = script("handshake").text
     asked = text[text.index("local needed") : text.index("for _, command")] + text[text.index("needed[#needed") :]
     return {words[0] for words in re.findall(r"\{ '([A-Z]+)'(, '([A-Z]+)')?", asked)}
 
 
 def test_every_command_of_the_clients_scripts_is_asked_for() -> None:
-    names = set(re.findall(r'scripts?\(\s*"([a-z_]+)"', _sources())) - {"greet"}
+    names = set(re.findall(r'scripts?\(\s*"([a-z_]+)"', _sources())) - {"handshake"}
     assert {"commit", "hydrate_begin", "gate_open"} <= names
     run = {command for name in names for command in re.findall(r"call\(\s*'([A-Z]+)'", script(name).text)}
     assert len(run) > 15
@@ -70,5 +70,5 @@ def test_a_server_that_shows_no_replication_id_cannot_be_fenced(
         redis.acl_check_cmd = function() return true end
         redis.pcall = function(name) return name == 'INFO' and '{shown}' or {{ err = 'wrong number of arguments' }} end
     """
-    keys = fake.keys.greeting()
-    assert fake.redis.eval(told + script("greet").text, len(keys), *keys, fence)[7:] == lacks
+    keys = fake.keys.handshake()
+    assert fake.redis.eval(told + script("handshake").text, len(keys), *keys, fence)[7:] == lacks

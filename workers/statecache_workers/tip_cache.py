@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _Kept = tuple[int, int, "Tip"]
 
 
-class Tips:
+class TipCache:
     """The remembered tips of at most `tips_max` keys."""
 
     def __init__(self, tips_max: int) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from statecache.settings import Settings
-from statecache_workers.ahead import ENTRIES_MAX, Ahead, entries_of_each, pending, still_next, whole
 from statecache_workers.holdings import Head, Heads, Holding, Row
+from statecache_workers.read_ahead import ENTRIES_MAX, ReadAhead, entries_of_each, pending, still_next, whole
 from statecache_workers.streams import Slice
 
 SERVER = "f" * 40
@@ -62,7 +62,7 @@ def test_a_shard_that_is_not_open_hinders_no_survey() -> None:
 
 def test_what_was_read_ahead_is_dropped_when_the_shard_has_moved() -> None:
     held = {0: holding(0)}
-    ahead = Ahead(heads(s0=head(7)), [up_to(held[0], 7)])
+    ahead = ReadAhead(heads(s0=head(7)), [up_to(held[0], 7)])
     assert still_next(ahead, held) == ahead.slices
     assert still_next(ahead, {0: holding(0)}) == [], "it was lost and taken again"
     held[0].doubt()

@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache_workers.streams import Streams
 
-STRAYS_PER_PAGE = 1000
+ENTRIES_PER_PAGE = 1000
 BYTES_PER_PAGE = 8 * 2**20
 PAGES_PER_TURN = 10
 _NOBODYS = Poison(UNREADABLE, "no commit wrote it")
 _REFUSED = Poison(UNREADABLE, "a commit wrote it that was refused before its end")
 
 
-async def find_strays(
-    link: AsyncLink, streams: Streams, keys: KeySpace, shard: int, *, most: int = STRAYS_PER_PAGE
+async def find_foreign_entries(
+    link: AsyncLink, streams: Streams, keys: KeySpace, shard: int, *, most: int = ENTRIES_PER_PAGE
 ) -> Sequence[tuple[bytes, Sequence[bytes]]]:
     """Return the oldest entries of a shard that no commit wrote, in order."""
     asked = [([keys.meta(shard), keys.changes(shard)], [most, BYTES_PER_PAGE])]
-    (reply,) = await streams.pipeline(link, "strays", asked)
+    (reply,) = await streams.pipeline(link, "foreign_entries", asked)
     return () if isinstance(reply, Exception) else reply
 
 
@@ -53,10 +53,10 @@ async def expel(link: AsyncLink, database: Database, streams: Streams, keys: Key
     """
     expelled, left = 0, 1
     for _ in range(PAGES_PER_TURN):
-        strays = await find_strays(link, streams, keys, holding.shard)
-        if not strays:
+        foreign_entries = await find_foreign_entries(link, streams, keys, holding.shard)
+        if not foreign_entries:
             break
-        removed, left = await _expel_page(link, database, streams, keys, holding, strays)
+        removed, left = await _expel_page(link, database, streams, keys, holding, foreign_entries)
         expelled += removed
         if not left or not removed:
             break
@@ -73,14 +73,14 @@ async def _expel_page(
     streams: Streams,
     keys: KeySpace,
     holding: Holding,
-    strays: Sequence[tuple[bytes, Sequence[bytes]]],
+    foreign_entries: Sequence[tuple[bytes, Sequence[bytes]]],
 ) -> tuple[int, int]:
     """Park some and take them out; return how many went and whether there are more."""
     shard = holding.shard
-    refused = [_change_set(*stray) for stray in strays]
+    refused = [_change_set(*entry) for entry in foreign_entries]
     raws = [
         Raw(_aside(entry_id), fields, "", salvaged(fields)[1], _NOBODYS if one is None else _REFUSED)
-        for (entry_id, fields), one in zip(strays, refused, strict=True)
+        for (entry_id, fields), one in zip(foreign_entries, refused, strict=True)
     ]
     try:
         async with database.transaction() as transaction:
@@ -93,7 +93,7 @@ async def _expel_page(
             if not misplaced(change.key, shard, keys)
         ]
         names = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), *(keys.state(key) for key, _ in states)]
-        arguments = [strays[-1][0], *(part for state in states for part in state)]
+        arguments = [foreign_entries[-1][0], *(part for state in states for part in state)]
         (reply,) = await streams.pipeline(link, "expel", [(names, arguments)])
     except Poison as error:
         set_apart(holding, "not_quarantined", f"{keys.changes(shard)}: {error}")

@@ -54,7 +54,7 @@ class Buckets:
         return found, total
 
 
-class Tally(msgspec.Struct, kw_only=True):
+class Counters(msgspec.Struct, kw_only=True):
     """What the flusher of one worker has done since its process began."""
 
     entries: int = 0
