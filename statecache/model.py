@@ -205,8 +205,8 @@ class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     `hits` and `misses` count local reads that were answered here, and those that were not; `invalidations` keys that
     somebody wrote while they were here or on their way; `evictions` what was removed for lack of room. `bytes` is an
-    estimate. `trusted` says whether local reads are answered here at the moment; `hindrance` why not, where that is
-    known.
+    estimate. `trusted` says whether local reads are answered here at the moment; `untrusted_reason` why not,
+    where that is known.
     """
 
     hits: int
@@ -216,7 +216,7 @@ class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):
     entries: int
     bytes: int
     trusted: bool
-    hindrance: str = ""
+    untrusted_reason: str = ""
 
 
 class Unsettled(msgspec.Struct, frozen=True, kw_only=True):

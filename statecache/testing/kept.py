@@ -167,10 +167,10 @@ def _default_folder() -> Path:
 def _insist_on(port: int | None) -> None:
     """Wait a moment until a port is free that something just killed may hold; raise ConfigurationError if it stays."""
     end = monotonic() + PORT_S
-    while port is not None and (hindrance := why_not_free(port)):
+    while port is not None and (reason := why_not_free(port)):
         if monotonic() > end:
             raise ConfigurationError(
-                f"nothing can be started on port {port} of 127.0.0.1: {hindrance}",
+                f"nothing can be started on port {port} of 127.0.0.1: {reason}",
                 hint="Give another one, or none to have one chosen.",
             )
         sleep(PORT_RETRY_S)

@@ -66,7 +66,7 @@ def none_is_left_behind() -> Iterator[None]:
 
 
 class Dev:
-    """One run of `statecache dev`, whose greeting has been read."""
+    """One run of `statecache dev`, whose printed has been read."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class Dev:
             env=dict(os.environ) | (environment or {}),
         )
         _started.append(self.process)
-        self.greeting = self.until(last)
-        self.urls = dict(re.findall(r"export (\w+)=(\S+)", self.greeting))
+        self.printed = self.until(last)
+        self.urls = dict(re.findall(r"export (\w+)=(\S+)", self.printed))
         self.redis_url = self.urls.get("STATECACHE_REDIS_URL", "")
         self.postgres_url = self.urls.get("STATECACHE_POSTGRES_URL", "")
 
@@ -175,8 +175,8 @@ def test_a_second_one_in_the_same_folder_is_refused(folder: Path) -> None:
 
 def test_what_the_command_prints_can_be_tried(folder: Path) -> None:
     dev = Dev(None, command=[sys.executable, "-m", "statecache", "dev", "--folder", str(folder)])
-    assert f"in {folder}\n" in dev.greeting
-    tried = [line.strip() for line in dev.greeting.splitlines() if line.startswith("  ")]
+    assert f"in {folder}\n" in dev.printed
+    tried = [line.strip() for line in dev.printed.splitlines() if line.startswith("  ")]
     exports, lines = tried[:2], tried[2:]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     for line, expected in zip(lines, ["", '{"step":1}', '{"step": 1}', "runs/42"], strict=True):
@@ -194,7 +194,7 @@ def test_what_the_command_prints_can_be_tried(folder: Path) -> None:
 def test_a_program_reads_one_object_a_line_for_all_that_happens(folder: Path) -> None:
     command = [sys.executable, "-m", "statecache", "dev", "--json", "--folder", str(folder)]
     dev = Dev(None, command=command, last="}")
-    running = msgspec.json.decode(dev.greeting)
+    running = msgspec.json.decode(dev.printed)
     assert [*running] == ["event", "folder", "redis_url", "postgres_url"]
     assert (running["event"], running["folder"]) == ("running", str(folder))
     dev.redis_url, dev.postgres_url = running["redis_url"], running["postgres_url"]
@@ -284,7 +284,7 @@ def test_below_a_closed_home_of_root_the_data_of_postgres_go_where_it_can_reach_
     environment = {"HOME": str(home), "XDG_DATA_HOME": ""}
     dev = Dev(None, environment=environment, system_data=system_data)
     _write(dev, "kept")
-    assert f"in {home}/" in dev.greeting
+    assert f"in {home}/" in dev.printed
     (data,) = system_data.glob("*/data")
     assert data.stat().st_uid != 0
     assert dev.end() == (0, "")

@@ -158,7 +158,7 @@ async def test_without_the_extra_the_page_says_what_it_needs(
     assert b"pip install 'statecache[metrics]'" in page.body
 
 
-async def test_poison_and_strays_and_gaps_and_forks_are_counted(
+async def test_poison_and_foreign_entries_and_gaps_and_forks_are_counted(
     agents: Agents, settings: Settings, redis_raw: Any
 ) -> None:
     key, other = agents.key_on(0), agents.key_on(1)

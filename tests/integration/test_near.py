@@ -121,7 +121,7 @@ async def test_after_the_connection_is_cut_nothing_old_is_read(
         proxy.refusing = False
         await reads(one, 2)
         await kept(one)
-        assert one.near.hindrance == ""
+        assert one.near.untrusted_reason == ""
 
 
 async def test_a_connection_that_has_gone_silent_is_believed_for_the_window_only(
@@ -164,9 +164,9 @@ async def test_another_server_behind_the_same_address_is_noticed_by_the_heartbea
     monkeypatch.setattr(line._near, "drop", dropped)
     monkeypatch.setattr(line, "_heartbeat", lambda link, sent, reply: heard(link, sent, reply + b"1"))
     await until(lambda: drops)
-    assert one.near.hindrance == ""
+    assert one.near.untrusted_reason == ""
     monkeypatch.setattr(line, "_heartbeat", lambda link, sent, reply: heard(link, sent, b"slave" + reply[6:]))
-    await until(lambda: "no primary" in one.near.hindrance)
+    await until(lambda: "no primary" in one.near.untrusted_reason)
     monkeypatch.undo()
     await kept(one)
 
@@ -197,12 +197,12 @@ async def test_a_server_that_tracks_nothing_is_told_of_once_and_every_read_is_th
     one = make_client(settings.model_copy(update={"redis_url": url}))
     await one.set(KEY, 1)
     await one.get(KEY)
-    await until(lambda: one.near.hindrance)
+    await until(lambda: one.near.untrusted_reason)
     for _ in range(5):
         state = await one.get(KEY)
         assert state is not None
     assert one.near.hits == 0
-    assert "track" in one.near.hindrance
+    assert "track" in one.near.untrusted_reason
     assert len([1 for found in caplog.records if "nothing is read locally" in found.message]) == 1
 
 

@@ -305,7 +305,7 @@ async def test_a_step_that_lasts_is_its_agents_for_as_long_as_it_lives(
         assert first.runtime.claims.held == ()
 
 
-async def test_steps_that_begin_at_one_moment_ask_postgres_once_and_each_key_has_its_own_roll(
+async def test_steps_that_begin_at_one_moment_ask_postgres_once_and_each_key_has_its_own_answer(
     cache: AsyncStateCache, settings: Settings, bank: Bank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [f"runs/{number}" for number in range(10)]

@@ -38,9 +38,9 @@ class RolesSession(Session):
 
     async def _ask(self, _: str) -> None:
         """Ask what became of a commit of this session whose end it did not learn."""
-        if not self._doubts:
+        if not self._unknown:
             return
-        change_id, key = self._doubts.pop(self._rng.randrange(len(self._doubts)))
+        change_id, key = self._unknown.pop(self._rng.randrange(len(self._unknown)))
         sent = self._begin("ask", [key], "ask", change_id=change_id)
         with self._noting(sent):
             outcome: Any = await self._cache.outcome(change_id, key, timeout=ASKED_S)

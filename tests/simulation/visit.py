@@ -338,7 +338,7 @@ def _not_as_told(world: World, found: Evidence, story: list[str]) -> list[str]:
     aside = {key for _, key in found.conflicts}, {key for _, key in found.quarantined}
     wanted = {E} if {"vouched", "leaving"} & {*story} else set(), {POISON} if "poison" in story else set()
     wrong = [f"set aside are {aside}, expected were {wanted}"] if aside != wanted else []
-    strays = world.psql.execute("SELECT count(*) FROM quarantine WHERE n < 0").fetchone()
-    if "poison" in story and strays == (0,):
+    parked = world.psql.execute("SELECT count(*) FROM quarantine WHERE n < 0").fetchone()
+    if "poison" in story and parked == (0,):
         wrong.append("the entry of another program is not in quarantine")
     return wrong

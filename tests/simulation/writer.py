@@ -85,7 +85,7 @@ class Session:
         self._plain = plain
         self._keys = tuple(key for group in self.groups.values() for key in group)
         self._known: dict[str, State[Any]] = {}
-        self._doubts: list[tuple[str, str]] = []
+        self._unknown: list[tuple[str, str]] = []
 
     async def step(self) -> None:
         """Do the next operation, whatever comes of it; now and then it is cancelled on its way."""
@@ -249,7 +249,7 @@ class Session:
 
     def _noting(self, sent: Invoke, read: list[Seen] | None = None) -> Noting:
         noting = Noting(self._recorder, sent, [] if read is None else read, again=self.repeats_unmet)
-        noting.doubts = self._doubts
+        noting.unknown = self._unknown
         return noting
 
 
@@ -298,7 +298,7 @@ class Noting:
         self._read = read
         self._again = again
         self.change_id = ""
-        self.doubts: list[tuple[str, str]] = []
+        self.unknown: list[tuple[str, str]] = []
 
     def __enter__(self) -> Noting:
         return self
@@ -308,7 +308,7 @@ class Noting:
         if isinstance(error, OutcomeUnknown):
             recorder.unknown(sent, error, change_id=error.change_id)
             self.change_id = error.change_id
-            self.doubts.append((error.change_id, sent.keys[0]))
+            self.unknown.append((error.change_id, sent.keys[0]))
         elif isinstance(error, DurabilityNotMet):
             recorder.ok(sent, change_id=error.change_id, level="memory")
             self.change_id = error.change_id if self._again else ""
@@ -319,7 +319,7 @@ class Noting:
         elif isinstance(error, asyncio.CancelledError):
             recorder.unknown(sent, error)
             if sent.change_id:
-                self.doubts.append((sent.change_id, sent.keys[0]))
+                self.unknown.append((sent.change_id, sent.keys[0]))
             return False
         elif isinstance(error, StateCacheError):
             recorder.unknown(sent, error)  # the judge asks why there is such an error at all

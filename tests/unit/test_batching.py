@@ -12,7 +12,7 @@ from statecache._batching import REQUESTS_MAX, WEIGHT_MAX
 from statecache._bridge import AsyncBatcher, AsyncRequest, Batcher
 from statecache.errors import RedisUnavailable
 
-Seats = Sequence[AsyncRequest[Any, Any]]
+Requests = Sequence[AsyncRequest[Any, Any]]
 
 
 class Server:
@@ -24,7 +24,7 @@ class Server:
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def go(self, requests: Seats, seconds: float) -> list[Any]:
+    async def go(self, requests: Requests, seconds: float) -> list[Any]:
         self.left.set()
         await self.answers.wait()
         self.batches.append(([request.question for request in requests if not request.gone], seconds))
@@ -82,7 +82,7 @@ async def test_an_error_is_the_askers_own_and_a_failed_trip_is_everyones() -> No
     answers = await asyncio.gather(*asked, return_exceptions=True)
     assert [str(answer) for answer in answers] == ["1", str(broken)]
 
-    async def fail(requests: Seats, seconds: float) -> list[Any]:
+    async def fail(requests: Requests, seconds: float) -> list[Any]:
         raise broken
 
     batches = AsyncBatcher(fail)

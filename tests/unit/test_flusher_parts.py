@@ -16,7 +16,7 @@ from statecache.reconcile import Tip
 from statecache.settings import Settings
 from statecache_workers import runner
 from statecache_workers.arrays import blobs, integers, texts, times, truths
-from statecache_workers.holdings import BRIEF_S, DOUBTS_MAX, Head, Holding, Row, agree, head_of, shares, turn_after
+from statecache_workers.holdings import BRIEF_S, MISFITS_MAX, Head, Holding, Row, agree, head_of, shares, turn_after
 from statecache_workers.places import Place
 from statecache_workers.room import shortage
 from statecache_workers.streams import Slice, sliced
@@ -74,11 +74,11 @@ def _entry(n: int, *, epoch: int = 3, total: int | None = None) -> tuple[bytes, 
 
 def test_doubts_of_an_earlier_epoch_do_not_count() -> None:
     holding = Holding(0, ROW)
-    for epoch in range(4, 4 + 2 * DOUBTS_MAX):
+    for epoch in range(4, 4 + 2 * MISFITS_MAX):
         holding.doubt()
         holding.reread(ROW._replace(epoch=epoch))
     stood = []
-    for _ in range(DOUBTS_MAX + 1):
+    for _ in range(MISFITS_MAX + 1):
         stood.append(holding.standing)
         holding.doubt()
     assert (set(stood), holding.standing) == ({"new"}, "apart")

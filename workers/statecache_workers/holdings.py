@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
 
 Standing = Literal["new", "open", "apart"]
-DOUBTS_MAX = 3
+MISFITS_MAX = 3
 BRIEF_S = 0.25
 """For how long another session may hold a shard's row before the shard is left for the next renewal of the leases."""
 
@@ -70,12 +70,12 @@ class Heads(msgspec.Struct, frozen=True, kw_only=True):
 class Holding:
     """One shard that the worker owns, from the worker's side.
 
-    `after` is the stream id after which to read. `sure` says that the row was read since it last did not fit; `doubts`
+    `after` is the stream id after which to read. `sure` says that the row was read since it last did not fit; `misfits`
     counts how often it has not fitted since something was flushed, or its epoch began. `reason` is why the shard stands
     apart, `held_since` since when another session was seen to hold its row. `retention` tells what may leave.
     """
 
-    __slots__ = ("after", "doubts", "held_since", "reason", "retention", "row", "shard", "standing", "sure")
+    __slots__ = ("after", "held_since", "misfits", "reason", "retention", "row", "shard", "standing", "sure")
 
     def __init__(self, shard: int, row: Row, retention: Retention | None = None) -> None:
         self.shard = shard
@@ -83,7 +83,7 @@ class Holding:
         self.standing: Standing = "new"
         self.after = b""
         self.sure = True
-        self.doubts = 0
+        self.misfits = 0
         self.held_since: float | None = None
         self.reason = ""
         self.retention = retention or Retention(0.0, 0)
@@ -98,12 +98,12 @@ class Holding:
         self.row = self.row._replace(
             flushed=place.n, entries=place.entries, bytes=place.bytes, excepted=max(self.row.excepted, excepted)
         )
-        self.after, self.doubts = place.after, 0
+        self.after, self.misfits = place.after, 0
 
     def reread(self, row: Row) -> None:
         """Take the row as Postgres has it now; a new epoch is a new beginning."""
         if row.epoch != self.row.epoch:
-            self.doubts = 0
+            self.misfits = 0
         self.row, self.standing, self.sure, self.held_since = row, "new", True, None
         self.retention.went_back(row.flushed)
 
@@ -122,8 +122,8 @@ class Holding:
     def doubt(self) -> None:
         """Forget what was believed of the shard, and leave it for later if that goes on."""
         self.look_again()
-        self.doubts += 1
-        if self.doubts > DOUBTS_MAX:
+        self.misfits += 1
+        if self.misfits > MISFITS_MAX:
             set_apart(self, "unsettled", "its row and its meta do not come to rest")
 
 

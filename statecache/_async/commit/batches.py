@@ -65,7 +65,7 @@ class BatchedAttempts(Attempts):
         sent: dict[int, Commit],
         seconds: float,
     ) -> dict[int, Replies]:
-        """Return the replies by seat; `sent` collects the commits of the exchange, whatever becomes of it."""
+        """Return the replies by request; `sent` collects the commits of the exchange, whatever becomes of it."""
         commands = []
         for at, request in enumerate(requests):
             if not request.gone:

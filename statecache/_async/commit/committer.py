@@ -188,7 +188,7 @@ class Committer(Repeats):
             seconds = commit.end - monotonic()
             if seconds <= 0:
                 late = RedisUnavailable("timeout", detail="the time was up")
-                commit.fail(commit.doubt or commit.hindrance or late)
+                commit.fail(commit.doubt or commit.last_error or late)
             if commit.durability == "postgres" and not commit.passes:
                 committed = await self._applied_batched(commit, seconds)
                 if committed is not None:
@@ -229,7 +229,7 @@ class Committer(Repeats):
             return None
         verdict = reply[1]
         if verdict != b"LATE":
-            commit.hindrance = None
+            commit.last_error = None
         if verdict in (b"OK", b"DUP", b"MUTE"):
             committed = committed_of(commit.change_id, reply)
             self._in_flight.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
@@ -241,7 +241,7 @@ class Committer(Repeats):
         elif verdict == b"LATE":
             commit.repeat = True
             late = RedisUnavailable("late", detail="the server got the commit after its time")
-            await self._again(commit, commit.hindrance or late)  # being late says nothing of what hindered it before
+            await self._again(commit, commit.last_error or late)  # being late says nothing of what hindered it before
         elif verdict == b"MISSING":
             missing = [commit.writes[at - 1].key for at in reply[2:]]
             try:

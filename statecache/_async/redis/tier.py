@@ -144,18 +144,18 @@ class RedisTier:
                 self.lacks_rights = True
                 raise refusal(error, keys.handshake()[-1]) from error
             raise ConfigurationError(f"Redis refuses the handshake: {error}", hint=_SERVERS) from error
-        shards, hashed, prefix, schema, cluster, now_ms, role, *hindrances = [
+        shards, hashed, prefix, schema, cluster, now_ms, role, *refused = [
             part.decode("utf-8", "replace") for part in reply
         ]
         if role not in ("master", ""):
             raise no_primary(self._settings, f"it is a {role}")
-        lacking = dict.fromkeys(what.removeprefix("!") for what in hindrances if what.startswith("!"))
+        lacking = dict.fromkeys(what.removeprefix("!") for what in refused if what.startswith("!"))
         if lacking:
             raise ConfigurationError(f"this Redis server lacks {', '.join(lacking)}", hint=_SERVERS)
-        self.lacks_rights = bool(hindrances)
-        if hindrances:
+        self.lacks_rights = bool(refused)
+        if refused:
             raise ConfigurationError(
-                "the Redis user may not run " + ", ".join(sorted(set(hindrances))),
+                "the Redis user may not run " + ", ".join(sorted(set(refused))),
                 hint="Grant these commands on these keys.",
             )
         link.ahead_ms, link.handshake_s = int(now_ms) - sent * 1000, monotonic() - sent

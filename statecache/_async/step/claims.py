@@ -292,7 +292,7 @@ class _Batched(Leases):
     """Leases that are requested in batches, for many agents that wait for Postgres go on at the same moment."""
 
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
-        """Forget the leases and the trips of a forked child's parent."""
+        """Forget the leases and the batches of a forked child's parent."""
         super().begin_anew(mutex)
         self._batcher: AsyncBatcher[tuple[str, Holding], list[str]] = AsyncBatcher(self._batch)
 

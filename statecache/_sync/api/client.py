@@ -83,7 +83,7 @@ class StateCache(Verbs[Any]):
     def near(self) -> NearStatistics:
         """The near cache's counters and contents, and whether local reads are answered from it."""
         return msgspec.structs.replace(
-            self.runtime.near.statistics(boottime()), hindrance=self.runtime.tracked.hindrance
+            self.runtime.near.statistics(boottime()), untrusted_reason=self.runtime.tracked.untrusted_reason
         )
 
     @overload

@@ -24,7 +24,7 @@ class Commit(msgspec.Struct, kw_only=True):
 
     Moments are on the monotonic clock: `end` is when the caller wants an answer, `latest` when the attempt sent last is
     refused for arriving too late, `lingers` the same for attempts that were never answered. `pinned` maps writes that
-    now expect the change found at the lookup to what they expected at first. `hindrance` is the reason for the last
+    now expect the change found at the lookup to what they expected at first. `last_error` is the reason for the last
     pause, to be raised where no time is left for another attempt. `locks` are the leases it has to show, `baton` is
     passed on with it.
     """
@@ -44,7 +44,7 @@ class Commit(msgspec.Struct, kw_only=True):
     nonce: bytes = b""
     latest: float = 0.0
     lingers: float = 0.0
-    hindrance: StateCacheError | None = None
+    last_error: StateCacheError | None = None
     locks: Locks | None = None
     baton: Baton | None = None
 

@@ -204,10 +204,10 @@ class Repeats(BatchedAttempts):
             commit.fail(error)
         self._again(commit, error)
 
-    def _again(self, commit: Commit, hindrance: StateCacheError) -> None:
+    def _again(self, commit: Commit, last_error: StateCacheError) -> None:
         """Pause before the next attempt; raise what hindered this one where no time is left for another."""
         if commit.backoff.outlasts(commit.end):
-            commit.fail(hindrance)
-        commit.hindrance = hindrance
+            commit.fail(last_error)
+        commit.last_error = last_error
         note(retries=1)
         sleep(commit.backoff.take())

@@ -64,20 +64,20 @@ class Opener:
         """Try until it is open; an attempt for which too little time was left raises what the one before met."""
         token, backoff = self._gate.new_token(), Backoff(0.01, 0.25)
         refused: dict[int, Refusal] = {}
-        hindrance: Exception | None = None
+        last_error: Exception | None = None
         while True:
             seconds = max(min(end - monotonic(), self._timeout_s), 0.001)
             try:
                 refused = self._attempt(shard, token, seconds).refused
             except (PostgresUnavailable, psycopg.Error) as error:
                 self._postgres.pool.drop_idle()
-                if hindrance is None or monotonic() + LATE_S < end:  # one that the end cut off says nothing
-                    hindrance = error
+                if last_error is None or monotonic() + LATE_S < end:  # one that the end cut off says nothing
+                    last_error = error
                 if backoff.outlasts(end):
                     if refused:
                         self._gate.refuse(refused)
-                    detail = f"shard {shard} waits for its epoch: {brief(hindrance)}"
-                    raise Unavailable("epoch", detail=detail) from hindrance
+                    detail = f"shard {shard} waits for its epoch: {brief(last_error)}"
+                    raise Unavailable("epoch", detail=detail) from last_error
                 refused = {}
             except RedisUnavailable:
                 if refused and backoff.outlasts(end):

@@ -98,20 +98,20 @@ class Reader:
 
     def _read(self, key: str, end: float, *, least: int, to_write: bool) -> Record:
         backoff, asking, begun = Backoff(0.005, 0.25), False, monotonic()
-        hindrance: Unavailable | None = None
+        unavailable: Unavailable | None = None
         while True:
-            found = self._found(key, end, hindrance)
+            found = self._found(key, end, unavailable)
             if isinstance(found, Closed) and to_write:
                 self._opener.open(self._keys.shard(key), end=end)
                 continue
             if isinstance(found, Closed):
-                record, hindrance = self._behind_the_gate(key, found.place, begun, end)
+                record, unavailable = self._behind_the_gate(key, found.place, begun, end)
             else:
-                record, hindrance = self._believed(found, end, asking=asking)
+                record, unavailable = self._believed(found, end, asking=asking)
             if record is not None and record.version >= least:
                 return record
             if backoff.outlasts(end):
-                raise hindrance or Unavailable("version", detail=f"{key!r} has not reached version {least}")
+                raise unavailable or Unavailable("version", detail=f"{key!r} has not reached version {least}")
             sleep(backoff.take())
             asking = True
 
@@ -255,11 +255,11 @@ class Reader:
         """Return the record of the lineage that Postgres says is current; raise Unavailable where it cannot be had."""
         if self._settings.fence != "on":
             raise ConfigurationError("a fenced read needs the fence", hint="Set fence=on, or read the primary.")
-        backoff, hindrance = Backoff(0.005, 0.25), None
+        backoff, unavailable = Backoff(0.005, 0.25), None
         while True:
-            found = self._found(key, end, hindrance)
+            found = self._found(key, end, unavailable)
             if isinstance(found, Closed):
-                hindrance = Unavailable("epoch", detail=f"the gate of shard {self._keys.shard(key)} is closed")
+                unavailable = Unavailable("epoch", detail=f"the gate of shard {self._keys.shard(key)} is closed")
             else:
                 seconds = max(end - monotonic(), 0.001)
                 rows = self._postgres.fetch("shards", {"shards": [self._keys.shard(key)]}, seconds=seconds)
@@ -268,11 +268,11 @@ class Reader:
                 if current and self._is_believed(record, epoch) and record.version >= least:
                     return record
                 detail = f"the Redis that answers, in epoch {epoch}, is not the current one"
-                hindrance = Unavailable("epoch", detail=detail)
+                unavailable = Unavailable("epoch", detail=detail)
                 if current:
-                    hindrance = Unavailable("version", detail=f"{key!r} has not reached version {least}")
+                    unavailable = Unavailable("version", detail=f"{key!r} has not reached version {least}")
                 else:
                     self._redis.pool.drop_idle(all_of_them=True)
             if backoff.outlasts(end):
-                raise hindrance
+                raise unavailable
             sleep(backoff.take())

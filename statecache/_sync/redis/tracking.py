@@ -91,7 +91,7 @@ class TrackedConnection:
         self._server = b""
         self._open: set[int] = set()  # shards whose gate is known to be open on that server
         self._not_before = 0.0
-        self.hindrance = ""
+        self.untrusted_reason = ""
         self._pid = _process.pid
 
     @property
@@ -184,13 +184,13 @@ class TrackedConnection:
                 self._untracked(error)
                 return
             except StateCacheError as error:
-                self.hindrance = str(error)
+                self.untrusted_reason = str(error)
             else:
-                backoff, self.hindrance = Backoff(_PAUSE_S, _PAUSE_S_MAX), ""
+                backoff, self.untrusted_reason = Backoff(_PAUSE_S, _PAUSE_S_MAX), ""
                 try:
                     self._serve(link)
                 except (RedisUnavailable, ForeignData) as error:
-                    self.hindrance = str(error)
+                    self.untrusted_reason = str(error)
                     if isinstance(error, RedisUnavailable) and error.reason == "role":
                         self._redis.pool.drop_idle(all_of_them=True)
                 finally:
@@ -200,8 +200,8 @@ class TrackedConnection:
 
     def _untracked(self, error: StateCacheError) -> None:
         self._not_before = monotonic() + _UNTRACKED_S
-        if self.hindrance != str(error):
-            self.hindrance = str(error)
+        if self.untrusted_reason != str(error):
+            self.untrusted_reason = str(error)
             _logger.warning("every read goes to the primary, nothing is read locally: %s", error)
 
     def _serve(self, link: Link) -> None:

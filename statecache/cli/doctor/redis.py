@@ -73,7 +73,7 @@ async def ask(settings: Settings) -> RedisFacts:
         looks = await _looks(link, keys, settings.fence, seconds)
     finally:
         await link.close()
-    hindrances = handshake[7:]
+    refused = handshake[7:]
     middle = before + (after - before) / 2
     at = middle.timestamp() if isinstance(now, Exception) else int(now[0]) + int(now[1]) / 1e6
     return RedisFacts(
@@ -81,8 +81,8 @@ async def ask(settings: Settings) -> RedisFacts:
         config=_pairs(config),
         config_refused=str(config) if isinstance(config, Exception) else "",
         pin=[] if isinstance(pin, Exception) or pin[0] is None else [(part or b"").decode() for part in pin],
-        lacking=list(dict.fromkeys(one[1:] for one in hindrances if one.startswith("!"))),
-        handshake_refused=[one for one in hindrances if not one.startswith("!")],
+        lacking=list(dict.fromkeys(one[1:] for one in refused if one.startswith("!"))),
+        handshake_refused=[one for one in refused if not one.startswith("!")],
         agent_refused=agent,
         worker_refused=worker,
         ahead_s=at - middle.timestamp(),
