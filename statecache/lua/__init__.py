@@ -32,6 +32,11 @@ def script(name: str) -> Script:
     return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
+def names() -> list[str]:
+    """Return the names of all scripts."""
+    return sorted(_paths())
+
+
 @cache
 def _paths() -> dict[str, Traversable]:
     folders = [path for path in files(__name__).iterdir() if path.is_dir()]

@@ -30,6 +30,11 @@ def statement(name: str, schema: str) -> str:
     return text.replace("{schema}", f'"{schema}"')
 
 
+def names() -> list[str]:
+    """Return the names of all statements."""
+    return sorted(_paths())
+
+
 @cache
 def _paths() -> dict[str, Traversable]:
     folders = [path for path in files(__name__).iterdir() if path.is_dir() and path.name != "migrations"]

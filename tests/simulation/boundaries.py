@@ -22,17 +22,15 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from importlib.resources import files
 from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 import psycopg
 
+from statecache import lua, sql
 from statecache._async.epoch.calls import Calls
 from statecache._async.postgres.tier import PostgresTier
 from statecache._async.redis.connection import AsyncLink
 from statecache.errors import PostgresUnavailable, RedisUnavailable
-from statecache.lua import script
-from statecache.sql import statement
 from statecache_workers.database import Database
 
 Kind = Literal["kill before", "kill after", "drop request", "drop reply", "stop"]
@@ -114,17 +112,11 @@ class Boundaries:
 def _by_text(schema: str) -> dict[str, str]:
     """Map the texts and digests of scripts and the texts of statements, as sent, to their names."""
     found = {}
-    for stem in stems("lua"):
-        found[script(stem).sha] = found[script(stem).text] = stem
-    for stem in stems("sql"):
-        found[statement(stem, schema)] = stem
+    for name in lua.names():
+        found[lua.script(name).sha] = found[lua.script(name).text] = name
+    for name in sql.names():
+        found[sql.statement(name, schema)] = name
     return found
-
-
-def stems(folder: Literal["lua", "sql"]) -> list[str]:
-    """Return the names of all scripts, or of all statements."""
-    paths = files(f"statecache.{folder}").iterdir()
-    return sorted(path.name.removesuffix(f".{folder}") for path in paths if path.name.endswith(f".{folder}"))
 
 
 def install(schema: str, report: Report, plan: Plan | None = None) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from statecache import lua, sql
 from tests.house_rules import strings
-from tests.simulation.boundaries import KINDS, stems
+from tests.simulation.boundaries import KINDS
 from tests.simulation.failpoints import Told, a_slice, all_failpoints, table, unreached
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +69,7 @@ def _asked_for() -> set[str]:
     """Return the names of all scripts and statements that occur in the modules of client and worker."""
     done = subprocess.run([sys.executable, "-c", USERS], capture_output=True, text=True, check=True)
     spelled = {part for path in done.stdout.split() for part, _ in strings(Path(path).read_text())}
-    return spelled & {*stems("lua"), *stems("sql")}
+    return spelled & {*lua.names(), *sql.names()}
 
 
 def test_every_script_and_statement_of_client_and_worker_is_a_failpoint(told: Told) -> None:
