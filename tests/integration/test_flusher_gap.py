@@ -30,7 +30,10 @@ async def test_a_trimmed_stream_is_repaired_from_the_states(
     agents.commit({"key": one, "op": "delete", "value": ""})
     assert redis_raw.xtrim(keys.changes(0), maxlen=0) == 3
     await flush(worker)
-    assert log.of("gap") == [{"alarm": True, "shard": 0, "first": 1, "last": 3, "repaired": 2, "lost": 1, "keys": []}]
+    (told,) = log.of("gap")
+    assert {name: told[name] for name in ("first", "last", "repaired", "lost", "keys")} == {
+        "first": 1, "last": 3, "repaired": 2, "lost": 1, "keys": [],
+    }  # fmt: skip
     assert rows(psql, "SELECT key, version, op, gap FROM change ORDER BY key") == sorted(
         [(one, 2, "delete", True), (two, 1, "set", False)]
     )
@@ -40,6 +43,31 @@ async def test_a_trimmed_stream_is_repaired_from_the_states(
     agents.commit((one, "later"))
     await flush(worker)
     assert rows(psql, "SELECT version, gap FROM change WHERE key = %s ORDER BY version", one) == [(2, True), (3, False)]
+
+
+@pytest.mark.parametrize("how", ["evicted", "overwritten", "whole"])
+async def test_a_commit_of_which_a_part_can_be_rebuilt_is_lost_in_part(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace, how: str
+) -> None:
+    """Every position is found again, and one of them held more than what the states still hold."""
+    await flush(worker)
+    one = agents.key_on(0)
+    other = f"{one}/other"
+    agents.commit((one, "-30"), (other, "+30"))
+    if how == "evicted":
+        redis_raw.unlink(keys.state(other))
+    if how == "overwritten":
+        agents.commit((other, "later"))
+    redis_raw.xtrim(keys.changes(0), maxlen=0)
+    await flush(worker)
+    positions = 1 + (how == "overwritten")
+    (told,) = log.of("gap")
+    lost = 0 if how == "whole" else len(other) + len("+30") + 200
+    assert (told["repaired"], told["lost"], told["missing_bytes"]) == (positions, int(lost > 0), lost)
+    recorded = rows(psql, "SELECT first_n, last_n, cause, positions FROM lost")
+    assert recorded == ([(1, positions, "gap", 1)] if lost else [])
+    meta = agents.meta(0)
+    assert (meta["flushed"], meta["flushed_bytes"]) == (meta["n"], meta["bytes"])
 
 
 async def test_whoever_waits_for_a_change_in_a_gap_is_told_to_ask(

@@ -112,7 +112,7 @@ class Exposition(Collector):
         yield _counters("conflicts", "How many changes it has set aside as conflicts, by cause.", "cause", conflicts)
         yield _counter("gaps", "How many gaps in a stream it has come across.", counters.gaps)
         yield _counter("gap_entries_repaired", "How many lost entries it has rebuilt from states.", counters.repaired)
-        yield _counter("gap_entries_lost", "How many lost entries could not be rebuilt.", counters.lost)
+        yield _counter("gap_entries_lost", "How many lost entries could not be rebuilt, or in part.", counters.lost)
 
     def _streams(self) -> Iterator[Metric]:
         worker, stocks = self._worker, list(self._worker.stocks.values())

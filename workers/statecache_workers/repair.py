@@ -3,7 +3,8 @@
 First the states are gone through (`recall`), for some of those in the gap may be clean. Then a key that is dirty at a
 position inside the gap still holds, in its hash, the very change whose entry is lost; it is rebuilt from there and
 flushed in its place. A version that was already overwritten when its entry got lost is gone for good: it is counted,
-and the change that comes behind it is taken in with the gap recorded.
+and the change that comes behind it is taken in with the gap recorded. So is a state that has left Redis meanwhile: of a
+commit of several the others are rebuilt, and only the shard's count of bytes tells that something is missing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from statecache.entries import ForeignEntry, change_set_of_states, position_of
 from statecache.model import Position
 from statecache_workers.holdings import set_apart
 from statecache_workers.logs import alarm
-from statecache_workers.streams import Entry, Gap, Slice, Streams
+from statecache_workers.streams import Entry, Gap, Slice, Streams, weight
 
 if TYPE_CHECKING:
     from statecache._async.redis.connection import AsyncLink
@@ -50,13 +51,16 @@ class Repair:
         named = zip(reply[::2], reply[1::2], strict=True)
         dirty = [(int(float(n)), key.decode("utf-8", "replace")) for key, n in named if b"/" in key]
         end = await self._rebuild(link, one, dirty, end)
-        if end < last:
-            one.end = start._replace(n=end)
         found = {entry.position.n for entry in one.entries}
         hopeless = [key for n, key in dirty if n <= end and n not in found]
-        one.gap = Gap(first, end, end - first + 1 - len(found), hopeless[:KEYS_MAX])
-        alarm("gap", shard=one.shard, first=first, last=end, repaired=len(found), lost=one.gap.lost,
-              keys=hopeless[:KEYS_MAX])  # fmt: skip
+        lost, known = end - first + 1 - len(found), _bytes_of(one)
+        if end < last:  # where some of it is lost, nobody knows what the rest counts for
+            one.end = start._replace(n=end, bytes=one.end.bytes if lost or known is None else start.bytes + known)
+        missing_bytes = 0 if known is None else max(0, one.end.bytes - start.bytes - known)
+        lost = lost or int(missing_bytes > 0)
+        one.gap = Gap(first, end, lost, hopeless[:KEYS_MAX])
+        alarm("gap", shard=one.shard, first=first, last=end, repaired=len(found), lost=lost,
+              missing_bytes=missing_bytes, keys=hopeless[:KEYS_MAX])  # fmt: skip
 
     async def _rebuild(self, link: AsyncLink, one: Slice, dirty: Sequence[_Dirty], end: int) -> int:
         """Add the entries of the dirty keys up to where the batch is full, and return where that is."""
@@ -80,6 +84,12 @@ class Repair:
                     pairs = zip(reply[::2], reply[1::2], strict=True)
                     states.append({name.decode("utf-8", "replace"): value for name, value in pairs})
         return states
+
+
+def _bytes_of(one: Slice) -> int | None:
+    """Return what the rebuilt entries count for in the shard's bytes; None where one of them cannot be read."""
+    sizes = [weight(entry.change_set) for entry in one.entries if entry.change_set is not None]
+    return sum(sizes) if len(sizes) == len(one.entries) else None
 
 
 def _entry(one: Slice, n: int, states: Sequence[dict[str, bytes]]) -> Entry:

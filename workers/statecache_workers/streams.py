@@ -78,7 +78,7 @@ class Wanted(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """What was made of a gap in n: how many positions of it are lost, and keys whose change was."""
+    """What was made of a gap in n: how many positions of it are lost, or in part, and keys whose change was."""
 
     first: int
     last: int

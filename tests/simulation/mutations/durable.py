@@ -54,6 +54,13 @@ DURABLE = {
         "",
         by="postgres commit_cancelled",
     ),
+    "lost in part": Mutant(
+        "a commit that is rebuilt from some of its states is taken for whole",
+        "workers/statecache_workers/repair.py",
+        "        lost = lost or int(missing_bytes > 0)\n",
+        "",
+        by="scenarios lost_in_part",
+    ),
     "retention": Mutant(
         "entries leave the stream as soon as they are flushed, where they were committed long ago",
         "workers/statecache_workers/flusher.py",
