@@ -217,6 +217,36 @@ async def test_a_right_that_it_lacks_when_it_connects_again_is_waited_for(
     redis_raw.acl_deluser(name)
 
 
+ENDED = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'statecache worker%'"
+AWAY = {
+    "the schema": ("ALTER SCHEMA {schema} RENAME TO {schema}_away", "ALTER SCHEMA {schema}_away RENAME TO {schema}"),
+    "a table": ("ALTER TABLE {schema}.cluster RENAME TO away", "ALTER TABLE {schema}.away RENAME TO cluster"),
+    "the cluster's row": (
+        "CREATE TABLE {schema}.away AS SELECT * FROM {schema}.cluster; DELETE FROM {schema}.cluster",
+        "INSERT INTO {schema}.cluster SELECT * FROM {schema}.away; DROP TABLE {schema}.away",
+    ),
+}
+
+
+@pytest.mark.parametrize("missing", AWAY)
+async def test_a_schema_that_is_restored_in_place_is_waited_for(
+    agents: Agents, settings: Settings, psql: Psql, missing: str
+) -> None:
+    """It was there, so that it may come back; a worker that never saw it ends at once."""
+    name = settings.postgres_schema
+    away, back = (text.format(schema=name) for text in AWAY[missing])
+    async with _ready(settings) as process:
+        psql.execute(away.encode())
+        psql.execute(ENDED)
+        while (await process.until("outage"))["reason"] != "schema":
+            continue  # at first it is told that the connection is gone
+        psql.execute(back.encode())
+        agents.commit(agents.key_on(0))
+        await _until_flushed(agents, 0, 1)
+        process.send(signal.SIGTERM)
+        assert await process.ended() == 0
+
+
 @pytest.fixture(scope="module")
 def own() -> Iterator[Servers]:
     """Servers that may be stopped."""
@@ -270,6 +300,24 @@ async def test_a_server_that_dies_in_the_middle_is_waited_for_and_nothing_is_los
     with psycopg.connect(own_settings.postgres_url) as psql:
         found = rows(psql, "SELECT value, gap FROM statecache.change WHERE key = %s ORDER BY version", other)
     assert found == ([(b"during", False)] if name == "postgres" else []) + [(b"after", False)]
+
+
+async def test_a_database_that_is_restored_in_place_is_waited_for(own: Servers, own_settings: Settings) -> None:
+    elsewhere = urlsplit(own_settings.postgres_url)._replace(path="/template1").geturl()
+    with plain_client(own_settings.redis_url) as raw, psycopg.connect(elsewhere, autocommit=True) as psql:
+        agents = Agents(own_settings, KeySpace("sc", 4), raw)
+        async with _ready(own_settings) as process:
+            psql.execute("ALTER DATABASE postgres WITH ALLOW_CONNECTIONS false")
+            psql.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = 'postgres'")
+            psql.execute("ALTER DATABASE postgres RENAME TO away")
+            while (await process.until("outage"))["reason"] != "schema":
+                continue
+            psql.execute("ALTER DATABASE away RENAME TO postgres")
+            psql.execute("ALTER DATABASE postgres WITH ALLOW_CONNECTIONS true")
+            n = int(await _committed(agents, (agents.key_on(1), "after")))
+            await _until_flushed(agents, 1, n)
+            process.send(signal.SIGTERM)
+            assert await process.ended() == 0
 
 
 async def _committed(agents: Agents, state: Any) -> str:

@@ -11,6 +11,7 @@ Why the other instruments do not see it:
     issued_twice  both tiers go back at once: what is lost by that was promised by neither, only that it is told
     by_mistake    an older Postgres is served, and then the newer one again: no arena has two of them; so with
                   `loaded_by_mistake`, and `older_copy` and `copy_taken`, where one stands beside the live one
+    restored_in_place  Postgres' schema goes and comes back: the arenas put their Postgres back as a whole
     lost_in_part  a commit's entry is gone, and one of its states: no fault of the arenas takes just these two
     trimmed       an old Redis is opened after Postgres went back: no arena keeps one whose stream has ended
     policy_again  both tiers forget a policy: the arenas record theirs once, and keep Postgres
@@ -61,6 +62,10 @@ SCENARIOS = {
     "loaded_by_mistake": (
         "tests/integration/test_restored_postgres.py",
         "test_what_was_loaded_from_a_backup_that_was_restored_by_mistake_is_forgotten_for_the_right_one",
+    ),
+    "restored_in_place": (
+        "tests/integration/test_flusher_process.py",
+        "test_a_schema_that_is_restored_in_place_is_waited_for",
     ),
     "lost_in_part": (
         "tests/integration/test_flusher_gap.py",

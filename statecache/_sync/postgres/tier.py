@@ -114,7 +114,12 @@ class PostgresTier:
         Raises PostgresUnavailable, and ConfigurationError where the pin is another one.
         """
         end = inf if seconds is None else monotonic() + seconds
-        connection = connect(self._settings, self._name, seconds=seconds)
+        try:
+            connection = connect(self._settings, self._name, seconds=seconds)
+        except ConfigurationError as error:
+            if not self.cluster:
+                raise
+            raise self._missing(error.reason) from error
         session = Session(connection)
         try:
             self._compare(session, max(min(end - monotonic(), self._settings.timeout_s), 0.001))
@@ -126,7 +131,7 @@ class PostgresTier:
     def _compare(self, session: Session, seconds: float) -> None:
         rows = self._run(session, "cluster", {}, seconds)
         if not rows:
-            raise ConfigurationError("the schema holds no cluster row", hint="Run `statecache migrate`.")
+            raise self._missing("the schema holds no cluster row")
         cluster, shards, hashed, rule, prefix, min_code = rows[0]
         if min_code > CODE:
             raise ConfigurationError(
@@ -171,7 +176,7 @@ class PostgresTier:
                 self.pool.drop_idle()
                 if telling is not None and monotonic() + LATE_S > end:  # the end cut it off: it says nothing
                     raise telling from error
-                if error.reason not in ("connect", "connection", "standby") or backoff.outlasts(end):
+                if error.reason not in ("connect", "connection", "standby", "schema") or backoff.outlasts(end):
                     raise
                 telling = error
             sleep(backoff.take())
@@ -195,7 +200,9 @@ class PostgresTier:
                     raise self._standby()
                 rows = connection.execute(text, parameters).fetchall()
             whole, session.heard_at = True, monotonic()
-        except (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction, pg.InvalidSchemaName) as error:
+        except (pg.UndefinedTable, pg.InvalidSchemaName) as error:
+            raise self._missing(brief(error)) from error
+        except (pg.UndefinedColumn, pg.UndefinedFunction) as error:
             raise ConfigurationError(f"Postgres: {brief(error)}", hint="Run `statecache migrate`.") from error
         except pg.InsufficientPrivilege as error:
             raise ConfigurationError(f"Postgres: {brief(error)}", hint="Grant this role what it needs.") from error
@@ -211,6 +218,13 @@ class PostgresTier:
             if not whole:
                 session.close()
         return rows
+
+    def _missing(self, what: str) -> PostgresUnavailable | ConfigurationError:
+        """Return the error for a database or a schema that is not there; where it was, it may be restored just now."""
+        if self.cluster:
+            hint = "Where it is being restored, wait; else run `statecache migrate`."
+            return PostgresUnavailable("schema", detail=f"{masked(self._settings.postgres_url)}: {what}", hint=hint)
+        return ConfigurationError(f"Postgres: {what}", hint="Run `statecache migrate`.")
 
     def _standby(self) -> PostgresUnavailable:
         return PostgresUnavailable(

@@ -54,6 +54,13 @@ DURABLE = {
         "",
         by="postgres commit_cancelled",
     ),
+    "restored in place": Mutant(
+        "a worker ends where Postgres is being restored in its place",
+        "statecache/_async/postgres/tier.py",
+        "    def _missing(self, what: str) -> PostgresUnavailable | ConfigurationError:\n",
+        "    def _missing(self, what):\n        return ConfigurationError(what)\n",
+        by="scenarios restored_in_place",
+    ),
     "lost in part": Mutant(
         "a commit that is rebuilt from some of its states is taken for whole",
         "workers/statecache_workers/repair.py",
