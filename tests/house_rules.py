@@ -48,6 +48,7 @@ LAYERS = (
         "statecache._sockets",
         "statecache._batching",
         "statecache._waking",
+        "statecache._tls",
     ),
     ("statecache._async", "statecache._sync"),
     ("statecache",),

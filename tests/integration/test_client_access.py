@@ -21,12 +21,16 @@ from statecache import (
 )
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
+from tests.fault_proxy import FaultProxy
+from tests.fix_faults import through
 from tests.fix_flusher import flush
 from tests.fix_servers import MakeClient, MakeSettings, every_redis
 from tests.fix_tls import tls_files
 
 KEY = "runs/42"
 SECRET = "s3cr3t%p@ss"
+_CLIENT_HELLO = b"\x16\x03\x01"
+"""How a client's first TLS record begins."""
 
 NEEDED = (
     "eval", "evalsha", "hmget", "hget", "hset", "hexists", "hlen", "hdel", "hincrby", "del", "unlink",
@@ -284,3 +288,31 @@ async def test_tls_is_refused_where_either_side_is_not_known(
         assert error.reason == ("connect" if plain else "tls"), who
     with pytest.raises(ConfigurationError, match=r"nowhere\.pem: No such file"):
         make_client(settings.model_copy(update=there | tls_files(folder, ca="nowhere")))
+
+
+@pytest.mark.parametrize("verb", ["set", "get", "update", "lock"])
+async def test_a_connection_that_ends_in_the_tls_handshake_is_tried_again(
+    make_client: MakeClient, make_settings: MakeSettings, tls: tuple[str, Path], verb: str
+) -> None:
+    """A balancer takes the connection although its server is just starting, and ends it at the ClientHello."""
+    url, folder = tls
+    settings = make_settings(redis_url=url, **tls_files(folder))
+    async with FaultProxy("127.0.0.1", urlsplit(url).port or 0) as proxy:
+        client = make_client(through(settings, redis=proxy))
+        await client.set(KEY, 1)
+        faults = [proxy.arm("drop_request", at=_CLIENT_HELLO) for _ in range(3)]
+        proxy.cut_all()
+        await _called(client, verb)
+        assert all(fault.struck for fault in faults)
+
+
+async def _called(client: AsyncStateCache, verb: str) -> None:
+    if verb == "lock":
+        async with client.lock(KEY, ttl=5, timeout=20):
+            return
+    if verb == "update":
+        await client.update(KEY, lambda value: value + 1, timeout=20)
+    elif verb == "set":
+        await client.set(KEY, 2, timeout=20)
+    else:
+        await client.get(KEY, read="primary", timeout=20)

@@ -25,6 +25,7 @@ Why the other instruments do not see it:
     slow_network  a read that takes longer than the trust window: what is kept or not is right either way
     too_few       a commit that too few replicas can acknowledge: that it is refused late, or written, breaks no promise
     replayed      a step that is begun anew although Postgres has it: it is found out before its function is called
+    tls_handshake  a balancer that ends connections within the TLS handshake: the arenas' proxies end plain ones
 
 The exit status is pytest's of the first that fails.
 """
@@ -106,6 +107,10 @@ SCENARIOS = {
     "replayed": (
         "tests/integration/test_steps_claimed.py",
         "test_a_step_that_is_replayed_after_redis_lost_its_record_leaves_no_conflict",
+    ),
+    "tls_handshake": (
+        "tests/integration/test_client_access.py",
+        "test_a_connection_that_ends_in_the_tls_handshake_is_tried_again",
     ),
     "decoded": ("tests/unit/test_near_shared.py", "test_what_is_decoded_for_all_readers_counts_too"),
 }

@@ -42,6 +42,7 @@ from statecache._bridge import (
     is_buffered,
     unread_bytes,
 )
+from statecache._tls import is_tls_refused
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.packing import Command, packed
@@ -175,7 +176,7 @@ class AsyncLink:
             raise RedisUnavailable(reason, detail=f"{where}: {error}", hint=hint) from error
         except (RedisError, OSError, TimeoutError) as error:
             raise RedisUnavailable(
-                "tls" if "SSL" in str(error) else "connect",
+                "tls" if is_tls_refused(error) else "connect",
                 detail=f"{where}: {error or 'no answer in time'}",
                 hint="Is the server up, the URL right?",
             ) from error
@@ -229,7 +230,7 @@ class AsyncLink:
             raise RedisUnavailable("timeout", detail=f"{self._where}: no answer within {seconds:.3g} s") from error
         except (RedisError, OSError) as error:
             refused = "authentication" if isinstance(error, AuthenticationError) else "connection"
-            reason = "timeout" if "imeout" in type(error).__name__ else "tls" if "SSL" in str(error) else refused
+            reason = "timeout" if "imeout" in type(error).__name__ else "tls" if is_tls_refused(error) else refused
             self.silent_since = silent_since(sent) if reason == "timeout" else monotonic()
             raise RedisUnavailable(reason, detail=f"{self._where}: {error}") from error
         finally:

@@ -44,6 +44,7 @@ from statecache._bridge import (
     wake,
 )
 from statecache._sync.pool import silent_since
+from statecache._tls import is_tls_refused
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.packing import Command, packed
@@ -177,7 +178,7 @@ class Link:
             raise RedisUnavailable(reason, detail=f"{where}: {error}", hint=hint) from error
         except (RedisError, OSError, TimeoutError) as error:
             raise RedisUnavailable(
-                "tls" if "SSL" in str(error) else "connect",
+                "tls" if is_tls_refused(error) else "connect",
                 detail=f"{where}: {error or 'no answer in time'}",
                 hint="Is the server up, the URL right?",
             ) from error
@@ -231,7 +232,7 @@ class Link:
             raise RedisUnavailable("timeout", detail=f"{self._where}: no answer within {seconds:.3g} s") from error
         except (RedisError, OSError) as error:
             refused = "authentication" if isinstance(error, AuthenticationError) else "connection"
-            reason = "timeout" if "imeout" in type(error).__name__ else "tls" if "SSL" in str(error) else refused
+            reason = "timeout" if "imeout" in type(error).__name__ else "tls" if is_tls_refused(error) else refused
             self.silent_since = silent_since(sent) if reason == "timeout" else monotonic()
             raise RedisUnavailable(reason, detail=f"{self._where}: {error}") from error
         finally:

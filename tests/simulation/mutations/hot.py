@@ -71,4 +71,11 @@ HOT = {
         "",
         by="scenarios too_few",
     ),
+    "end in the TLS handshake": Mutant(
+        "a connection that ends within the TLS handshake is taken for a refused certificate",
+        "statecache/_tls.py",
+        "if not isinstance(origin, ssl.SSLError) or isinstance(origin, _PASSING):",
+        "if not isinstance(origin, ssl.SSLError):",
+        by="scenarios tls_handshake",
+    ),
 }
