@@ -16,6 +16,18 @@ _PASSING = (
 _PASSING_REASONS = ("TLSV1_ALERT_INTERNAL_ERROR", "TLSV1_ALERT_USER_CANCELLED", "APPLICATION_DATA_AFTER_CLOSE_NOTIFY")
 """OpenSSL's names for what a server says that is just starting or stopping, for which there is no exception class."""
 
+_SAID_BY_LIBPQ = (
+    "certificate",
+    "private key file",
+    "does not support SSL",
+    "wrong version number",
+    "unsupported protocol",
+    "alert protocol version",
+    "alert handshake failure",
+    "alert unknown ca",
+)
+"""libpq has one class of error for all that hinders a connection."""
+
 
 def is_tls_refused(error: BaseException) -> bool:
     """Return whether an error of redis-py comes from TLS that one of the sides refuses, now and later.
@@ -29,3 +41,9 @@ def is_tls_refused(error: BaseException) -> bool:
     if not isinstance(origin, ssl.SSLError) or isinstance(origin, _PASSING):
         return False
     return getattr(origin, "reason", None) not in _PASSING_REASONS
+
+
+def is_tls_refused_by_libpq(text: str) -> bool:
+    """Return whether libpq's message about a connection says the same; names in it, which are quoted, say nothing."""
+    said = " ".join(text.split('"')[::2])
+    return any(words in said for words in _SAID_BY_LIBPQ)

@@ -277,6 +277,7 @@ async def test_tls_is_refused_where_either_side_is_not_known(
         "an unknown server": there | tls_files(folder, ca="other"),
         "the system's authorities alone": there | tls_files(folder, ca=""),
         "no certificate of the client": there | tls_files(folder, client=""),
+        "a file that is no certificate": there | tls_files(folder) | {"redis_ca_file": f"{folder}/ca.key"},
         "another name of the server": {"redis_url": elsewhere} | tls_files(folder),
         "TLS to a plain port": {"redis_url": settings.redis_url.replace("redis://", "rediss://")} | tls_files(folder),
         "a plain connection": {"redis_url": plainly},
@@ -286,8 +287,21 @@ async def test_tls_is_refused_where_either_side_is_not_known(
         error = await _refusal(make_client(settings.model_copy(update=stranger)), seconds=1.0 if plain else 10.0)
         assert isinstance(error, RedisUnavailable), who
         assert error.reason == ("connect" if plain else "tls"), who
-    with pytest.raises(ConfigurationError, match=r"nowhere\.pem: No such file"):
+        assert plain or "redis_ca_file" in error.remedy, who
+    with pytest.raises(ConfigurationError, match=r"redis_ca_file .*nowhere\.pem: No such file"):
         make_client(settings.model_copy(update=there | tls_files(folder, ca="nowhere")))
+
+
+async def test_a_postgres_without_tls_is_refused_at_once_where_tls_is_asked_for(
+    make_client: MakeClient, settings: Settings
+) -> None:
+    url = psycopg.conninfo.make_conninfo(settings.postgres_url, sslmode="require")
+    client = make_client(settings.model_copy(update={"postgres_url": url}))
+    with pytest.raises(PostgresUnavailable, match="does not support SSL") as caught:
+        await client.get("no/thing", timeout=10)
+    assert caught.value.reason == "tls"
+    assert "sslrootcert=" in caught.value.remedy
+    assert not isinstance(caught.value.__cause__, PostgresUnavailable), "it was asked more than once"
 
 
 @pytest.mark.parametrize("verb", ["set", "get", "update", "lock"])

@@ -26,6 +26,7 @@ Why the other instruments do not see it:
     too_few       a commit that too few replicas can acknowledge: that it is refused late, or written, breaks no promise
     replayed      a step that is begun anew although Postgres has it: it is found out before its function is called
     tls_handshake  a balancer that ends connections within the TLS handshake: the arenas' proxies end plain ones
+    postgres_tls  a Postgres without TLS where it is asked for: no arena can go on with one
 
 The exit status is pytest's of the first that fails.
 """
@@ -111,6 +112,10 @@ SCENARIOS = {
     "tls_handshake": (
         "tests/integration/test_client_access.py",
         "test_a_connection_that_ends_in_the_tls_handshake_is_tried_again",
+    ),
+    "postgres_tls": (
+        "tests/integration/test_client_access.py",
+        "test_a_postgres_without_tls_is_refused_at_once_where_tls_is_asked_for",
     ),
     "decoded": ("tests/unit/test_near_shared.py", "test_what_is_decoded_for_all_readers_counts_too"),
 }

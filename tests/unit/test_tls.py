@@ -7,7 +7,7 @@ import ssl
 import pytest
 import redis
 
-from statecache._tls import is_tls_refused
+from statecache._tls import is_tls_refused, is_tls_refused_by_libpq
 
 
 def _wrapped(error: BaseException) -> BaseException:
@@ -59,3 +59,23 @@ def test_what_is_refused_is_final(error: BaseException) -> None:
 
 def test_an_error_of_redis_alone_is_not_of_tls() -> None:
     assert not is_tls_refused(redis.ConnectionError("Connection closed by server, which speaks of SSL."))
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("SSL error: certificate verify failed", True),
+        ('server certificate for "server" does not match host name "127.0.0.1"', True),
+        ("server does not support SSL, but SSL was required", True),
+        ('could not read root certificate file "/ca.key": no certificate or crl found', True),
+        ("SSL error: tlsv1 alert unknown ca", True),
+        ("SSL error: wrong version number", True),
+        ("SSL error: unexpected eof while reading", False),
+        ("SSL SYSCALL error: EOF detected", False),
+        ("SSL SYSCALL error: Connection reset by peer", False),
+        ("Connection refused", False),
+    ],
+)
+def test_what_libpq_says_of_tls(text: str, refused: bool) -> None:
+    where = 'connection failed: connection to server at "certificate.example" (192.0.2.1), port 5432 failed: '
+    assert is_tls_refused_by_libpq(where + text) is refused

@@ -25,6 +25,7 @@ from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict
 
 from statecache._bridge import async_opened
+from statecache._tls import is_tls_refused_by_libpq
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.settings import masked
 from statecache.sql import statement
@@ -43,6 +44,7 @@ SILENCE_S = KEEPALIVES_IDLE_S + KEEPALIVES_INTERVAL_S * KEEPALIVES_COUNT
 """How long the other machine may be silent, without even acknowledging what was sent, in seconds."""
 STATEMENTS_MAX = 6
 """How many times as long as one statement a transaction may take."""
+_TLS = "Check sslmode=, sslrootcert=, sslcert= and sslkey= of postgres_url, and the server's name in it."
 _UP = "Is the server up, the URL right?"
 _READ_ONLY = " (it is a standby, or default_transaction_read_only is on for the role, the database or the server)"
 _QUOTED = '"'
@@ -78,8 +80,9 @@ async def connect(settings: Settings, name: str, *, seconds: float | None = None
         if "does not exist" in str(error):
             raise ConfigurationError(f"postgres_url {where}: {brief(error)}", hint="Create it first.") from None
         refused = any(words in str(error) for words in ("authentication", "no password supplied", "pg_hba.conf"))
-        reason = "authentication" if refused else "connect"
-        hint = _UP if reason == "connect" else "Check user and password."
+        reason, hint = ("authentication", "Check user and password.") if refused else ("connect", _UP)
+        if not refused and is_tls_refused_by_libpq(brief(error)):
+            reason, hint = "tls", _TLS
         raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}", hint=hint) from None
 
 

@@ -57,6 +57,7 @@ Dial = Callable[[], Any]
 """A function that makes a redis-py connection, not yet connected."""
 _MESSAGES_MAX = 16
 """How many pushed messages are returned at once."""
+_TLS = "Check redis_ca_file, redis_certificate_file, redis_key_file, and the server's name in redis_url."
 _CREDENTIALS = "Check user and password."
 
 
@@ -69,14 +70,15 @@ def dialer(settings: Settings, *, protocol: int = 2) -> Dial:
         raise ConfigurationError(f"redis_url {masked(settings.redis_url)}: {error}") from None
     kind: Any = options.pop("connection_class", Connection)
     tls = {
-        "ssl_ca_certs": settings.redis_ca_file,
-        "ssl_certfile": settings.redis_certificate_file,
-        "ssl_keyfile": settings.redis_key_file,
+        "ssl_ca_certs": "redis_ca_file",
+        "ssl_certfile": "redis_certificate_file",
+        "ssl_keyfile": "redis_key_file",
     }
     if settings.redis_url.startswith("rediss://"):
-        for name, path in tls.items():
-            _check_file(name, path)
-        options.update({name: value for name, value in tls.items() if value})
+        for name, setting in tls.items():
+            if path := getattr(settings, setting):
+                _check_file(setting, path)
+                options[name] = path
     options.update(
         retry=Retry(NoBackoff(), 0),
         retry_on_timeout=False,
@@ -98,14 +100,13 @@ def dialer(settings: Settings, *, protocol: int = 2) -> Dial:
     return lambda: kind(**options)
 
 
-def _check_file(name: str, path: str | None) -> None:
-    """Open the file of a TLS option: where it is missing, redis-py would say that the server is."""
+def _check_file(setting: str, path: str) -> None:
+    """Open the file of a TLS setting: where it is missing, redis-py would say that the server is."""
     try:
-        if path:
-            with open(path, "rb"):
-                pass
+        with open(path, "rb"):
+            pass
     except OSError as error:
-        raise ConfigurationError(f"{name.replace('ssl', 'the TLS file')} {path}: {error.strerror}") from error
+        raise ConfigurationError(f"{setting} {path}: {error.strerror}") from error
 
 
 class AsyncLink:
@@ -175,11 +176,9 @@ class AsyncLink:
             reason, hint = ("authentication", _CREDENTIALS) if refused else ("connect", "")
             raise RedisUnavailable(reason, detail=f"{where}: {error}", hint=hint) from error
         except (RedisError, OSError, TimeoutError) as error:
-            raise RedisUnavailable(
-                "tls" if is_tls_refused(error) else "connect",
-                detail=f"{where}: {error or 'no answer in time'}",
-                hint="Is the server up, the URL right?",
-            ) from error
+            refused = is_tls_refused(error)
+            reason, hint = ("tls", _TLS) if refused else ("connect", "Is the server up, the URL right?")
+            raise RedisUnavailable(reason, detail=f"{where}: {error or 'no answer in time'}", hint=hint) from error
         finally:
             if not connected:
                 await connection.disconnect(nowait=True)
@@ -232,7 +231,8 @@ class AsyncLink:
             refused = "authentication" if isinstance(error, AuthenticationError) else "connection"
             reason = "timeout" if "imeout" in type(error).__name__ else "tls" if is_tls_refused(error) else refused
             self.silent_since = silent_since(sent) if reason == "timeout" else monotonic()
-            raise RedisUnavailable(reason, detail=f"{self._where}: {error}") from error
+            hint = _TLS if reason == "tls" else ""
+            raise RedisUnavailable(reason, detail=f"{self._where}: {error}", hint=hint) from error
         finally:
             if not whole:
                 await self.close()

@@ -78,4 +78,11 @@ HOT = {
         "if not isinstance(origin, ssl.SSLError):",
         by="scenarios tls_handshake",
     ),
+    "tls of Postgres": Mutant(
+        "a Postgres whose TLS is refused is asked again until the time is up",
+        "statecache/_async/postgres/connection.py",
+        "if not refused and is_tls_refused_by_libpq(brief(error)):",
+        "if False:",
+        by="scenarios postgres_tls",
+    ),
 }
