@@ -178,7 +178,7 @@ class AsyncLink:
         except (RedisError, OSError, TimeoutError) as error:
             refused = is_tls_refused(error)
             reason, hint = ("tls", _TLS) if refused else ("connect", "Is the server up, the URL right?")
-            raise RedisUnavailable(reason, detail=f"{where}: {error or 'no answer in time'}", hint=hint) from error
+            raise RedisUnavailable(reason, detail=f"{where}: {str(error) or 'no answer in time'}", hint=hint) from error
         finally:
             if not connected:
                 await connection.disconnect(nowait=True)

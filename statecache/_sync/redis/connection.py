@@ -180,7 +180,7 @@ class Link:
         except (RedisError, OSError, TimeoutError) as error:
             refused = is_tls_refused(error)
             reason, hint = ("tls", _TLS) if refused else ("connect", "Is the server up, the URL right?")
-            raise RedisUnavailable(reason, detail=f"{where}: {error or 'no answer in time'}", hint=hint) from error
+            raise RedisUnavailable(reason, detail=f"{where}: {str(error) or 'no answer in time'}", hint=hint) from error
         finally:
             if not connected:
                 connection.disconnect(nowait=True)
