@@ -153,14 +153,16 @@ def forgotten(recorded: str, copies: Iterable[object]) -> tuple[int, list[str]]:
     newer: dict[str, int] = {}
     for copy in copies:
         text = copy.decode("utf-8", "replace") if isinstance(copy, bytes) else ""
-        if text and text != recorded and _revision(text) >= _revision(recorded):
-            newer[text] = _revision(text)
+        if text and text != recorded and revision_of(text) >= revision_of(recorded):
+            newer[text] = revision_of(text)
     names = {name for text in (recorded, *newer) for name in text.split()[1:]}
     return (max(newer.values()) + 1, sorted(names)) if newer else (0, [])
 
 
-def _revision(policies: str) -> int:
-    number = policies.partition(" ")[0]
+def revision_of(policies: object) -> int:
+    """Return the revision of policies, or of a shard's copy of them; 0 where there are none."""
+    text = policies.decode("utf-8", "replace") if isinstance(policies, bytes) else policies
+    number = text.partition(" ")[0] if isinstance(text, str) else ""
     return int(number) if number.isascii() and number.isdigit() else 0
 
 

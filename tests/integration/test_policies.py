@@ -10,6 +10,7 @@ import pytest
 
 from statecache import AsyncStateCache, LockHeld, PostgresUnavailable, Settings, Unavailable, UsageError
 from statecache.keys import KeySpace
+from statecache_workers import policies
 from tests.fault_proxy import FaultProxy
 from tests.fix_faults import through
 from tests.fix_flusher import Log, flush, rows
@@ -209,6 +210,25 @@ async def test_what_a_postgres_that_went_back_knows_no_more_is_recorded_again_fr
     (told,) = log.of("policies_went_back")
     assert told["namespaces"] == names
     assert (await cache.set(KEY, 1)).version == 1
+
+
+@pytest.mark.parametrize("when", ["before a worker takes the shards", "while it flushes"])
+async def test_what_was_recorded_by_somebody_who_died_before_the_shards_knew_is_told_to_them(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace, log: Log,
+    monkeypatch: pytest.MonkeyPatch, when: str,
+) -> None:  # fmt: skip
+    """A word that takes it back is told as well, for it is the newer one."""
+    await cache.runtime.policies.record("jobs", "enforced", seconds=10.0)
+    if when == "while it flushes":
+        monkeypatch.setattr(policies, "POLICIES_S", 0.0)
+        await flush(worker)
+    for locking, known in (("enforced", [b"jobs", b"runs"]), ("advisory", [b"jobs"])):
+        psql.execute("SELECT set_locking('runs', %s, 'who died', 0)", (locking,))
+        worker.forget() if when != "while it flushes" else None
+        await flush(worker)
+        for shard in range(keys.shards):
+            assert redis_raw.hget(keys.meta(shard), "enforced").split()[1:] == known
+    assert log.of("policies_went_back") == []
 
 
 async def test_a_word_takes_effect_whatever_postgres_has_forgotten(

@@ -15,6 +15,7 @@ Why the other instruments do not see it:
     lost_in_part  a commit's entry is gone, and one of its states: no fault of the arenas takes just these two
     trimmed       an old Redis is opened after Postgres went back: no arena keeps one whose stream has ended
     policy_again  both tiers forget a policy: the arenas record theirs once, and keep Postgres
+    policy_untold  whoever records a policy dies between the tiers: no boundary of the arenas lies there
     policy_elsewhere  a wrong database number: the arenas' servers hold one deployment each
     rescue        the COMMIT of a rescue is cut short: that takes a standby that is cut off and an old branch at once
     old_tail      what an old primary takes before it is wiped: below `postgres` it may be lost, so no judge misses it
@@ -64,6 +65,10 @@ SCENARIOS = {
     "loaded_by_mistake": (
         "tests/integration/test_restored_postgres.py",
         "test_what_was_loaded_from_a_backup_that_was_restored_by_mistake_is_forgotten_for_the_right_one",
+    ),
+    "policy_untold": (
+        "tests/integration/test_policies.py",
+        "test_what_was_recorded_by_somebody_who_died_before_the_shards_knew_is_told_to_them",
     ),
     "restored_in_place": (
         "tests/integration/test_flusher_process.py",

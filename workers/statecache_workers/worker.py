@@ -33,7 +33,7 @@ from statecache_workers.holdings import Head, Heads, Holding, set_apart
 from statecache_workers.janitor import Janitor
 from statecache_workers.logs import alarm, say, warn, whisper
 from statecache_workers.ownership import Ownership, Share, look_again
-from statecache_workers.policies import restore_policies
+from statecache_workers.policies import Policies
 from statecache_workers.resync import resync
 from statecache_workers.room import ASK, ROOM_S, shortage
 from statecache_workers.streams import Stock, Woken
@@ -67,6 +67,7 @@ class Worker:
         self.gatekeeper = Gatekeeper(
             settings, self.keys, self.redis, self.postgres, by=self.id, done=self.refresh, monotonic=monotonic
         )
+        self.policies = Policies(settings, self.keys, by=self.id, monotonic=monotonic)
         self.holdings: dict[int, Holding] = {}
         self.heads: Heads | None = None
         self.stocks: dict[int, Stock] = {}
@@ -153,6 +154,7 @@ class Worker:
         self._served()
         await self._measure(link, heads)
         await self._look_for_room(link)
+        await self.policies.look(link, database)
         self._announce()
         return progress.waiting or progress.entries > 0 or self.janitor.due or self._monotonic() >= self._next_tend
 
@@ -254,7 +256,7 @@ class Worker:
         if resynced.opened:
             self.gatekeeper.agreed(heads.server)
             await tell_of_tails(database, self.flusher.streams.ended, resynced.opened, by=self.id)
-            await restore_policies(link, database, self.keys, by=self.id, seconds=self.settings.timeout_s)
+            await self.policies.look(link, database, now=True)
         if resynced.unsure:
             self.refresh()
         if resynced.closed:

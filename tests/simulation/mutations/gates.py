@@ -152,6 +152,13 @@ GATES = {
         "",
         by="scenarios loaded_by_mistake",
     ),
+    "policy untold": Mutant(
+        "a policy that Postgres has and shards lack is told to them by nobody",
+        "workers/statecache_workers/policies.py",
+        "        if names or lacking:\n",
+        "        if names:\n",
+        by="scenarios policy_untold",
+    ),
     "copy taken": Mutant(
         "whoever is pointed at a copy of Postgres takes the epochs of the live Redis",
         "statecache/epochs.py",
