@@ -247,6 +247,31 @@ async def test_a_schema_that_is_restored_in_place_is_waited_for(
         assert await process.ended() == 0
 
 
+async def test_rights_that_a_restore_grants_last_are_waited_for(agents: Agents, settings: Settings, psql: Psql) -> None:
+    schema, role = settings.postgres_schema, f"{settings.postgres_schema}_worker"
+    granted = f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}"
+    psql.execute(
+        f"CREATE ROLE {role} LOGIN PASSWORD 'secret'; GRANT USAGE ON SCHEMA {schema} TO {role}; {granted};"
+        f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {role};"
+        f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role}"
+    )
+    parts = urlsplit(settings.postgres_url)
+    url = parts._replace(netloc=f"{role}:secret@{parts.netloc.rpartition('@')[2]}").geturl()
+    try:
+        async with _ready(settings, postgres_url=url) as process:
+            psql.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}")
+            psql.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'")
+            while (await process.until("outage"))["reason"] != "schema":
+                continue  # at first it is told that the connection is gone
+            psql.execute(granted)
+            agents.commit(agents.key_on(0))
+            await _until_flushed(agents, 0, 1)
+            process.send(signal.SIGTERM)
+            assert await process.ended() == 0
+    finally:
+        psql.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 @pytest.fixture(scope="module")
 def own() -> Iterator[Servers]:
     """Servers that may be stopped."""

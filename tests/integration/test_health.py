@@ -227,7 +227,7 @@ async def test_in_an_outage_of_postgres_it_is_healthy_and_unready_and_the_lag_gr
             assert during["statecache_errors_total{postgres}"] >= 1
             assert during["statecache_errors_total{redis}"] == 0
             unready = await worker.ask("/readyz")
-            assert (unready.status, unready.body.partition(" (")[0]) == (503, "postgres cannot be reached")
+            assert (unready.status, unready.body.partition(" (")[0]) == (503, "postgres cannot be used")
             assert (await worker.ask("/healthz")).status == 200
             await asyncio.to_thread(own.restart, "postgres")
             await worker.process.until("recovered")
@@ -274,7 +274,7 @@ async def test_in_an_outage_of_redis_it_is_healthy_and_unready(own: Servers, own
         own.kill("redis")
         await worker.process.until("outage")
         unready = await worker.ask("/readyz")
-        assert (unready.status, unready.body.partition(" (")[0]) == (503, "redis cannot be reached")
+        assert (unready.status, unready.body.partition(" (")[0]) == (503, "redis cannot be used")
         assert (await worker.ask("/healthz")).status == 200
         during = await worker.metrics()
         assert during["statecache_errors_total{redis}"] >= 1

@@ -11,7 +11,8 @@ Why the other instruments do not see it:
     issued_twice  both tiers go back at once: what is lost by that was promised by neither, only that it is told
     by_mistake    an older Postgres is served, and then the newer one again: no arena has two of them; so with
                   `loaded_by_mistake`, and `older_copy` and `copy_taken`, where one stands beside the live one
-    restored_in_place  Postgres' schema goes and comes back: the arenas put their Postgres back as a whole
+    restored_in_place  Postgres' schema goes and comes back: the arenas put their Postgres back as a whole; so with
+                  `opened_in_a_restore` and `rights_granted_last`
     lost_in_part  a commit's entry is gone, and one of its states: no fault of the arenas takes just these two
     trimmed       an old Redis is opened after Postgres went back: no arena keeps one whose stream has ended
     policy_again  both tiers forget a policy: the arenas record theirs once, and keep Postgres
@@ -73,6 +74,14 @@ SCENARIOS = {
     "restored_in_place": (
         "tests/integration/test_flusher_process.py",
         "test_a_schema_that_is_restored_in_place_is_waited_for",
+    ),
+    "opened_in_a_restore": (
+        "tests/integration/test_restored_in_place.py",
+        "test_a_shard_is_opened_when_what_was_there_is_back",
+    ),
+    "rights_granted_last": (
+        "tests/integration/test_flusher_process.py",
+        "test_rights_that_a_restore_grants_last_are_waited_for",
     ),
     "lost_in_part": (
         "tests/integration/test_flusher_gap.py",

@@ -61,10 +61,10 @@ def test_an_outage_is_named_until_a_turn_comes_through_and_never_unhealthy(pulse
         pulse.beat = clock.monotonic()
         pulse.turn_failed("postgres", "connect")
         pulse.lost("redis", "timeout")
-    assert pulse.unready() == "postgres cannot be reached (connect); redis cannot be reached (timeout)"
+    assert pulse.unready() == "postgres cannot be used (connect); redis cannot be used (timeout)"
     assert pulse.unhealthy() == ""
     pulse.reached("redis")
-    assert pulse.unready() == "postgres cannot be reached (connect)"
+    assert pulse.unready() == "postgres cannot be used (connect)"
     pulse.turn_passed(resynced=True)
     assert pulse.unready() == ""
     assert pulse.errors == {"redis": 0, "postgres": 60, "other": 0}

@@ -104,7 +104,7 @@ class Pulse:
         if self.draining:
             return "draining"
         if self.troubles:
-            return "; ".join(f"{server} cannot be reached ({why})" for server, why in sorted(self.troubles.items()))
+            return "; ".join(f"{server} cannot be used ({why})" for server, why in sorted(self.troubles.items()))
         if self.passed is None:
             return "starting: no turn has come through"
         if not self.resynced:

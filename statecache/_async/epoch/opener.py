@@ -18,7 +18,7 @@ from statecache._async.postgres.connection import brief
 from statecache._bridge import AsyncSlots, async_severed, async_sleep
 from statecache.backoff import LATE_S, Backoff
 from statecache.clock import monotonic
-from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
+from statecache.errors import PostgresUnavailable, RedisUnavailable, Unavailable
 
 if TYPE_CHECKING:
     from statecache._async.postgres.tier import PostgresTier
@@ -101,7 +101,7 @@ class Opener:
             whole = True
         except psycopg.ProgrammingError as error:
             hint = "Run `statecache migrate`; grant agents SELECT on the tables and EXECUTE on begin_epoch."
-            raise ConfigurationError(f"Postgres: {brief(error)}", hint=hint) from error
+            raise self._postgres.misfit(error, hint, worked=bool(self._times)) from error
         finally:
             if not whole:
                 await session.close()

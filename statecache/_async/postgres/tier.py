@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 _GRACE_S = 0.05
 """How much longer than the server's own timeout its answer is waited for, in seconds."""
+_MISFITS = (
+    pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedColumn, pg.UndefinedFunction, pg.InsufficientPrivilege,
+)  # fmt: skip
+_MIGRATE = "Run `statecache migrate`."
+_GRANT = "Grant this role what it needs."
 
 
 class AsyncSession:
@@ -102,6 +107,8 @@ class PostgresTier:
         self._redis_cluster = cluster
         self._standby_too = standby_too
         self.cluster = ""
+        self._worked: set[str] = set()
+        """Names of the statements that this process has run: what they need was there once."""
         self.pool = AsyncPool(
             self.session, size=settings.postgres_connections_max, busy=PostgresUnavailable, what="Postgres"
         )
@@ -200,12 +207,10 @@ class PostgresTier:
                     raise self._standby()
                 rows = await (await connection.execute(text, parameters)).fetchall()
             whole, session.heard_at = True, monotonic()
-        except (pg.UndefinedTable, pg.InvalidSchemaName) as error:
-            raise self._missing(brief(error)) from error
-        except (pg.UndefinedColumn, pg.UndefinedFunction) as error:
-            raise ConfigurationError(f"Postgres: {brief(error)}", hint="Run `statecache migrate`.") from error
-        except pg.InsufficientPrivilege as error:
-            raise ConfigurationError(f"Postgres: {brief(error)}", hint="Grant this role what it needs.") from error
+            self._worked.add(name)
+        except _MISFITS as error:
+            right = isinstance(error, pg.InsufficientPrivilege)
+            raise self.misfit(error, _GRANT if right else _MIGRATE, worked=name in self._worked) from error
         except psycopg.Error as error:
             where = masked(self._settings.postgres_url)
             broken = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
@@ -219,12 +224,21 @@ class PostgresTier:
                 await session.close()
         return rows
 
-    def _missing(self, what: str) -> PostgresUnavailable | ConfigurationError:
-        """Return the error for a database or a schema that is not there; where it was, it may be restored just now."""
+    def misfit(self, error: psycopg.Error, hint: str, *, worked: bool) -> PostgresUnavailable | ConfigurationError:
+        """Return the error for a statement that the schema, or a right there, does not fit.
+
+        What worked before, and a table that belongs to a schema which was there, may come back by itself.
+        """
+        if worked or isinstance(error, (pg.UndefinedTable, pg.InvalidSchemaName)):
+            return self._missing(brief(error), hint)
+        return ConfigurationError(f"Postgres: {brief(error)}", hint=hint)
+
+    def _missing(self, what: str, hint: str = _MIGRATE) -> PostgresUnavailable | ConfigurationError:
+        """Return the error for a database or a schema that is not there; where it was, it may just be restored."""
         if self.cluster:
-            hint = "Where it is being restored, wait; else run `statecache migrate`."
-            return PostgresUnavailable("schema", detail=f"{masked(self._settings.postgres_url)}: {what}", hint=hint)
-        return ConfigurationError(f"Postgres: {what}", hint="Run `statecache migrate`.")
+            told = f"Where it is being restored, wait; else {hint[0].lower()}{hint[1:]}"
+            return PostgresUnavailable("schema", detail=f"{masked(self._settings.postgres_url)}: {what}", hint=told)
+        return ConfigurationError(f"Postgres: {what}", hint=hint)
 
     def _standby(self) -> PostgresUnavailable:
         return PostgresUnavailable(

@@ -20,7 +20,7 @@ from statecache._sync.epoch.gate import Gate, Outcome
 from statecache._sync.postgres.connection import brief
 from statecache.backoff import LATE_S, Backoff
 from statecache.clock import monotonic
-from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
+from statecache.errors import PostgresUnavailable, RedisUnavailable, Unavailable
 
 if TYPE_CHECKING:
     from statecache._sync.postgres.tier import PostgresTier
@@ -103,7 +103,7 @@ class Opener:
             whole = True
         except psycopg.ProgrammingError as error:
             hint = "Run `statecache migrate`; grant agents SELECT on the tables and EXECUTE on begin_epoch."
-            raise ConfigurationError(f"Postgres: {brief(error)}", hint=hint) from error
+            raise self._postgres.misfit(error, hint, worked=bool(self._times)) from error
         finally:
             if not whole:
                 session.close()

@@ -57,6 +57,9 @@ if TYPE_CHECKING:
 
 _POSITIONS_PER_PAGE = 20_000
 _MEANWHILE = Refusal(why="others are opening it, or hold its row in Postgres", wait=True)
+_NO_ROW = Refusal(
+    why="Postgres has no row for it: where that is being restored, wait; else run `statecache migrate`", wait=True
+)
 
 
 class Attempt:
@@ -87,6 +90,7 @@ class Attempt:
         """Open those of the shards that may be opened, and return which, and why others are not."""
         rows = self._rows(shards)
         seen, refused = self._look(rows)
+        refused |= dict.fromkeys(set(shards).difference(row.shard for row in rows), _NO_ROW)
         seen = self._compare(self._confirm(rows, seen, refused), refused)
         self._rescue(refused)
         claimed = self._claim(seen)
@@ -104,8 +108,6 @@ class Attempt:
 
     def _rows(self, shards: Sequence[int]) -> list[Row]:
         rows = self._calls.fetch("shards", {"shards": list(shards)})
-        if len(rows) != len(set(shards)):
-            raise ConfigurationError("Postgres has no row for some shards", hint="Run `statecache migrate`.")
         self._may_begin = all(row[5] for row in rows)
         self._policies = rows[0][6] if rows else self._policies
         return [
@@ -170,8 +172,9 @@ class Attempt:
         doubtful = [shard for shard, refusal in refused.items() if not refusal.wait]
         doubtful += [one.row.shard for one in seen]
         now = {row.shard: row for row in self._rows(doubtful)} if doubtful else {}
-        for shard, row in now.items():
-            if (row.epoch, row.replid) != (before[shard].epoch, before[shard].replid):
+        for shard in doubtful:
+            row = now.get(shard)
+            if row is None or (row.epoch, row.replid) != (before[shard].epoch, before[shard].replid):
                 refused[shard] = _MEANWHILE
         return [one for one in seen if one.row.shard not in refused and one.is_closed(now[one.row.shard].flushed)]
 

@@ -57,9 +57,24 @@ DURABLE = {
     "restored in place": Mutant(
         "a worker ends where Postgres is being restored in its place",
         "statecache/_async/postgres/tier.py",
-        "    def _missing(self, what: str) -> PostgresUnavailable | ConfigurationError:\n",
-        "    def _missing(self, what):\n        return ConfigurationError(what)\n",
+        "    def _missing(self, what: str, hint: str = _MIGRATE) -> PostgresUnavailable | ConfigurationError:\n",
+        "    def _missing(self, what, hint=_MIGRATE):\n        return ConfigurationError(what)\n",
         by="scenarios restored_in_place",
+    ),
+    "opened in a restore": Mutant(
+        "an agent that opens a shard while Postgres is being restored blames the configuration",
+        "statecache/_async/epoch/opener.py",
+        "            raise self._postgres.misfit(error, hint, worked=bool(self._times)) from error\n",
+        "            from statecache.errors import ConfigurationError\n\n"
+        "            raise ConfigurationError(hint) from error\n",
+        by="scenarios opened_in_a_restore",
+    ),
+    "rights granted last": Mutant(
+        "whoever was granted its rights anew by a restore has ended by then",
+        "statecache/_async/postgres/tier.py",
+        "        if worked or isinstance(error,",
+        "        if isinstance(error,",
+        by="scenarios rights_granted_last",
     ),
     "lost in part": Mutant(
         "a commit that is rebuilt from some of its states is taken for whole",
