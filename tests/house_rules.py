@@ -334,10 +334,11 @@ def moods(path: str, text: str) -> Findings:
     return found
 
 
-def unused_files(stems: list[str], sources: dict[str, str]) -> Findings:
-    """Find scripts and statements whose name no code spells."""
+def unused_files(data: dict[str, str], sources: dict[str, str]) -> Findings:
+    """Find scripts and statements whose name no code spells, and no script includes."""
     spelled = {part for text in sources.values() for part, _ in strings(text)}
-    return [f"{stem}: nothing asks for it" for stem in stems if PurePosixPath(stem).stem not in spelled]
+    spelled |= {name for text in data.values() for name in re.findall(r"^-- include (\w+)$", text, re.MULTILINE)}
+    return [f"{path}: nothing asks for it" for path in data if PurePosixPath(path).stem not in spelled]
 
 
 def undocumented(names: list[str], pages: str) -> Findings:

@@ -1,15 +1,19 @@
 """Scripts live in files, in folders by what they are for; this module reads them.
 
-A script's name is its file's stem, unique among all folders, and its metric's label.
+A script's name is its file's stem, unique among all folders, and its metric's label. What several scripts do alike
+stands beside the folders; a line `-- include name` is replaced by it.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
+
+_INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
 
 
 class Script(NamedTuple):
@@ -28,13 +32,17 @@ def parts_of(reply: Any) -> Any:
 @cache
 def script(name: str) -> Script:
     """Return the named script with the digest that EVALSHA takes."""
-    text = _paths()[name].read_text(encoding="utf-8")
+    text = _INCLUDE.sub(_included, _paths()[name].read_text(encoding="utf-8"))
     return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 def names() -> list[str]:
     """Return the names of all scripts."""
     return sorted(_paths())
+
+
+def _included(found: re.Match[str]) -> str:
+    return files(__name__).joinpath(f"{found[1]}.lua").read_text(encoding="utf-8")
 
 
 @cache

@@ -268,6 +268,7 @@ def test_a_forked_child_keeps_nothing_of_its_parent_and_reads_for_itself(setting
 
 def test_threads_that_read_first_at_the_same_moment_open_one_connection(settings: Settings) -> None:
     for _ in range(5):
+        before = {*threading.enumerate()}
         with StateCache(settings=settings) as cache:
             together = threading.Barrier(8)
 
@@ -280,5 +281,5 @@ def test_threads_that_read_first_at_the_same_moment_open_one_connection(settings
                 thread.start()
             for thread in threads:
                 thread.join()
-            listening = [thread for thread in threading.enumerate() if thread.name == "statecache-near"]
+            listening = [one for one in {*threading.enumerate()} - before if one.name == "statecache-near"]
             assert len(listening) == 1

@@ -72,3 +72,10 @@ def test_a_server_that_shows_no_replication_id_cannot_be_fenced(
     """
     keys = fake.keys.handshake()
     assert fake.redis.eval(told + script("handshake").text, len(keys), *keys, fence)[7:] == lacks
+
+
+def test_what_a_script_includes_stands_in_it() -> None:
+    text = script("fenced_read").text
+    assert "-- include" not in text
+    asked = text.index("redis.call('INFO', 'replication')")
+    assert text.index("fence = ") < asked < text.index("if role ~= 'master'")

@@ -108,8 +108,9 @@ class Reader:
                 record, unavailable = await self._believed(found, end, asking=asking)
             if record is not None and record.version >= least:
                 return record
+            unavailable = unavailable or Unavailable("version", detail=f"{key!r} has not reached version {least}")
             if backoff.outlasts(end):
-                raise unavailable or Unavailable("version", detail=f"{key!r} has not reached version {least}")
+                raise unavailable
             await async_sleep(backoff.take())
             asking = True
 

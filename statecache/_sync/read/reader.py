@@ -110,8 +110,9 @@ class Reader:
                 record, unavailable = self._believed(found, end, asking=asking)
             if record is not None and record.version >= least:
                 return record
+            unavailable = unavailable or Unavailable("version", detail=f"{key!r} has not reached version {least}")
             if backoff.outlasts(end):
-                raise unavailable or Unavailable("version", detail=f"{key!r} has not reached version {least}")
+                raise unavailable
             sleep(backoff.take())
             asking = True
 

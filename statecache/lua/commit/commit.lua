@@ -35,28 +35,25 @@
 local KEYS, ARGV, call, pcall, find, format = KEYS, ARGV, redis.call, redis.pcall, string.find, string.format
 local meta, changes, unflushed, hydrating = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local nonce, change_id = ARGV[1], ARGV[2]
-local count, first, width = #KEYS - 4, 12, 8
-local locks = #ARGV < 11 + width * count -- as many as there would be for one state less: the last KEY is no state
+local is_repeat, writer, actor, reason = ARGV[4] == '1', ARGV[5], ARGV[6], ARGV[7]
+local first, width = 12, 8 -- of the states, whose keys stand first, and then:
+local OP, EXPECTED, VALUE, ENCODING, SCHEMA, TTL, ASSUME_NEW = 1, 2, 3, 4, 5, 6, 7
+local count = #KEYS - 4
+local locks = #ARGV < first - 1 + width * count -- as many as for one state less: the last KEY is no state
 if locks then
   count, locks = count - 1, KEYS[4 + count]
 end
+local last = first + count * width
+local latest, others_until, leases, guarded = ARGV[last], ARGV[last + 1], ARGV[last + 2], ARGV[last + 3]
 
 -- Fence: this server is the one that opened the shard's epoch, and a primary: what a replica refuses may be long past.
 local head = pcall('HMGET', meta, 'epoch', 'replid', 'n', 'entries', 'bytes', 'flushed_entries', 'flushed_bytes',
   'enforced')
 if head.err then return { nonce, 'FOREIGN', meta, head.err } end
-local epoch, replid, server = head[1], head[2], 'off'
-local fence, replicas, info = ARGV[3], nil, nil
-if #fence > 3 then
-  fence, replicas = string.match(fence, '^(%a+) (%d+)$')
-  info = call('INFO', 'replication')
-end
-if fence == 'on' then
-  info = info or call('INFO', 'replication')
-  if not find(info, 'role:master', 1, true) then return redis.error_reply('READONLY this server is no primary') end
-  local same = replid and find(info, 'master_replid:' .. replid .. '\r', 1, true)
-  server = same and replid or string.match(info, 'master_replid:(%x+)')
-end
+local epoch, replid, fence, replicas = head[1], head[2], ARGV[3], nil
+if #fence > 3 then fence, replicas = string.match(fence, '^(%a+) (%d+)$') end
+-- include lineage
+if role ~= 'master' then return redis.error_reply('READONLY this server is no primary') end
 if not epoch or replid ~= server then
   return { nonce, 'FENCED', replid or '', server, epoch or '' }
 end
@@ -64,14 +61,14 @@ end
 -- Presence: every state is here, or its creator vouches that it is new. Not for a repeat: Redis may have forgotten
 -- what was applied, and Postgres may hold it.
 local states, missing = {}, nil
-local mine, seen = change_id .. '@', ARGV[4] == '1'
+local mine, seen = change_id .. '@', is_repeat
 for i = 1, count do
   local state = pcall('HMGET', KEYS[4 + i], 'version', 'change_id', 'op', 'recent', 'key', 'ttl')
   if state.err then return { nonce, 'FOREIGN', KEYS[4 + i], state.err } end
   local at = first + (i - 1) * width
   if not state[1] then
     if call('EXISTS', KEYS[4 + i]) == 1 then return { nonce, 'FOREIGN', KEYS[4 + i], 'fields are missing' } end
-    if (ARGV[at + 7] == '1' or ARGV[at + 7] == 'e' .. epoch) and ARGV[4] ~= '1' then
+    if (ARGV[at + ASSUME_NEW] == '1' or ARGV[at + ASSUME_NEW] == 'e' .. epoch) and not is_repeat then
       state = { '0', '', 'absent', '', ARGV[at] }
     else
       missing = missing or { nonce, 'MISSING' }
@@ -92,7 +89,7 @@ if seen then
   local writes, found_in, unsure, unapplied, dup, reused = 0, 0, false, false, { nonce, 'DUP', '', '' }, nil
   for i = 1, count do
     local at, state = first + (i - 1) * width, states[i]
-    if ARGV[at + 1] ~= 'check' then
+    if ARGV[at + OP] ~= 'check' then
       writes = writes + 1
       local age, found, parent = 0, nil, nil
       for id, position in string.gmatch(state[4], '(%S+)@(%S*)') do
@@ -119,15 +116,15 @@ if seen then
             if fields[j + 1] == ARGV[at] and find(fields[j], '^key%d+$') then op, value = fields[j + 3], fields[j + 13] end
           end
         end
-        if op and (op ~= ARGV[at + 1] or value ~= ARGV[at + 3]) then
+        if op and (op ~= ARGV[at + OP] or value ~= ARGV[at + VALUE]) then
           reused = reused or { nonce, 'REUSED', i, format('%d', version - found[2]) }
         end
         dup[#dup + 1] = format('%d', version - found[2])
         dup[#dup + 1] = parent
-      elseif found or (ARGV[4] == '1' and version > age) then
+      elseif found or (is_repeat and version > age) then
         unsure = true
       end
-      unapplied = unapplied or (not found and ARGV[at + 2] ~= '' and ARGV[at + 2] == state[2])
+      unapplied = unapplied or (not found and ARGV[at + EXPECTED] ~= '' and ARGV[at + EXPECTED] == state[2])
     end
   end
   if reused then return reused end
@@ -147,13 +144,14 @@ end
 
 -- Replicas: what too few can acknowledge is not written.
 if replicas then
+  if fence ~= 'on' then info = call('INFO', 'replication') end
   local connected = string.match(info, 'connected_slaves:(%d+)') or '0'
   if tonumber(connected) < tonumber(replicas) then return { nonce, 'REPLICAS', connected, replicas } end
 end
 
 -- Compare-and-set on the parent change.
 for i = 1, count do
-  local expected, state = ARGV[first + (i - 1) * width + 2], states[i]
+  local expected, state = ARGV[first + (i - 1) * width + EXPECTED], states[i]
   local holds
   if expected == '*' then
     holds = true
@@ -171,9 +169,9 @@ end
 if head[8] or locks then
   local namespace = string.match(ARGV[first], '^[^/]*')
   local enforced = head[8] and find(head[8], ' ' .. namespace .. ' ', 1, true)
-  local guarded = locks and ARGV[first + count * width + 3] ~= ''
-  if enforced and not guarded then return { nonce, 'POLICY', 'enforced' } end
-  if guarded and not enforced then return { nonce, 'POLICY', 'advisory' } end
+  local names_locks = locks and guarded ~= ''
+  if enforced and not names_locks then return { nonce, 'POLICY', 'enforced' } end
+  if names_locks and not enforced then return { nonce, 'POLICY', 'advisory' } end
 end
 
 -- Fencing: each lease of the commit stands, and nobody else holds what only a holder may write.
@@ -189,13 +187,13 @@ if locks then
     if token and tonumber(until_ms) > ms then return token, holder end
   end
   tokens = {}
-  for lock, token in string.gmatch(ARGV[first + count * width + 2], '(%Z+)%z(%Z+)%z') do
+  for lock, token in string.gmatch(leases, '(%Z+)%z(%Z+)%z') do
     local stands, holder, foreign = standing(lock)
     if foreign then return { nonce, 'FOREIGN', locks, foreign } end
     if stands ~= token then return { nonce, 'STALE', lock, token, holder or '' } end
     own[lock], tokens[#tokens + 1], tokens[#tokens + 2] = true, lock, token
   end
-  for lock in string.gmatch(ARGV[first + count * width + 3], '(%Z+)%z') do
+  for lock in string.gmatch(guarded, '(%Z+)%z') do
     local stands, holder, foreign = standing(lock)
     if foreign then return { nonce, 'FOREIGN', locks, foreign } end
     if stands and not own[lock] then return { nonce, 'HELD', lock, holder } end
@@ -207,9 +205,9 @@ end
 local size = 0
 for i = 1, count do
   local at = first + (i - 1) * width
-  local length = #ARGV[at + 3]
+  local length = #ARGV[at + VALUE]
   if length > tonumber(ARGV[11]) then return { nonce, 'LIMIT', i, length, ARGV[11] } end
-  if ARGV[at + 1] ~= 'check' then size = size + length + #ARGV[at] + 200 end
+  if ARGV[at + OP] ~= 'check' then size = size + length + #ARGV[at] + 200 end
 end
 if size > tonumber(ARGV[10]) then return { nonce, 'LIMIT', 0, size, ARGV[10] } end
 local dirty = pcall('ZCARD', unflushed)
@@ -217,12 +215,11 @@ if type(dirty) == 'table' then return { nonce, 'FOREIGN', unflushed, dirty.err }
 local hydrations = pcall('HLEN', hydrating)
 if type(hydrations) == 'table' then return { nonce, 'FOREIGN', hydrating, hydrations.err } end
 -- A first attempt that comes after another one was applied, so late that `recent` may have forgotten that.
-if hydrations > 1 and ARGV[4] ~= '1' and call('HEXISTS', hydrating, '!' .. change_id) == 1 then
+if hydrations > 1 and not is_repeat and call('HEXISTS', hydrating, '!' .. change_id) == 1 then
   return { nonce, 'LATE' }
 end
 
 -- Rights: a user may have lost one since the handshake, and what comes behind XADD must not be refused.
-local others_until = ARGV[first + count * width + 1]
 local may, lacking = redis.acl_check_cmd, nil
 if may then
   if not may('HSET', meta, 'n', 1) then lacking = { 'HSET', meta } end
@@ -239,7 +236,7 @@ if may then
 end
 
 -- Nothing below can fail but XADD, which comes first.
-local now, latest = call('TIME'), ARGV[first + count * width]
+local now = call('TIME')
 if latest and now[1] * 1000 + now[2] / 1000 > tonumber(latest) then return { nonce, 'LATE' } end
 local of_day = now[1] % 86400
 local day = (now[1] - of_day) / 86400 + 719468 -- since 0000-03-01, for then leap days end their years
@@ -258,22 +255,23 @@ local updated_at = format('%04d-%02d-%02dT%02d:%02d:%02d.%06dZ', year, months < 
 local n, entries, bytes = format('%d', head[3] + 1), format('%d', head[4] + 1), format('%d', head[5] + size)
 local position = epoch .. '-' .. n
 local added
-if count == 1 and ARGV[6] == '' and ARGV[7] == '' and ARGV[13] ~= 'check' and not tokens then
+if count == 1 and actor == '' and reason == '' and ARGV[first + OP] ~= 'check' and not tokens then
   -- The same entry as below, spelled out: most commits are of one state and without what is optional.
   local state = states[1]
   state.version = format('%d', state[1] + 1)
-  added = pcall('XADD', changes, position, 'format', '1', 'change_id', change_id, 'at', updated_at, 'writer', ARGV[5],
-    'entries', entries, 'bytes', bytes, 'key1', ARGV[12], 'op1', ARGV[13], 'version1', state.version,
-    'parent1', state[2], 'encoding1', ARGV[16], 'schema1', ARGV[17], 'value1', ARGV[15])
+  added = pcall('XADD', changes, position, 'format', '1', 'change_id', change_id, 'at', updated_at, 'writer', writer,
+    'entries', entries, 'bytes', bytes, 'key1', ARGV[first], 'op1', ARGV[first + OP], 'version1',
+    state.version, 'parent1', state[2], 'encoding1', ARGV[first + ENCODING], 'schema1', ARGV[first + SCHEMA],
+    'value1', ARGV[first + VALUE])
 else
-  local entry = { 'XADD', changes, position, 'format', tokens and '2' or '1', 'change_id', change_id, 'at', updated_at, 'writer', ARGV[5],
-    'entries', entries, 'bytes', bytes }
+  local entry = { 'XADD', changes, position, 'format', tokens and '2' or '1', 'change_id', change_id, 'at', updated_at,
+    'writer', writer, 'entries', entries, 'bytes', bytes }
   local length = #entry
-  if ARGV[6] ~= '' then
-    entry[length + 1], entry[length + 2], length = 'actor', ARGV[6], length + 2
+  if actor ~= '' then
+    entry[length + 1], entry[length + 2], length = 'actor', actor, length + 2
   end
-  if ARGV[7] ~= '' then
-    entry[length + 1], entry[length + 2], length = 'reason', ARGV[7], length + 2
+  if reason ~= '' then
+    entry[length + 1], entry[length + 2], length = 'reason', reason, length + 2
   end
   for i = 1, tokens and #tokens or 0, 2 do
     local which = format('%d', (i + 1) / 2)
@@ -283,16 +281,16 @@ else
   local written = 0
   for i = 1, count do
     local at, state = first + (i - 1) * width, states[i]
-    if ARGV[at + 1] ~= 'check' then
+    if ARGV[at + OP] ~= 'check' then
       written = written + 1
       state.version = format('%d', state[1] + 1)
       entry[length + 1], entry[length + 2] = 'key' .. written, ARGV[at]
-      entry[length + 3], entry[length + 4] = 'op' .. written, ARGV[at + 1]
+      entry[length + 3], entry[length + 4] = 'op' .. written, ARGV[at + OP]
       entry[length + 5], entry[length + 6] = 'version' .. written, state.version
       entry[length + 7], entry[length + 8] = 'parent' .. written, state[2]
-      entry[length + 9], entry[length + 10] = 'encoding' .. written, ARGV[at + 4]
-      entry[length + 11], entry[length + 12] = 'schema' .. written, ARGV[at + 5]
-      entry[length + 13], entry[length + 14] = 'value' .. written, ARGV[at + 3]
+      entry[length + 9], entry[length + 10] = 'encoding' .. written, ARGV[at + ENCODING]
+      entry[length + 11], entry[length + 12] = 'schema' .. written, ARGV[at + SCHEMA]
+      entry[length + 13], entry[length + 14] = 'value' .. written, ARGV[at + VALUE]
       length = length + 14
     end
   end
@@ -306,16 +304,16 @@ end
 local answer = nonce .. ' OK ' .. position .. ' ' .. updated_at
 for i = 1, count do
   local at, state = first + (i - 1) * width, states[i]
-  if ARGV[at + 1] ~= 'check' then
+  if ARGV[at + OP] ~= 'check' then
     local recent = state[4]
     recent = recent == '' and mine .. position
       or mine .. position .. ' ' .. (string.match(recent, '^%S+ %S+ %S+ %S+ %S+') or recent)
     local redis_key = KEYS[4 + i]
-    if state[3] ~= ARGV[at + 1] then call('HSET', redis_key, 'key', ARGV[at], 'op', ARGV[at + 1]) end
-    call('HSET', redis_key, 'value', ARGV[at + 3], 'version', state.version, 'epoch', epoch, 'change_id', change_id,
-      'parent_change_id', state[2], 'position', position, 'encoding', ARGV[at + 4], 'schema', ARGV[at + 5],
-      'updated_at', updated_at, 'writer', ARGV[5], 'recent', recent)
-    if (state[6] or '') ~= ARGV[at + 6] then call('HSET', redis_key, 'ttl', ARGV[at + 6]) end
+    if state[3] ~= ARGV[at + OP] then call('HSET', redis_key, 'key', ARGV[at], 'op', ARGV[at + OP]) end
+    call('HSET', redis_key, 'value', ARGV[at + VALUE], 'version', state.version, 'epoch', epoch, 'change_id', change_id,
+      'parent_change_id', state[2], 'position', position, 'encoding', ARGV[at + ENCODING], 'schema', ARGV[at + SCHEMA],
+      'updated_at', updated_at, 'writer', writer, 'recent', recent)
+    if (state[6] or '') ~= ARGV[at + TTL] then call('HSET', redis_key, 'ttl', ARGV[at + TTL]) end
     call('PERSIST', redis_key)
     call('ZADD', unflushed, n, ARGV[at])
     if hydrations > 1 then call('HDEL', hydrating, ARGV[at]) end

@@ -10,12 +10,9 @@
 
 local meta = redis.pcall('HMGET', KEYS[1], 'epoch', 'replid')
 if meta.err then return meta end
-local server = 'off'
-if ARGV[3] == 'on' then
-  local info = redis.call('INFO', 'replication')
-  server = string.find(info, 'role:master', 1, true) and string.match(info, 'master_replid:(%x+)')
-end
-if not meta[1] or meta[2] ~= server then return { ARGV[1], 'GONE' } end
+local fence = ARGV[3]
+-- include lineage
+if not meta[1] or meta[2] ~= server or role ~= 'master' then return { ARGV[1], 'GONE' } end
 if ARGV[4] ~= '' then
   local entry = redis.call('XRANGE', KEYS[2], ARGV[4], ARGV[4])[1]
   if not entry or entry[2][4] ~= ARGV[2] then return { ARGV[1], 'GONE' } end

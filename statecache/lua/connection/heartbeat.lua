@@ -7,7 +7,8 @@
 
 local meta = redis.pcall('HMGET', KEYS[1], 'epoch', 'replid', 'cluster')
 local of = meta.err or (meta[1] or '') .. ' ' .. (meta[2] or '') .. ' ' .. (meta[3] or '')
-if ARGV[1] ~= 'on' then return 'off ' .. of end
-local info = redis.call('INFO', 'replication')
-return (string.match(info, 'role:(%a+)') or '') .. ' ' .. (string.match(info, 'master_replid:(%x+)') or '') .. ' '
+local fence = ARGV[1]
+-- include lineage
+if fence ~= 'on' then return 'off ' .. of end
+return (role or '') .. ' ' .. (server or '') .. ' '
   .. (string.match(info, 'min_slaves_good_slaves:(%d+)') or '') .. ' ' .. of

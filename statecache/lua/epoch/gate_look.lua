@@ -16,11 +16,8 @@ local names = { 'epoch', 'replid', 'claimed', 'claim', 'claim_until', 'n', 'entr
   'shards', 'hash', 'cluster' }
 local values, meta = redis.call('HMGET', KEYS[1], unpack(names)), {}
 for i, name in ipairs(names) do meta[name] = values[i] or '' end
-local server, role = 'off', 'master'
-if ARGV[1] == 'on' then
-  local info = redis.call('INFO', 'replication')
-  server, role = string.match(info, 'master_replid:(%x+)'), string.match(info, 'role:(%a+)')
-end
+local fence = ARGV[1]
+-- include lineage
 local now = redis.call('TIME')
 local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 
@@ -44,9 +41,9 @@ if claimed_on and claimed_on ~= server then left = 0 end
 
 local last = '0-0'
 if redis.call('EXISTS', KEYS[2]) == 1 then
-  local info = redis.call('XINFO', 'STREAM', KEYS[2])
-  for i = 1, #info, 2 do
-    if info[i] == 'last-generated-id' then last = info[i + 1] end
+  local stream = redis.call('XINFO', 'STREAM', KEYS[2])
+  for i = 1, #stream, 2 do
+    if stream[i] == 'last-generated-id' then last = stream[i + 1] end
   end
   if not string.match(meta.n, '^%d+$') then
     meta.n = string.match(last, '%-(%d+)$')

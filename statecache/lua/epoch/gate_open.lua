@@ -8,8 +8,8 @@
 --       18… pairs: key, n of its newest change still to be flushed (where the stream was gone through)
 -- Gives 1, or 0 where the claim is lost, the server is another, or the stream has gone beyond the new epoch meanwhile.
 
-local server = 'off'
-if ARGV[3] == 'on' then server = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') end
+local fence = ARGV[3]
+-- include lineage
 if redis.call('HGET', KEYS[1], 'claim') ~= ARGV[1] or server ~= ARGV[2] then return 0 end
 redis.call('DEL', KEYS[4]) -- first: a script that has removed something may go on when memory is full
 local start = ARGV[4] .. '-' .. ARGV[5]

@@ -46,14 +46,10 @@ end
 
 local head = pcall('HMGET', meta, 'epoch', 'replid')
 if head.err then return { 'FOREIGN', meta, head.err } end
-local epoch, replid = head[1], head[2]
-local same = epoch and replid == 'off'
-if ARGV[1] == 'on' then
-  local info = call('INFO', 'replication')
-  if not string.find(info, 'role:master', 1, true) then return redis.error_reply('READONLY this server is no primary') end
-  same = epoch and replid and replid ~= '' and string.find(info, 'master_replid:' .. replid .. '\r', 1, true)
-end
-if not same then return { 'FENCED' } end
+local epoch, fence = head[1], ARGV[1]
+-- include lineage
+if role ~= 'master' then return redis.error_reply('READONLY this server is no primary') end
+if not epoch or head[2] ~= server then return { 'FENCED' } end
 local entering = verb == 'take' or verb == 'queue'
 if entering and redis.acl_check_cmd and not redis.acl_check_cmd('SPUBLISH', events .. ':', '') then
   return { 'FOREIGN', events .. ':*', "this user can't run this command: SPUBLISH" } -- who gives a lock back must call the next

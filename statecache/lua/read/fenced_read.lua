@@ -4,18 +4,14 @@
 -- KEYS  1 meta  2 state, or none
 -- ARGV  1 fence (on|off)  2… the fields to read
 -- Gives { 'CLOSED', the epoch and version of the state that is here all the same, or '' }, { 'FOREIGN', Redis key,
--- reason }, or { 'OK', epoch, replid, the fields' values }; the error READONLY where this server is no primary: a replica
--- has its primary's replid and meta, and may be as old as it likes.
+-- reason }, or { 'OK', epoch, replid, the fields' values }; the error READONLY where this server is no primary.
 
 local head = redis.pcall('HMGET', KEYS[1], 'epoch', 'replid')
 if head.err then return { 'FOREIGN', KEYS[1], head.err } end
-local epoch, replid = head[1], head[2]
-local open = epoch and replid == 'off'
-if ARGV[1] == 'on' then
-  local info = redis.call('INFO', 'replication')
-  if not string.find(info, 'role:master', 1, true) then return redis.error_reply('READONLY this server is no primary') end
-  open = epoch and replid and replid ~= '' and string.find(info, 'master_replid:' .. replid .. '\r', 1, true)
-end
+local epoch, replid, fence = head[1], head[2], ARGV[1]
+-- include lineage
+if role ~= 'master' then return redis.error_reply('READONLY this server is no primary') end
+local open = epoch and replid == server
 if not KEYS[2] then return open and { 'OK', epoch, replid } or { 'CLOSED', '', '' } end
 if not open then
   local here = redis.pcall('HMGET', KEYS[2], 'epoch', 'version')

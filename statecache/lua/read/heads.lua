@@ -5,12 +5,9 @@
 -- Gives { server's replid, server's time in ms, then per shard: { epoch, replid, n, entries, bytes, flushed, excepted },
 -- '' for what is missing, or the reason why its meta cannot be read }; the error READONLY where this server is no primary.
 
-local server = 'off'
-if ARGV[1] == 'on' then
-  local info = redis.call('INFO', 'replication')
-  if not string.find(info, 'role:master', 1, true) then return redis.error_reply('READONLY this server is no primary') end
-  server = string.match(info, 'master_replid:(%x+)')
-end
+local fence = ARGV[1]
+-- include lineage
+if role ~= 'master' then return redis.error_reply('READONLY this server is no primary') end
 local now = redis.call('TIME')
 local answer = { server, string.format('%.0f', tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)) }
 for i = 1, #KEYS do

@@ -11,13 +11,10 @@ local function error_of(reply) return type(reply) == 'table' and reply.err end
 
 local head = redis.pcall('HMGET', KEYS[1], 'epoch', 'replid', 'flushed')
 if head.err then return { 'FOREIGN', KEYS[1], head.err } end
-local replid = 'off'
-if ARGV[1] == 'on' then
-  local info = redis.call('INFO', 'replication')
-  if not string.find(info, 'role:master', 1, true) then return redis.error_reply('READONLY this server is no primary') end
-  replid = string.match(info, 'master_replid:(%x+)')
-end
-if not head[1] or head[2] ~= replid then return { 'FENCED' } end
+local fence = ARGV[1]
+-- include lineage
+if role ~= 'master' then return redis.error_reply('READONLY this server is no primary') end
+if not head[1] or head[2] ~= server then return { 'FENCED' } end
 local now = redis.call('TIME')
 local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 local token = string.format('%s|%s|%.0f', ARGV[2], head[1], ms + tonumber(ARGV[3]))

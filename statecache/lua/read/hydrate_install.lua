@@ -6,9 +6,9 @@
 -- Gives how many were installed, or -1 where the shard is fenced or at another epoch.
 
 local head = redis.call('HMGET', KEYS[1], 'epoch', 'replid')
-local replid = 'off'
-if ARGV[1] == 'on' then replid = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') end
-if head[1] ~= ARGV[3] or head[2] ~= replid then return -1 end
+local fence = ARGV[1]
+-- include lineage
+if head[1] ~= ARGV[3] or head[2] ~= server then return -1 end
 local names = { 'key', 'op', 'value', 'version', 'epoch', 'change_id', 'parent_change_id', 'position', 'encoding',
   'schema', 'updated_at', 'writer', 'recent' }
 local installed, mine = 0, ARGV[2] .. '|' .. ARGV[3] .. '|'

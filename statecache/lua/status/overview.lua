@@ -7,8 +7,8 @@
 -- flushed entries, flushed bytes, time of the oldest unflushed entry, keys that were written since the last look… },
 -- '' for what is missing or was not read, or the reason why its meta cannot be read }.
 
-local server = 'off'
-if ARGV[1] == 'on' then server = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') end
+local fence = ARGV[1]
+-- include lineage
 local now = redis.call('TIME')
 local answer = { server, string.format('%.0f', tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)) }
 local left, most = tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -36,8 +36,8 @@ AGENTS = {
     "roll of an epoch": Mutant(
         "what a client knows of a key's steps is believed after a failover too",
         "statecache/lua/commit/commit.lua",
-        "ARGV[at + 7] == 'e' .. epoch)",
-        "string.sub(ARGV[at + 7], 1, 1) == 'e')",
+        "ARGV[at + ASSUME_NEW] == 'e' .. epoch)",
+        "string.sub(ARGV[at + ASSUME_NEW], 1, 1) == 'e')",
         by="scenarios replayed",
     ),
     "lock": Mutant(
@@ -78,7 +78,7 @@ AGENTS = {
     "policy kept": Mutant(
         "locks that a namespace enforces are kept by those alone who know that",
         "statecache/lua/commit/commit.lua",
-        "  if enforced and not guarded then return { nonce, 'POLICY', 'enforced' } end\n",
+        "  if enforced and not names_locks then return { nonce, 'POLICY', 'enforced' } end\n",
         "",
         by="model",
     ),

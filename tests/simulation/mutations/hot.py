@@ -41,7 +41,7 @@ HOT = {
     "used change_id": Mutant(
         "a change_id that stands for another value is answered as a repeat",
         "statecache/lua/commit/commit.lua",
-        "        if op and (op ~= ARGV[at + 1] or value ~= ARGV[at + 3]) then\n",
+        "        if op and (op ~= ARGV[at + OP] or value ~= ARGV[at + VALUE]) then\n",
         "        if false then\n",
         by="model",
     ),
