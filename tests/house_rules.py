@@ -50,6 +50,7 @@ LAYERS = (
         "statecache._waking",
         "statecache._tls",
     ),
+    ("statecache.commits", "statecache.redis_errors", "statecache.noting"),
     ("statecache._async", "statecache._sync"),
     ("statecache",),
     ("statecache_workers",),

@@ -14,6 +14,7 @@ _MEANINGS = {
     "statecache.model": "values, facts, errors",
     "statecache.keys": "rules, decided from values alone",
     "statecache.lua": "scripts, statements, settings, clocks, and what differs between tasks and threads",
+    "statecache.commits": "what comes next for a commit, and what Redis' errors mean: decided without waiting",
     "statecache._async": "the clients, and all that asks Redis and Postgres; _sync is generated from _async",
     "statecache": "the public names",
     "statecache_workers": "the worker: flusher, gatekeeper, janitor",

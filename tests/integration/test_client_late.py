@@ -19,8 +19,8 @@ from statecache import (
     VersionConflict,
 )
 from statecache._async.commit.attempts import Attempts
-from statecache._async.commit.commit import Commit
 from statecache._async.redis.connection import AsyncLink
+from statecache.commits.commit import Commit
 from statecache.keys import KeySpace
 from statecache.model import Position
 from statecache_workers.worker import Worker

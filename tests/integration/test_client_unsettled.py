@@ -19,8 +19,8 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
-from statecache._async.commit import unknown
 from statecache._sync.redis.connection import Link
+from statecache.commits import unknown
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fault_proxy import Fault, FaultProxy

@@ -12,8 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import statecache._async.api.observer as async_observing
-import statecache._async.noting as async_noting
 import statecache._sync.api.observer as sync_observing
+import statecache.noting as async_noting
 from statecache import (
     AsyncStateCache,
     ConfigurationError,

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 from redis.exceptions import NoScriptError
 
-from statecache._async.redis.tier import DEMOTED, code_of, no_primary
 from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set, position_of
 from statecache.errors import RedisUnavailable
 from statecache.lua import script
 from statecache.model import ChangeSet, Position
+from statecache.redis_errors import DEMOTED, code_of, no_primary
 from statecache_workers.holdings import Head, Heads, Holding, head_of, set_apart
 from statecache_workers.places import Place
 

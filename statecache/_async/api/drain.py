@@ -3,7 +3,7 @@
     refused      every call that begins from now on: UsageError, it is closing
     let end      the calls under way: commits, updates, transactions, and whatever is on a connection
     given back   the leases, so that others need not wait for their end
-    waited for   until Postgres holds what this client was acknowledged, or has set it aside (see `commit.in_flight`)
+    waited for   until Postgres holds what this client was acknowledged, or has set it aside (see `commits.in_flight`)
     left         what the deadline cut off, told at the end, and logged in one line
 
 Postgres alone is asked how far it is. A position of an earlier epoch counts only where Postgres holds it: a failover
@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache._async.redis.tier import refusal
 from statecache._bridge import async_sleep
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set
 from statecache.errors import StateCacheError, Unavailable, UsageError
 from statecache.model import DrainReport, LostCommit
+from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
     from statecache._async.api.runtime import Runtime
-    from statecache._async.commit.in_flight import Tail
+    from statecache.commits.in_flight import Tail
 
 KEYS_TOLD_MAX = 100
 _LATE_S = 0.05

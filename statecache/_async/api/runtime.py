@@ -7,11 +7,9 @@ from weakref import finalize
 
 from statecache._async.commit.committer import Committer, new_change_id
 from statecache._async.commit.durable import Durable
-from statecache._async.commit.in_flight import InFlight
 from statecache._async.commit.losses import Losses
 from statecache._async.commit.outcome import OutcomeLookup
 from statecache._async.commit.support import DurabilitySupport
-from statecache._async.commit.unknown import UnknownOutcomes
 from statecache._async.epoch.opener import Opener
 from statecache._async.lock.leases import Leases
 from statecache._async.lock.policies import Policies
@@ -29,6 +27,8 @@ from statecache._async.step.index import StepIndex
 from statecache._async.update.batons import Batons
 from statecache._async.update.turns import Turns
 from statecache._process import begins_anew_after_fork, mutex
+from statecache.commits.in_flight import InFlight
+from statecache.commits.unknown import UnknownOutcomes
 from statecache.keys import KeySpace
 from statecache.near import Near
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from redis.exceptions import NoScriptError
 
-from statecache._async.redis.tier import DEMOTED, FINAL, code_of, found_at, refusal
 from statecache._bridge import async_sleep
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
@@ -25,12 +24,13 @@ from statecache.keys import checked_key
 from statecache.lua import script
 from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Write
 from statecache.records import FIELDS, record_of
+from statecache.redis_errors import DEMOTED, FINAL, code_of, found_at, refusal
 
 if TYPE_CHECKING:
     from statecache._async.api.view import AsyncView
-    from statecache._async.commit.answers import Committed
-    from statecache._async.commit.commit import Commit
     from statecache._async.redis.connection import AsyncLink
+    from statecache.commits.answers import Committed
+    from statecache.commits.commit import Commit
 
 
 class AsyncTransaction:

@@ -13,16 +13,16 @@ from statecache._async.api.observer import observe
 from statecache._async.api.transaction import AsyncTransaction
 from statecache._async.api.view import checked_change_id, checked_text
 from statecache._async.commit.durable import NOWHERE
-from statecache._async.commit.in_flight import Acknowledged
-from statecache._async.noting import note
 from statecache._async.step.verbs import AsyncStepping
 from statecache._bridge import async_beside, async_called, async_sleep
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
+from statecache.commits.in_flight import Acknowledged
 from statecache.errors import InvalidKey, LeaseLost, Lost, UsageError, VersionConflict
 from statecache.keys import checked_key, group_of
 from statecache.leases import Locks, checked_patience, checked_ttl
 from statecache.model import Durability, Outcome, Policy, Position, State
+from statecache.noting import note
 
 if TYPE_CHECKING:
     from statecache._async.api.runtime import Runtime

@@ -33,8 +33,8 @@ from statecache.records import time_of
 
 if TYPE_CHECKING:
     from statecache._async.api.runtime import Runtime
-    from statecache._async.commit.answers import Committed
     from statecache._async.update.batons import AsyncBaton
+    from statecache.commits.answers import Committed
 
 D = TypeVar("D")
 _SECONDS_MAX = 1_000_000

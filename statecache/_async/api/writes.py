@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statecache._async.api.reads import AsyncReads
 from statecache._async.api.view import expected_of
-from statecache._async.commit.answers import Absent
-from statecache._async.noting import note
 from statecache._bridge import async_called, async_sleep
 from statecache.clock import boottime, monotonic
+from statecache.commits.answers import Absent
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.model import ABSENT, PRESENT, Durability, Expected, State, Write
+from statecache.noting import note
 from statecache.records import record_of_write
 
 if TYPE_CHECKING:

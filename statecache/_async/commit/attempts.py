@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from redis.exceptions import NoScriptError
 
 from statecache._async.commit.support import COPIED
-from statecache._async.redis.tier import DEMOTED, code_of
 from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable
 from statecache.lua import parts_of, script
 from statecache.model import COMMIT_BYTES_MAX
+from statecache.redis_errors import DEMOTED, code_of
 
 if TYPE_CHECKING:
-    from statecache._async.commit.commit import Commit
-    from statecache._async.commit.durable import Found
     from statecache._async.commit.support import DurabilitySupport
     from statecache._async.redis.connection import AsyncLink
     from statecache._async.redis.tier import RedisTier
+    from statecache.commits.answers import Found
+    from statecache.commits.commit import Commit
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 

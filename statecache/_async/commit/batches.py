@@ -17,10 +17,10 @@ from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable
 
 if TYPE_CHECKING:
-    from statecache._async.commit.commit import Commit
     from statecache._async.commit.support import DurabilitySupport
     from statecache._async.redis.connection import AsyncLink
     from statecache._async.redis.tier import RedisTier
+    from statecache.commits.commit import Commit
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 

@@ -5,10 +5,7 @@ applied": the same change_id is sent again, and the script either finds it in th
 first time, or applies it. Where `recent` no longer reaches back far enough the stream and Postgres are asked. Only
 when none of that can be had in time is the outcome unknown, and said to be so.
 
-    OK, DUP    applied     CONFLICT, STALE, HELD, BACKLOG, REPLICAS, LIMIT, FOREIGN, OOM   certainly not applied
-    FENCED     open the shard, again          MISSING   hydrate, again       UNSURE   look it up, again or done
-    no reply   again with the same change_id, marked as a repeat             LATE   again
-    POLICY     again, with or without the locks that the namespace has kept
+What each answer asks for stands in `commits.decision`; here it is carried out.
 
 Every attempt tells the server when it will be given up. One that was held up on its way is refused, so it cannot be
 executed when the state's `recent` has long forgotten the attempt that came after it.
@@ -20,15 +17,13 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from statecache._async.commit.answers import Committed, committed_of, error_of, is_lasting
-from statecache._async.commit.commit import Commit
 from statecache._async.commit.durable import HELD
 from statecache._async.commit.repeats import Repeats
-from statecache._async.noting import note
 from statecache.clock import monotonic
+from statecache.commits.answers import Committed
+from statecache.commits.commit import Commit
+from statecache.commits.decision import Applied, HeedPolicy, Load, LookUp, OpenShard, hindered, next_step
 from statecache.errors import (
-    ConfigurationError,
-    ForeignData,
     Forked,
     LimitExceeded,
     OutcomeUnknown,
@@ -37,19 +32,20 @@ from statecache.errors import (
     StateCacheError,
 )
 from statecache.model import COMMIT_BYTES_MAX
+from statecache.noting import note
 
 if TYPE_CHECKING:
     from statecache._async.commit.durable import Durable
-    from statecache._async.commit.in_flight import InFlight
     from statecache._async.commit.losses import Losses
     from statecache._async.commit.support import DurabilitySupport
-    from statecache._async.commit.unknown import UnknownOutcomes
     from statecache._async.epoch.opener import Opener
     from statecache._async.lock.policies import Policies
     from statecache._async.read.hydration import Hydrator
     from statecache._async.redis.connection import AsyncLink
     from statecache._async.redis.tier import RedisTier
     from statecache._async.redis.tracking import TrackedConnection
+    from statecache.commits.in_flight import InFlight
+    from statecache.commits.unknown import UnknownOutcomes
     from statecache.keys import KeySpace
     from statecache.leases import Locks
     from statecache.model import Position, Write
@@ -202,7 +198,7 @@ class Committer(Repeats):
             except RedisUnavailable as error:
                 commit.unanswered(error)
                 await self._redis.pool.drop_idle()
-                await self._pause(commit, error)
+                await self._take(commit, hindered(error))
                 continue
             finally:
                 self._redis.pool.give(link)
@@ -215,62 +211,38 @@ class Committer(Repeats):
         try:
             replies = await self._batched(commit, seconds)
         except RedisUnavailable as error:
-            await self._pause(commit, error)
+            await self._take(commit, hindered(error))
             return None
         except StateCacheError as error:
             commit.fail(error)
         return await self._outcome(commit, replies)
-
-    async def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
-        """Read the script's answer: return the result, raise the error, or return None to try again."""
-        reply = replies[0]
-        if isinstance(reply, Exception):
-            await self._refused(commit, reply)
-            return None
-        verdict = reply[1]
-        if verdict != b"LATE":
-            commit.last_error = None
-        if verdict in (b"OK", b"DUP", b"MUTE"):
-            committed = committed_of(commit.change_id, reply)
-            self._in_flight.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
-            await self._tracked.wrote(commit, committed)
-            self._count_copies(commit, replies)
-            return committed
-        if verdict == b"FENCED":
-            await self._opened(commit)
-        elif verdict == b"LATE":
-            commit.repeat = True
-            late = RedisUnavailable("late", detail="the server got the commit after its time")
-            await self._again(commit, commit.last_error or late)  # being late says nothing of what hindered it before
-        elif verdict == b"MISSING":
-            missing = [commit.writes[at - 1].key for at in reply[2:]]
-            try:
-                await self._hydrator.load(missing, end=commit.end, to_write=True)
-            except StateCacheError as error:
-                commit.fail(error)
-        elif verdict == b"POLICY":
-            await self._policies.heed(commit, reply[2])
-            note(retries=1)
-        elif verdict == b"UNSURE":
-            return await self._looked_up(commit, applied=len(reply) > 2)
-        elif not (verdict == b"CONFLICT" and reply[2] - 1 in commit.pinned):
-            refused = error_of(commit, reply)
-            if not isinstance(refused, (ForeignData, ConfigurationError)):
-                await self._certain(commit, refused, lasting=is_lasting(commit, reply))
-                return None
-            if "equal or smaller" not in refused.reason:
-                commit.fail(refused)
-            await self._again(commit, refused)  # somebody's entry is in the way, which a worker will remove
-        else:
-            commit.unpin()
-            note(retries=1)
-        return None
 
     async def _opened(self, commit: Commit) -> None:
         try:
             await self._opener.open(commit.shard, end=commit.end)
             note(retries=1)
         except RedisUnavailable as error:
-            await self._pause(commit, error)
+            await self._take(commit, hindered(error))
         except StateCacheError as error:
             commit.fail(error)
+
+    async def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
+        """Do what the script's answer asks for: return the result, raise the error, or return None to try again."""
+        match next_step(commit, replies[0], now=monotonic()):
+            case Applied(committed):
+                return await self._acknowledge(commit, committed, replies)
+            case LookUp(applied):
+                return await self._looked_up(commit, applied=applied)
+            case OpenShard():
+                await self._opened(commit)
+            case Load(keys):
+                try:
+                    await self._hydrator.load(keys, end=commit.end, to_write=True)
+                except StateCacheError as error:
+                    commit.fail(error)
+            case HeedPolicy(found):
+                await self._policies.heed(commit, found)
+                note(retries=1)
+            case step:
+                await self._take(commit, step)
+        return None

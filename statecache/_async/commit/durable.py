@@ -19,14 +19,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecache._async.redis.tier import refusal
 from statecache._bridge import AsyncSignal, async_sleep
 from statecache.clock import monotonic
-from statecache.entries import ForeignEntry, NewerFormat, change_set
+from statecache.commits.answers import Found, found_in
 from statecache.errors import (
     Forked,
     OutcomeUnknown,
@@ -35,8 +34,9 @@ from statecache.errors import (
     Unavailable,
 )
 from statecache.model import Position
-from statecache.outcomes import Content, Recorded, content_of, fate_of
+from statecache.outcomes import Content, Recorded, fate_of
 from statecache.records import text_of
+from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
     from statecache._async.postgres.tier import PostgresTier
@@ -50,18 +50,6 @@ NOWHERE = Position(0, 0)
 """Stands for a position that is not known, which no epoch has ended."""
 _LOOK_S = 1.0
 _PAGE = 1000
-
-
-class Found(NamedTuple):
-    """Where an applied commit stands, with versions and parents in the order of the keys asked for."""
-
-    position: Position
-    at: str
-    versions: tuple[int, ...]
-    parents: tuple[str, ...]
-    contents: tuple[Content, ...]
-    in_stream: bool
-    """Whether it was found in the stream; else in Postgres."""
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -245,18 +233,3 @@ def _taken_in(rows: Sequence[Recorded], change_id: str, keys: Sequence[str]) -> 
     if fate == "quarantine":
         raise Quarantined(keys[0], change_id)
     return fate == "change"
-
-
-def found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Found | None:
-    """Return where a stream entry placed the keys; None where it is not ours, or lacks one of them."""
-    try:
-        entry = change_set(entry_id, raw)
-    except (ForeignEntry, NewerFormat):
-        return None
-    changes = {change.key: change for change in entry.changes}
-    if not changes.keys() >= set(keys):
-        return None
-    versions = tuple(changes[key].version for key in keys)
-    parents = tuple(changes[key].parent_change_id for key in keys)
-    contents = tuple(content_of(changes[key].op, changes[key].value) for key in keys)
-    return Found(entry.position, text_of(entry.at), versions, parents, contents, in_stream=True)

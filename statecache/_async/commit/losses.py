@@ -14,15 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from statecache._async.commit.in_flight import Acknowledged
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
+from statecache.commits.in_flight import Acknowledged
 from statecache.errors import StateCacheError
 from statecache.model import LostCommit, Position
 
 if TYPE_CHECKING:
-    from statecache._async.commit.in_flight import InFlight
     from statecache._async.postgres.tier import PostgresTier
+    from statecache.commits.in_flight import InFlight
     from statecache.settings import Settings
 
 LOST_MAX = 1000

@@ -10,7 +10,7 @@ will be the lineage.
                quarantine    quarantined                                     once no attempt can be executed any more;
                                                                              lost, if its position is known and died
 
-Whether an attempt may still be executed knows only the client that sent it (see `commit.unknown`); to others what is
+Whether an attempt may still be executed knows only the client that sent it (see `commits.unknown`); to others what is
 nowhere is unknown.
 """
 
@@ -21,20 +21,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache._async.commit.durable import NOWHERE, found_in
-from statecache._async.redis.tier import refusal
+from statecache._async.commit.durable import NOWHERE
 from statecache._bridge import async_sleep
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
+from statecache.commits.answers import found_in
 from statecache.errors import ConfigurationError, Unavailable, UsageError
 from statecache.model import Outcome, Position, Verdict
+from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
-    from statecache._async.commit.in_flight import InFlight
-    from statecache._async.commit.unknown import UnknownOutcome, UnknownOutcomes
     from statecache._async.epoch.opener import Opener
     from statecache._async.postgres.tier import PostgresTier
     from statecache._async.redis.tier import RedisTier
+    from statecache.commits.in_flight import InFlight
+    from statecache.commits.unknown import UnknownOutcome, UnknownOutcomes
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 

@@ -10,39 +10,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import NoScriptError
-
-from statecache._async.commit.answers import Committed
 from statecache._async.commit.batches import BatchedAttempts
 from statecache._async.commit.support import COPIED
-from statecache._async.noting import note
-from statecache._async.redis.tier import AGAIN, FINAL, code_of, refusal
 from statecache._bridge import async_sleep
 from statecache.clock import monotonic
+from statecache.commits.answers import Committed, Found
+from statecache.commits.decision import Again, Fail, Pause, Refuse, Wait, after_error, after_lookup, hindered
 from statecache.errors import (
-    Backpressure,
-    ChangeIdReused,
     ConfigurationError,
     ForeignData,
-    OutcomeUnknown,
     RedisUnavailable,
     StateCacheError,
     Unavailable,
 )
-from statecache.outcomes import another
+from statecache.noting import note
+from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
-    from statecache._async.commit.commit import Commit
-    from statecache._async.commit.durable import Durable, Found
-    from statecache._async.commit.in_flight import InFlight
+    from statecache._async.commit.durable import Durable
     from statecache._async.commit.support import DurabilitySupport
     from statecache._async.redis.connection import AsyncLink
     from statecache._async.redis.tier import RedisTier
     from statecache._async.redis.tracking import TrackedConnection
+    from statecache.commits.commit import Commit
+    from statecache.commits.in_flight import InFlight
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
-_NOWHERE_ELSE = "it is applied in Redis, but its entry was removed from the stream before it was flushed"
 _UNCOUNTED = "it is applied, and how many copies of it there are was not learnt"
 _ELSEWHERE = "the server that is asked now does not hold the change that was found"
 
@@ -72,7 +66,7 @@ class Repeats(BatchedAttempts):
         try:
             link = await pool.take(seconds)
         except RedisUnavailable as error:
-            await self._pause(commit, error)
+            await self._take(commit, hindered(error))
             return None
         except StateCacheError as error:
             commit.fail(error)
@@ -84,7 +78,7 @@ class Repeats(BatchedAttempts):
             pool.give(link)
             if isinstance(error, RedisUnavailable):
                 await pool.drop_idle()
-                await self._pause(commit, error)
+                await self._take(commit, hindered(error))
                 return None
             if isinstance(error, StateCacheError):
                 commit.fail(error)
@@ -109,14 +103,10 @@ class Repeats(BatchedAttempts):
         except (Unavailable, ForeignData, ConfigurationError) as error:
             commit.doubt = commit.doubt or error
             commit.fail(error)
-        if found is not None:
-            if (at := another(commit.written(), found.contents)) is not None:
-                raise ChangeIdReused(keys[at], commit.change_id, version=found.versions[at])
-            return await self._acknowledged(commit, found)
-        if applied:
-            raise OutcomeUnknown(commit.change_id, keys=tuple(keys), reason=_NOWHERE_ELSE)
-        commit.pin(current)
-        note(retries=1)
+        step = after_lookup(commit, found, current, applied=applied)
+        if isinstance(step, Found):
+            return await self._acknowledged(commit, step)
+        await self._take(commit, step)
         return None
 
     async def _acknowledged(self, commit: Commit, found: Found) -> Committed | None:
@@ -130,6 +120,10 @@ class Repeats(BatchedAttempts):
             if not replies:
                 return None
         committed = Committed(commit.change_id, found.position, found.at, found.versions, found.parents)
+        return await self._acknowledge(commit, committed, replies)
+
+    async def _acknowledge(self, commit: Commit, committed: Committed, replies: Sequence[Any]) -> Committed:
+        """Note that the commit is applied, count its copies, and return it."""
         self._in_flight.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
         await self._tracked.wrote(commit, committed)
         self._count_copies(commit, replies)
@@ -141,7 +135,7 @@ class Repeats(BatchedAttempts):
         while True:
             found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
             if found is None:
-                await self._pause(commit, RedisUnavailable("copies", detail=_ELSEWHERE))
+                await self._take(commit, Pause(RedisUnavailable("copies", detail=_ELSEWHERE)))
                 return False
             if replies := await self._confirmed(commit, found):
                 self._count_copies(commit, replies)
@@ -156,15 +150,15 @@ class Repeats(BatchedAttempts):
             replies = await self._confirm(link, commit, found, max(commit.end - monotonic(), 0.001))
         except RedisUnavailable as error:
             await self._redis.pool.drop_idle()
-            await self._pause(commit, error)
+            await self._take(commit, hindered(error))
             return []
         finally:
             self._redis.pool.give(link)
         if isinstance(replies[0], Exception):
-            await self._refused(commit, replies[0])
+            await self._take(commit, after_error(commit, replies[0], now=monotonic()))
             return []
         if replies[0][1] == b"GONE":
-            await self._pause(commit, RedisUnavailable("copies", detail=_ELSEWHERE))
+            await self._take(commit, Pause(RedisUnavailable("copies", detail=_ELSEWHERE)))
             return []
         return replies
 
@@ -174,38 +168,20 @@ class Repeats(BatchedAttempts):
             copies = 0 if replies[0][1] == b"MUTE" else replies[1]
             self._support.check_copies(commit.change_id, commit.durability, copies)
 
-    async def _refused(self, commit: Commit, error: Exception) -> None:
-        """Handle an error reply: the script was not run, or not beyond its first write."""
-        if isinstance(error, NoScriptError):
-            return
-        refused = refusal(error, commit.redis_keys[0])
-        if code_of(error) == "OOM":
-            await self._certain(commit, Backpressure(commit.shard, reason=f"Redis is out of memory: {error}"))
-            return
-        if isinstance(refused, RedisUnavailable) and code_of(error) in AGAIN:
-            await self._pause(commit, refused)
-            return
-        commit.fail(refused, error)
-
-    async def _certain(self, commit: Commit, refused: StateCacheError, *, lasting: bool = False) -> None:
-        """Raise a refusal, or return to ask again where an earlier attempt might still meet another answer.
-
-        Such an attempt is waited for until the server would refuse it: what is refused is never applied afterwards.
-        """
-        lingers_s = commit.lingers - monotonic()
-        if lasting or lingers_s <= 0:
-            raise refused
-        await async_sleep(lingers_s)
-
-    async def _pause(self, commit: Commit, error: RedisUnavailable) -> None:
-        if error.reason in FINAL:
-            commit.fail(error)
-        await self._again(commit, error)
-
-    async def _again(self, commit: Commit, last_error: StateCacheError) -> None:
-        """Pause before the next attempt; raise what hindered this one where no time is left for another."""
-        if commit.backoff.outlasts(commit.end):
-            commit.fail(last_error)
-        commit.last_error = last_error
-        note(retries=1)
-        await async_sleep(commit.backoff.take())
+    async def _take(self, commit: Commit, step: Again | Pause | Wait | Refuse | Fail) -> None:
+        """Raise what a step says, or return when the commit is to be sent again."""
+        match step:
+            case Again(counted):
+                note(retries=int(counted))
+            case Pause(error):
+                if commit.backoff.outlasts(commit.end):
+                    commit.fail(error)
+                commit.last_error = error
+                note(retries=1)
+                await async_sleep(commit.backoff.take())
+            case Wait(seconds):
+                await async_sleep(seconds)
+            case Refuse(error):
+                raise error
+            case Fail(error, cause):
+                commit.fail(error, cause)

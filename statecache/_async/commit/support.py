@@ -14,10 +14,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from statecache._async.redis.tier import code_of
 from statecache.clock import monotonic
+from statecache.commits.answers import too_few_replicas
 from statecache.errors import DurabilityNotMet, DurabilityRefused, UsageError
 from statecache.model import DURABILITIES
+from statecache.redis_errors import code_of
 
 if TYPE_CHECKING:
     from statecache._async.redis.connection import AsyncLink
@@ -89,11 +90,6 @@ class DurabilitySupport:
         reached = reply[0] if isinstance(reply, list) else reply
         if reached < wanted:
             raise DurabilityNotMet(change_id, level=level, reached=reached, wanted=wanted)
-
-
-def too_few_replicas(connected: int, wanted: int) -> str:
-    """Return the reason why `replica` is refused where fewer replicas are connected than must acknowledge."""
-    return f"{connected} replicas are connected and {wanted} must acknowledge"
 
 
 def _without(command: Any, error: Exception) -> str:

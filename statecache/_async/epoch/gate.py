@@ -16,12 +16,12 @@ from redis.exceptions import ResponseError
 from statecache._async.epoch.candidate import Candidate
 from statecache._async.epoch.facts import Opened, Outcome
 from statecache._async.epoch.opening import Attempt
-from statecache._async.redis.tier import refusal
 from statecache._bridge import async_sleep
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.epochs import Authority, Refusal
 from statecache.errors import ForeignData, Unavailable
+from statecache.redis_errors import refusal
 from statecache.settings import masked
 
 if TYPE_CHECKING:

@@ -15,17 +15,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from statecache._async.redis.tier import refusal
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError, UsageError
 from statecache.leases import Locks, forgotten, guards_of
 from statecache.lua import script
+from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
-    from statecache._async.commit.commit import Commit
     from statecache._async.epoch.opener import Opener
     from statecache._async.postgres.tier import PostgresTier
     from statecache._async.redis.tier import RedisTier
+    from statecache.commits.commit import Commit
     from statecache.keys import KeySpace
     from statecache.model import Locking
     from statecache.settings import Settings

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from statecache._async.redis.tier import AGAIN, DEMOTED, FINAL, code_of, found_at, refusal
 from statecache._bridge import async_sleep
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
 from statecache.errors import RedisUnavailable
 from statecache.leases import COMING_S, PLACE_S, WAITERS_MAX, Holding, shown_holder
 from statecache.lua import parts_of, script
+from statecache.redis_errors import AGAIN, DEMOTED, FINAL, code_of, found_at, refusal
 
 if TYPE_CHECKING:
     from statecache._async.epoch.opener import Opener

@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from statecache._async.noting import note
-from statecache._async.redis.tier import FINAL, found_at, patience_for, refusal
+from statecache._async.redis.tier import patience_for
 from statecache._bridge import async_beside, async_sleep
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import Backpressure, ConfigurationError, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
+from statecache.noting import note
 from statecache.records import absence, hash_of, record_of_row
+from statecache.redis_errors import FINAL, found_at, refusal
 
 if TYPE_CHECKING:
     from statecache._async.epoch.opener import Opener

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from redis.exceptions import ResponseError
 
-from statecache._async.redis.tier import refusal
 from statecache._bridge import async_sleep
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
@@ -33,6 +32,7 @@ from statecache.keys import checked_prefix_of_list
 from statecache.lua import script
 from statecache.model import Record
 from statecache.records import FIELDS, absence, record_of, record_of_row
+from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
     from statecache._async.postgres.tier import PostgresTier

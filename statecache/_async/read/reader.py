@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from statecache._async.redis.tier import found_at, refusal
 from statecache._bridge import AsyncSignal, async_sleep
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
 from statecache.errors import ConfigurationError, ForeignData, PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.records import FIELDS, absence, record_of, record_of_row
+from statecache.redis_errors import found_at, refusal
 
 if TYPE_CHECKING:
     from statecache._async.epoch.opener import Opener

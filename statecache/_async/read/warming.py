@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from statecache._async.redis.tier import refusal
 from statecache._bridge import AsyncSignal
 from statecache.clock import boottime, monotonic
 from statecache.errors import RedisUnavailable
+from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
     from statecache._async.read.hydration import Hydrator

@@ -28,7 +28,6 @@ from redis.exceptions import NoScriptError
 
 from statecache import _process
 from statecache._async.redis.connection import let_go
-from statecache._async.redis.tier import DEMOTED, code_of, refusal
 from statecache._bridge import AsyncBackground, AsyncSignal, AsyncSlots, async_lead
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
@@ -36,15 +35,16 @@ from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable,
 from statecache.lua import script
 from statecache.near import Reading
 from statecache.records import FIELDS, record_of
+from statecache.redis_errors import DEMOTED, code_of, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from statecache._async.commit.answers import Committed
-    from statecache._async.commit.commit import Commit
     from statecache._async.redis.connection import AsyncLink
     from statecache._async.redis.tier import RedisTier
+    from statecache.commits.answers import Committed
+    from statecache.commits.commit import Commit
     from statecache.keys import KeySpace
     from statecache.near import Near
     from statecache.settings import Settings

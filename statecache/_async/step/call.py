@@ -26,7 +26,6 @@ from statecache import steps
 from statecache._async.commit.committer import new_change_id
 from statecache._async.commit.durable import HELD
 from statecache._async.commit.support import COPIED
-from statecache._async.noting import note
 from statecache._async.step.records import Held, held_step, record_write
 from statecache._bridge import async_called, async_finished, async_sleep
 from statecache.backoff import Backoff, pause_s
@@ -47,11 +46,12 @@ from statecache.errors import (
 )
 from statecache.keys import checked_key
 from statecache.model import ABSENT, Encoding, Position, Record, Write
+from statecache.noting import note
 from statecache.steps import Done, NotDone, Retry, Step, StepRecord
 
 if TYPE_CHECKING:
     from statecache._async.api.view import AsyncView
-    from statecache._async.commit.commit import Commit
+    from statecache.commits.commit import Commit
     from statecache.leases import Locks
 
 _LEAVE_S = 2.0

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import NoScriptError, ResponseError
 
 from statecache._async.lock.leases import Leases
-from statecache._async.redis.tier import DEMOTED, code_of
 from statecache._bridge import (
     AsyncBatcher,
     AsyncRequest,
@@ -43,6 +42,7 @@ from statecache.clock import boottime, monotonic
 from statecache.errors import RedisUnavailable, StateCacheError
 from statecache.leases import Holding
 from statecache.lua import parts_of
+from statecache.redis_errors import DEMOTED, code_of
 from statecache.steps import Watch, claim_of
 
 if TYPE_CHECKING:

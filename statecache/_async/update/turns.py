@@ -15,7 +15,7 @@ from statecache._bridge import AsyncSlot, AsyncSlots
 from statecache.clock import monotonic
 
 if TYPE_CHECKING:
-    from statecache._async.commit.in_flight import Call, InFlight
+    from statecache.commits.in_flight import Call, InFlight
     from statecache.model import Record
 
 _PATIENCE_S = 1.0

@@ -14,8 +14,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
-from statecache._sync.noting import Observation, under_way
 from statecache.clock import monotonic
+from statecache.noting import Observation, under_way
 
 if TYPE_CHECKING:
     from statecache._sync.api.transaction import Transaction

@@ -10,11 +10,9 @@ from weakref import finalize
 from statecache._process import begins_anew_after_fork, mutex
 from statecache._sync.commit.committer import Committer, new_change_id
 from statecache._sync.commit.durable import Durable
-from statecache._sync.commit.in_flight import InFlight
 from statecache._sync.commit.losses import Losses
 from statecache._sync.commit.outcome import OutcomeLookup
 from statecache._sync.commit.support import DurabilitySupport
-from statecache._sync.commit.unknown import UnknownOutcomes
 from statecache._sync.epoch.opener import Opener
 from statecache._sync.lock.leases import Leases
 from statecache._sync.lock.policies import Policies
@@ -31,6 +29,8 @@ from statecache._sync.step.claims import Claims
 from statecache._sync.step.index import StepIndex
 from statecache._sync.update.batons import Batons
 from statecache._sync.update.turns import Turns
+from statecache.commits.in_flight import InFlight
+from statecache.commits.unknown import UnknownOutcomes
 from statecache.keys import KeySpace
 from statecache.near import Near
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self
 from redis.exceptions import NoScriptError
 
 from statecache._bridge import sleep
-from statecache._sync.redis.tier import DEMOTED, FINAL, code_of, found_at, refusal
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
@@ -27,12 +26,13 @@ from statecache.keys import checked_key
 from statecache.lua import script
 from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Write
 from statecache.records import FIELDS, record_of
+from statecache.redis_errors import DEMOTED, FINAL, code_of, found_at, refusal
 
 if TYPE_CHECKING:
     from statecache._sync.api.view import View
-    from statecache._sync.commit.answers import Committed
-    from statecache._sync.commit.commit import Commit
     from statecache._sync.redis.connection import Link
+    from statecache.commits.answers import Committed
+    from statecache.commits.commit import Commit
 
 
 class Transaction:

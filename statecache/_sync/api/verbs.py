@@ -16,15 +16,15 @@ from statecache._sync.api.observer import observe
 from statecache._sync.api.transaction import Transaction
 from statecache._sync.api.view import checked_change_id, checked_text
 from statecache._sync.commit.durable import NOWHERE
-from statecache._sync.commit.in_flight import Acknowledged
-from statecache._sync.noting import note
 from statecache._sync.step.verbs import Stepping
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
+from statecache.commits.in_flight import Acknowledged
 from statecache.errors import InvalidKey, LeaseLost, Lost, UsageError, VersionConflict
 from statecache.keys import checked_key, group_of
 from statecache.leases import Locks, checked_patience, checked_ttl
 from statecache.model import Durability, Outcome, Policy, Position, State
+from statecache.noting import note
 
 if TYPE_CHECKING:
     from statecache._sync.api.runtime import Runtime

@@ -35,8 +35,8 @@ from statecache.records import time_of
 
 if TYPE_CHECKING:
     from statecache._sync.api.runtime import Runtime
-    from statecache._sync.commit.answers import Committed
     from statecache._sync.update.batons import Baton
+    from statecache.commits.answers import Committed
 
 D = TypeVar("D")
 _SECONDS_MAX = 1_000_000

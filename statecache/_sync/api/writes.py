@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from statecache._bridge import called, sleep
 from statecache._sync.api.reads import Reads
 from statecache._sync.api.view import expected_of
-from statecache._sync.commit.answers import Absent
-from statecache._sync.noting import note
 from statecache.clock import boottime, monotonic
+from statecache.commits.answers import Absent
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.model import ABSENT, PRESENT, Durability, Expected, State, Write
+from statecache.noting import note
 from statecache.records import record_of_write
 
 if TYPE_CHECKING:

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from redis.exceptions import NoScriptError
 
 from statecache._sync.commit.support import COPIED
-from statecache._sync.redis.tier import DEMOTED, code_of
 from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable
 from statecache.lua import parts_of, script
 from statecache.model import COMMIT_BYTES_MAX
+from statecache.redis_errors import DEMOTED, code_of
 
 if TYPE_CHECKING:
-    from statecache._sync.commit.commit import Commit
-    from statecache._sync.commit.durable import Found
     from statecache._sync.commit.support import DurabilitySupport
     from statecache._sync.redis.connection import Link
     from statecache._sync.redis.tier import RedisTier
+    from statecache.commits.answers import Found
+    from statecache.commits.commit import Commit
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 

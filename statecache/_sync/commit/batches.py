@@ -19,10 +19,10 @@ from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable
 
 if TYPE_CHECKING:
-    from statecache._sync.commit.commit import Commit
     from statecache._sync.commit.support import DurabilitySupport
     from statecache._sync.redis.connection import Link
     from statecache._sync.redis.tier import RedisTier
+    from statecache.commits.commit import Commit
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 

@@ -7,10 +7,7 @@ applied": the same change_id is sent again, and the script either finds it in th
 first time, or applies it. Where `recent` no longer reaches back far enough the stream and Postgres are asked. Only
 when none of that can be had in time is the outcome unknown, and said to be so.
 
-    OK, DUP    applied     CONFLICT, STALE, HELD, BACKLOG, REPLICAS, LIMIT, FOREIGN, OOM   certainly not applied
-    FENCED     open the shard, again          MISSING   hydrate, again       UNSURE   look it up, again or done
-    no reply   again with the same change_id, marked as a repeat             LATE   again
-    POLICY     again, with or without the locks that the namespace has kept
+What each answer asks for stands in `commits.decision`; here it is carried out.
 
 Every attempt tells the server when it will be given up. One that was held up on its way is refused, so it cannot be
 executed when the state's `recent` has long forgotten the attempt that came after it.
@@ -22,15 +19,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from statecache._sync.commit.answers import Committed, committed_of, error_of, is_lasting
-from statecache._sync.commit.commit import Commit
 from statecache._sync.commit.durable import HELD
 from statecache._sync.commit.repeats import Repeats
-from statecache._sync.noting import note
 from statecache.clock import monotonic
+from statecache.commits.answers import Committed
+from statecache.commits.commit import Commit
+from statecache.commits.decision import Applied, HeedPolicy, Load, LookUp, OpenShard, hindered, next_step
 from statecache.errors import (
-    ConfigurationError,
-    ForeignData,
     Forked,
     LimitExceeded,
     OutcomeUnknown,
@@ -39,19 +34,20 @@ from statecache.errors import (
     StateCacheError,
 )
 from statecache.model import COMMIT_BYTES_MAX
+from statecache.noting import note
 
 if TYPE_CHECKING:
     from statecache._sync.commit.durable import Durable
-    from statecache._sync.commit.in_flight import InFlight
     from statecache._sync.commit.losses import Losses
     from statecache._sync.commit.support import DurabilitySupport
-    from statecache._sync.commit.unknown import UnknownOutcomes
     from statecache._sync.epoch.opener import Opener
     from statecache._sync.lock.policies import Policies
     from statecache._sync.read.hydration import Hydrator
     from statecache._sync.redis.connection import Link
     from statecache._sync.redis.tier import RedisTier
     from statecache._sync.redis.tracking import TrackedConnection
+    from statecache.commits.in_flight import InFlight
+    from statecache.commits.unknown import UnknownOutcomes
     from statecache.keys import KeySpace
     from statecache.leases import Locks
     from statecache.model import Position, Write
@@ -204,7 +200,7 @@ class Committer(Repeats):
             except RedisUnavailable as error:
                 commit.unanswered(error)
                 self._redis.pool.drop_idle()
-                self._pause(commit, error)
+                self._take(commit, hindered(error))
                 continue
             finally:
                 self._redis.pool.give(link)
@@ -217,62 +213,38 @@ class Committer(Repeats):
         try:
             replies = self._batched(commit, seconds)
         except RedisUnavailable as error:
-            self._pause(commit, error)
+            self._take(commit, hindered(error))
             return None
         except StateCacheError as error:
             commit.fail(error)
         return self._outcome(commit, replies)
-
-    def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
-        """Read the script's answer: return the result, raise the error, or return None to try again."""
-        reply = replies[0]
-        if isinstance(reply, Exception):
-            self._refused(commit, reply)
-            return None
-        verdict = reply[1]
-        if verdict != b"LATE":
-            commit.last_error = None
-        if verdict in (b"OK", b"DUP", b"MUTE"):
-            committed = committed_of(commit.change_id, reply)
-            self._in_flight.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
-            self._tracked.wrote(commit, committed)
-            self._count_copies(commit, replies)
-            return committed
-        if verdict == b"FENCED":
-            self._opened(commit)
-        elif verdict == b"LATE":
-            commit.repeat = True
-            late = RedisUnavailable("late", detail="the server got the commit after its time")
-            self._again(commit, commit.last_error or late)  # being late says nothing of what hindered it before
-        elif verdict == b"MISSING":
-            missing = [commit.writes[at - 1].key for at in reply[2:]]
-            try:
-                self._hydrator.load(missing, end=commit.end, to_write=True)
-            except StateCacheError as error:
-                commit.fail(error)
-        elif verdict == b"POLICY":
-            self._policies.heed(commit, reply[2])
-            note(retries=1)
-        elif verdict == b"UNSURE":
-            return self._looked_up(commit, applied=len(reply) > 2)
-        elif not (verdict == b"CONFLICT" and reply[2] - 1 in commit.pinned):
-            refused = error_of(commit, reply)
-            if not isinstance(refused, (ForeignData, ConfigurationError)):
-                self._certain(commit, refused, lasting=is_lasting(commit, reply))
-                return None
-            if "equal or smaller" not in refused.reason:
-                commit.fail(refused)
-            self._again(commit, refused)  # somebody's entry is in the way, which a worker will remove
-        else:
-            commit.unpin()
-            note(retries=1)
-        return None
 
     def _opened(self, commit: Commit) -> None:
         try:
             self._opener.open(commit.shard, end=commit.end)
             note(retries=1)
         except RedisUnavailable as error:
-            self._pause(commit, error)
+            self._take(commit, hindered(error))
         except StateCacheError as error:
             commit.fail(error)
+
+    def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
+        """Do what the script's answer asks for: return the result, raise the error, or return None to try again."""
+        match next_step(commit, replies[0], now=monotonic()):
+            case Applied(committed):
+                return self._acknowledge(commit, committed, replies)
+            case LookUp(applied):
+                return self._looked_up(commit, applied=applied)
+            case OpenShard():
+                self._opened(commit)
+            case Load(keys):
+                try:
+                    self._hydrator.load(keys, end=commit.end, to_write=True)
+                except StateCacheError as error:
+                    commit.fail(error)
+            case HeedPolicy(found):
+                self._policies.heed(commit, found)
+                note(retries=1)
+            case step:
+                self._take(commit, step)
+        return None

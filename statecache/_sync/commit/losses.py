@@ -17,14 +17,14 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from statecache._process import begins_anew_after_fork, mutex
-from statecache._sync.commit.in_flight import Acknowledged
 from statecache.clock import monotonic
+from statecache.commits.in_flight import Acknowledged
 from statecache.errors import StateCacheError
 from statecache.model import LostCommit, Position
 
 if TYPE_CHECKING:
-    from statecache._sync.commit.in_flight import InFlight
     from statecache._sync.postgres.tier import PostgresTier
+    from statecache.commits.in_flight import InFlight
     from statecache.settings import Settings
 
 LOST_MAX = 1000

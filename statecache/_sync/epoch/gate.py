@@ -19,11 +19,11 @@ from statecache._bridge import sleep
 from statecache._sync.epoch.candidate import Candidate
 from statecache._sync.epoch.facts import Opened, Outcome
 from statecache._sync.epoch.opening import Attempt
-from statecache._sync.redis.tier import refusal
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.epochs import Authority, Refusal
 from statecache.errors import ForeignData, Unavailable
+from statecache.redis_errors import refusal
 from statecache.settings import masked
 
 if TYPE_CHECKING:

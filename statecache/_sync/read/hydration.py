@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from redis.exceptions import ResponseError
 
 from statecache._bridge import beside, sleep
-from statecache._sync.noting import note
-from statecache._sync.redis.tier import FINAL, found_at, patience_for, refusal
+from statecache._sync.redis.tier import patience_for
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import Backpressure, ConfigurationError, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
+from statecache.noting import note
 from statecache.records import absence, hash_of, record_of_row
+from statecache.redis_errors import FINAL, found_at, refusal
 
 if TYPE_CHECKING:
     from statecache._sync.epoch.opener import Opener

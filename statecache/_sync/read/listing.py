@@ -27,7 +27,6 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from statecache._bridge import sleep
-from statecache._sync.redis.tier import refusal
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.errors import ForeignData
@@ -35,6 +34,7 @@ from statecache.keys import checked_prefix_of_list
 from statecache.lua import script
 from statecache.model import Record
 from statecache.records import FIELDS, absence, record_of, record_of_row
+from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
     from statecache._sync.postgres.tier import PostgresTier

@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from statecache._bridge import Signal
-from statecache._sync.redis.tier import refusal
 from statecache.clock import boottime, monotonic
 from statecache.errors import RedisUnavailable
+from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
     from statecache._sync.read.hydration import Hydrator

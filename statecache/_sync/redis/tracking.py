@@ -31,22 +31,22 @@ from redis.exceptions import NoScriptError
 from statecache import _process
 from statecache._bridge import Background, Signal, Slots, lead
 from statecache._sync.redis.connection import let_go
-from statecache._sync.redis.tier import DEMOTED, code_of, refusal
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
 from statecache.lua import script
 from statecache.near import Reading
 from statecache.records import FIELDS, record_of
+from statecache.redis_errors import DEMOTED, code_of, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from statecache._sync.commit.answers import Committed
-    from statecache._sync.commit.commit import Commit
     from statecache._sync.redis.connection import Link
     from statecache._sync.redis.tier import RedisTier
+    from statecache.commits.answers import Committed
+    from statecache.commits.commit import Commit
     from statecache.keys import KeySpace
     from statecache.near import Near
     from statecache.settings import Settings

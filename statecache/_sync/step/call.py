@@ -29,7 +29,6 @@ from statecache._bridge import called, finished, sleep
 from statecache._sync.commit.committer import new_change_id
 from statecache._sync.commit.durable import HELD
 from statecache._sync.commit.support import COPIED
-from statecache._sync.noting import note
 from statecache._sync.step.records import Held, held_step, record_write
 from statecache.backoff import Backoff, pause_s
 from statecache.clock import monotonic, wall
@@ -49,11 +48,12 @@ from statecache.errors import (
 )
 from statecache.keys import checked_key
 from statecache.model import ABSENT, Encoding, Position, Record, Write
+from statecache.noting import note
 from statecache.steps import Done, NotDone, Retry, Step, StepRecord
 
 if TYPE_CHECKING:
     from statecache._sync.api.view import View
-    from statecache._sync.commit.commit import Commit
+    from statecache.commits.commit import Commit
     from statecache.leases import Locks
 
 _LEAVE_S = 2.0

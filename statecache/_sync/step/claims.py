@@ -40,11 +40,11 @@ from statecache._bridge import (
 )
 from statecache._process import begins_anew_after_fork, mutex
 from statecache._sync.lock.leases import Leases
-from statecache._sync.redis.tier import DEMOTED, code_of
 from statecache.clock import boottime, monotonic
 from statecache.errors import RedisUnavailable, StateCacheError
 from statecache.leases import Holding
 from statecache.lua import parts_of
+from statecache.redis_errors import DEMOTED, code_of
 from statecache.steps import Watch, claim_of
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from statecache._bridge import Slot, Slots
 from statecache.clock import monotonic
 
 if TYPE_CHECKING:
-    from statecache._sync.commit.in_flight import Call, InFlight
+    from statecache.commits.in_flight import Call, InFlight
     from statecache.model import Record
 
 _PATIENCE_S = 1.0

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache._async.api.client import AsyncStateCache
-from statecache._async.redis.tier import refusal
 from statecache.cli.reach import patient
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError
 from statecache.leases import Standing, lease_of, queue_of
 from statecache.model import Token
+from statecache.redis_errors import refusal
 from statecache.settings import masked
 
 if TYPE_CHECKING:

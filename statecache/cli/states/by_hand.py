@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from statecache._async.api.client import AsyncStateCache
-from statecache._async.redis.tier import refusal
 from statecache.cli.reach import patient
 from statecache.errors import CodecError, PostgresUnavailable
 from statecache.lua import script
 from statecache.model import Position, Record, State
+from statecache.redis_errors import refusal
 from statecache.settings import Settings
 from statecache_workers.parked import Place
 

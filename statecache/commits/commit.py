@@ -1,11 +1,9 @@
-# Generated from statecache/_async/commit/commit.py by tests/unasync.py. Do not edit.
-
 """One commit under way, from its birth to its end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
@@ -15,8 +13,21 @@ from statecache.leases import Locks
 from statecache.model import ABSENT, BLIND, PRESENT, Write
 
 if TYPE_CHECKING:
-    from statecache._sync.update.batons import Baton
     from statecache.settings import Settings
+
+
+class Passable(Protocol):
+    """A baton that may be passed on with a commit, in the same exchange."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it is held."""
+
+    def passing(self, link: Any, change_id: str) -> Any:
+        """Return the command that passes it on."""
+
+    def passed(self, link: Any, reply: Any) -> None:
+        """Note that command's reply."""
 
 
 class Commit(msgspec.Struct, kw_only=True):
@@ -46,7 +57,7 @@ class Commit(msgspec.Struct, kw_only=True):
     lingers: float = 0.0
     last_error: StateCacheError | None = None
     locks: Locks | None = None
-    baton: Baton | None = None
+    baton: Passable | None = None
 
     @property
     def passes(self) -> bool:

@@ -1,14 +1,13 @@
-"""What the commit script's answers mean: an outcome, or the error to raise."""
+"""What answers about a commit mean: the script's, an outcome or the error to raise, and an entry of the stream."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from statecache._async.commit.support import too_few_replicas
-from statecache._async.redis.tier import found_at
+from statecache.entries import ForeignEntry, NewerFormat, change_set
 from statecache.errors import (
     Backpressure,
     ChangeIdReused,
@@ -21,9 +20,12 @@ from statecache.errors import (
     VersionConflict,
 )
 from statecache.model import ABSENT, PRESENT, Position
+from statecache.outcomes import Content, content_of
+from statecache.records import text_of
+from statecache.redis_errors import found_at
 
 if TYPE_CHECKING:
-    from statecache._async.commit.commit import Commit
+    from statecache.commits.commit import Commit
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -36,6 +38,18 @@ class Committed(msgspec.Struct, frozen=True):
     parents: tuple[str, ...]
 
 
+class Found(NamedTuple):
+    """Where an applied commit stands, with versions and parents in the order of the keys asked for."""
+
+    position: Position
+    at: str
+    versions: tuple[int, ...]
+    parents: tuple[str, ...]
+    contents: tuple[Content, ...]
+    in_stream: bool
+    """Whether it was found in the stream; else in Postgres."""
+
+
 class Absent(StateCacheError):
     """{key!r} is absent, and the commit asked for it to be there."""
 
@@ -43,6 +57,11 @@ class Absent(StateCacheError):
 
     def __init__(self, key: str) -> None:
         super().__init__(key=key)
+
+
+def too_few_replicas(connected: int, wanted: int) -> str:
+    """Return the reason why `replica` is refused where fewer replicas are connected than must acknowledge."""
+    return f"{connected} replicas are connected and {wanted} must acknowledge"
 
 
 def committed_of(change_id: str, reply: Sequence[Any]) -> Committed:
@@ -96,3 +115,18 @@ def is_lasting(commit: Commit, reply: Sequence[Any]) -> bool:
     if reply[1] == b"CONFLICT":
         return commit.writes[reply[2] - 1].expected not in (ABSENT, PRESENT)
     return reply[1] in (b"LIMIT", b"REUSED")
+
+
+def found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Found | None:
+    """Return where a stream entry placed the keys; None where it is not ours, or lacks one of them."""
+    try:
+        entry = change_set(entry_id, raw)
+    except (ForeignEntry, NewerFormat):
+        return None
+    changes = {change.key: change for change in entry.changes}
+    if not changes.keys() >= set(keys):
+        return None
+    versions = tuple(changes[key].version for key in keys)
+    parents = tuple(changes[key].parent_change_id for key in keys)
+    contents = tuple(content_of(changes[key].op, changes[key].value) for key in keys)
+    return Found(entry.position, text_of(entry.at), versions, parents, contents, in_stream=True)
