@@ -19,14 +19,14 @@ lint: $(STAMP)  ## Check style, layout, types and what is generated
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
-	@$(PY) -m tests.unasync --check
-	@$(PY) -m tests.generated --check
+	@$(PY) -m tests.generators.unasync --check
+	@$(PY) -m tests.generators.generated --check
 
 demo: $(STAMP)  ## Watch agents at work while everything is killed, then audit the result
 	@.venv/bin/statecache demo $(ARGS)
 
 picture: $(STAMP)  ## Run the demo and record its last screen, which the README shows
-	@$(PY) -m tests.demo_picture && $(PY) -m tests.generated
+	@$(PY) -m tests.generators.demo_picture && $(PY) -m tests.generators.generated
 
 bench: $(RIVALS)  ## Measure against hand-written code (JSON=path, RUNS=path, ONLY="commit lag", ROUNDS=9)
 	@$(PY) -m tests.benchmarks $(ARGS)
@@ -48,8 +48,8 @@ steps: $(STAMP)  ## Kill agents in the middle of their steps, and count the effe
 	@$(PY) -m tests.acceptance.step_kills --times $(or $(TIMES),100) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 sync: $(STAMP)  ## Generate the synchronous client from the asynchronous one, and pages from the code
-	@$(PY) -m tests.unasync
-	@$(PY) -m tests.generated
+	@$(PY) -m tests.generators.unasync
+	@$(PY) -m tests.generators.generated
 
 docs: $(SITE)  ## Build the documentation site into build/site
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet $(ARGS) && echo 'the site is in build/site'

@@ -1,3 +1,3 @@
-# Generated from statecache/_async/__init__.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/__init__.py by tests/generators/unasync.py. Do not edit.
 
 """The clients and what they stand on, written by hand; `_sync` is generated from here."""

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/pool.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/pool.py by tests/generators/unasync.py. Do not edit.
 
 """A bounded pool of connections, fair and fork-safe, for Redis and Postgres alike.
 

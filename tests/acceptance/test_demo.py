@@ -24,7 +24,7 @@ import pytest
 from statecache.clock import monotonic
 from statecache.settings import process_environment
 from statecache.testing.process import descendants, identity
-from tests.fix_surroundings import short_folder
+from tests.fixtures.surroundings import short_folder
 
 WAIT_S = 120.0
 IN_TERMINAL = """

@@ -19,7 +19,7 @@ from statecache.replay.ledger import Ledger
 from statecache.replay.runs import AgentRun, key_of, read_runs
 from statecache.replay.supervisor import Options, replay
 from statecache.testing import servers
-from tests.fix_servers import plain_client
+from tests.fixtures.servers import plain_client
 
 SAMPLE = Path(__file__).parents[2] / "statecache/replay/sample.jsonl"
 KEY = key_of("library-renewal")

@@ -9,10 +9,10 @@ import pytest
 
 from statecache import AsyncStateCache, NotFound, Settings
 from statecache_workers.worker import Worker
-from tests.fix_batons import LIMIT_S, Count, Street, counted_reads, quicker, scripts_sent
-from tests.fix_flusher import flush
-from tests.fix_servers import MakeClient, every_redis
-from tests.local_reads import KEY, until
+from tests.fixtures.batons import LIMIT_S, Count, Street, counted_reads, quicker, scripts_sent
+from tests.fixtures.flusher import flush
+from tests.fixtures.servers import MakeClient, every_redis
+from tests.support.local_reads import KEY, until
 
 # After a conflict.
 

@@ -9,9 +9,9 @@ import pytest
 
 from statecache import AsyncStateCache, Settings
 from statecache.clock import monotonic
-from tests.fix_batons import LIMIT_S, THEIRS, Count, Street, counted_reads, quicker
-from tests.fix_servers import MakeClient
-from tests.local_reads import KEY
+from tests.fixtures.batons import LIMIT_S, THEIRS, Count, Street, counted_reads, quicker
+from tests.fixtures.servers import MakeClient
+from tests.support.local_reads import KEY
 
 
 async def test_who_does_not_pass_it_on_is_not_waited_for_for_ever(

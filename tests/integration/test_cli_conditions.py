@@ -16,9 +16,9 @@ from statecache import AsyncStateCache, Backpressure, RedisUnavailable, Settings
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.command_line import CommandLine
-from tests.fix_flusher import Agents, flush
-from tests.fix_servers import MakeSettings
+from tests.fixtures.flusher import Agents, flush
+from tests.fixtures.servers import MakeSettings
+from tests.support.command_line import CommandLine
 
 Psql = psycopg.Connection[Any]
 

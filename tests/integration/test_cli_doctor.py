@@ -13,8 +13,8 @@ from statecache import Settings
 from statecache.keys import KeySpace
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
-from tests.command_line import CommandLine
-from tests.fix_servers import MakeSettings, plain_client
+from tests.fixtures.servers import MakeSettings, plain_client
+from tests.support.command_line import CommandLine
 
 GOOD = {
     "maxmemory": "1gb",

@@ -11,8 +11,8 @@ import typer
 from statecache import AsyncStateCache, Settings, StaleToken, Token
 from statecache.cli.locks import command
 from statecache.keys import KeySpace
-from tests.command_line import CommandLine
-from tests.fix_locks import KEY, LONG, Place, entered
+from tests.fixtures.locks import KEY, LONG, Place, entered
+from tests.support.command_line import CommandLine
 
 
 @pytest.fixture

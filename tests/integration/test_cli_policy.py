@@ -10,8 +10,8 @@ import pytest
 from statecache import AsyncStateCache, LockHeld, Settings
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.command_line import CommandLine
-from tests.fix_flusher import Agents, flush, rows
+from tests.fixtures.flusher import Agents, flush, rows
+from tests.support.command_line import CommandLine
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from statecache.errors import Quarantined
 from statecache.keys import KeySpace
 from statecache_workers import release
 from statecache_workers.worker import Worker
-from tests.command_line import CommandLine
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import Agents, MakeWorker, flush, flushing, rows
-from tests.fix_servers import MakeSettings
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import Agents, MakeWorker, flush, flushing, rows
+from tests.fixtures.servers import MakeSettings
+from tests.support.command_line import CommandLine
+from tests.support.fault_proxy import FaultProxy
 
 Psql = psycopg.Connection[Any]
 NUL = "a\0b"

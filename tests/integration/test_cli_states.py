@@ -15,8 +15,8 @@ from statecache.cli.reach import patient
 from statecache.keys import KeySpace
 from statecache.model import VALUE_BYTES_MAX
 from statecache_workers.worker import Worker
-from tests.command_line import CommandLine
-from tests.fix_flusher import Agents, flush, rows
+from tests.fixtures.flusher import Agents, flush, rows
+from tests.support.command_line import CommandLine
 
 Psql = psycopg.Connection[Any]
 

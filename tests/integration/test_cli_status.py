@@ -28,9 +28,9 @@ from statecache.cli.status.sample import Sampler
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.command_line import WAIT_S, CommandLine
-from tests.fix_flusher import Agents, flush
-from tests.fix_servers import MakeSettings
+from tests.fixtures.flusher import Agents, flush
+from tests.fixtures.servers import MakeSettings
+from tests.support.command_line import WAIT_S, CommandLine
 
 Psql = psycopg.Connection[Any]
 NOWHERE = "redis://127.0.0.1:1/0"

@@ -21,11 +21,11 @@ from statecache import (
 )
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import flush
-from tests.fix_servers import MakeClient, MakeSettings, every_redis
-from tests.fix_tls import tls_files
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import flush
+from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
+from tests.fixtures.tls import tls_files
+from tests.support.fault_proxy import FaultProxy
 
 KEY = "runs/42"
 SECRET = "s3cr3t%p@ss"

@@ -25,11 +25,11 @@ from statecache import (
 from statecache.keys import KeySpace
 from statecache.model import VALUE_BYTES_MAX
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import Agents, flush, rows
-from tests.fix_servers import MakeClient, every_redis
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import Agents, flush, rows
+from tests.fixtures.servers import MakeClient, every_redis
 from tests.integration.test_client_durability import at_work
+from tests.support.fault_proxy import FaultProxy
 
 KEY = "runs/42"
 FIXED = ("meta", "changes", "unflushed", "hydrating")

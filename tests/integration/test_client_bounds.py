@@ -12,9 +12,9 @@ import pytest
 from statecache import AsyncStateCache, Settings
 from statecache.clock import monotonic
 from statecache.errors import LockTimeout, StateCacheError, Unavailable
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_servers import MakeClient
+from tests.fixtures.faults import through
+from tests.fixtures.servers import MakeClient
+from tests.support.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
 

@@ -11,8 +11,8 @@ import pytest
 from statecache import AsyncStateCache, ChangeIdReused, Forked, State
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, flush, rows
-from tests.fix_servers import every_redis
+from tests.fixtures.flusher import Agents, flush, rows
+from tests.fixtures.servers import every_redis
 
 KEY = "runs/42"
 OTHER = "runs/42/plan"

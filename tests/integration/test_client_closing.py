@@ -13,10 +13,10 @@ from statecache import AsyncStateCache, DrainReport, OutcomeUnknown, Settings, U
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import Agents, flush, flushing, rows
-from tests.fix_servers import MakeClient
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import Agents, flush, flushing, rows
+from tests.fixtures.servers import MakeClient
+from tests.support.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
 

@@ -23,9 +23,9 @@ from statecache import (
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache.lua import script
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_servers import MakeClient, MakeSettings, every_redis
+from tests.fixtures.faults import through
+from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
+from tests.support.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
 

@@ -26,9 +26,9 @@ from statecache import (
     VersionConflict,
 )
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import flush, rows
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import flush, rows
+from tests.support.fault_proxy import FaultProxy
 
 CALLS = 1000
 KEYS = tuple(f"runs/{number}" for number in range(12))

@@ -24,10 +24,10 @@ from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from statecache_workers.runner import Runner
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import Agents, flush, rows
-from tests.fix_servers import MakeClient, MakeSettings, every_redis, plain_client
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import Agents, flush, rows
+from tests.fixtures.servers import MakeClient, MakeSettings, every_redis, plain_client
+from tests.support.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
 

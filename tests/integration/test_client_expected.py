@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from statecache import AsyncStateCache, LeaseLost, Settings, VersionConflict
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_servers import MakeClient, every_redis
+from tests.fixtures.faults import through
+from tests.fixtures.servers import MakeClient, every_redis
+from tests.support.fault_proxy import FaultProxy
 
 KEY = "runs/42"
 

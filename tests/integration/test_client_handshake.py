@@ -12,7 +12,7 @@ from statecache._async.redis import tier
 from statecache.keys import KeySpace
 from statecache.lua import Script, script
 from statecache.testing import servers
-from tests.fix_servers import MakeClient, every_redis
+from tests.fixtures.servers import MakeClient, every_redis
 
 WITHOUT = {
     "sharded pub/sub": "name == 'SPUBLISH' then return { err = 'ERR Unknown Redis command called from script' }",

@@ -14,11 +14,11 @@ from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache_workers.worker import Worker
-from tests.dirtiness import evict
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import flush, rows
-from tests.fix_servers import MakeClient, MakeSettings, every_redis
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import flush, rows
+from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
+from tests.support.dirtiness import evict
+from tests.support.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
 

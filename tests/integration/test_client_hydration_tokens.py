@@ -13,11 +13,11 @@ from statecache import AsyncStateCache, Settings
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.dirtiness import evict
-from tests.fault_proxy import FaultProxy, Kind
-from tests.fix_faults import through
-from tests.fix_flusher import flush, rows
-from tests.fix_servers import MakeClient, MakeSettings, every_redis
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import flush, rows
+from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
+from tests.support.dirtiness import evict
+from tests.support.fault_proxy import FaultProxy, Kind
 
 pytestmark = pytest.mark.counts_seconds
 

@@ -10,12 +10,12 @@ import psycopg
 
 from statecache import AsyncStateCache, NotFound, Settings, VersionConflict
 from statecache.keys import KeySpace
-from tests.dirtiness import dirty_keys
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import rows
-from tests.fix_servers import MakeSettings, every_redis
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import rows
+from tests.fixtures.servers import MakeSettings, every_redis
 from tests.integration.test_client_durability import at_work
+from tests.support.dirtiness import dirty_keys
+from tests.support.fault_proxy import FaultProxy
 
 OPERATIONS = 150
 AGENTS = 4

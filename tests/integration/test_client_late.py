@@ -24,9 +24,9 @@ from statecache.commits.commit import Commit
 from statecache.keys import KeySpace
 from statecache.model import Position
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import flush
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import flush
+from tests.support.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
 

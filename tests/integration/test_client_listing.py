@@ -12,8 +12,8 @@ import pytest
 from statecache import AsyncStateCache, CodecError, InvalidKey, PostgresUnavailable, Quarantined, Settings, State
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, flush
-from tests.fix_servers import MakeClient, every_redis
+from tests.fixtures.flusher import Agents, flush
+from tests.fixtures.servers import MakeClient, every_redis
 from tests.simulation.backups import Backup
 
 

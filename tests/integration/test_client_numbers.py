@@ -6,7 +6,7 @@ from typing import Any
 
 from statecache import AsyncStateCache
 from statecache.keys import KeySpace
-from tests.fix_servers import every_redis
+from tests.fixtures.servers import every_redis
 
 KEY = "runs/42"
 

@@ -20,9 +20,9 @@ from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_servers import MakeClient
+from tests.fixtures.faults import through
+from tests.fixtures.servers import MakeClient
+from tests.support.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
 

@@ -19,7 +19,7 @@ import pytest
 
 from statecache import AsyncStateCache, LeaseLost, LockTimeout, Settings, StateCache, UsageError
 from statecache_workers.worker import Worker
-from tests.fix_flusher import flush, rows
+from tests.fixtures.flusher import flush, rows
 
 WAIT_S = 60.0
 

@@ -11,10 +11,10 @@ import pytest
 from statecache import AsyncStateCache, OutcomeUnknown, Settings, State
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fault_proxy import Fault, FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import flush
-from tests.fix_servers import MakeClient, every_redis
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import flush
+from tests.fixtures.servers import MakeClient, every_redis
+from tests.support.fault_proxy import Fault, FaultProxy
 
 KEY = "runs/42"
 ACTOR = "the-unlucky"

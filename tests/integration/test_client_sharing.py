@@ -9,10 +9,10 @@ import pytest
 
 from statecache import AsyncStateCache, RedisUnavailable, Settings
 from statecache.clock import monotonic
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_locks import KEY, Place
-from tests.fix_servers import MakeClient, every_redis
+from tests.fixtures.faults import through
+from tests.fixtures.locks import KEY, Place
+from tests.fixtures.servers import MakeClient, every_redis
+from tests.support.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
 

@@ -15,7 +15,7 @@ import pytest
 
 from statecache import AsyncStateCache, Settings
 from statecache_workers.worker import Worker
-from tests.fix_flusher import flushing
+from tests.fixtures.flusher import flushing
 
 KEY = "runs/42"
 WAIT_S = 30.0

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from statecache import Settings, StateCache
-from tests.fix_servers import MakeSettings
-from tests.fix_tls import tls_files
+from tests.fixtures.servers import MakeSettings
+from tests.fixtures.tls import tls_files
 
 LIMIT_S = 60.0
 

@@ -11,11 +11,11 @@ import pytest
 
 from statecache import AsyncStateCache, OutcomeUnknown, RedisUnavailable, Settings, VersionConflict
 from statecache._async.redis.connection import AsyncLink
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import rows
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import rows
 from tests.integration.test_client_connections import _slip
 from tests.integration.test_client_durability import at_work
+from tests.support.fault_proxy import FaultProxy
 
 MANY = 12
 KEYS = [f"runs/{number}" for number in range(MANY)]

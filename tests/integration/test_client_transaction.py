@@ -10,9 +10,9 @@ import pytest
 from statecache import AsyncStateCache, Settings, VersionConflict
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_servers import MakeClient, every_redis
+from tests.fixtures.faults import through
+from tests.fixtures.servers import MakeClient, every_redis
+from tests.support.fault_proxy import FaultProxy
 
 MARK = "the-unlucky"
 

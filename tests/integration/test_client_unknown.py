@@ -28,9 +28,9 @@ from statecache._async.redis.connection import AsyncLink
 from statecache.clock import monotonic
 from statecache.epochs import Refusal
 from statecache.keys import KeySpace
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_servers import MakeSettings
+from tests.fixtures.faults import through
+from tests.fixtures.servers import MakeSettings
+from tests.support.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
 

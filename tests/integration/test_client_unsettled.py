@@ -23,10 +23,10 @@ from statecache._sync.redis.connection import Link
 from statecache.commits import unknown
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fault_proxy import Fault, FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import Agents, flush, rows
-from tests.fix_servers import MakeClient
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import Agents, flush, rows
+from tests.fixtures.servers import MakeClient
+from tests.support.fault_proxy import Fault, FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
 

@@ -24,10 +24,10 @@ from statecache import (
 )
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy, Kind
-from tests.fix_faults import through
-from tests.fix_flusher import flush
-from tests.fix_servers import MakeClient, every_redis
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import flush
+from tests.fixtures.servers import MakeClient, every_redis
+from tests.support.fault_proxy import FaultProxy, Kind
 
 pytestmark = pytest.mark.counts_seconds
 

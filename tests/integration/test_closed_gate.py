@@ -16,11 +16,11 @@ from statecache.errors import Unavailable
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import flush
-from tests.fix_servers import MakeClient, every_redis
-from tests.local_reads import kept, reads, until
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import flush
+from tests.fixtures.servers import MakeClient, every_redis
+from tests.support.fault_proxy import FaultProxy
+from tests.support.local_reads import kept, reads, until
 
 KEY, GONE, WHOLE = "runs/1", "runs/1/gone", "runs/1/whole"
 Read = Literal["local", "primary"]

@@ -25,11 +25,11 @@ from statecache.lua import script
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import flush
-from tests.fix_servers import MakeClient, MakeSettings, plain_client
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import flush
+from tests.fixtures.servers import MakeClient, MakeSettings, plain_client
 from tests.integration.test_client_durability import at_work
+from tests.support.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
 

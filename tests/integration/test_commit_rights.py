@@ -14,8 +14,8 @@ from statecache import AsyncStateCache, ConfigurationError, Settings
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, Log, MakeWorker, flush, rows, turn_until
-from tests.fix_servers import MakeClient, every_redis, plain_client
+from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, rows, turn_until
+from tests.fixtures.servers import MakeClient, every_redis, plain_client
 
 KEY = "runs/42"
 PLAN = "runs/42/plan"

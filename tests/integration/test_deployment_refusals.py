@@ -11,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from statecache.keys import KeySpace
-from tests.deployment_world import SHARDS, Deployment, Ran, agent, granted, plainly
+from tests.support.deployment_world import SHARDS, Deployment, Ran, agent, granted, plainly
 
 REFUSED = {
     "agent": [

@@ -26,9 +26,9 @@ from statecache import (
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.deployment_files import grants
-from tests.deployment_world import SHARDS, Deployment, Ran, agent, at_work, denied, granted
-from tests.fix_flusher import Agents, Log, flush, flush_through, turn_until
+from tests.fixtures.flusher import Agents, Log, flush, flush_through, turn_until
+from tests.support.deployment_files import grants
+from tests.support.deployment_world import SHARDS, Deployment, Ran, agent, at_work, denied, granted
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from psycopg import errors as pg
 from statecache import Settings, StateCache
 from statecache.testing.binaries import plain_environment, valkey_server
 from statecache.testing.ports import free_port
-from tests.deployment_files import CONFIG, ROOT, stages, worker_image
-from tests.deployment_world import Deployment, servers
+from tests.support.deployment_files import CONFIG, ROOT, stages, worker_image
+from tests.support.deployment_world import Deployment, servers
 
 WAIT_S = 60.0
 BUILD_S = 120.0

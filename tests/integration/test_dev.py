@@ -24,7 +24,7 @@ import redis
 from statecache.testing.kept import Remembered
 from statecache.testing.ports import free_port
 from statecache.testing.process import descendants, identity, wait_for_end
-from tests.fix_surroundings import short_folder
+from tests.fixtures.surroundings import short_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from statecache.testing import servers
-from tests.fix_surroundings import short_folder
-from tests.pages import ROOT, PageFailed, Reader, blocks, psql_folder
+from tests.fixtures.surroundings import short_folder
+from tests.support.pages import ROOT, PageFailed, Reader, blocks, psql_folder
 
 PAGES = [
     page

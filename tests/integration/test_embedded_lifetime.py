@@ -18,7 +18,7 @@ import redis
 
 from statecache.testing import binaries, folders, servers, template
 from statecache.testing.process import RunAs, descendants, identity, wait_for_end
-from tests.fix_surroundings import short_folder
+from tests.fixtures.surroundings import short_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 30.0

@@ -10,7 +10,7 @@ import psycopg
 from statecache import AsyncStateCache, Settings
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, MakeWorker, flush, rows
+from tests.fixtures.flusher import Agents, MakeWorker, flush, rows
 
 Psql = psycopg.Connection[Any]
 TURNS_MAX = 200

@@ -9,9 +9,9 @@ import pytest
 
 from statecache import StaleToken, Token
 from statecache.testing.valkey import Valkey
-from tests.fix_locks import KEY, LONG
-from tests.fix_servers import MakeSettings
-from tests.gate_world import KINDS, World, world
+from tests.fixtures.locks import KEY, LONG
+from tests.fixtures.servers import MakeSettings
+from tests.support.gate_world import KINDS, World, world
 
 pytestmark = pytest.mark.parametrize("redis_kind", KINDS, indirect=True)
 

@@ -10,8 +10,8 @@ import pytest
 from statecache.clock import monotonic
 from statecache.errors import Unavailable, VersionConflict
 from statecache.testing.valkey import Valkey
-from tests.fix_servers import MakeSettings
-from tests.gate_world import KINDS, SHARD, Fenced, World, append_only_file, lose_from, world
+from tests.fixtures.servers import MakeSettings
+from tests.support.gate_world import KINDS, SHARD, Fenced, World, append_only_file, lose_from, world
 
 KEY = "runs/42"
 pytestmark = pytest.mark.parametrize("redis_kind", KINDS, indirect=True)

@@ -14,10 +14,10 @@ import pytest
 from statecache import AsyncStateCache
 from statecache.errors import Forked, OutcomeUnknown, PostgresUnavailable, Unavailable
 from statecache.testing.valkey import Valkey
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_servers import MakeSettings
-from tests.gate_world import Fenced, World, world
+from tests.fixtures.faults import through
+from tests.fixtures.servers import MakeSettings
+from tests.support.fault_proxy import FaultProxy
+from tests.support.gate_world import Fenced, World, world
 
 KEY = "runs/42"
 

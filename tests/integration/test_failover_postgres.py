@@ -19,10 +19,10 @@ from statecache.errors import PostgresUnavailable, Unavailable
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from statecache_workers.worker import Worker
-from tests.dirtiness import dirty_keys
-from tests.fix_servers import MakeSettings
-from tests.gate_world import World, once, world
-from tests.postgres_backup import Backup
+from tests.fixtures.servers import MakeSettings
+from tests.support.dirtiness import dirty_keys
+from tests.support.gate_world import World, once, world
+from tests.support.postgres_backup import Backup
 
 pytestmark = pytest.mark.counts_seconds
 

@@ -15,12 +15,12 @@ from statecache._async.redis.tier import RedisTier
 from statecache.errors import RedisUnavailable, Unavailable
 from statecache.testing.valkey import Valkey
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import flush
-from tests.fix_servers import MakeClient, MakeSettings
-from tests.gate_world import KINDS, World, world
-from tests.local_reads import kept, reads, until
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import flush
+from tests.fixtures.servers import MakeClient, MakeSettings
+from tests.support.fault_proxy import FaultProxy
+from tests.support.gate_world import KINDS, World, world
+from tests.support.local_reads import kept, reads, until
 
 KEY = "runs/42"
 TURNS_MAX = 50

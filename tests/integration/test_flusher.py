@@ -9,8 +9,8 @@ import pytest
 
 from statecache import AsyncStateCache, Settings
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, Log, MakeWorker, flush, flushed, rows
-from tests.fix_servers import MakeSettings, every_redis
+from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows
+from tests.fixtures.servers import MakeSettings, every_redis
 
 Psql = psycopg.Connection[Any]
 

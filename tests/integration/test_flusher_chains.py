@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, Log, flush, flushed, rows
+from tests.fixtures.flusher import Agents, Log, flush, flushed, rows
 
 
 async def test_a_fork_that_a_remembered_tip_hides_is_made_visible_by_its_version(

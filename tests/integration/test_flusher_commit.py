@@ -17,8 +17,8 @@ from statecache.errors import PostgresUnavailable, RedisUnavailable
 from statecache.testing import servers
 from statecache_workers.database import Call, Database, Poison, Transaction, translated
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows
-from tests.fix_servers import MakeSettings, plain_client
+from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows
+from tests.fixtures.servers import MakeSettings, plain_client
 
 Psql = psycopg.Connection[Any]
 

@@ -13,7 +13,7 @@ from statecache.errors import RedisUnavailable
 from statecache.keys import KeySpace
 from statecache_workers import acknowledgement, resync
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, Log, flush, flush_through, flushing, rows, turn_until
+from tests.fixtures.flusher import Agents, Log, flush, flush_through, flushing, rows, turn_until
 
 Psql = psycopg.Connection[Any]
 

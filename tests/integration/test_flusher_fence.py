@@ -17,8 +17,8 @@ from statecache.settings import masked
 from statecache.sql import statement
 from statecache_workers.arrays import integers, register
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
-from tests.fix_servers import every_redis
+from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
+from tests.fixtures.servers import every_redis
 
 Psql = psycopg.Connection[Any]
 LOCKED_S = 20.0

@@ -13,8 +13,8 @@ from statecache.errors import RedisUnavailable
 from statecache.keys import KeySpace
 from statecache_workers import recall
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, Log, MakeWorker, flush, flushed, rows
-from tests.fix_servers import every_redis
+from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows
+from tests.fixtures.servers import every_redis
 
 Psql = psycopg.Connection[Any]
 

@@ -20,8 +20,8 @@ from statecache.keys import KeySpace
 from statecache.testing.binaries import valkey_server
 from statecache.testing.valkey import Valkey
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, Log, MakeWorker, flush, flushed, rows
-from tests.fix_servers import MakeSettings, plain_client
+from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows
+from tests.fixtures.servers import MakeSettings, plain_client
 
 Psql = psycopg.Connection[Any]
 

@@ -14,8 +14,8 @@ from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache_workers.janitor import TOKEN_GRACE_MS
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, Log, MakeWorker, flush, rows
-from tests.fix_servers import every_redis
+from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, rows
+from tests.fixtures.servers import every_redis
 
 Psql = psycopg.Connection[Any]
 

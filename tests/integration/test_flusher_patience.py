@@ -12,7 +12,7 @@ import pytest
 from statecache import Settings
 from statecache.errors import PostgresUnavailable
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
+from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
 
 Psql = psycopg.Connection[Any]
 

@@ -14,8 +14,8 @@ from statecache.errors import PostgresUnavailable
 from statecache.keys import KeySpace
 from statecache_workers.foreign_entries import ENTRIES_PER_PAGE, PAGES_PER_TURN
 from statecache_workers.worker import Worker
-from tests.fix_flusher import TURNS_S, Agents, Log, MakeWorker, flush, flushed, rows, turn_until
-from tests.fix_servers import every_redis
+from tests.fixtures.flusher import TURNS_S, Agents, Log, MakeWorker, flush, flushed, rows, turn_until
+from tests.fixtures.servers import every_redis
 
 Psql = psycopg.Connection[Any]
 NUL = "a\0b"

@@ -19,8 +19,8 @@ from statecache.keys import KeySpace
 from statecache.settings import process_environment
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
-from tests.fix_flusher import Agents, rows
-from tests.fix_servers import MakeSettings, plain_client
+from tests.fixtures.flusher import Agents, rows
+from tests.fixtures.servers import MakeSettings, plain_client
 
 Psql = psycopg.Connection[Any]
 WAIT_S = 60.0

@@ -17,9 +17,9 @@ from statecache.settings import masked
 from statecache_workers.database import Call
 from statecache_workers.runner import LEAVE_S
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
+from tests.support.fault_proxy import FaultProxy
 
 Psql = psycopg.Connection[Any]
 

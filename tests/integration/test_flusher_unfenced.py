@@ -12,8 +12,8 @@ from statecache import AsyncStateCache, Settings
 from statecache.cli.epochs import claim
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Log, flush, rows, turn_until
-from tests.fix_servers import MakeSettings
+from tests.fixtures.flusher import Log, flush, rows, turn_until
+from tests.fixtures.servers import MakeSettings
 
 Psql = psycopg.Connection[Any]
 GROUP = "runs/42"

@@ -12,10 +12,10 @@ from statecache import Settings
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import Agents, MakeWorker, flush, flush_through, flushed, rows
-from tests.fix_servers import every_redis
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import Agents, MakeWorker, flush, flush_through, flushed, rows
+from tests.fixtures.servers import every_redis
+from tests.support.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
 

@@ -9,8 +9,8 @@ import pytest
 
 from statecache.errors import Quarantined, Unavailable
 from statecache.sql import statement
-from tests.fix_servers import MakeSettings
-from tests.gate_world import SHARD, World, once, world
+from tests.fixtures.servers import MakeSettings
+from tests.support.gate_world import SHARD, World, once, world
 
 KEY = "runs/42"
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from statecache.errors import Unavailable
-from tests.dirtiness import dirty_keys
-from tests.fix_servers import MakeSettings
-from tests.gate_world import SHARD, World, once, world
+from tests.fixtures.servers import MakeSettings
+from tests.support.dirtiness import dirty_keys
+from tests.support.gate_world import SHARD, World, once, world
 
 KEY = "runs/42"
 

@@ -22,9 +22,9 @@ from statecache.errors import Unavailable
 from statecache.keys import KeySpace
 from statecache.sql import statement
 from statecache.testing.valkey import Valkey
-from tests.fix_servers import MakeSettings, plain_client
-from tests.gate_taps import Tap, TappedConnection, TappedLink
-from tests.gate_world import SHARD, World, once, world
+from tests.fixtures.servers import MakeSettings, plain_client
+from tests.support.gate_taps import Tap, TappedConnection, TappedLink
+from tests.support.gate_world import SHARD, World, once, world
 
 KEY = "runs/42"
 PATIENCE_S = 10.0  # a third of the time that is taken for an opening

@@ -15,8 +15,8 @@ from statecache._sync.postgres.migrate import migrate
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, DurabilityRefused, ForeignData, Unavailable
 from statecache.model import Durability
-from tests.fix_servers import MakeSettings
-from tests.gate_world import SHARD, World, world
+from tests.fixtures.servers import MakeSettings
+from tests.support.gate_world import SHARD, World, world
 
 KEY = "runs/42"
 

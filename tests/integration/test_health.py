@@ -21,10 +21,10 @@ from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from statecache_workers import health, runner
 from statecache_workers.health import Page
-from tests.fix_flusher import Agents, MakeWorker
-from tests.fix_servers import plain_client
+from tests.fixtures.flusher import Agents, MakeWorker
+from tests.fixtures.servers import plain_client
 from tests.integration.test_flusher_process import Process
-from tests.probing import Answer, ask, samples
+from tests.support.probing import Answer, ask, samples
 
 pytestmark = pytest.mark.counts_seconds
 

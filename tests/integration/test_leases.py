@@ -25,10 +25,10 @@ from statecache import (
 from statecache import leases as rules
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_locks import KEY, LONG, NEVER, Place, entered
-from tests.fix_servers import MakeClient, every_redis
+from tests.fixtures.faults import through
+from tests.fixtures.locks import KEY, LONG, NEVER, Place, entered
+from tests.fixtures.servers import MakeClient, every_redis
+from tests.support.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
 EVICTIONS_MAX = 1000

@@ -27,11 +27,11 @@ from statecache import (
 )
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import flush, rows
-from tests.fix_locks import KEY, LONG, NEVER, Place
-from tests.fix_servers import MakeClient, every_redis
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import flush, rows
+from tests.fixtures.locks import KEY, LONG, NEVER, Place
+from tests.fixtures.servers import MakeClient, every_redis
+from tests.support.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
 

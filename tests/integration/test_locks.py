@@ -18,11 +18,11 @@ from statecache import leases as rules
 from statecache._async.lock import leases
 from statecache.clock import monotonic
 from statecache.leases import call_of
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_locks import KEY, LONG, NEVER, Place, entered, until_calm
-from tests.fix_servers import MakeClient, every_redis
-from tests.local_reads import kept
+from tests.fixtures.faults import through
+from tests.fixtures.locks import KEY, LONG, NEVER, Place, entered, until_calm
+from tests.fixtures.servers import MakeClient, every_redis
+from tests.support.fault_proxy import FaultProxy
+from tests.support.local_reads import kept
 
 pytestmark = pytest.mark.counts_seconds
 

@@ -12,9 +12,9 @@ import pytest
 from statecache import ConfigurationError, Lost, LostCommit, Position, State
 from statecache.clock import monotonic
 from statecache.testing.valkey import Valkey
-from tests.command_line import CommandLine
-from tests.fix_servers import MakeSettings
-from tests.gate_world import World, append_only_file, lose_from, world
+from tests.fixtures.servers import MakeSettings
+from tests.support.command_line import CommandLine
+from tests.support.gate_world import World, append_only_file, lose_from, world
 
 KEY = "runs/42"
 AT_ONCE_S = 5.0

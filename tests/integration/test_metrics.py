@@ -23,9 +23,9 @@ from statecache_workers.database import Database
 from statecache_workers.health import Pulse
 from statecache_workers.metrics import Exposition
 from statecache_workers.worker import Worker
-from tests.fix_flusher import Agents, Log, MakeWorker, flush, flush_through
+from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through
 from tests.integration.test_flusher_process import Process
-from tests.probing import ask, names, samples
+from tests.support.probing import ask, names, samples
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "config"

@@ -17,7 +17,7 @@ from statecache._async.postgres.migrate import MigrationReport, migrate
 from statecache.cli.run import run
 from statecache.keys import KeySpace
 from statecache.sql import CODE, Migration, migrations
-from tests.fix_servers import SHARDS, MakeSettings, plain_client
+from tests.fixtures.servers import SHARDS, MakeSettings, plain_client
 
 NOBODY = "redis://127.0.0.1:1/0"
 STEPS = tuple(f"{step.number:04d}_{step.name}" for step in migrations("any"))

@@ -13,11 +13,11 @@ from statecache.errors import ConfigurationError, ForeignData, PostgresUnavailab
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import flush, rows
-from tests.fix_servers import MakeClient, MakeSettings, every_redis
-from tests.local_reads import KEY, LIMIT_S, kept, reads, until
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import flush, rows
+from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
+from tests.support.fault_proxy import FaultProxy
+from tests.support.local_reads import KEY, LIMIT_S, kept, reads, until
 
 pytestmark = pytest.mark.counts_seconds
 

@@ -14,11 +14,11 @@ from statecache import AsyncStateCache, Settings, StateCache
 from statecache.errors import InvalidKey, NotChanged
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import flush
-from tests.fix_servers import MakeClient, MakeSettings
-from tests.local_reads import KEY, LIMIT_S, kept, until
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import flush
+from tests.fixtures.servers import MakeClient, MakeSettings
+from tests.support.fault_proxy import FaultProxy
+from tests.support.local_reads import KEY, LIMIT_S, kept, until
 
 pytestmark = pytest.mark.counts_seconds
 

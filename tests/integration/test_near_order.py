@@ -10,9 +10,9 @@ from statecache import AsyncStateCache, Settings
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fix_flusher import flush
-from tests.fix_servers import MakeClient, MakeSettings
-from tests.local_reads import KEY, kept, until
+from tests.fixtures.flusher import flush
+from tests.fixtures.servers import MakeClient, MakeSettings
+from tests.support.local_reads import KEY, kept, until
 
 pytestmark = pytest.mark.counts_seconds
 

@@ -10,8 +10,8 @@ import pytest
 
 from statecache import AsyncStateCache, Settings
 from statecache.clock import boottime
-from tests.fix_servers import MakeSettings
-from tests.local_reads import KEY, kept, until
+from tests.fixtures.servers import MakeSettings
+from tests.support.local_reads import KEY, kept, until
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pytest
 from statecache import AsyncStateCache, LockHeld, PostgresUnavailable, Settings, Unavailable, UsageError
 from statecache.keys import KeySpace
 from statecache_workers import policies
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import Log, flush, rows
-from tests.fix_servers import MakeClient
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import Log, flush, rows
+from tests.fixtures.servers import MakeClient
 from tests.integration.test_client_durability import at_work
+from tests.support.fault_proxy import FaultProxy
 
 if TYPE_CHECKING:
     from statecache.model import Locking

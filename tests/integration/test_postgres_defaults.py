@@ -15,9 +15,9 @@ from statecache import AsyncStateCache, ConfigurationError, PostgresUnavailable,
 from statecache._async.postgres.migrate import migrate
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.command_line import CommandLine
-from tests.fix_flusher import Agents, flush, flushing, rows
-from tests.fix_servers import MakeSettings, Site, plain_client
+from tests.fixtures.flusher import Agents, flush, flushing, rows
+from tests.fixtures.servers import MakeSettings, Site, plain_client
+from tests.support.command_line import CommandLine
 
 KEY = "runs/réunion/Ωmega"
 DEFAULTS = {

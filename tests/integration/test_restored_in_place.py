@@ -10,7 +10,7 @@ import pytest
 
 from statecache import ConfigurationError, PostgresUnavailable, Settings, Unavailable
 from statecache.keys import KeySpace
-from tests.fix_servers import MakeClient
+from tests.fixtures.servers import MakeClient
 
 KEY = "runs/1"
 AWAY = {

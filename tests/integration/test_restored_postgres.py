@@ -13,9 +13,9 @@ from statecache.epochs import Authority
 from statecache.errors import Unavailable
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
-from tests.fix_servers import MakeSettings
-from tests.gate_world import World, world
-from tests.postgres_backup import Backup
+from tests.fixtures.servers import MakeSettings
+from tests.support.gate_world import World, world
+from tests.support.postgres_backup import Backup
 
 pytestmark = pytest.mark.counts_seconds
 

@@ -9,7 +9,7 @@ import pytest
 
 from statecache import Settings
 from statecache._sync.postgres.migrate import MigrationReport, migrate
-from tests.fix_servers import MakeSettings, Site, plain_client, set_up
+from tests.fixtures.servers import MakeSettings, Site, plain_client, set_up
 
 POSTGRES = {
     "relations": """

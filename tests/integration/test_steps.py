@@ -25,9 +25,9 @@ from statecache._async.postgres.tier import PostgresTier
 from statecache.clock import monotonic
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
-from tests.fix_flusher import rows
-from tests.fix_servers import MakeClient, MakeSettings
-from tests.fix_steps import Bank, Receipt, charged
+from tests.fixtures.flusher import rows
+from tests.fixtures.servers import MakeClient, MakeSettings
+from tests.fixtures.steps import Bank, Receipt, charged
 from tests.integration.test_client_durability import at_work
 
 KEY = "runs/42"

@@ -15,12 +15,12 @@ from statecache.clock import wall
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
 from statecache.steps import claim_of, fingerprint_of, intent
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_flusher import rows
-from tests.fix_servers import MakeClient, MakeSettings
-from tests.fix_steps import Bank, Receipt
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import rows
+from tests.fixtures.servers import MakeClient, MakeSettings
+from tests.fixtures.steps import Bank, Receipt
 from tests.integration.test_client_durability import at_work
+from tests.support.fault_proxy import FaultProxy
 
 KEY = "runs/42"
 RECORD = f"{KEY}/steps/charge"

@@ -25,11 +25,11 @@ from statecache import (
     StepUnknown,
     UsageError,
 )
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
-from tests.fix_servers import MakeClient
-from tests.fix_steps import Bank, Receipt, charged
+from tests.fixtures.faults import through
+from tests.fixtures.servers import MakeClient
+from tests.fixtures.steps import Bank, Receipt, charged
 from tests.integration.test_client_durability import at_work
+from tests.support.fault_proxy import FaultProxy
 
 KEY = "runs/42"
 RECORD = f"{KEY}/steps/charge"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, Settings, StateCache
-from tests.fix_servers import MakeSettings
+from tests.fixtures.servers import MakeSettings
 
 
 async def test_the_same_key_is_two_states(make_settings: MakeSettings) -> None:

@@ -17,8 +17,8 @@ from statecache import AsyncStateCache, Settings
 from statecache.cli.run import run
 from statecache.settings import process_environment
 from statecache.testing.workers import Workers
-from tests.fix_servers import plain_client
-from tests.pages import psql_folder
+from tests.fixtures.servers import plain_client
+from tests.support.pages import psql_folder
 
 KEYS = ("runs/42", 'runs/it\'s "quoted" $HOME `id` \\n {07}', "runs/é/ünï")
 

@@ -28,9 +28,9 @@ from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from statecache.testing.process import Process, spawn
 from statecache.testing.server import Server
-from tests.fault_proxy import FaultProxy
-from tests.fix_faults import through
+from tests.fixtures.faults import through
 from tests.simulation.writer import KEYS
+from tests.support.fault_proxy import FaultProxy
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITERS = ("w0", "w1", "w2")

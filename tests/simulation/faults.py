@@ -21,7 +21,6 @@ import redis
 
 from statecache.clock import monotonic
 from statecache.testing.process import Process, descendants
-from tests.dirtiness import evict
 from tests.simulation.arena import Arena
 from tests.simulation.checker import Loss, Verdict, Violation
 from tests.simulation.freshness import Told
@@ -29,6 +28,7 @@ from tests.simulation.history import Invoke, Operation, lines_of
 from tests.simulation.nemesis import Strike
 from tests.simulation.network import NetworkFaults
 from tests.simulation.sampler import Sampler
+from tests.support.dirtiness import evict
 
 QUIET_S = 15.0
 _LOOK_S = 0.05

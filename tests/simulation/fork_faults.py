@@ -16,10 +16,10 @@ from statecache import AsyncStateCache
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError
 from statecache.lua import script
-from tests.dirtiness import evict
 from tests.simulation.faults import Faults
 from tests.simulation.history import Recorder, seen_of
 from tests.simulation.nemesis import Strike
+from tests.support.dirtiness import evict
 
 ACKS = 20
 """How many acknowledgements are lost, at most, until Redis is dead."""

@@ -32,10 +32,8 @@ from statecache.errors import RedisUnavailable
 from statecache.keys import KeySpace
 from statecache_workers.janitor import ROUND_S
 from statecache_workers.worker import Worker
-from tests.awaited import awaited
-from tests.dirtiness import evict, is_dirty
-from tests.fix_flusher import flush
-from tests.fix_servers import plain_client
+from tests.fixtures.flusher import flush
+from tests.fixtures.servers import plain_client
 from tests.simulation.expectation import Change, Expectation
 from tests.simulation.reads import Reads
 from tests.simulation.refusals import CLIENTS, KEYS, PAIRS, with_user_of_its_own
@@ -43,6 +41,8 @@ from tests.simulation.remains import nothing_is_dirty, tidied
 from tests.simulation.sharing import Sharing
 from tests.simulation.wires import Lost as LostPart
 from tests.simulation.wires import Wire
+from tests.support.awaited import awaited
+from tests.support.dirtiness import evict, is_dirty
 
 T = TypeVar("T")
 

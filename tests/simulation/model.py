@@ -19,7 +19,7 @@ from statecache import Settings
 from statecache._sync.postgres.migrate import migrate
 from statecache.clock import monotonic
 from statecache_workers.logs import LOGGER
-from tests.fix_servers import Site
+from tests.fixtures.servers import Site
 from tests.simulation.machine import CacheMachine, MakeDeployment
 
 _numbers = count(1)

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable
 from contextlib import suppress
 
-from tests.fault_proxy import FaultProxy, Kind
 from tests.simulation.arena import WORKER_LINE, Arena
 from tests.simulation.nemesis import Strike
+from tests.support.fault_proxy import FaultProxy, Kind
 
 HELD = 6
 """How many requests one fault holds up."""

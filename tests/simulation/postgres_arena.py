@@ -21,9 +21,9 @@ from statecache.testing.binaries import postgres_install, run_to_its_end
 from statecache.testing.embedded import Servers
 from statecache.testing.folders import give_to, ordinary_user
 from statecache.testing.postgres import Postgres
-from tests.fault_proxy import FaultProxy
 from tests.simulation.arena import EXPECTED_ERRORS, SETTINGS, Arena
 from tests.simulation.postgres_writer import EVERY_GROUP, URL_FILE
+from tests.support.fault_proxy import FaultProxy
 
 RETENTION_S = 10.0
 BACKUP_S = 60.0

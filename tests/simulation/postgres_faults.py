@@ -35,7 +35,6 @@ import msgspec
 import psycopg
 
 from statecache.clock import monotonic
-from tests.fault_proxy import Fault
 from tests.simulation.ages import Bounds
 from tests.simulation.arena import WORKER_LINE
 from tests.simulation.checker import Loss, Verdict, Violation
@@ -46,6 +45,7 @@ from tests.simulation.judge import evidence
 from tests.simulation.nemesis import Strike
 from tests.simulation.postgres_arena import RETENTION_S
 from tests.simulation.postgres_limits import OURS, STALLED_S, PostgresLimits
+from tests.support.fault_proxy import Fault
 
 UNSEEN_S = 1.0
 """So long no worker looks at a Postgres that went back."""

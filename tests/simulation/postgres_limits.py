@@ -13,12 +13,12 @@ import psycopg
 from statecache import AsyncStateCache
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError
-from tests.fault_proxy import Fault
 from tests.simulation.arena import WORKER_LINE
 from tests.simulation.faults import Faults
 from tests.simulation.history import Recorder, seen_of
 from tests.simulation.nemesis import Strike
 from tests.simulation.postgres_arena import SMALL, PostgresArena
+from tests.support.fault_proxy import Fault
 
 STALLED_S = 12.0
 """Within this time, when nothing else is wrong, everything has to be flushed up to the moment before."""

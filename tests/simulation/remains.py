@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from statecache.keys import KeySpace
-from tests.dirtiness import dirty_keys
+from tests.support.dirtiness import dirty_keys
 
 TIDY_ROUNDS = 50
 

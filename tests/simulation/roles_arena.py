@@ -22,9 +22,9 @@ import redis
 from statecache.clock import monotonic
 from statecache.testing.embedded import Servers
 from statecache.testing.server import Server
-from tests.fault_proxy import FaultProxy
 from tests.simulation.arena import EXPECTED_ERRORS, LINES, SETTINGS, WORKER_LINE, WRITERS, Arena
 from tests.simulation.roles_writer import NODES_FILE
+from tests.support.fault_proxy import FaultProxy
 
 NODES = ("redis", "replica-1", "replica-2")
 SECOND_WORKER = "worker-2nd"

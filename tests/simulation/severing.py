@@ -23,11 +23,11 @@ from urllib.parse import urlsplit
 import redis
 
 from statecache.clock import monotonic
-from tests.dirtiness import evict
-from tests.fault_proxy import FaultProxy
 from tests.simulation.arena import Arena
 from tests.simulation.nemesis import Strike
 from tests.simulation.reader import KEYS
+from tests.support.dirtiness import evict
+from tests.support.fault_proxy import FaultProxy
 
 PER_20_S = {
     "line_cut": 6, "half_open": 6, "pause": 5, "delay": 4, "client_kill": 4, "evict": 3, "redis_kill": 1,

@@ -33,13 +33,13 @@ from statecache.clock import monotonic
 from statecache.errors import OutcomeUnknown, Unavailable
 from statecache.keys import KeySpace
 from statecache.lua import parts_of, script
-from tests.dirtiness import dirty_keys, evict, is_dirty
 from tests.simulation.actor import Actor
 from tests.simulation.backups import Backup, DataSet
 from tests.simulation.boundaries import situation
 from tests.simulation.children import signal_all, state_of, thaw
 from tests.simulation.sampler import Sampler
 from tests.simulation.story_locks import CROWD, LOCKED, LockStory
+from tests.support.dirtiness import dirty_keys, evict, is_dirty
 
 A, B, C, D, E, T, R = "runs/a", "runs/b", "runs/c", "runs/d", "vouched/c", "tail/t", "restored/e"
 PLAN, G = "runs/a/plan", "restored/e/gone"

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from statecache import lua, sql
-from tests.house_rules import strings
+from tests.rules.house_rules import strings
 from tests.simulation.boundaries import KINDS
 from tests.simulation.failpoints import Told, a_slice, all_failpoints, table, unreached
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tests.fix_servers import Site
+from tests.fixtures.servers import Site
 from tests.simulation.model import check, deployment
 
 EXAMPLES, STEPS = 36, 40

@@ -31,9 +31,9 @@ from typing import Any, Self
 from statecache import StateCache
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError
-from tests.awaited import Awaited
 from tests.simulation.history import Recorder
 from tests.simulation.writer import PAUSE_S, Session
+from tests.support.awaited import Awaited
 
 SWITCH_S = 1e-6
 """How long a thread goes on before another one may, in seconds: a five thousandth of what is usual."""

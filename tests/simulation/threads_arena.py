@@ -13,9 +13,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.fault_proxy import FaultProxy
-from tests.fix_tls import certificates, tls_files
+from tests.fixtures.tls import certificates, tls_files
 from tests.simulation.arena import ROOT, SETTINGS, WORKER_LINE, Arena
+from tests.support.fault_proxy import FaultProxy
 
 OVER_TLS = "t1"
 SESSIONS = 10

@@ -36,8 +36,8 @@ from statecache.errors import (
     VersionConflict,
 )
 from statecache.model import ABSENT, PRESENT, State
-from tests.awaited import awaited
 from tests.simulation.history import Invoke, Kind, Recorder, Seen, seen_of
+from tests.support.awaited import awaited
 
 GROUPS = {
     "runs/1": ("runs/1", "runs/1/notes", "runs/1/plan"),

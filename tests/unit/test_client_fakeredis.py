@@ -26,7 +26,7 @@ from statecache import (
 )
 from statecache.codec import codec_for
 from statecache.entries import change_set
-from tests.fix_redis import FakeDeployment, FakePostgres
+from tests.fixtures.redis import FakeDeployment, FakePostgres
 
 
 class Run(msgspec.Struct, frozen=True):

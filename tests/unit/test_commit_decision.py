@@ -144,13 +144,13 @@ def test_a_conflict_with_what_a_repeat_was_pinned_to_unpins_it() -> None:
     assert isinstance(next_step(commit, _reply("CONFLICT", 2, b"other", b"set"), now=NOW), Refuse)
 
 
-@pytest.mark.parametrize("hindrance", [None, LOST], ids=["nothing", "a lost reply"])
-def test_being_late_says_nothing_of_what_hindered_it_before(hindrance: RedisUnavailable | None) -> None:
-    commit = _commit(last_error=hindrance)
+@pytest.mark.parametrize("hindered_by", [None, LOST], ids=["nothing", "a lost reply"])
+def test_being_late_says_nothing_of_what_hindered_it_before(hindered_by: RedisUnavailable | None) -> None:
+    commit = _commit(last_error=hindered_by)
     step = next_step(commit, _reply("LATE"), now=NOW)
     assert isinstance(step, Pause)
     assert isinstance(step.error, RedisUnavailable)
-    assert step.error.reason == ("late" if hindrance is None else "connection")
+    assert step.error.reason == ("late" if hindered_by is None else "connection")
     assert commit.repeat
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from statecache import Settings
 from statecache_workers.runner import LEAVE_S
-from tests.deployment_files import (
+from tests.support.deployment_files import (
     CONFIG,
     ROOT,
     Unset,

@@ -10,7 +10,7 @@ import pytest
 
 import statecache
 from statecache import Settings
-from tests.deployment_files import ROOT, ignored, stages, worker_image
+from tests.support.deployment_files import ROOT, ignored, stages, worker_image
 
 TEXT = (ROOT / "workers/Dockerfile").read_text()
 PATTERNS = (ROOT / ".dockerignore").read_text()

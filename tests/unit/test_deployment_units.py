@@ -10,7 +10,7 @@ import pytest
 
 from statecache import Settings
 from statecache_workers import runner
-from tests.deployment_files import (
+from tests.support.deployment_files import (
     CONFIG,
     INSIDE,
     KUBERNETES,

@@ -15,10 +15,10 @@ import statecache
 from statecache import Settings, StateCacheError
 from statecache.cli import exits as status
 from statecache.cli.app import app
-from tests import generated, layers_drawing, settings_page, site
 from tests.benchmarks.choices import SECTIONS
-from tests.house_rules import LAYERS
-from tests.test_tidy import CODE, DATA, ROOT
+from tests.generators import generated, layers_drawing, settings_page, site
+from tests.rules.house_rules import LAYERS
+from tests.rules.test_tidy import CODE, DATA, ROOT
 
 README_LINES_MAX = 120
 PICTURE_BYTES_MAX = 60_000

@@ -16,7 +16,7 @@ from statecache.errors import ConfigurationError
 from statecache.testing import folders, ports
 from statecache.testing.folders import Throwaway, clear_up, locked, reachable, temporary_folder, user_folder
 from statecache.testing.process import RunAs
-from tests.fix_surroundings import short_folder
+from tests.fixtures.surroundings import short_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 STRANGER = RunAs(uid=54321, gid=54321)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from statecache.clock import monotonic
-from tests.fault_proxy import FaultProxy, Kind
+from tests.support.fault_proxy import FaultProxy, Kind
 
 WAIT_S = 60.0
 

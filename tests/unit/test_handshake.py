@@ -9,7 +9,7 @@ import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, _async
 from statecache.lua import script
-from tests.fix_redis import FakeDeployment
+from tests.fixtures.redis import FakeDeployment
 
 CLIENT = Path(_async.__file__).parent
 

@@ -14,8 +14,8 @@ import pytest
 from statecache import ConfigurationError
 from statecache_workers import health
 from statecache_workers.health import HealthServer, Page, Pulse, verdict
-from tests.fix_time import ManualClock
-from tests.probing import PROBE_S, Answer, ask
+from tests.fixtures.time import ManualClock
+from tests.support.probing import PROBE_S, Answer, ask
 
 Serve = Callable[..., HealthServer]
 

@@ -21,7 +21,7 @@ from statecache.leases import (
     queue_of,
     shown_holder,
 )
-from tests.fix_time import ManualClock
+from tests.fixtures.time import ManualClock
 
 
 def _holding(**more: object) -> Holding:

@@ -27,9 +27,9 @@ from statecache import (
 from statecache._async.api.verbs import AsyncVerbs
 from statecache._async.commit.committer import Committer
 from statecache.adapters.prometheus import PrometheusObserver
-from tests.awaited import awaited
-from tests.fix_redis import FakeDeployment
-from tests.probing import samples
+from tests.fixtures.redis import FakeDeployment
+from tests.support.awaited import awaited
+from tests.support.probing import samples
 
 NOT_VERBS = {
     "full", "end_of", "moment_of", "durability_of", "write_of", "state_of", "committed_state", "locks_of",

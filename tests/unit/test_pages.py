@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PageFailed, Reader, agrees, blocks, console_lines
+from tests.support.pages import PageFailed, Reader, agrees, blocks, console_lines
 
 PAGE = """# Title
 
@@ -90,7 +90,7 @@ def test_a_page_that_is_right_is_followed_to_its_end(tmp_path: Path) -> None:
 def test_a_page_that_is_wrong_fails(
     page: str, what: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.pages.READY_S", 0.2)
+    monkeypatch.setattr("tests.support.pages.READY_S", 0.2)
     with pytest.raises(PageFailed, match=what):
         _followed(page, tmp_path)
 

@@ -25,7 +25,7 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
-from tests.awaited import awaited
+from tests.support.awaited import awaited
 
 VERBS = (
     "get",

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.fix_processes import LONGEST, ONE_AFTER_THE_OTHER, pytest_collection_modifyitems
+from tests.fixtures.processes import LONGEST, ONE_AFTER_THE_OTHER, pytest_collection_modifyitems
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = ("-p", "xdist", "-p", "tests.fix_processes", "-p", "no:cacheprovider")
+PLUGINS = ("-p", "xdist", "-p", "tests.fixtures.processes", "-p", "no:cacheprovider")
 SHARED = """
 import os
 import pathlib

@@ -12,7 +12,7 @@ import pytest
 
 from statecache import AsyncStateCache, DrainReport, StateCache, UsageError
 from statecache._signals import SIGNALS, AsyncStopRequest, StopRequest
-from tests.fix_redis import FakeDeployment
+from tests.fixtures.redis import FakeDeployment
 
 HERE = signal.SIGUSR1
 WAIT_S = 20.0

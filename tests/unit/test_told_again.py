@@ -11,10 +11,10 @@ from threading import Event
 
 import pytest
 
-from tests.fix_stalls import STOOD_STILL_S, TIMES_MAX, Pulse
+from tests.fixtures.stalls import STOOD_STILL_S, TIMES_MAX, Pulse
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = ("-p", "pytest_asyncio.plugin", "-p", "tests.fix_stalls", "-p", "no:cacheprovider")
+PLUGINS = ("-p", "pytest_asyncio.plugin", "-p", "tests.fixtures.stalls", "-p", "no:cacheprovider")
 SHARED = """
 import os, signal, pytest
 from pathlib import Path

@@ -8,7 +8,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.unasync import (
+from tests.generators.unasync import (
     NAME_RULES,
     SOURCE,
     TARGET,
@@ -117,7 +117,7 @@ def test_a_written_mirror_is_fresh_sorted_and_names_its_source(tmp_path: Path) -
     assert write(root) == []
     assert differences(root) == []
     text = (root / TARGET / "thing.py").read_text()
-    assert text.startswith("# Generated from statecache/_async/thing.py by tests/unasync.py. Do not edit.\n")
+    assert text.startswith("# Generated from statecache/_async/thing.py by tests/generators/unasync.py. Do not edit.\n")
     assert "Awaitable" not in text
     assert "from statecache._bridge import timeout\nfrom statecache._sync.pool import Pool\n" in text
 

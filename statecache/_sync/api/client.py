@@ -1,4 +1,4 @@
-# Generated from statecache/_async/api/client.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/api/client.py by tests/generators/unasync.py. Do not edit.
 
 """The client: connections, settings and the verbs, in one object that a process opens once."""
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/api/drain.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/api/drain.py by tests/generators/unasync.py. Do not edit.
 
 """Going down well: who is refused, what is let end, what is given back, what is waited for, and what is left.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/api/observer.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/api/observer.py by tests/generators/unasync.py. Do not edit.
 
 """What an observer is told of a client's verbs, without a cost for clients that have none.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/api/reads.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/api/reads.py by tests/generators/unasync.py. Do not edit.
 
 """The verbs that read: one state, or many by prefix."""
 

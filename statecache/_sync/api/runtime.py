@@ -1,4 +1,4 @@
-# Generated from statecache/_async/api/runtime.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/api/runtime.py by tests/generators/unasync.py. Do not edit.
 
 """Everything that a client and its namespaces share: the two tiers and what works on them."""
 

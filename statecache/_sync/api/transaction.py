@@ -1,4 +1,4 @@
-# Generated from statecache/_async/api/transaction.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/api/transaction.py by tests/generators/unasync.py. Do not edit.
 
 """WATCH, the user's Python, MULTI / the commit script / EXEC: on a connection of its own.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/api/until_stopped.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/api/until_stopped.py by tests/generators/unasync.py. Do not edit.
 
 """From a signal to a good end: an agent's loop that stops taking work, ends its step, and goes down with the client.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/api/verbs.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/api/verbs.py by tests/generators/unasync.py. Do not edit.
 
 """The verbs of a client, of its namespaces and of leases.
 

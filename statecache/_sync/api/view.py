@@ -1,4 +1,4 @@
-# Generated from statecache/_async/api/view.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/api/view.py by tests/generators/unasync.py. Do not edit.
 
 """What every verb of a client, a namespace or a lease starts from: names, policy, values and limits of time.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/api/writes.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/api/writes.py by tests/generators/unasync.py. Do not edit.
 
 """The verbs that write one state: blind, compared, by a function, and the delete."""
 

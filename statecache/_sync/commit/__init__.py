@@ -1,3 +1,3 @@
-# Generated from statecache/_async/commit/__init__.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/commit/__init__.py by tests/generators/unasync.py. Do not edit.
 
 """Commits: attempts, batches, repeats, durability, and outcomes that are unknown."""

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/commit/attempts.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/commit/attempts.py by tests/generators/unasync.py. Do not edit.
 
 """One attempt of a commit: the script sent once, and its reply, proven to belong to what was asked.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/commit/batches.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/commit/batches.py by tests/generators/unasync.py. Do not edit.
 
 """Commits of many callers in one exchange: the script once for each of them, in one pipeline on one connection.
 

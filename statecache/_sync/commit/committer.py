@@ -1,4 +1,4 @@
-# Generated from statecache/_async/commit/committer.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/commit/committer.py by tests/generators/unasync.py. Do not edit.
 
 """The one write path: a commit is one run of one script, repeated until its outcome is known.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/commit/durable.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/commit/durable.py by tests/generators/unasync.py. Do not edit.
 
 """Waiting until Postgres holds a change, and asking what became of one.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/commit/losses.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/commit/losses.py by tests/generators/unasync.py. Do not edit.
 
 """Commits that were acknowledged and then lost: found, recorded in Postgres, told.
 

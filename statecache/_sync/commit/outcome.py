@@ -1,4 +1,4 @@
-# Generated from statecache/_async/commit/outcome.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/commit/outcome.py by tests/generators/unasync.py. Do not edit.
 
 """Asking what became of a change whose writer never learnt it.
 

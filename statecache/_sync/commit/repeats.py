@@ -1,4 +1,4 @@
-# Generated from statecache/_async/commit/repeats.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/commit/repeats.py by tests/generators/unasync.py. Do not edit.
 
 """What a commit tries again, and how a change is found that may have been applied long ago.
 

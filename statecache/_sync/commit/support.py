@@ -1,4 +1,4 @@
-# Generated from statecache/_async/commit/support.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/commit/support.py by tests/generators/unasync.py. Do not edit.
 
 """Which durability levels a server can really give: refused at the call with the reason, never degraded in silence.
 

@@ -1,3 +1,3 @@
-# Generated from statecache/_async/epoch/__init__.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/epoch/__init__.py by tests/generators/unasync.py. Do not edit.
 
 """Epochs: opening a shard on the server that answers, comparing it with Postgres first."""

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/epoch/calls.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/epoch/calls.py by tests/generators/unasync.py. Do not edit.
 
 """What an opener asks of the two servers: scripts in rounds, statements in transactions of their own, within a time."""
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/epoch/candidate.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/epoch/candidate.py by tests/generators/unasync.py. Do not edit.
 
 """Who opens gates: on whose word, and what it has seen and kept while it tried."""
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/epoch/comparison.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/epoch/comparison.py by tests/generators/unasync.py. Do not edit.
 
 """What a data set holds, compared with what Postgres holds at the same positions."""
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/epoch/deletion.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/epoch/deletion.py by tests/generators/unasync.py. Do not edit.
 
 """What an opening takes out of a data set while its claim stands: stale states, forks, and what is of no lineage."""
 

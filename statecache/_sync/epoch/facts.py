@@ -1,4 +1,4 @@
-# Generated from statecache/_async/epoch/facts.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/epoch/facts.py by tests/generators/unasync.py. Do not edit.
 
 """What an attempt at opening shards knows of each, and what it came to."""
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/epoch/gate.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/epoch/gate.py by tests/generators/unasync.py. Do not edit.
 
 """Opening shards' gates: who asks, how long it is tried, and what is said when it may not be.
 

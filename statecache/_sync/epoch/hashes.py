@@ -1,4 +1,4 @@
-# Generated from statecache/_async/epoch/hashes.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/epoch/hashes.py by tests/generators/unasync.py. Do not edit.
 
 """A data set whose meta and stream are both gone, as when they were evicted: what its states' hashes tell of it.
 

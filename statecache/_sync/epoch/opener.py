@@ -1,4 +1,4 @@
-# Generated from statecache/_async/epoch/opener.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/epoch/opener.py by tests/generators/unasync.py. Do not edit.
 
 """How a client gets a closed shard opened: by itself where the data set continues the row, else on others' word.
 

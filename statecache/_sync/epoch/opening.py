@@ -1,4 +1,4 @@
-# Generated from statecache/_async/epoch/opening.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/epoch/opening.py by tests/generators/unasync.py. Do not edit.
 
 """One attempt at opening gates: look, claim, raise the row, validate, open.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/epoch/rescue.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/epoch/rescue.py by tests/generators/unasync.py. Do not edit.
 
 """What a data set holds that belongs to no lineage: kept in Postgres before it is taken out, never silently dropped.
 

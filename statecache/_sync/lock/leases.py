@@ -1,4 +1,4 @@
-# Generated from statecache/_async/lock/leases.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/lock/leases.py by tests/generators/unasync.py. Do not edit.
 
 """The leases that a client holds: taken and given back in one round trip each, renewed while the client lives.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/lock/policies.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/lock/policies.py by tests/generators/unasync.py. Do not edit.
 
 """Policies of namespaces that all who write must keep: how locks are kept.
 

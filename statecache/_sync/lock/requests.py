@@ -1,4 +1,4 @@
-# Generated from statecache/_async/lock/requests.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/lock/requests.py by tests/generators/unasync.py. Do not edit.
 
 """Asking the lease script: every request is repeated until it is answered, and a repeat answers as the first did."""
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/postgres/connection.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/postgres/connection.py by tests/generators/unasync.py. Do not edit.
 
 """The only place that opens connections to Postgres, and what every transaction on them relies on.
 

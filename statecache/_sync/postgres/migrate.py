@@ -1,4 +1,4 @@
-# Generated from statecache/_async/postgres/migrate.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/postgres/migrate.py by tests/generators/unasync.py. Do not edit.
 
 """Migrations: numbered SQL files, each in a transaction of its own, one process at a time.
 

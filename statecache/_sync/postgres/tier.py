@@ -1,4 +1,4 @@
-# Generated from statecache/_async/postgres/tier.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/postgres/tier.py by tests/generators/unasync.py. Do not edit.
 
 """The Postgres tier as a client sees it: named statements on a pool of connections, opened when first needed.
 

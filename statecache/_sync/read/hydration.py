@@ -1,4 +1,4 @@
-# Generated from statecache/_async/read/hydration.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/read/hydration.py by tests/generators/unasync.py. Do not edit.
 
 """A miss: token, Postgres, install.
 

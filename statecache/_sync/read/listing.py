@@ -1,4 +1,4 @@
-# Generated from statecache/_async/read/listing.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/read/listing.py by tests/generators/unasync.py. Do not edit.
 
 """Listing by prefix: what Postgres holds, overlaid with what is dirty in Redis.
 

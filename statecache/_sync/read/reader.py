@@ -1,4 +1,4 @@
-# Generated from statecache/_async/read/reader.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/read/reader.py by tests/generators/unasync.py. Do not edit.
 
 """Reading one state: from this process, from the primary, or from the primary proven to be the current lineage.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/read/warming.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/read/warming.py by tests/generators/unasync.py. Do not edit.
 
 """Loading many states at once: from Postgres into Redis what is not there, and from Redis into this process.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/redis/connection.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/redis/connection.py by tests/generators/unasync.py. Do not edit.
 
 """One connection to Redis: how it is opened, and how one exchange on it goes.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/redis/pairing.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/redis/pairing.py by tests/generators/unasync.py. Do not edit.
 
 """Do a client's Redis and its Postgres belong to one installation? Compared before what Redis says is believed.
 

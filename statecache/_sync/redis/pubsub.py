@@ -1,4 +1,4 @@
-# Generated from statecache/_async/redis/pubsub.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/redis/pubsub.py by tests/generators/unasync.py. Do not edit.
 
 """What the shards announce: one connection of a client listens to the channels that it cares for.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/redis/tier.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/redis/tier.py by tests/generators/unasync.py. Do not edit.
 
 """The Redis tier: a pool of links whose handshake succeeded, and exchanges on them.
 

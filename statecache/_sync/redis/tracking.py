@@ -1,4 +1,4 @@
-# Generated from statecache/_async/redis/tracking.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/redis/tracking.py by tests/generators/unasync.py. Do not edit.
 
 """The tracked connection: local misses are read on it, heartbeats answered, and the server's pushes arrive.
 

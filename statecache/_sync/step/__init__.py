@@ -1,3 +1,3 @@
-# Generated from statecache/_async/step/__init__.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/step/__init__.py by tests/generators/unasync.py. Do not edit.
 
 """Steps: who runs one, its record, and what a key has of them."""

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/step/call.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/step/call.py by tests/generators/unasync.py. Do not edit.
 
 """One call of a step, from its claim to its end; `statecache.steps` says what its record means.
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/step/claims.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/step/claims.py by tests/generators/unasync.py. Do not edit.
 
 """Claims: who runs a step. One lease for each, taken before the intent is written and held until the step is over.
 

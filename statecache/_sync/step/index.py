@@ -1,4 +1,4 @@
-# Generated from statecache/_async/step/index.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/step/index.py by tests/generators/unasync.py. Do not edit.
 
 """Which steps of a key are known to be new, so that Postgres need not be asked for each of them.
 

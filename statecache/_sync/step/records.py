@@ -1,4 +1,4 @@
-# Generated from statecache/_async/step/records.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/step/records.py by tests/generators/unasync.py. Do not edit.
 
 """A step's record as it is stored: reading it, and the write that follows it."""
 

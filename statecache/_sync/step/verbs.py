@@ -1,4 +1,4 @@
-# Generated from statecache/_async/step/verbs.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/step/verbs.py by tests/generators/unasync.py. Do not edit.
 
 """The verbs about steps that run once, and about those of which nobody knows whether they ran."""
 

@@ -1,4 +1,4 @@
-# Generated from statecache/_async/update/batons.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/update/batons.py by tests/generators/unasync.py. Do not edit.
 
 """Passing the baton: of all processes that update one state at once, the one that has it goes next.
 

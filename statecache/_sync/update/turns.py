@@ -1,4 +1,4 @@
-# Generated from statecache/_async/update/turns.py by tests/unasync.py. Do not edit.
+# Generated from statecache/_async/update/turns.py by tests/generators/unasync.py. Do not edit.
 
 """Taking turns: of one client's callers who update one state, each begins where the one before it has ended.
 

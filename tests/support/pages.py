@@ -42,7 +42,7 @@ from statecache.clock import monotonic
 
 COMMAND_S = 60.0
 READY_S = 90.0
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

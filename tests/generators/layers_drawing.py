@@ -6,7 +6,7 @@ import re
 from itertools import chain
 from textwrap import wrap
 
-from tests.house_rules import APART, LAYERS, PURE
+from tests.rules.house_rules import APART, LAYERS, PURE
 
 BEGIN, END = "<!-- layers: drawn by `make sync` -->\n", "<!-- end of layers -->\n"
 _NAMES, _MEANING = 38, 38

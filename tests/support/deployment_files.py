@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "config"
 KUBERNETES = CONFIG / "kubernetes"
 INSIDE = "/etc/statecache/"

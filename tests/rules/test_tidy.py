@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 import statecache
-from tests import generated, house_rules, import_graph, unasync, vocabulary
+from tests.generators import generated, unasync
+from tests.rules import house_rules, import_graph, vocabulary
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("statecache", "workers/statecache_workers")
 MIRROR = f"{unasync.TARGET}/"
-RULES_THEMSELVES = ("tests/house_rules.py", "tests/test_tidy.py", "tests/vocabulary.py")
+RULES_THEMSELVES = ("tests/rules/house_rules.py", "tests/rules/test_tidy.py", "tests/rules/vocabulary.py")
 HEAVY = ("prometheus_client", "pydantic", "typer", "rich", "pytest", "langgraph", "langchain_core", "openai", "agents")
 
 Rule = Callable[[str, str], list[str]]

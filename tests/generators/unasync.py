@@ -1,7 +1,7 @@
 """Generates `statecache/_sync/` from `statecache/_async/`, so that both clients are one text.
 
-    python -m tests.unasync            writes the mirror
-    python -m tests.unasync --check    compares only: exit status 1 and a diff where the mirror is stale
+    python -m tests.generators.unasync            writes the mirror
+    python -m tests.generators.unasync --check    compares only: exit status 1 and a diff where the mirror is stale
 
 The rules below are all there is. They work on tokens, so layout and comments survive; the same words are rewritten in
 strings and comments, and there `await` and `async` go only where code follows, so that prose keeps its verbs.
@@ -32,7 +32,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SOURCE = "statecache/_async"
 TARGET = "statecache/_sync"
 
@@ -254,7 +254,7 @@ def mirror(root: Path = ROOT) -> Mirror:
     for path in sorted((root / SOURCE).glob("**/*.py")):
         source = f"{SOURCE}/{path.relative_to(root / SOURCE).as_posix()}"
         twin = rewrite(path.read_text(encoding="utf-8"), path=source, used=used)
-        header = f"# Generated from {source} by tests/unasync.py. Do not edit.\n\n"
+        header = f"# Generated from {source} by tests/generators/unasync.py. Do not edit.\n\n"
         texts[source.replace(SOURCE, TARGET)] = header + twin
     unused = [rule for rule in (*NAME_RULES, *TOKEN_RULES) if texts and not used[rule]]
     texts = _formatted(texts, root)
@@ -298,7 +298,7 @@ def _present(root: Path) -> dict[str, str]:
 
 
 def _unused(rules: list[str]) -> list[str]:
-    return [f"the rule {rule!r} was never used: drop it from tests/unasync.py\n" for rule in rules]
+    return [f"the rule {rule!r} was never used: drop it from tests/generators/unasync.py\n" for rule in rules]
 
 
 def differences(root: Path = ROOT) -> list[str]:
@@ -328,7 +328,7 @@ def write(root: Path = ROOT) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Write or compare; return the exit status: 0 up to date, 1 stale or refused, 2 wrongly called."""
     if arguments not in ([], ["--check"]):
-        sys.stderr.write("usage: python -m tests.unasync [--check]\n")
+        sys.stderr.write("usage: python -m tests.generators.unasync [--check]\n")
         return 2
     try:
         found = differences() if arguments else write()

@@ -26,8 +26,8 @@ from statecache.testing.postgres import Postgres
 from statecache.testing.process import Process, spawn
 from statecache.testing.valkey import Valkey
 from statecache_workers.worker import Worker
-from tests.deployment_files import CONFIG, INSIDE, fresh_passwords, interpolated, services, worker_image
-from tests.fix_servers import found
+from tests.fixtures.servers import found
+from tests.support.deployment_files import CONFIG, INSIDE, fresh_passwords, interpolated, services, worker_image
 
 SERVICE_S = 60.0
 SHARDS = 4

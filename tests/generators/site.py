@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BESIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",

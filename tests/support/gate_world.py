@@ -29,9 +29,9 @@ from statecache.lua import script
 from statecache.model import ChangeSet
 from statecache.testing.binaries import valkey_server
 from statecache.testing.valkey import Valkey
-from tests.dirtiness import dirty_keys
-from tests.fix_servers import found
-from tests.gate_taps import Tap, TappedConnection, TappedLink
+from tests.fixtures.servers import found
+from tests.support.dirtiness import dirty_keys
+from tests.support.gate_taps import Tap, TappedConnection, TappedLink
 
 CLAIM_S = 0.2
 SHARD = 0

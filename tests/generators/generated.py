@@ -1,7 +1,7 @@
 """Writes what is generated for readers, or says what is out of date.
 
-    python -m tests.generated             writes it (`make sync`)
-    python -m tests.generated --check     says whether it is fresh, by its exit status (`make lint`)
+    python -m tests.generators.generated             writes it (`make sync`)
+    python -m tests.generators.generated --check     says whether it is fresh, by its exit status (`make lint`)
 
 Nothing is written by hand there, so nothing there can be out of date; a test asks for `--check`.
 """
@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests import demo_picture, layers_drawing, reference, settings_page
+from tests.generators import demo_picture, layers_drawing, reference, settings_page
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ARCHITECTURE = ROOT / "docs/architecture.md"
 
 MADE: Mapping[str, Callable[[], str]] = {

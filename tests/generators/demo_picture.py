@@ -1,8 +1,8 @@
 """Draws docs/demo.svg: the last screen of `statecache demo`, by rich, from what a real run recorded.
 
-    python -m tests.demo_picture          runs the demo, and records it in tests/demo_run.json (`make picture`)
+    python -m tests.generators.demo_picture     runs the demo, and records it in `demo_run.json` (`make picture`)
 
-The same code that shows the screen draws it, so a picture of another screen is out of date (`tests.generated`).
+The same code that shows the screen draws it, so a picture of another screen is out of date (`generated`).
 """
 
 from __future__ import annotations

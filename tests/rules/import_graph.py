@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tests.house_rules import imports, module
+from tests.rules.house_rules import imports, module
 
 Graph = Mapping[str, set[str]]
 
