@@ -82,7 +82,7 @@ class Pin(NamedTuple):
     cluster: str
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ShardRow(msgspec.Struct, frozen=True, kw_only=True):
     """What opening a gate needs of a shard's row in Postgres, with the cluster that it belongs to.
 
     `now_s` is the time of Postgres' clock, in seconds since 1970.
@@ -194,7 +194,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(
-    row: Row, look: Look, authority: Authority, *, pin: Pin, vouched: Collection[str] = ()
+    row: ShardRow, look: Look, authority: Authority, *, pin: Pin, vouched: Collection[str] = ()
 ) -> Opening | Refusal | None:
     """Decide whether the shard may be opened; None means that it is open already.
 
@@ -227,7 +227,7 @@ def decide(
             f"{'off' if row.replid == UNFENCED else 'on'} when its epoch began: whether to change it is {_word(row)}"
         )
     if look.epoch is None:
-        return _adoption(row, look, authority, vouched, seen)
+        return _adopt(row, look, authority, vouched, seen)
     if row.replid in look.lineage:
         return Opening(seen=seen)
     if is_strange(row, look) and look.pin.cluster == pin.cluster:
@@ -235,12 +235,12 @@ def decide(
     return branch_refusal(row, look)
 
 
-def branch_refusal(row: Row, look: Look) -> Refusal:
+def branch_refusal(row: ShardRow, look: Look) -> Refusal:
     """Return the refusal of a data set that does not name the row's server."""
     return Refusal(why=f"{_sides(row, look)}: whether this server is the primary is {_word(row)}", branch=True)
 
 
-class Held(NamedTuple):
+class HeldChange(NamedTuple):
     """A change as Postgres holds it."""
 
     key: str
@@ -250,7 +250,7 @@ class Held(NamedTuple):
     n: int
 
 
-def continues(newest: Sequence[Held], recent: Mapping[str, tuple[int, Sequence[str]]]) -> bool:
+def continues(newest: Sequence[HeldChange], recent: Mapping[str, tuple[int, Sequence[str]]]) -> bool:
     """Return whether a data set is known to hold what Postgres holds: one of these changes, and nothing against any.
 
     `newest` are Postgres' newest changes of the shard, `recent` gives for the keys that Redis holds the version and
@@ -269,16 +269,16 @@ def continues(newest: Sequence[Held], recent: Mapping[str, tuple[int, Sequence[s
     return found
 
 
-def _is_named(row: Row, look: Look) -> bool:
+def _is_named(row: ShardRow, look: Look) -> bool:
     return look.epoch == row.epoch and look.replid == look.server == row.replid
 
 
-def _is_open(row: Row, look: Look) -> bool:
+def _is_open(row: ShardRow, look: Look) -> bool:
     told = look.flushed == row.flushed or (look.flushed < row.flushed and look.server != UNFENCED)
     return _is_named(row, look) and told and look.n >= row.flushed
 
 
-def _on_a_word(row: Row, vouched: Collection[str], seen: int) -> Opening | Refusal:
+def _on_a_word(row: ShardRow, vouched: Collection[str], seen: int) -> Opening | Refusal:
     """Decide for an operator, who has to name the server that is given up."""
     if not row.epoch or row.replid in vouched:
         return Opening(seen=seen)
@@ -288,7 +288,7 @@ def _on_a_word(row: Row, vouched: Collection[str], seen: int) -> Opening | Refus
     )
 
 
-def _adoption(row: Row, look: Look, authority: Authority, vouched: Collection[str], seen: int) -> Opening | Refusal:
+def _adopt(row: ShardRow, look: Look, authority: Authority, vouched: Collection[str], seen: int) -> Opening | Refusal:
     """Decide about a Redis that holds no data set of ours, but may hold the claim of whoever began to adopt it."""
     begun = row.epoch > 0 and row.replid in look.lineage
     if begun or (authority in ("setup", "worker") and (not row.epoch or row.replid in vouched)):
@@ -306,12 +306,12 @@ def _adoption(row: Row, look: Look, authority: Authority, vouched: Collection[st
     )
 
 
-def _sides(row: Row, look: Look) -> str:
+def _sides(row: ShardRow, look: Look) -> str:
     ours = f"this Redis ({look.server}) holds epoch {look.own} of {' or '.join(sorted(look.lineage)) or 'nobody'}"
     return f"{ours}, Postgres says epoch {row.epoch} of {row.replid or 'nobody'}"
 
 
-def _word(row: Row) -> str:
+def _word(row: ShardRow) -> str:
     return f"an operator's word (`statecache epoch claim all --from {row.replid}`)"
 
 
@@ -326,12 +326,12 @@ def _another_pin(found: Pin, ours: Pin, authority: Authority) -> str:
     return ""
 
 
-def is_strange(row: Row, look: Look) -> bool:
+def is_strange(row: ShardRow, look: Look) -> bool:
     """Return whether a data set is of an epoch that Postgres does not know: it went back, or another was served."""
     return look.epoch is not None and look.epoch > row.epoch
 
 
-def unproven(row: Row, look: Look) -> tuple[int, int] | None:
+def unproven(row: ShardRow, look: Look) -> tuple[int, int] | None:
     """Return the positions (after, up to) at which nothing but a comparison shows that both hold the same."""
     if is_strange(row, look):
         return (0, min(look.n, row.flushed)) if min(look.n, row.flushed) else None
@@ -347,7 +347,7 @@ def parting(positions: Iterable[int], known: Collection[int]) -> int | None:
     return min(unknown) - 1 if unknown else None
 
 
-def parted_refusal(row: Row, look: Look, parted: int) -> Refusal:
+def parted_refusal(row: ShardRow, look: Look, parted: int) -> Refusal:
     """Return the refusal of a data set that has parted from the lineage."""
     how = "this Redis came back without its end, and was written to since"
     if is_strange(row, look):

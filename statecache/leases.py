@@ -216,7 +216,7 @@ def call_of(message: bytes) -> tuple[str, str, float] | None:
     return key.decode("utf-8", "replace"), request.decode("utf-8", "replace"), int(left_ms) / 1000
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class StandingLease(msgspec.Struct, frozen=True, kw_only=True):
     """A lease as Redis shows it. Times are in ms of the server's clock."""
 
     key: str
@@ -238,14 +238,14 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     holder: str
 
 
-def lease_of(key: str, value: bytes) -> Standing | None:
+def lease_of(key: str, value: bytes) -> StandingLease | None:
     """Read a lease; return None where the script did not write it."""
     try:
         facts, holder = _facts(value.decode(), 5)
         token = Token.parse(facts["token"])
         if token is None:
             return None
-        return Standing(
+        return StandingLease(
             key=key,
             token=token,
             until_ms=int(facts["until"]),

@@ -99,9 +99,9 @@ def show(
       statecache quarantine show 58:3-1207
       statecache quarantine show 58:3-1207 --json
     """
-    from statecache_workers.parked import Place, reason_text
+    from statecache_workers.parked import ParkedAt, reason_text
 
-    place = Place.parse(id)
+    place = ParkedAt.parse(id)
     parked = asyncio.run(_found(settings_of(postgres_url=postgres_url), place))
     if parked is None:
         if as_json:
@@ -155,10 +155,10 @@ def retry(
       statecache quarantine retry 58:3-1207
       statecache quarantine retry all
     """
-    from statecache_workers.parked import Place
+    from statecache_workers.parked import ParkedAt
     from statecache_workers.release import retry as run
 
-    places = None if ids == ["all"] else [Place.parse(one) for one in ids]
+    places = None if ids == ["all"] else [ParkedAt.parse(one) for one in ids]
     done = asyncio.run(run(settings_of(redis_url=redis_url, postgres_url=postgres_url), places))
     return _report(done, "retried", as_json=as_json)
 
@@ -183,11 +183,11 @@ def drop(
     Examples:
       statecache quarantine drop 58:3-1207 --yes --reason "test data"
     """
-    from statecache_workers.parked import Place
+    from statecache_workers.parked import ParkedAt
     from statecache_workers.release import drop as run
     from statecache_workers.release import missing
 
-    places = [Place.parse(one) for one in ids]
+    places = [ParkedAt.parse(one) for one in ids]
     level = checked_durability(durability)
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     if not yes:

@@ -14,7 +14,7 @@ only if a commit was in flight at that moment. When all is flushed, the audit co
 and Postgres with Redis. It uses none of the code that it judges.
 
     runs, journal, ledger, nemesis, audit,    what is decided: input, lines, what became of each change, when to
-    standing, story                           kill, what the evidence proves, what there is to show and to tell
+    progress, story                           kill, what the evidence proves, what there is to show and to tell
     agent, fleet, stage, pace, watermarks     what runs: one agent, all processes, the servers, how fast, how far
     evidence, report, supervisor              what is read at the end, what is told, and all of it in order
 """

@@ -29,7 +29,7 @@ FINDINGS_MAX = 50
 """Findings that are told in words; the others are only counted."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table `change`."""
 
     version: int
@@ -59,7 +59,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     run: AgentRun
     sent: Sequence[Sent]
-    rows: Sequence[Row]
+    rows: Sequence[AuditRow]
     conflicts: int
     quarantined: int
     postgres: Tip | None
@@ -114,7 +114,7 @@ def judge(one: Evidence, starts: Starts, verdict: Verdict) -> None:
     _judge_tips(one, verdict)
 
 
-def _judge_acknowledged(one: Evidence, by_id: Mapping[str, Row], verdict: Verdict) -> None:
+def _judge_acknowledged(one: Evidence, by_id: Mapping[str, AuditRow], verdict: Verdict) -> None:
     for sent in one.sent:
         if sent.ok is None:
             continue
@@ -136,7 +136,7 @@ def _judge_acknowledged(one: Evidence, by_id: Mapping[str, Row], verdict: Verdic
             )
 
 
-def _judge_refused(one: Evidence, by_id: Mapping[str, Row], verdict: Verdict) -> None:
+def _judge_refused(one: Evidence, by_id: Mapping[str, AuditRow], verdict: Verdict) -> None:
     for sent in one.sent:
         if sent.denied:
             verdict.note(f"{one.run.id}: {sent.change_id} was applied when the cache denied it: {sent.denied}")

@@ -16,7 +16,7 @@ from statecache._bridge import async_sleep
 from statecache.clock import monotonic
 from statecache.errors import Unavailable, UsageError
 from statecache.keys import KeySpace
-from statecache.replay.audit import Evidence, Row, Starts, Tip
+from statecache.replay.audit import AuditRow, Evidence, Starts, Tip
 from statecache.replay.ledger import Ledger, Sent
 from statecache.replay.runs import AgentRun, RunState, key_of
 from statecache.settings import Settings
@@ -91,9 +91,9 @@ class Sources:
 
     async def _some(self, runs: Sequence[AgentRun], sent: dict[str, list[Sent]]) -> AsyncIterator[Evidence]:
         keys = [key_of(run.id) for run in runs]
-        chains: dict[str, list[Row]] = {key: [] for key in keys}
+        chains: dict[str, list[AuditRow]] = {key: [] for key in keys}
         for key, *row in await self._rows("audit_changes", keys=keys):
-            chains[key].append(Row(**dict(zip(Row.__struct_fields__, row, strict=True))))
+            chains[key].append(AuditRow(**dict(zip(AuditRow.__struct_fields__, row, strict=True))))
         tips = {key: _tip(row) for key, *row in await self._rows("audit_states", keys=keys)}
         aside = {(key, kind): count for key, kind, count in await self._rows("audit_set_aside", keys=keys)}
         live = await self._live(keys)

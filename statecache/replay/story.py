@@ -10,7 +10,7 @@ from itertools import groupby
 
 import msgspec
 
-from statecache.replay.audit import Evidence, Row
+from statecache.replay.audit import AuditRow, Evidence
 from statecache.replay.runs import key_of
 
 
@@ -47,7 +47,7 @@ def _stretches(one: Evidence) -> tuple[Stretch, ...]:
     return tuple(found)
 
 
-def _hand(row: Row) -> tuple[str, int]:
+def _hand(row: AuditRow) -> tuple[str, int]:
     return row.writer, row.epoch
 
 

@@ -29,10 +29,10 @@ from statecache.replay.fleet import Agents, AgentStopped, Flushers, ReplayFailed
 from statecache.replay.ledger import Flights, Ledger
 from statecache.replay.nemesis import KINDS, Kill, schedule
 from statecache.replay.pace import Pace, think_s_for
+from statecache.replay.progress import Casualties, ReplayProgress, Show
 from statecache.replay.report import Report, report
 from statecache.replay.runs import AgentRun
 from statecache.replay.stage import SERVERS, Killable, Stage, stage, urls_are_given
-from statecache.replay.standing import Casualties, Show, Standing
 from statecache.replay.story import Story, richer, story
 from statecache.replay.watermarks import Watermarks
 from statecache.settings import Settings
@@ -90,7 +90,7 @@ def replayed(options: Options, settings: Settings, *, show: Show) -> Iterator[Pl
     refuse_unfit(options, settings)
     with ExitStack() as ending:
         folder = ending.enter_context(_folder(options.journals))
-        show(Standing(doing="starting servers"))
+        show(ReplayProgress(doing="starting servers"))
         on = ending.enter_context(stage(settings, throwaway=options.throwaway))
         if on.servers is None:
             asyncio.run(_refuse_used_keys(on.settings, options.runs))
@@ -263,14 +263,14 @@ class Supervisor:
         sleep(seconds)
 
     def _tell(self, doing: str) -> None:
-        standing = Standing(
+        progress = ReplayProgress(
             doing=doing,
             acknowledged=self._agents.ledger.acknowledged,
             flushed=self._watermarks.flushed,
             kills=self._kills(),
             casualties=tuple(self._casualties),
         )
-        self._show(standing)
+        self._show(progress)
 
     def _look_after_flushers(self) -> None:
         for _ in range(self._flushers.reap()):

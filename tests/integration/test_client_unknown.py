@@ -23,7 +23,7 @@ from statecache import (
     backoff,
 )
 from statecache._async.epoch import opener
-from statecache._async.epoch.gate import Gate, Outcome
+from statecache._async.epoch.gate import AttemptResult, Gate
 from statecache._async.redis.connection import AsyncLink
 from statecache.clock import monotonic
 from statecache.epochs import Refusal
@@ -254,9 +254,9 @@ async def test_an_opening_for_which_no_time_is_left_tells_what_the_one_before_it
     await client.set(KEY, 1)
     shard = keys.shard(KEY)
     redis_raw.hset(keys.meta(shard), "replid", "closed")
-    ahead, tries = [0.0], iter([Outcome(opened=[], refused={shard: Refusal(why="somebody is at it", wait=True)})])
+    ahead, tries = [0.0], iter([AttemptResult(opened=[], refused={shard: Refusal(why="somebody is at it", wait=True)})])
 
-    async def attempted(*_: Any, **__: Any) -> Outcome:
+    async def attempted(*_: Any, **__: Any) -> AttemptResult:
         for outcome in tries:
             return outcome
         raise late

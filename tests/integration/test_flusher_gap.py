@@ -365,8 +365,8 @@ async def test_a_row_that_is_older_than_what_redis_says_is_read_again_before_any
     agents.commit(agents.key_on(0))
     await flush(worker)
     holding = worker.holdings[0]
-    holding.row, holding.standing = holding.row._replace(flushed=0), "new"
+    holding.row, holding.phase = holding.row._replace(flushed=0), "new"
     await flush(worker)
-    assert (holding.row.flushed, holding.standing) == (1, "open")
+    assert (holding.row.flushed, holding.phase) == (1, "open")
     assert log.of("postgres_went_back") == log.of("recalled") == []
     assert agents.dirty(0) == set()

@@ -12,7 +12,7 @@ from statecache.keys import KeySpace
 from statecache.model import Change, ChangeSet, Position
 from statecache_workers.parked import (
     Parked,
-    Place,
+    ParkedAt,
     Spot,
     Unfit,
     excerpt,
@@ -104,10 +104,10 @@ def test_one_that_does_not_fit_keeps_the_others_out() -> None:
         plan(both, {"runs/1": fits, "runs/1/a": NOTHING})
 
 
-HERE = Place(0, 1, 7)
+HERE = ParkedAt(0, 1, 7)
 
 
-def parked(*fields: bytes, place: Place = HERE) -> Parked:
+def parked(*fields: bytes, place: ParkedAt = HERE) -> Parked:
     entry = msgspec.msgpack.encode(list(fields))
     return Parked(place=place, change_id="c", keys=[], size=1, sqlstate="22021", error="", recorded_at=AT, entry=entry)
 
@@ -159,34 +159,34 @@ def test_an_entry_is_read_as_the_flusher_reads_it() -> None:
             readable(parked(*fields), keys)
     other = next(shard for shard in range(4) if shard != KeySpace("sc", 4).shard("runs/1"))
     with pytest.raises(Unfit, match="belongs to shard"):
-        readable(parked(*commit("runs/1"), place=Place(other, 1, 7)), KeySpace("sc", 4))
+        readable(parked(*commit("runs/1"), place=ParkedAt(other, 1, 7)), KeySpace("sc", 4))
 
 
 def test_ids_are_read_as_they_are_shown() -> None:
-    for place in (Place(58, 3, 1207), Place(0, 1763000000000, -1)):
-        assert Place.parse(str(place)) == place
+    for place in (ParkedAt(58, 3, 1207), ParkedAt(0, 1763000000000, -1)):
+        assert ParkedAt.parse(str(place)) == place
     for text in ("", "58", "58:3", "58:3-", "a:1-1", "58:3-1 ", "-1:1-1"):
         with pytest.raises(UsageError):
-            Place.parse(text)
+            ParkedAt.parse(text)
 
 
 def test_of_each_shard_the_newest_goes_first() -> None:
-    places = [Place(1, 1, 1), Place(0, 1, 1), Place(0, 1, 2), Place(0, 2, 3)]
+    places = [ParkedAt(1, 1, 1), ParkedAt(0, 1, 1), ParkedAt(0, 1, 2), ParkedAt(0, 2, 3)]
     order = [one.place for one in newest_first([parked(place=place) for place in places])]
-    assert order == [Place(0, 2, 3), Place(0, 1, 2), Place(0, 1, 1), Place(1, 1, 1)]
+    assert order == [ParkedAt(0, 2, 3), ParkedAt(0, 1, 2), ParkedAt(0, 1, 1), ParkedAt(1, 1, 1)]
 
 
 def test_what_has_to_go_in_first_is_named_with_the_command() -> None:
-    def of(place: Place, *keys: str) -> Parked:
+    def of(place: ParkedAt, *keys: str) -> Parked:
         return msgspec.structs.replace(parked(place=place), keys=list(keys))
 
-    mine = [of(HERE, "runs/1"), of(Place(0, 1, 6), "runs/1"), of(Place(1, 1, 9), "runs/1")]
-    rest = [of(Place(0, 2, 9), "runs/1"), of(Place(0, 1, 8), "a/b", "runs/1"), of(Place(0, 1, 9), "a/b")]
+    mine = [of(HERE, "runs/1"), of(ParkedAt(0, 1, 6), "runs/1"), of(ParkedAt(1, 1, 9), "runs/1")]
+    rest = [of(ParkedAt(0, 2, 9), "runs/1"), of(ParkedAt(0, 1, 8), "a/b", "runs/1"), of(ParkedAt(0, 1, 9), "a/b")]
     assert together(HERE, "runs/1", mine) == "and no parked entry holds it; write its value anew"
     assert together(HERE, "runs/1", mine + rest) == (
         "take 0:1-8 in first: `statecache quarantine retry 0:2-9 0:1-8 0:1-7` keeps the order"
     )
-    many = [of(Place(0, 1, n), "runs/1") for n in range(8, 20)]
+    many = [of(ParkedAt(0, 1, n), "runs/1") for n in range(8, 20)]
     assert together(HERE, "runs/1", many) == "take 0:1-8 in first: `statecache quarantine retry all` keeps the order"
 
 

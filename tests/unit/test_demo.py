@@ -14,11 +14,11 @@ from statecache import Settings
 from statecache.cli.demo import view as demo_view
 from statecache.cli.demo.command import lines_to_try, program, status_of
 from statecache.cli.run import run
-from statecache.replay.audit import Evidence, Row
+from statecache.replay.audit import AuditRow, Evidence
+from statecache.replay.progress import Casualties, ReplayProgress
 from statecache.replay.report import Report
 from statecache.replay.runs import AgentRun
 from statecache.replay.stage import Stage
-from statecache.replay.standing import Casualties, Standing
 from statecache.replay.story import Story, richer, story
 from statecache.replay.supervisor import Options, Played
 
@@ -34,7 +34,7 @@ PASSED = Report(
 def chain(*hands: tuple[str, int]) -> Evidence:
     """Return a run whose versions were committed by these writers in these epochs."""
     rows = [
-        Row(
+        AuditRow(
             version=version, change_id=f"c{version}", parent_change_id="", shard=1, epoch=epoch, n=version, op="set",
             gap=False, value=b"{}", writer=writer,
         )
@@ -134,8 +134,8 @@ def test_who_was_killed_is_away_until_it_is_at_work_again() -> None:
     first, second = casualties.away("flusher")
     casualties.back(first, at=4.5)
     assert casualties.away("flusher") == [second]
-    standing = Standing(doing="replaying", casualties=tuple(casualties))
-    assert demo_view.at_work(standing, OPTIONS).plain.split() == [
+    progress = ReplayProgress(doing="replaying", casualties=tuple(casualties))
+    assert demo_view.at_work(progress, OPTIONS).plain.split() == [
         "agents", "●●●●", "workers", "●○", "Redis", "○", "Postgres", "●",
     ]  # fmt: skip
 
@@ -144,12 +144,12 @@ def test_lines_tell_each_kill_and_each_return_once() -> None:
     on, casualties = screen(), Casualties()
     lines = demo_view.Lines(on, 5)
     for turn in range(3):
-        lines.tell(Standing(doing="replaying", casualties=tuple(casualties)), began=10.0, now=11.0 + turn)
+        lines.tell(ReplayProgress(doing="replaying", casualties=tuple(casualties)), began=10.0, now=11.0 + turn)
         if turn == 0:
             casualties.add("agent", "2", at=11.5)
         for one in casualties.away("agent") if turn == 1 else ():
             casualties.back(one, at=12.25)
-    lines.tell(Standing(doing="auditing", acknowledged=5, flushed=3), began=10.0, now=15.0)
+    lines.tell(ReplayProgress(doing="auditing", acknowledged=5, flushed=3), began=10.0, now=15.0)
     assert text(on).splitlines() == [
         "  1.0 s  replaying",
         "  1.5 s  agent 2 killed",

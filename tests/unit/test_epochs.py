@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from statecache.epochs import (
     EPOCH_MAX,
     Authority,
-    Held,
+    HeldChange,
     Look,
     Opening,
     Pin,
     Refusal,
-    Row,
+    ShardRow,
     Totals,
     common_point,
     continues,
@@ -31,11 +31,11 @@ from statecache.epochs import (
 )
 
 PIN = Pin("64", "crc32", "a-cluster")
-ROW = Row(shard=7, epoch=5, replid="a")
+ROW = ShardRow(shard=7, epoch=5, replid="a")
 REFUSED, WAIT = ("refused",) * 4, ("wait", "refused", "refused")
 NOW_S = 1_800_000_000
 DATED = msgspec.structs.replace(ROW, now_s=NOW_S)
-FRESH = Row(shard=7, epoch=0, replid="")
+FRESH = ShardRow(shard=7, epoch=0, replid="")
 EMPTY = Look(
     epoch=None, replid="", claimed=(), claim="", claim_until="", claim_left_ms=0, last=(0, 0), n=0, totals=None,
     flushed=0, pin=Pin("", "", ""), server="s", role="master",
@@ -51,7 +51,7 @@ def look(like: Look = OURS, **more: Any) -> Look:
     return msgspec.structs.replace(like, **more)
 
 
-def verdicts(row: Row, seen: Look, pin: Pin = PIN) -> list[str]:
+def verdicts(row: ShardRow, seen: Look, pin: Pin = PIN) -> list[str]:
     """Return the verdict on each asker in a word."""
     words = []
     for authority, vouches in ASKERS:
@@ -70,22 +70,22 @@ def verdicts(row: Row, seen: Look, pin: Pin = PIN) -> list[str]:
     [
         ("it is open", look(server="a"), ROW, ["open"] * 5),
         ("Postgres went back, in this epoch", look(server="a", flushed=90),
-         Row(shard=7, epoch=5, replid="a", flushed=80), ["wait", "refused", *["above 5"] * 3]),
+         ShardRow(shard=7, epoch=5, replid="a", flushed=80), ["wait", "refused", *["above 5"] * 3]),
         ("it ends before what Postgres holds, on the same server", look(server="a"),
-         Row(shard=7, epoch=5, replid="a", flushed=101), ["above 5"] * 5),
+         ShardRow(shard=7, epoch=5, replid="a", flushed=101), ["above 5"] * 5),
         ("no fence, and it does not know of all that Postgres holds", look(replid="off", server="off"),
-         Row(shard=7, epoch=5, replid="off", flushed=100), ["above 5"] * 5),
+         ShardRow(shard=7, epoch=5, replid="off", flushed=100), ["above 5"] * 5),
         ("a restart", look(), ROW, ["above 5"] * 5),
         ("a restart that lost its tail", look(last=(5, 90), n=90), ROW, ["above 5"] * 5),
         ("a replica", look(server="a", role="slave"), ROW, ["wait"] * 5),
         ("somebody is opening it", look(replid="", claimed=("a",), claim="x", claim_left_ms=9), ROW, ["wait"] * 5),
         ("whoever was opening it died", look(replid="", claimed=("a", "s"), claim="x"), ROW, ["above 5"] * 5),
         ("died after the row was raised", look(replid="", claimed=("a", "s"), claim="x"),
-         Row(shard=7, epoch=6, replid="s"), ["above 6"] * 5),
+         ShardRow(shard=7, epoch=6, replid="s"), ["above 6"] * 5),
         ("died, and another server was opened", look(replid="", claimed=("a", "s"), claim="x"),
-         Row(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
-        ("an old primary", look(server="a"), Row(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
-        ("an old primary, restarted", look(), Row(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
+         ShardRow(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
+        ("an old primary", look(server="a"), ShardRow(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
+        ("an old primary, restarted", look(), ShardRow(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
         ("nothing at all", EMPTY, ROW, [*WAIT, "above 5", "above 5"]),
         ("nothing at all: Postgres may have forgotten epochs, too", EMPTY, DATED, [*WAIT, *[f"above {NOW_S}"] * 2]),
         ("a data set tells its epoch: no need for a clock", look(server="s"), DATED, ["above 5"] * 5),
@@ -98,34 +98,34 @@ def verdicts(row: Row, seen: Look, pin: Pin = PIN) -> list[str]:
         ("another database of the server that the row names", look(EMPTY, server="a"), ROW,
          [*WAIT, "above 5", "above 5"]),
         ("died adopting it, after the row was raised", look(EMPTY, claim="x", claimed=("s",)),
-         Row(shard=7, epoch=6, replid="s"), ["above 6"] * 5),
+         ShardRow(shard=7, epoch=6, replid="s"), ["above 6"] * 5),
         ("nothing, and no fence by which it could be told", look(EMPTY, server="off"),
-         Row(shard=7, epoch=5, replid="off"), [*WAIT, "above 5", "above 5"]),
+         ShardRow(shard=7, epoch=5, replid="off"), [*WAIT, "above 5", "above 5"]),
         ("Postgres went back behind it", look(epoch=9, last=(9, 100)), ROW, ["wait", "refused", *["above 9"] * 3]),
-        ("Postgres went back to another server", look(epoch=9, server="a"), Row(shard=7, epoch=5, replid="z"),
+        ("Postgres went back to another server", look(epoch=9, server="a"), ShardRow(shard=7, epoch=5, replid="z"),
          ["wait", "refused", *("if it holds the same, above 9",) * 2, "above 9"]),
         ("Postgres went back, and this is another cluster's", look(epoch=9, server="a", pin=Pin("", "", "")),
-         Row(shard=7, epoch=5, replid="z"), ["wait", *["refused"] * 3, "above 9"]),
-        ("Postgres went back, others were opened since", look(server="a"), Row(shard=7, epoch=5, replid="b"),
+         ShardRow(shard=7, epoch=5, replid="z"), ["wait", *["refused"] * 3, "above 9"]),
+        ("Postgres went back, others were opened since", look(server="a"), ShardRow(shard=7, epoch=5, replid="b"),
          [*REFUSED, "above 5"]),
         ("another program's entry", look(last=(1763640000000, 0)), ROW, ["above 1763640000000"] * 5),
         ("an id that nobody can count beyond", look(last=(2**64 - 1, 0)), ROW, ["refused"] * 5),
         ("an agent that does without the fence", look(server="off"), ROW, [*REFUSED, "above 5"]),
-        ("an agent that has a fence, where there is none", look(replid="off"), Row(shard=7, epoch=5, replid="off"),
+        ("an agent that has a fence, where there is none", look(replid="off"), ShardRow(shard=7, epoch=5, replid="off"),
          [*REFUSED, "above 5"]),
-        ("no fence, as ever", look(replid="off", server="off"), Row(shard=7, epoch=5, replid="off"), ["open"] * 5),
+        ("no fence, as ever", look(replid="off", server="off"), ShardRow(shard=7, epoch=5, replid="off"), ["open"] * 5),
         ("no fence, for the first time", look(EMPTY, server="off"), FRESH,
          ["wait", *["above 0"] * 4]),
         ("another cluster's", look(pin=Pin("64", "crc32", "other")), ROW, [*REFUSED, "above 5"]),
         ("another number of shards", look(pin=Pin("32", "crc32", "a-cluster")), ROW, ["refused"] * 5),
     ],
 )  # fmt: skip
-def test_who_may_open(story: str, seen: Look, row: Row, expected: list[str]) -> None:
+def test_who_may_open(story: str, seen: Look, row: ShardRow, expected: list[str]) -> None:
     assert verdicts(row, seen) == expected
 
 
 def test_a_refusal_names_both_servers_and_the_way_out() -> None:
-    refusal = decide(Row(shard=7, epoch=6, replid="b"), look(server="s"), "client", pin=PIN)
+    refusal = decide(ShardRow(shard=7, epoch=6, replid="b"), look(server="s"), "client", pin=PIN)
     assert isinstance(refusal, Refusal)
     assert "(s) holds epoch 5 of a" in refusal.why
     assert "epoch 6 of b" in refusal.why
@@ -133,7 +133,7 @@ def test_a_refusal_names_both_servers_and_the_way_out() -> None:
 
 
 def test_an_operator_names_the_server_that_is_given_up() -> None:
-    behind = Row(shard=7, epoch=6, replid="b")
+    behind = ShardRow(shard=7, epoch=6, replid="b")
     for named in ([], ["s"], ["a"]):
         refusal = decide(behind, look(), "operator", pin=PIN, vouched=named)
         assert isinstance(refusal, Refusal)
@@ -180,7 +180,7 @@ def test_the_common_point(seen: Look, later: int | None, common: int | None, asi
 def test_what_both_hold_tells_whether_a_data_set_continues_what_postgres_has(
     version: int, ids: list[str], holds: bool | None
 ) -> None:
-    newest = [Held("runs/1", 3, "c", 5, 30), Held("runs/2", 1, "z", 5, 29)]
+    newest = [HeldChange("runs/1", 3, "c", 5, 30), HeldChange("runs/2", 1, "z", 5, 29)]
     assert continues(newest, {"runs/1": (version, ids)}) is bool(holds)
     assert continues(newest, {"runs/1": (version, ids), "runs/2": (1, ["z@5-29"])}) is (holds is not False)
     assert continues(newest, {"runs/1": (version, ids), "runs/2": (1, ["y@5-29"])}) is False
@@ -199,7 +199,7 @@ def test_what_both_hold_tells_whether_a_data_set_continues_what_postgres_has(
     ],
 )
 def test_what_nothing_but_a_comparison_can_tell(seen: Look, flushed: int, span: tuple[int, int] | None) -> None:
-    row = Row(shard=7, epoch=5, replid="a", flushed=flushed)
+    row = ShardRow(shard=7, epoch=5, replid="a", flushed=flushed)
     assert unproven(row, seen) == span
 
 
@@ -207,7 +207,7 @@ def test_what_nothing_but_a_comparison_can_tell(seen: Look, flushed: int, span: 
 def test_an_epoch_that_postgres_does_not_know_is_compared_from_the_beginning(
     flushed: int, span: tuple[int, int] | None
 ) -> None:
-    row, seen = Row(shard=7, epoch=5, replid="a", flushed=flushed), look(epoch=9, server="s", flushed=60)
+    row, seen = ShardRow(shard=7, epoch=5, replid="a", flushed=flushed), look(epoch=9, server="s", flushed=60)
     assert unproven(row, seen) == span
 
 
@@ -263,7 +263,7 @@ class History:
 
     def __init__(self) -> None:
         self.flushed: list[int] = []
-        self.row = Row(shard=0, epoch=0, replid="")
+        self.row = ShardRow(shard=0, epoch=0, replid="")
         self.starts: dict[int, int] = {}
         self.servers = [Server([], epoch=None, replid="", server="0")]
         self.current: list[int] = []
@@ -300,7 +300,7 @@ class History:
             assert common == len(server.log), "changes that continue the lineage are set aside"
         start = max(len(self.flushed), at)
         assert verdict.seen >= max(self.starts, default=0)
-        self.row = Row(shard=0, epoch=verdict.seen + 1, replid=server.server)
+        self.row = ShardRow(shard=0, epoch=verdict.seen + 1, replid=server.server)
         self.starts[self.row.epoch] = start
         server.claimed = (*server.claimed, server.replid, server.server) if server.epoch is not None else ()
         server.replid = ""

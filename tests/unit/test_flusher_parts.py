@@ -16,13 +16,23 @@ from statecache.reconcile import Tip
 from statecache.settings import Settings
 from statecache_workers import runner
 from statecache_workers.arrays import blobs, integers, texts, times, truths
-from statecache_workers.holdings import BRIEF_S, MISFITS_MAX, Head, Holding, Row, agree, head_of, shares, turn_after
-from statecache_workers.places import Place
+from statecache_workers.holdings import (
+    BRIEF_S,
+    MISFITS_MAX,
+    Head,
+    Holding,
+    OwnedRow,
+    agree,
+    head_of,
+    shares,
+    turn_after,
+)
+from statecache_workers.places import StreamPlace
 from statecache_workers.room import shortage
 from statecache_workers.streams import Slice, sliced
 from statecache_workers.tip_cache import TipCache
 
-ROW = Row(epoch=3, replid="r", flushed=10, entries=10, bytes=1000, excepted=0)
+ROW = OwnedRow(epoch=3, replid="r", flushed=10, entries=10, bytes=1000, excepted=0)
 HEAD = Head(epoch=3, replid="r", n=13, entries=13, bytes=1600, flushed=10, excepted=0)
 
 pending_shards = some.dictionaries(
@@ -79,9 +89,9 @@ def test_doubts_of_an_earlier_epoch_do_not_count() -> None:
         holding.reread(ROW._replace(epoch=epoch))
     stood = []
     for _ in range(MISFITS_MAX + 1):
-        stood.append(holding.standing)
+        stood.append(holding.phase)
         holding.doubt()
-    assert (set(stood), holding.standing) == ({"new"}, "apart")
+    assert (set(stood), holding.phase) == ({"new"}, "apart")
 
 
 def test_a_row_that_is_held_for_a_moment_is_looked_at_again_at_once() -> None:
@@ -89,11 +99,11 @@ def test_a_row_that_is_held_for_a_moment_is_looked_at_again_at_once() -> None:
     stood = []
     for now in (10.0, 10.0 + BRIEF_S / 2, 10.0 + BRIEF_S):
         holding.hold_off(now)
-        stood.append(holding.standing)
+        stood.append(holding.phase)
     assert (stood, holding.sure) == (["new", "new", "apart"], False)
     holding.reread(ROW)
     holding.hold_off(99.0)
-    assert holding.standing == "new"
+    assert holding.phase == "new"
 
 
 def _cut(*entries: tuple[bytes, list[bytes]], asked: int = 10, head: Head = HEAD) -> Slice:
@@ -104,7 +114,7 @@ def _cut(*entries: tuple[bytes, list[bytes]], asked: int = 10, head: Head = HEAD
 
 def test_a_run_goes_as_far_as_it_is_contiguous() -> None:
     found = _cut(_entry(11), _entry(12), _entry(13))
-    assert (found.cut, found.end) == ("", Place(b"3-13", 13, 13, 1600))
+    assert (found.cut, found.end) == ("", StreamPlace(b"3-13", 13, 13, 1600))
     found = _cut(_entry(11), _entry(13))
     assert (found.cut, found.end.n) == ("", 11), "the gap is the next batch's"
 
@@ -115,9 +125,9 @@ def test_entries_of_an_older_epoch_continue_the_watermark() -> None:
 
 def test_a_gap_ends_before_the_next_entry_or_at_the_head() -> None:
     found = _cut(_entry(13))
-    assert (found.cut, found.end) == ("gap", Place(b"3-10", 12, 12, 1600 - 213))
+    assert (found.cut, found.end) == ("gap", StreamPlace(b"3-10", 12, 12, 1600 - 213))
     found = _cut()
-    assert (found.cut, found.end) == ("gap", Place(b"3-10", 13, 13, 1600))
+    assert (found.cut, found.end) == ("gap", StreamPlace(b"3-10", 13, 13, 1600))
 
 
 def test_a_full_reply_is_no_gap() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from statecache_workers.counters import Buckets
-from statecache_workers.holdings import Head, Heads, Holding, Row
+from statecache_workers.holdings import Head, Heads, Holding, OwnedRow
 from statecache_workers.lag import lag_of
 from statecache_workers.streams import Stock
 
@@ -15,8 +15,8 @@ SEEN = 100.0
 
 
 def _holding(shard: int, flushed: int, **more: Any) -> Holding:
-    holding = Holding(shard, Row(1, "server", flushed, flushed, flushed * 10, 0))
-    holding.standing = "open"
+    holding = Holding(shard, OwnedRow(1, "server", flushed, flushed, flushed * 10, 0))
+    holding.phase = "open"
     for name, value in more.items():
         setattr(holding, name, value)
     return holding
@@ -63,7 +63,7 @@ def test_unmeasured_the_age_is_at_least_that_of_the_look() -> None:
 
 def test_a_shard_that_another_worker_has_carried_on_is_not_ours_to_report() -> None:
     """An outage of this worker alone: its row is old, and Redis knows a later watermark."""
-    old = _holding(0, 5, standing="new", sure=False)
+    old = _holding(0, 5, phase="new", sure=False)
     assert lag_of([old], _heads((9, 8)), {}, now=SEEN).of == {}
     assert lag_of([old], _heads((9, 5)), {}, now=SEEN).of == {0: 4}
 

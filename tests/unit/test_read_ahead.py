@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from statecache.settings import Settings
-from statecache_workers.holdings import Head, Heads, Holding, Row
+from statecache_workers.holdings import Head, Heads, Holding, OwnedRow
 from statecache_workers.read_ahead import ENTRIES_MAX, ReadAhead, entries_of_each, pending, still_next, whole
 from statecache_workers.streams import Slice
 
 SERVER = "f" * 40
 
 
-def holding(shard: int, *, flushed: int = 5, size: int = 500, standing: Any = "open") -> Holding:
-    held = Holding(shard, Row(1, SERVER, flushed, flushed, size, 0))
-    held.after, held.standing = f"1-{flushed}".encode(), standing
+def holding(shard: int, *, flushed: int = 5, size: int = 500, phase: Any = "open") -> Holding:
+    held = Holding(shard, OwnedRow(1, SERVER, flushed, flushed, size, 0))
+    held.after, held.phase = f"1-{flushed}".encode(), phase
     return held
 
 
@@ -55,7 +55,7 @@ def test_a_survey_leaves_it_to_the_heads_where_anything_is_special(told: dict[st
 
 
 def test_a_shard_that_is_not_open_hinders_no_survey() -> None:
-    held = {0: holding(0), 1: holding(1, standing="apart")}
+    held = {0: holding(0), 1: holding(1, phase="apart")}
     slices = [up_to(held[0], 7)]
     assert whole(heads(s0=head(7), s1=head(9, epoch=2)), slices, held).slices == slices
 
@@ -67,7 +67,7 @@ def test_what_was_read_ahead_is_dropped_when_the_shard_has_moved() -> None:
     assert still_next(ahead, {0: holding(0)}) == [], "it was lost and taken again"
     held[0].doubt()
     assert still_next(ahead, held) == []
-    held[0].standing = "open"
+    held[0].phase = "open"
     held[0].move(held[0].place._replace(n=6), excepted=0)
     assert still_next(ahead, held) == []
 

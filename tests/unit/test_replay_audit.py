@@ -8,7 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from statecache.replay.audit import FINDINGS_MAX, Evidence, Row, Tip, Verdict, expected_value, judge, judge_journals
+from statecache.replay.audit import (
+    FINDINGS_MAX,
+    AuditRow,
+    Evidence,
+    Tip,
+    Verdict,
+    expected_value,
+    judge,
+    judge_journals,
+)
 from statecache.replay.journal import Ok
 from statecache.replay.ledger import Sent
 from statecache.replay.runs import AgentRun, Message
@@ -40,7 +49,7 @@ def value_after(step: int, run: AgentRun = RUN) -> bytes:
     return msgspec.json.encode(expected_value(run, step))
 
 
-def row(index: int, **other: Any) -> Row:
+def row(index: int, **other: Any) -> AuditRow:
     facts = {
         "version": index + 1,
         "change_id": change_id(index),
@@ -52,7 +61,7 @@ def row(index: int, **other: Any) -> Row:
         "gap": False,
         "value": value_after(index + 1),
     }
-    return Row(**{**facts, **other})
+    return AuditRow(**{**facts, **other})
 
 
 def sent(index: int, **other: Any) -> Sent:
@@ -97,7 +106,7 @@ def judged(**other: Any) -> Verdict:
     return verdict
 
 
-def rows_with(index: int, **other: Any) -> list[Row]:
+def rows_with(index: int, **other: Any) -> list[AuditRow]:
     return [row(each, **other) if each == index else row(each) for each in range(4)]
 
 

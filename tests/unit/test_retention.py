@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as some
 
-from statecache_workers.places import Place
+from statecache_workers.places import StreamPlace
 from statecache_workers.retention import MARKS_MAX, STEPS, Retention
 
 flushes = some.lists(some.tuples(some.floats(0, 30), some.integers(1, 50), some.integers(0, 100_000)), max_size=200)
 
 
-def _place(n: int, size: int) -> Place:
-    return Place(b"1-%d" % n, n, n, size)
+def _place(n: int, size: int) -> StreamPlace:
+    return StreamPlace(b"1-%d" % n, n, n, size)
 
 
 def test_what_was_reached_so_long_ago_may_leave() -> None:

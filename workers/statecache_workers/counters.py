@@ -16,7 +16,7 @@ import msgspec
 if TYPE_CHECKING:
     from statecache_workers.holdings import Heads
     from statecache_workers.streams import Slice
-    from statecache_workers.writing import Outcome
+    from statecache_workers.writing import WriteResult
 
 CAUSES = ("behind", "sibling", "descendant", "companion", "branch")
 """Why a change becomes a conflict: the flusher's rulings, and `branch` for what an old branch brought back."""
@@ -69,7 +69,9 @@ class Counters(msgspec.Struct, kw_only=True):
     transaction_s: Buckets = msgspec.field(default_factory=lambda: Buckets(SECONDS))
     lag_s: Buckets = msgspec.field(default_factory=lambda: Buckets(LAG_SECONDS))
 
-    def committed(self, done: Sequence[tuple[Slice, Outcome]], *, begun: float, written: float, heads: Heads) -> None:
+    def committed(
+        self, done: Sequence[tuple[Slice, WriteResult]], *, begun: float, written: float, heads: Heads
+    ) -> None:
         """Count what Postgres has just committed."""
         entries = 0
         for one, outcome in done:

@@ -37,7 +37,7 @@ from statecache_workers.holdings import (
     Head,
     Heads,
     Holding,
-    Row,
+    OwnedRow,
     agree,
     misplaced,
     set_apart,
@@ -45,7 +45,7 @@ from statecache_workers.holdings import (
     turn_after,
 )
 from statecache_workers.logs import alarm, warn, whisper
-from statecache_workers.places import Place
+from statecache_workers.places import StreamPlace
 from statecache_workers.quarantine import write_carefully
 from statecache_workers.read_ahead import Lookout, ReadAhead, still_next
 from statecache_workers.recall import Recall
@@ -54,7 +54,7 @@ from statecache_workers.sizing import BatchSize
 from statecache_workers.streams import Entry, Slice, Streams, Wanted
 from statecache_workers.tails import gap_call
 from statecache_workers.tip_cache import TipCache
-from statecache_workers.writing import Judged, Outcome, judged, mark_of, watermarks, writes
+from statecache_workers.writing import Judged, WriteResult, judged, mark_of, watermarks, writes
 
 if TYPE_CHECKING:
     from statecache._async.redis.connection import AsyncLink
@@ -129,7 +129,7 @@ class Flusher:
         for one in slices:
             await self._prepare(link, one, progress)
         if progress.waiting:
-            await self.recall.go_on(link, [one for one in holdings.values() if one.standing == "open"])
+            await self.recall.go_on(link, [one for one in holdings.values() if one.phase == "open"])
         slices = [one for one in slices if one.end.n > one.start.n]
         if slices:
             await self._flush(link, database, holdings, slices, heads, progress)
@@ -137,29 +137,29 @@ class Flusher:
 
     def _wanted(self, holdings: dict[int, Holding], heads: Heads, woken: set[int], progress: Progress) -> list[Wanted]:
         """Decide how many entries to read of which shard."""
-        standing: dict[int, tuple[Holding, Head, Place]] = {}
+        able: dict[int, tuple[Holding, Head, StreamPlace]] = {}
         for shard, holding in holdings.items():
             head = heads.of.get(shard)
-            if holding.standing != "open" or head is None:
+            if holding.phase != "open" or head is None:
                 continue
             if isinstance(head, str):
                 set_apart(holding, "foreign_data", f"{self._keys.meta(shard)}: {head}")
             elif agree(holding.row, head, heads.server):
-                standing[shard] = holding, head, holding.place
+                able[shard] = holding, head, holding.place
             else:
                 self._doubt(holding, progress)
-        return self._shared_out(standing, woken)
+        return self._shared_out(able, woken)
 
-    def _shared_out(self, standing: dict[int, tuple[Holding, Head, Place]], woken: set[int]) -> list[Wanted]:
+    def _shared_out(self, able: dict[int, tuple[Holding, Head, StreamPlace]], woken: set[int]) -> list[Wanted]:
         pending = {
             shard: (max(1, head.n - place.n), max(0, head.bytes - place.bytes))
-            for shard, (_, head, place) in standing.items()
+            for shard, (_, head, place) in able.items()
             if head.n > place.n or shard in woken
         }
         counts = shares(pending, self.size.entries, self.size.bytes, self._first)
         if counts:
             self._first = turn_after(pending, counts, self._first)
-        return [Wanted(*standing[shard], count) for shard, count in counts.items()]
+        return [Wanted(*able[shard], count) for shard, count in counts.items()]
 
     def _doubt(self, holding: Holding, progress: Progress) -> None:
         holding.doubt()
@@ -246,14 +246,14 @@ class Flusher:
             whisper("not_read_ahead", detail=str(error))
             return None
 
-    def _behind(self, holdings: dict[int, Holding], heads: Heads, behind: dict[int, Place]) -> list[Wanted]:
+    def _behind(self, holdings: dict[int, Holding], heads: Heads, behind: dict[int, StreamPlace]) -> list[Wanted]:
         """Decide what to read ahead, from where the batch that is being written ends."""
-        standing: dict[int, tuple[Holding, Head, Place]] = {}
+        able: dict[int, tuple[Holding, Head, StreamPlace]] = {}
         for shard, holding in holdings.items():
             head = heads.of[shard]
-            if holding.standing == "open" and isinstance(head, Head) and agree(holding.row, head, heads.server):
-                standing[shard] = holding, head, behind.get(shard, holding.place)
-        return self._shared_out(standing, set())
+            if holding.phase == "open" and isinstance(head, Head) and agree(holding.row, head, heads.server):
+                able[shard] = holding, head, behind.get(shard, holding.place)
+        return self._shared_out(able, set())
 
     def _remembered(self, slices: Sequence[Slice]) -> tuple[dict[str, Tip], set[str]]:
         """Return the remembered tips and the keys without one; mark an entry with another shard's key as faulty."""
@@ -279,7 +279,7 @@ class Flusher:
 
     async def _write(
         self, database: Database, slices: Sequence[Slice], server: str, tips: dict[str, Tip], missing: set[str]
-    ) -> list[tuple[Slice, Outcome]]:
+    ) -> list[tuple[Slice, WriteResult]]:
         """Write a batch in two round trips; raise Poison where Postgres refuses any of its data."""
         asked = sorted(missing)
         tips |= dict.fromkeys(asked, NOTHING)
@@ -291,19 +291,19 @@ class Flusher:
             if not good:
                 return []
             judgements: list[Judged] = []
-            done: list[tuple[Slice, Outcome]] = []
+            done: list[tuple[Slice, WriteResult]] = []
             for one in good:
                 sets = [entry.change_set for entry in one.entries if entry.change_set is not None]
                 verdict = await judged(transaction, one.shard, sets, tips)
                 judgements.append(verdict)
-                done.append((one, Outcome.of(verdict.judgement)))
+                done.append((one, WriteResult.of(verdict.judgement)))
             marks = watermarks([mark_of(*pair) for pair in done], database.lease)
             await transaction.commit(*writes(judgements), *self._gaps(good), marks)
         return done
 
     async def _write_carefully(
         self, database: Database, slices: Sequence[Slice], server: str
-    ) -> list[tuple[Slice, Outcome]]:
+    ) -> list[tuple[Slice, WriteResult]]:
         """Write a batch piece by piece, trust no remembered tip, and park what Postgres refuses."""
         for one in slices:
             self.tips.drop(one.shard)
@@ -331,7 +331,7 @@ class Flusher:
 
     def _still_ours(self, slices: Sequence[Slice], rows: Sequence[tuple[Any, ...]], server: str) -> list[Slice]:
         """Leave out shards whose row is not as it was believed to be: owner, epoch, server, watermark."""
-        now = {shard: Row(*rest) for shard, *rest in rows}
+        now = {shard: OwnedRow(*rest) for shard, *rest in rows}
         good = []
         for one in slices:
             row = now.get(one.shard)
@@ -341,7 +341,9 @@ class Flusher:
                 (whisper if row is None else warn)("fenced", shard=one.shard, dropped=len(one.entries))
         return good
 
-    async def _acknowledge(self, link: AsyncLink, done: Sequence[tuple[Slice, Outcome]], progress: Progress) -> None:
+    async def _acknowledge(
+        self, link: AsyncLink, done: Sequence[tuple[Slice, WriteResult]], progress: Progress
+    ) -> None:
         """Move what is remembered to the batch's end, and then Redis' copy of the watermarks."""
         forks: dict[int, list[tuple[str, str]]] = {}
         for one, outcome in done:

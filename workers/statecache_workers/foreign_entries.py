@@ -62,7 +62,7 @@ async def expel(link: AsyncLink, database: Database, streams: Streams, keys: Key
             break
     if expelled:
         alarm("expelled", shard=holding.shard, entries=expelled)
-    elif holding.standing == "open":
+    elif holding.phase == "open":
         holding.doubt()
     return expelled
 

@@ -16,19 +16,19 @@ from statecache.epochs import UNFENCED
 from statecache.errors import InvalidKey
 from statecache.keys import checked_key
 from statecache_workers.logs import alarm
-from statecache_workers.places import Place
+from statecache_workers.places import StreamPlace
 from statecache_workers.retention import Retention
 
 if TYPE_CHECKING:
     from statecache.keys import KeySpace
 
-Standing = Literal["new", "open", "apart"]
+Phase = Literal["new", "open", "apart"]
 MISFITS_MAX = 3
 BRIEF_S = 0.25
 """For how long another session may hold a shard's row before the shard is left for the next renewal of the leases."""
 
 
-class Row(NamedTuple):
+class OwnedRow(NamedTuple):
     """A shard's row in Postgres, as its owner read or wrote it under its lock."""
 
     epoch: int
@@ -75,12 +75,12 @@ class Holding:
     apart, `held_since` since when another session was seen to hold its row. `retention` tells what may leave.
     """
 
-    __slots__ = ("after", "held_since", "misfits", "reason", "retention", "row", "shard", "standing", "sure")
+    __slots__ = ("after", "held_since", "misfits", "phase", "reason", "retention", "row", "shard", "sure")
 
-    def __init__(self, shard: int, row: Row, retention: Retention | None = None) -> None:
+    def __init__(self, shard: int, row: OwnedRow, retention: Retention | None = None) -> None:
         self.shard = shard
         self.row = row
-        self.standing: Standing = "new"
+        self.phase: Phase = "new"
         self.after = b""
         self.sure = True
         self.misfits = 0
@@ -89,22 +89,22 @@ class Holding:
         self.retention = retention or Retention(0.0, 0)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> StreamPlace:
         """The place up to which the shard is flushed."""
-        return Place(self.after, self.row.flushed, self.row.entries, self.row.bytes)
+        return StreamPlace(self.after, self.row.flushed, self.row.entries, self.row.bytes)
 
-    def move(self, place: Place, *, excepted: int) -> None:
+    def move(self, place: StreamPlace, *, excepted: int) -> None:
         """Note that Postgres has committed up to there."""
         self.row = self.row._replace(
             flushed=place.n, entries=place.entries, bytes=place.bytes, excepted=max(self.row.excepted, excepted)
         )
         self.after, self.misfits = place.after, 0
 
-    def reread(self, row: Row) -> None:
+    def reread(self, row: OwnedRow) -> None:
         """Take the row as Postgres has it now; a new epoch is a new beginning."""
         if row.epoch != self.row.epoch:
             self.misfits = 0
-        self.row, self.standing, self.sure, self.held_since = row, "new", True, None
+        self.row, self.phase, self.sure, self.held_since = row, "new", True, None
         self.retention.went_back(row.flushed)
 
     def hold_off(self, now: float) -> None:
@@ -113,11 +113,11 @@ class Holding:
         It is looked at again at once where that has not gone on for long: whoever opens a gate holds it for a moment.
         """
         self.held_since = now if self.held_since is None else self.held_since
-        self.standing, self.sure = "new" if now - self.held_since < BRIEF_S else "apart", False
+        self.phase, self.sure = "new" if now - self.held_since < BRIEF_S else "apart", False
 
     def look_again(self) -> None:
         """Forget what was believed of the shard."""
-        self.standing, self.sure = "new", False
+        self.phase, self.sure = "new", False
 
     def doubt(self) -> None:
         """Forget what was believed of the shard, and leave it for later if that goes on."""
@@ -129,13 +129,13 @@ class Holding:
 
 def set_apart(holding: Holding, event: str, reason: str) -> None:
     """Leave a shard for later, with an alarm where that is new."""
-    holding.standing, holding.sure = "apart", False
+    holding.phase, holding.sure = "apart", False
     if holding.reason != reason:
         holding.reason = reason
         alarm(event, shard=holding.shard, reason=reason)
 
 
-def agree(row: Row, head: Head, server: str) -> bool:
+def agree(row: OwnedRow, head: Head, server: str) -> bool:
     """Return whether the gate is open on that server, and for the row's epoch.
 
     Without a fence, only its copy of the watermark shows that a data set is the one from before and lacks nothing.

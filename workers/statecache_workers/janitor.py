@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from statecache.clock import monotonic as real_monotonic
 from statecache_workers.database import Call, Database
 from statecache_workers.holdings import Holding, misplaced, set_apart
-from statecache_workers.places import Place, place_of
+from statecache_workers.places import StreamPlace, place_of
 from statecache_workers.retention import Retention
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ class Janitor:
         """Tidy a few shards; a shard with more to leave has another turn in the same round."""
         now = self._monotonic()
         if not self._round:
-            self._round.extend(shard for shard, one in holdings.items() if one.standing == "open")
+            self._round.extend(shard for shard, one in holdings.items() if one.phase == "open")
             self._next_round = now + ROUND_S
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_S
-            await self._sweep(link, [one for one in holdings.values() if one.standing == "open"])
+            await self._sweep(link, [one for one in holdings.values() if one.phase == "open"])
         some = [self._round.popleft() for _ in range(min(SHARDS_PER_STEP, len(self._round)))]
-        open_ones = [holdings[shard] for shard in some if shard in holdings and holdings[shard].standing == "open"]
+        open_ones = [holdings[shard] for shard in some if shard in holdings and holdings[shard].phase == "open"]
         self._round.extend(await self.retire(link, database, open_ones))
 
     async def retire(self, link: AsyncLink, database: Database, holdings: Sequence[Holding]) -> list[int]:
@@ -92,7 +92,7 @@ class Janitor:
         leaving = [one.retention.leaving(now) for one in holdings]
         asked = [self._written(one.shard, place) for one, place in zip(holdings, leaving, strict=True)]
         calls: list[tuple[list[str], list[Any]]] = []
-        order: list[tuple[Holding, Place, bool]] = []
+        order: list[tuple[Holding, StreamPlace, bool]] = []
         replies = await self._streams.run(link, asked) if asked else []
         for one, place, reply in zip(holdings, leaving, replies, strict=True):
             if isinstance(reply, Exception):
@@ -118,13 +118,13 @@ class Janitor:
                 self._left[one.shard] = place.after
         return more
 
-    def _written(self, shard: int, place: Place | None) -> Command:
+    def _written(self, shard: int, place: StreamPlace | None) -> Command:
         """Return the command for the keys whose newest change may leave, oldest first, with its n."""
         last = place.n if place is not None else 0
         return ("ZRANGEBYSCORE", self._keys.unflushed(shard), 0, last, "WITHSCORES", "LIMIT", 0, STATES_PER_STEP)
 
     async def _call(
-        self, database: Database, one: Holding, place: Place, named: Sequence[tuple[bytes, int]], *, trim: bool
+        self, database: Database, one: Holding, place: StreamPlace, named: Sequence[tuple[bytes, int]], *, trim: bool
     ) -> tuple[list[str], list[Any]]:
         """Return the call that lets states be evicted and, with `trim`, the entries up to the place leave."""
         last = place_of(place.after)

@@ -33,7 +33,7 @@ def lag_of(holdings: Iterable[Holding], heads: Heads | None, stocks: Mapping[int
         head, row = heads.of.get(one.shard) if heads is not None else None, one.row
         if heads is None or not isinstance(head, Head):
             continue
-        if head.flushed > row.flushed and one.standing != "open":
+        if head.flushed > row.flushed and one.phase != "open":
             continue
         behind = lag.of[one.shard] = max(0, head.n - row.flushed)
         lag.entries += behind

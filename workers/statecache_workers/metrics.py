@@ -60,7 +60,7 @@ class Exposition(Collector):
         worker, pulse = self._worker, self._pulse
         holdings = list(worker.holdings.values())
         share, gatekeeper, troubles = worker.share, worker.gatekeeper, pulse.troubles
-        closed = sum(one.standing == "new" and gatekeeper.tried(one.shard) for one in holdings)
+        closed = sum(one.phase == "new" and gatekeeper.tried(one.shard) for one in holdings)
         yield _gauge("ready", "Whether it is ready, as /readyz says.", not pulse.unready())
         yield _gauges("outage", "Whether a server could not be reached at the last attempt.", "server",
                       {server: server in troubles for server in SERVERS if server != "other"})  # fmt: skip
@@ -72,7 +72,7 @@ class Exposition(Collector):
         yield _gauge("shards_owned", "How many shards are its own, by leases that stand.", worker.owned)
         yield _gauge("shards_closed", "How many of its shards have a gate that it could not open.", closed)
         yield _gauge("shards_apart", "How many of its shards are set apart, for what it found there.",
-                     sum(one.standing == "apart" for one in holdings))  # fmt: skip
+                     sum(one.phase == "apart" for one in holdings))  # fmt: skip
         yield _gauge("shards_avoided", "How many shards it leaves to others, for it could not serve them.",
                      len(worker.avoidance.shards))  # fmt: skip
         yield _gauge("redis_full", "Whether Redis is nearly full of what may not be evicted.", worker.full)

@@ -25,7 +25,7 @@ from statecache.entries import storable
 from statecache.errors import RedisUnavailable
 from statecache_workers.arrays import integers
 from statecache_workers.database import Call, Database, Transaction
-from statecache_workers.holdings import Head, Row, agree
+from statecache_workers.holdings import Head, OwnedRow, agree
 from statecache_workers.logs import warn
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Share(msgspec.Struct, kw_only=True):
     counts them without this one.
     """
 
-    rows: dict[int, Row] = {}
+    rows: dict[int, OwnedRow] = {}
     held: set[int] = set()
     live: int = 1
     sharing: int = 1
@@ -115,7 +115,7 @@ class Ownership:
             for shard, pid, user, name, state, wait, age in rows
         }
 
-    async def rows(self, database: Database, shards: Collection[int]) -> dict[int, Row]:
+    async def rows(self, database: Database, shards: Collection[int]) -> dict[int, OwnedRow]:
         """Return the rows of these shards, whoever owns them."""
         async with database.transaction() as transaction:
             (rows,) = await transaction.run(Call("shard_rows", {"shards": integers(sorted(shards))}))
@@ -138,8 +138,8 @@ class Ownership:
             await transaction.commit()
 
 
-def _rows(rows: Collection[tuple[Any, ...]]) -> dict[int, Row]:
-    return {shard: Row(*rest) for shard, *rest in rows}
+def _rows(rows: Collection[tuple[Any, ...]]) -> dict[int, OwnedRow]:
+    return {shard: OwnedRow(*rest) for shard, *rest in rows}
 
 
 async def look_again(

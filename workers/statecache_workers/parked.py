@@ -36,7 +36,7 @@ DROPPED = "dropped"
 _place = re.compile(r"(\d{1,9}):(\d{1,19})-(-?\d{1,19})").fullmatch
 
 
-class Place(NamedTuple):
+class ParkedAt(NamedTuple):
     """The name of a parked entry: `<shard>:<epoch>-<n>`; an n of -1 is an entry that no commit wrote."""
 
     shard: int
@@ -47,7 +47,7 @@ class Place(NamedTuple):
         return f"{self.shard}:{self.epoch}-{self.n}"
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> ParkedAt:
         """Read an id as `list` shows it; raise UsageError for anything else."""
         match = _place(text)
         if match is None:
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 class Parked(msgspec.Struct, frozen=True, kw_only=True):
     """A parked entry as `quarantine` holds it; `entry` are its raw fields, empty in a listing."""
 
-    place: Place
+    place: ParkedAt
     change_id: str
     keys: list[str]
     size: int
@@ -148,7 +148,7 @@ def _standing(change: Change, spot: Spot) -> Literal["tip", "inside", "there"]:
     raise Unfit(f"nothing in Postgres shows that the chain of {change.key!r} went through it; write its value anew")
 
 
-def together(here: Place, key: str, others: Sequence[Parked]) -> str:
+def together(here: ParkedAt, key: str, others: Sequence[Parked]) -> str:
     """Return in words what has to be taken in with an entry: all that is parked of the key behind it."""
     behind = sorted(one.place for one in others if key in one.keys and one.place.shard == here.shard)
     behind = [place for place in behind if place > here]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from statecache.model import Position
 
 
-class Place(NamedTuple):
+class StreamPlace(NamedTuple):
     """A place in a shard's stream: its n, the totals up to there, and the stream id after which to read on."""
 
     after: bytes

@@ -18,7 +18,7 @@ from statecache.reconcile import NOTHING, Tip
 from statecache_workers.arrays import texts
 from statecache_workers.database import Call, Poison, Transaction
 from statecache_workers.logs import alarm
-from statecache_workers.writing import Outcome, judged, writes
+from statecache_workers.writing import WriteResult, judged, writes
 
 if TYPE_CHECKING:
     from statecache_workers.streams import Entry
@@ -49,9 +49,9 @@ async def tips_of(transaction: Transaction, keys: Sequence[str]) -> dict[str, Ti
     return tips
 
 
-async def write_carefully(transaction: Transaction, shard: int, entries: Sequence[Entry]) -> Outcome:
+async def write_carefully(transaction: Transaction, shard: int, entries: Sequence[Entry]) -> WriteResult:
     """Write what Postgres takes, park the rest, and return what became of all."""
-    outcome = Outcome()
+    outcome = WriteResult()
     readable: list[Entry] = []
     for entry in entries:
         if entry.change_set is not None and not entry.fault:
@@ -64,7 +64,7 @@ async def write_carefully(transaction: Transaction, shard: int, entries: Sequenc
     return outcome
 
 
-async def _place(transaction: Transaction, shard: int, entries: Sequence[Entry], outcome: Outcome) -> None:
+async def _place(transaction: Transaction, shard: int, entries: Sequence[Entry], outcome: WriteResult) -> None:
     if not entries:
         return
     sets = [entry.change_set for entry in entries if entry.change_set is not None]
@@ -90,7 +90,7 @@ async def _place(transaction: Transaction, shard: int, entries: Sequence[Entry],
     outcome.excepted = max(outcome.excepted, judgement.excepted)
 
 
-async def _park(transaction: Transaction, shard: int, entry: Entry, error: Poison, outcome: Outcome) -> None:
+async def _park(transaction: Transaction, shard: int, entry: Entry, error: Poison, outcome: WriteResult) -> None:
     change_id, keys = salvaged(entry.fields)
     if entry.change_set is not None:
         change_id = storable(entry.change_set.change_id)

@@ -67,7 +67,7 @@ def whole(heads: Heads, slices: list[Slice], holdings: Mapping[int, Holding]) ->
     ends = {one.shard: one.end.n for one in slices}
     for shard, holding in holdings.items():
         head = heads.of.get(shard)
-        if holding.standing == "open" and not (
+        if holding.phase == "open" and not (
             isinstance(head, Head)
             and agree(holding.row, head, heads.server)
             and ends.get(shard, holding.place.n) >= head.n
@@ -80,7 +80,7 @@ def still_next(ahead: ReadAhead, holdings: Mapping[int, Holding]) -> list[Slice]
     """Return what was read ahead if it is what comes next and nothing is special about it, else nothing."""
     for one in ahead.slices:
         holding = holdings.get(one.shard)
-        if holding is not one.holding or holding.standing != "open" or holding.place != one.start or not one.plain:
+        if holding is not one.holding or holding.phase != "open" or holding.place != one.start or not one.plain:
             return []
     return ahead.slices
 
@@ -111,7 +111,7 @@ class Lookout:
         if self.pace.many(monotonic()):
             return await self._look_for_many(link, holdings, woken)
         asked = [holdings[shard] for shard in woken if shard in holdings]
-        if not 0 < len(asked) <= GLANCE_SHARDS_MAX or any(one.standing == "new" for one in holdings.values()):
+        if not 0 < len(asked) <= GLANCE_SHARDS_MAX or any(one.phase == "new" for one in holdings.values()):
             return await self._streams.heads(link, list(holdings))
         wanted = [(one, glance_entries(one, self._settings)) for one in asked]
         heads, slices = await self._streams.glance(link, wanted)

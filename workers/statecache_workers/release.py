@@ -30,7 +30,7 @@ from statecache.model import Write
 from statecache_workers.database import Call, Database, Poison, Transaction
 from statecache_workers.parked import (
     Parked,
-    Place,
+    ParkedAt,
     Spot,
     TooEarly,
     Unfit,
@@ -68,7 +68,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     """Keys whose value before the dropped change was committed anew."""
 
 
-def not_there(place: Place) -> Done:
+def not_there(place: ParkedAt) -> Done:
     """Return what becomes of an entry that is not in quarantine."""
     return Done(id=str(place), done=False, why=NOT_THERE)
 
@@ -87,16 +87,16 @@ class Quarantine:
             (rows,) = await transaction.run(Call("quarantine_list", {"dropped": dropped, "limit": limit}))
         return [_parked(row) for row in rows]
 
-    async def found(self, place: Place) -> Parked | None:
+    async def found(self, place: ParkedAt) -> Parked | None:
         """Return one parked entry whole, or None where it is not in quarantine."""
         async with self._database.transaction() as transaction:
             return await self._read(transaction, place)
 
-    async def _read(self, transaction: Transaction, place: Place) -> Parked | None:
+    async def _read(self, transaction: Transaction, place: ParkedAt) -> Parked | None:
         (rows,) = await transaction.run(Call("quarantine_entry", place._asdict()))
         return _parked(rows[0]) if rows else None
 
-    async def take_in(self, place: Place) -> Done:
+    async def take_in(self, place: ParkedAt) -> Done:
         """Take an entry in, or return why it cannot be; raise TooEarly where another has to go in first."""
         try:
             async with self._database.transaction() as transaction:
@@ -137,7 +137,7 @@ class Quarantine:
             for key, op, value, encoding, schema, _ in rows
         ]
 
-    async def note_drop(self, place: Place, about: str) -> None:
+    async def note_drop(self, place: ParkedAt, about: str) -> None:
         """Record that an entry was given up."""
         async with self._database.transaction() as transaction:
             await transaction.run(
@@ -164,7 +164,7 @@ async def opened(settings: Settings, *, cluster: str = "") -> AsyncIterator[Quar
         await database.close()
 
 
-async def retry(settings: Settings, places: Sequence[Place] | None) -> list[Done]:
+async def retry(settings: Settings, places: Sequence[ParkedAt] | None) -> list[Done]:
     """Take in the named entries, or all that were not dropped, newest first."""
     tier = RedisTier(settings, KeySpace(settings.prefix, settings.shards))
     link = await tier.link()
@@ -188,7 +188,7 @@ async def retry(settings: Settings, places: Sequence[Place] | None) -> list[Done
         await link.close()
 
 
-async def _asked(quarantine: Quarantine, places: Sequence[Place] | None) -> list[Parked]:
+async def _asked(quarantine: Quarantine, places: Sequence[ParkedAt] | None) -> list[Parked]:
     if places is None:
         return await quarantine.listed(dropped=False, limit=None)
     found = {place: await quarantine.found(place) for place in dict.fromkeys(places)}
@@ -207,14 +207,16 @@ async def _told(link: Any, keys: KeySpace, parked: Parked, done: Done) -> Done:
     return done
 
 
-async def missing(settings: Settings, places: Sequence[Place]) -> list[Done]:
+async def missing(settings: Settings, places: Sequence[ParkedAt]) -> list[Done]:
     """Return those of the named entries that are not in quarantine."""
     async with opened(settings) as quarantine:
         found = {place: await quarantine.found(place) for place in dict.fromkeys(places)}
     return [not_there(place) for place, parked in found.items() if parked is None]
 
 
-async def drop(settings: Settings, places: Sequence[Place], *, actor: str, reason: str, durability: str) -> list[Done]:
+async def drop(
+    settings: Settings, places: Sequence[ParkedAt], *, actor: str, reason: str, durability: str
+) -> list[Done]:
     """Give the named entries up, and commit anew what was before them."""
     done = []
     async with opened(settings) as quarantine, AsyncStateCache(settings=settings) as cache:
@@ -232,7 +234,7 @@ async def drop(settings: Settings, places: Sequence[Place], *, actor: str, reaso
 
 
 async def _restored(
-    cache: AsyncStateCache, place: Place, writes: Sequence[Write], *, actor: str, why: str, durability: str
+    cache: AsyncStateCache, place: ParkedAt, writes: Sequence[Write], *, actor: str, why: str, durability: str
 ) -> list[str]:
     """Commit what was before, together, but for keys that somebody has written meanwhile; return the keys committed."""
     left = list(writes)
@@ -262,7 +264,7 @@ async def _spots(transaction: Transaction, change_set: ChangeSet) -> dict[str, S
             for key, version, tip, op, here, behind, there in rows}  # fmt: skip
 
 
-def _row(place: Place, change_set: ChangeSet, change: Any, gap: bool) -> Call:
+def _row(place: ParkedAt, change_set: ChangeSet, change: Any, gap: bool) -> Call:
     return Call("quarantine_take", {
         "key": change.key, "version": change.version, "change_id": change.change_id,
         "parent_change_id": change.parent_change_id, "shard": place.shard, "epoch": place.epoch, "n": place.n,
@@ -275,10 +277,10 @@ def _row(place: Place, change_set: ChangeSet, change: Any, gap: bool) -> Call:
 def _parked(row: Sequence[Any]) -> Parked:
     shard, epoch, n, change_id, keys, size, sqlstate, error, recorded_at, *entry = row
     return Parked(
-        place=Place(shard, epoch, n), change_id=change_id, keys=keys, size=size, sqlstate=sqlstate, error=error,
+        place=ParkedAt(shard, epoch, n), change_id=change_id, keys=keys, size=size, sqlstate=sqlstate, error=error,
         recorded_at=recorded_at, entry=bytes(entry[0]) if entry else b"",
     )  # fmt: skip
 
 
-def _nothing(place: Place) -> Parked:
+def _nothing(place: ParkedAt) -> Parked:
     return Parked(place=place, change_id="", keys=[], size=0, sqlstate="", error="", recorded_at=wall())

@@ -64,13 +64,13 @@ async def _acknowledge_and_seek(
 ) -> None:
     forks = {holding.shard: await _forks(link, database, flusher, holding, head) for holding, head in fit}
     resynced.unsure += await flusher.acknowledgement.tell(link, [holding for holding, _ in fit], forks)
-    agreed = [holding for holding, _ in fit if holding.standing == "new" and holding.sure]
+    agreed = [holding for holding, _ in fit if holding.phase == "new" and holding.sure]
     calls = [([keys.changes(one.shard)], [one.row.flushed, one.row.epoch]) for one in agreed]
     for holding, reply in zip(agreed, await flusher.streams.pipeline(link, "seek", calls), strict=True):
         if isinstance(reply, Exception):
             set_apart(holding, "foreign_data", f"{keys.changes(holding.shard)}: {reply}")
             continue
-        holding.after, holding.standing, holding.reason = reply, "open", ""
+        holding.after, holding.phase, holding.reason = reply, "open", ""
         flusher.opened(holding)
         resynced.opened.append(holding.shard)
 

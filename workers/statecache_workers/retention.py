@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from statecache_workers.places import Place
+from statecache_workers.places import StreamPlace
 
 STEPS = 16
 """Into how many steps time and bytes are divided: what is kept too long is a step's part."""
@@ -21,7 +21,7 @@ class Mark(NamedTuple):
     """The moment `at` from which on Postgres has held everything up to the place."""
 
     at: float
-    place: Place
+    place: StreamPlace
 
 
 class Retention:
@@ -37,7 +37,7 @@ class Retention:
         """How many bytes of a large batch one mark may stand for."""
         return max(1, self._bytes_max // STEPS)
 
-    def reached(self, now: float, place: Place) -> None:
+    def reached(self, now: float, place: StreamPlace) -> None:
         """Note that Postgres holds everything up to the place, as of now."""
         marks = self._marks
         if marks and place.n <= marks[-1].place.n:
@@ -53,7 +53,7 @@ class Retention:
         while self._marks and self._marks[-1].place.n > n:
             self._marks.pop()
 
-    def leaving(self, now: float) -> Place | None:
+    def leaving(self, now: float) -> StreamPlace | None:
         """Return the place up to which entries may leave, or None."""
         marks = self._marks
         for at in range(len(marks) - 1, -1, -1):

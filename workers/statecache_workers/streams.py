@@ -24,7 +24,7 @@ from statecache.lua import script
 from statecache.model import ChangeSet, Position
 from statecache.redis_errors import DEMOTED, code_of, no_primary
 from statecache_workers.holdings import Head, Heads, Holding, head_of, set_apart
-from statecache_workers.places import Place
+from statecache_workers.places import StreamPlace
 
 if TYPE_CHECKING:
     from statecache._async.redis.connection import AsyncLink
@@ -73,7 +73,7 @@ class Wanted(NamedTuple):
 
     holding: Holding
     head: Head
-    start: Place
+    start: StreamPlace
     most: int
 
 
@@ -95,8 +95,8 @@ class Slice(msgspec.Struct, kw_only=True):
 
     holding: Holding
     head: Head
-    start: Place
-    end: Place
+    start: StreamPlace
+    end: StreamPlace
     entries: list[Entry] = []
     cut: Cut = ""
     reason: str = ""
@@ -120,16 +120,16 @@ class Slice(msgspec.Struct, kw_only=True):
         last = self.entries[-1].position
         read = next((one.change_set for one in reversed(self.entries) if one.change_set is not None), None)
         totals = (read.entries, read.bytes) if read is not None else (self.start.entries, self.start.bytes)
-        self.end = Place(str(last).encode(), last.n, *totals)
+        self.end = StreamPlace(str(last).encode(), last.n, *totals)
 
-    def places(self, step_bytes: int) -> Iterator[Place]:
+    def places(self, step_bytes: int) -> Iterator[StreamPlace]:
         """Yield places inside the slice, one in about so many bytes, and where it ends."""
         last = self.start.bytes
         for entry in self.entries[:-1] if self.end.bytes - last > step_bytes else ():
             found = entry.change_set
             if found is not None and found.bytes - last >= step_bytes:
                 last = found.bytes
-                yield Place(str(entry.position).encode(), entry.position.n, found.entries, found.bytes)
+                yield StreamPlace(str(entry.position).encode(), entry.position.n, found.entries, found.bytes)
         yield self.end
 
     def shorten(self, bytes_max: int) -> int:
@@ -143,7 +143,7 @@ class Slice(msgspec.Struct, kw_only=True):
 
 
 def sliced(
-    holding: Holding, start: Place, head: Head, replies: Sequence[tuple[bytes, Sequence[bytes]]], asked: int
+    holding: Holding, start: StreamPlace, head: Head, replies: Sequence[tuple[bytes, Sequence[bytes]]], asked: int
 ) -> Slice:
     """Return a slice of what a stream gave (`asked` entries at most), up to the head, cut where it does not continue.
 
@@ -198,9 +198,9 @@ def _measure_gap(found: Slice, beyond: Entry | None) -> None:
     if found.entries:
         found.cut = ""
     elif beyond is None:
-        found.end = Place(start.after, head.n, head.entries, head.bytes)
+        found.end = StreamPlace(start.after, head.n, head.entries, head.bytes)
     elif (after := beyond.change_set) is not None:
-        found.end = Place(start.after, beyond.position.n - 1, after.entries - 1, after.bytes - weight(after))
+        found.end = StreamPlace(start.after, beyond.position.n - 1, after.entries - 1, after.bytes - weight(after))
     else:
         found.end = start._replace(n=beyond.position.n - 1)
 
@@ -272,7 +272,7 @@ class Streams:
         There are no slices where not all of that can be read.
         """
         which, shards = script("heads"), [one.shard for one in holdings]
-        asked = {self._keys.changes(one.shard): one for one in holdings if one.standing == "open"}
+        asked = {self._keys.changes(one.shard): one for one in holdings if one.phase == "open"}
         after = [one.after for one in asked.values()]
         command = ("XREAD", "COUNT", most, "STREAMS", *asked, *after)
         answer, *found = await self.run(

@@ -174,7 +174,7 @@ class Worker:
             self.flusher.tips.drop(shard)
         for shard, row in share.rows.items():
             holding = self.holdings.setdefault(shard, Holding(shard, row, self.janitor.retention()))
-            if holding.standing == "open" and holding.row == row:
+            if holding.phase == "open" and holding.row == row:
                 continue
             self.flusher.tips.drop(shard)
             holding.reread(row)
@@ -209,13 +209,13 @@ class Worker:
     def _served(self) -> None:
         """Note which shards were served by the turn that passed."""
         self._trouble = ""
-        self.avoidance.serve([one.shard for one in self.holdings.values() if one.standing == "open"], self._monotonic())
+        self.avoidance.serve([one.shard for one in self.holdings.values() if one.phase == "open"], self._monotonic())
 
     @property
     def trouble(self) -> str:
         """What hinders the worker, in words; '' where nothing does."""
-        apart = [f"shard {one.shard}: {one.reason}" for one in self.holdings.values() if one.standing == "apart"]
-        closed = any(one.standing == "new" for one in self.holdings.values())
+        apart = [f"shard {one.shard}: {one.reason}" for one in self.holdings.values() if one.phase == "apart"]
+        closed = any(one.phase == "new" for one in self.holdings.values())
         gate = self.gatekeeper.reason if closed else ""
         avoided = self._given_up_for if self.avoidance.shards else ""
         return "; ".join(dict.fromkeys(filter(None, [self._trouble, gate, avoided, *apart[:3]])))
@@ -247,7 +247,7 @@ class Worker:
 
     async def _resync(self, link: AsyncLink, database: Database, heads: Heads) -> None:
         """Open new shards, as far as they fit."""
-        new = [holding for holding in self.holdings.values() if holding.standing == "new"]
+        new = [holding for holding in self.holdings.values() if holding.phase == "new"]
         if not new:
             return
         resynced = await resync(link, database, self.flusher, new, heads=heads, keys=self.keys)
@@ -284,7 +284,7 @@ class Worker:
     def _announce(self) -> None:
         if self.ready or not (self.holdings or self.share.unowned == 0):
             return
-        waiting = [one for one in self.holdings.values() if one.standing == "new"]
+        waiting = [one for one in self.holdings.values() if one.phase == "new"]
         if all(self.gatekeeper.tried(one.shard) for one in waiting):
             self.ready = True
             say("ready", worker=self.id, owned=len(self.holdings), closed=len(waiting), workers=self.share.live)
@@ -297,7 +297,7 @@ class Worker:
         if self._nudge.is_set():
             self._nudge.clear()
             return
-        watched = [one for one in self.holdings.values() if one.standing == "open"]
+        watched = [one for one in self.holdings.values() if one.phase == "open"]
         nudged = asyncio.ensure_future(self._nudge.wait())
         waits: set[asyncio.Future[Any]] = {nudged}
         seconds = max(REST_MIN_S, due)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _NOWHERE = Fate("nowhere")
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class WriteResult(msgspec.Struct, kw_only=True):
     """What became of a shard's entries."""
 
     tips: dict[str, Tip] = {}
@@ -28,7 +28,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     parked: int = 0
 
     @classmethod
-    def of(cls, judgement: Judgement) -> Outcome:
+    def of(cls, judgement: Judgement) -> WriteResult:
         """Return what became of entries that were judged and written."""
         return cls(tips=judgement.tips, forked=judgement.forked, excepted=judgement.excepted)
 
@@ -92,7 +92,7 @@ def watermarks(marks: Sequence[Mark], lease: Any) -> Call:
     return Call("flush_watermarks", dict(zip(names, columns, strict=True)) | {"lease": lease})
 
 
-def mark_of(one: Slice, outcome: Outcome) -> Mark:
+def mark_of(one: Slice, outcome: WriteResult) -> Mark:
     """Return the shard's new watermark; a gap counts as excepted, for what was in it may be lost: waiters must ask."""
     torn = one.end.n if one.cut == "gap" else 0
     excepted = max(one.holding.row.excepted, outcome.excepted, torn)

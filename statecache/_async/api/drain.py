@@ -41,7 +41,7 @@ _PAGE = 1000
 _logger = logging.getLogger("statecache")
 
 
-class Standing(msgspec.Struct, frozen=True):
+class TailProgress(msgspec.Struct, frozen=True):
     """How far Postgres has come with one tail: its shard's epoch and watermark, and whether it holds the tail.
 
     `ended` says that a later epoch began before it.
@@ -101,10 +101,10 @@ async def _calls_end(runtime: Runtime, end: float) -> None:
         await async_sleep(min(backoff.take(), left))
 
 
-async def _flushed(runtime: Runtime, end: float) -> list[Standing]:
+async def _flushed(runtime: Runtime, end: float) -> list[TailProgress]:
     """Ask Postgres until all is settled, or nothing more can be expected in time; return how it stands."""
     tails = runtime.in_flight.tails()
-    standings = [Standing(tail, -1, 0, held=False) for tail in tails]
+    standings = [TailProgress(tail, -1, 0, held=False) for tail in tails]
     backoff = Backoff(0.005, 0.25)
     while tails:
         try:
@@ -118,11 +118,11 @@ async def _flushed(runtime: Runtime, end: float) -> list[Standing]:
     return standings
 
 
-async def _ask(runtime: Runtime, tails: Sequence[Tail], seconds: float) -> list[Standing]:
+async def _ask(runtime: Runtime, tails: Sequence[Tail], seconds: float) -> list[TailProgress]:
     shards, epochs, ns = (list(column) for column in zip(*tails, strict=True))
     rows = await runtime.postgres.fetch("standing", {"shards": shards, "epochs": epochs, "ns": ns}, seconds=seconds)
-    known = {(row[0], row[1], row[2]): Standing((row[0], row[1], row[2]), *row[3:]) for row in rows}
-    return [known.get(tail, Standing(tail, -1, 0, held=False)) for tail in tails]
+    known = {(row[0], row[1], row[2]): TailProgress((row[0], row[1], row[2]), *row[3:]) for row in rows}
+    return [known.get(tail, TailProgress(tail, -1, 0, held=False)) for tail in tails]
 
 
 async def _lost(runtime: Runtime, end: float) -> tuple[LostCommit, ...]:
@@ -134,7 +134,7 @@ async def _lost(runtime: Runtime, end: float) -> tuple[LostCommit, ...]:
         return ()
 
 
-async def _told(runtime: Runtime, behind: Sequence[Standing], end: float) -> tuple[int, tuple[str, ...]]:
+async def _told(runtime: Runtime, behind: Sequence[TailProgress], end: float) -> tuple[int, tuple[str, ...]]:
     """Return how many of this writer's commits stand in the streams beyond the watermark, and their first keys."""
     commits = 0
     keys: dict[str, None] = {}
@@ -148,7 +148,7 @@ async def _told(runtime: Runtime, behind: Sequence[Standing], end: float) -> tup
     return commits, tuple(list(keys)[:KEYS_TOLD_MAX])
 
 
-async def _beyond(runtime: Runtime, one: Standing, end: float) -> Any:
+async def _beyond(runtime: Runtime, one: TailProgress, end: float) -> Any:
     """Yield the keys of each commit of this writer from the watermark up to the tail."""
     shard, epoch, n = one.tail
     start, stop = f"{epoch}-{one.flushed + 1}".encode(), f"{epoch}-{n}".encode()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache._async.epoch.hashes import held_states
 from statecache.entries import INTEGER_MAX, salvaged
-from statecache.epochs import Held, Look, continues, parting
+from statecache.epochs import HeldChange, Look, continues, parting
 
 if TYPE_CHECKING:
     from statecache._async.redis.connection import AsyncLink
@@ -81,9 +81,9 @@ async def continued(
     link: AsyncLink, fetch: Fetch, keys: KeySpace, flushed: Mapping[int, int], *, seconds: float
 ) -> set[int]:
     """Return those of the shards, given with their watermarks, whose data set is known to hold what Postgres holds."""
-    newest: dict[int, list[Held]] = {shard: [] for shard in flushed}
+    newest: dict[int, list[HeldChange]] = {shard: [] for shard in flushed}
     for shard, *facts in await fetch("newest_changes", {"shards": list(flushed), "most": NEWEST_MAX}):
-        newest[shard].append(Held(*facts))
+        newest[shard].append(HeldChange(*facts))
     names = list(dict.fromkeys(one.key for some in newest.values() for one in some))
     replies = await link.run([("HMGET", keys.state(key), "version", "recent") for key in names], seconds=seconds)
     recent = {

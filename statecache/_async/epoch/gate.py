@@ -14,7 +14,7 @@ import psycopg
 from redis.exceptions import ResponseError
 
 from statecache._async.epoch.candidate import Candidate
-from statecache._async.epoch.facts import Opened, Outcome
+from statecache._async.epoch.facts import AttemptResult, Opened
 from statecache._async.epoch.opening import Attempt
 from statecache._bridge import async_sleep
 from statecache.backoff import Backoff
@@ -95,7 +95,7 @@ class Gate:
         *,
         token: str,
         seconds: float,
-    ) -> Outcome:
+    ) -> AttemptResult:
         """Try once, with exchanges of at most that many seconds; the token of an earlier attempt keeps its claims.
 
         Error replies of Redis are translated, Postgres' errors are psycopg's.
@@ -114,4 +114,4 @@ class Gate:
         raise Unavailable("epoch", detail=f"{len(refused)} closed shards, {shard} first, at {where}: {reason.why}")
 
 
-__all__ = ["Gate", "Opened", "Outcome"]
+__all__ = ["Gate", "Opened", "AttemptResult"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from statecache import _process
-from statecache._async.epoch.gate import Gate, Outcome
+from statecache._async.epoch.gate import AttemptResult, Gate
 from statecache._async.postgres.connection import brief
 from statecache._bridge import AsyncSlots, async_severed, async_sleep
 from statecache.backoff import LATE_S, Backoff
@@ -88,7 +88,7 @@ class Opener:
                     self._gate.refuse(refused)
             await async_sleep(backoff.take())
 
-    async def _attempt(self, shard: int, token: str, seconds: float) -> Outcome:
+    async def _attempt(self, shard: int, token: str, seconds: float) -> AttemptResult:
         session = await self._postgres.pool.take(seconds)
         whole = False
         try:

@@ -28,14 +28,14 @@ from redis.exceptions import NoPermissionError
 from statecache._async.epoch.calls import Calls
 from statecache._async.epoch.comparison import continued, parted, states_parted
 from statecache._async.epoch.deletion import ANY, Deletion
-from statecache._async.epoch.facts import Opened, Outcome, Raised, Seen
+from statecache._async.epoch.facts import AttemptResult, Opened, Raised, Seen
 from statecache._async.epoch.hashes import ends, held_states
 from statecache._async.epoch.rescue import Branch, Rescue
 from statecache.epochs import (
     Look,
     Pin,
     Refusal,
-    Row,
+    ShardRow,
     Totals,
     branch_refusal,
     head_totals,
@@ -84,7 +84,7 @@ class Attempt:
         self._strange: dict[int, int] = {}
         """After which n states hold what Postgres does not know."""
 
-    async def run(self, shards: Sequence[int]) -> Outcome:
+    async def run(self, shards: Sequence[int]) -> AttemptResult:
         """Open those of the shards that may be opened, and return which, and why others are not."""
         rows = await self._rows(shards)
         seen, refused = await self._look(rows)
@@ -102,17 +102,18 @@ class Attempt:
                 break
         done = {one.shard for one in opened}
         refused |= {one.row.shard: _MEANWHILE for one in seen if one.row.shard not in done}
-        return Outcome(opened=opened, refused=refused)
+        return AttemptResult(opened=opened, refused=refused)
 
-    async def _rows(self, shards: Sequence[int]) -> list[Row]:
+    async def _rows(self, shards: Sequence[int]) -> list[ShardRow]:
         rows = await self._calls.fetch("shards", {"shards": list(shards)})
         self._may_begin = all(row[5] for row in rows)
         self._policies = rows[0][6] if rows else self._policies
         return [
-            Row(shard=row[0], epoch=row[1], replid=row[2], flushed=row[3], cluster=row[4], now_s=row[7]) for row in rows
+            ShardRow(shard=row[0], epoch=row[1], replid=row[2], flushed=row[3], cluster=row[4], now_s=row[7])
+            for row in rows
         ]
 
-    async def _look(self, rows: Sequence[Row]) -> tuple[list[Seen], dict[int, Refusal]]:
+    async def _look(self, rows: Sequence[ShardRow]) -> tuple[list[Seen], dict[int, Refusal]]:
         replies = await self._calls.scripts(
             "gate_look", [(self._fixed(row.shard), [self._settings.fence]) for row in rows]
         )
@@ -163,7 +164,7 @@ class Attempt:
         except ValueError as error:
             return Refusal(why=str(error), redis_key=self._keys.meta(shard))
 
-    async def _confirm(self, rows: Sequence[Row], seen: Sequence[Seen], refused: dict[int, Refusal]) -> list[Seen]:
+    async def _confirm(self, rows: Sequence[ShardRow], seen: Sequence[Seen], refused: dict[int, Refusal]) -> list[Seen]:
         """Return those whose rows did not change since they were read: others may just have opened, or flushed.
 
         What they opened after we read their row is no refusal, and to claim it would close it again.

@@ -44,7 +44,7 @@ _GATE_S = 0.5
 """How long a closed gate is waited for before Postgres is asked, and how long asking may take, in seconds."""
 
 
-class Found(NamedTuple):
+class ReadState(NamedTuple):
     """A state as a primary holds it whose shard is open, with that epoch and the primary's replication id."""
 
     record: Record
@@ -114,7 +114,9 @@ class Reader:
             await async_sleep(backoff.take())
             asking = True
 
-    async def _believed(self, found: Found, end: float, *, asking: bool) -> tuple[Record | None, Unavailable | None]:
+    async def _believed(
+        self, found: ReadState, end: float, *, asking: bool
+    ) -> tuple[Record | None, Unavailable | None]:
         """Return the record if it is not older than what was seen, or what was seen is proven to be gone.
 
         It is gone where the shard is open in a later epoch, or where Postgres, if `asking`, says that this server is
@@ -141,7 +143,7 @@ class Reader:
             self._near.lowered(record.key, place)
         return later
 
-    async def _is_current(self, key: str, found: Found, end: float) -> bool:
+    async def _is_current(self, key: str, found: ReadState, end: float) -> bool:
         """Return whether Postgres knows that server as the current lineage of the key's shard."""
         asked, seconds = {"shards": [self._keys.shard(key)]}, max((end - monotonic()) / 2, 0.001)
         try:
@@ -150,7 +152,7 @@ class Reader:
             return False
         return bool(rows) and tuple(rows[0][1:3]) == (found.epoch, found.replid)
 
-    async def _found(self, key: str, end: float, met: Unavailable | None) -> Found | Closed:
+    async def _found(self, key: str, end: float, met: Unavailable | None) -> ReadState | Closed:
         """Return what is found; raise `met`, an earlier error, where no time was left to look again."""
         try:
             return await self._looked(key, end)
@@ -159,7 +161,7 @@ class Reader:
                 raise
             raise met from error
 
-    async def _looked(self, key: str, end: float) -> Found | Closed:
+    async def _looked(self, key: str, end: float) -> ReadState | Closed:
         """Return the state on a primary whose shard is open, hydrated, or what is behind its closed gate."""
         shard, redis_key = self._keys.place(key)
         asked, arguments = [self._keys.meta(shard), redis_key], [self._settings.fence, *FIELDS]
@@ -181,7 +183,7 @@ class Reader:
             if record is None:
                 record = (await self._hydrator.load([key], end=end)).get(key)
             if record is not None:
-                return Found(record, int(rest[0]), rest[1].decode())
+                return ReadState(record, int(rest[0]), rest[1].decode())
 
     def _met_closed(self, shard: int) -> None:
         now = monotonic()

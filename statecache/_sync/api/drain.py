@@ -43,7 +43,7 @@ _PAGE = 1000
 _logger = logging.getLogger("statecache")
 
 
-class Standing(msgspec.Struct, frozen=True):
+class TailProgress(msgspec.Struct, frozen=True):
     """How far Postgres has come with one tail: its shard's epoch and watermark, and whether it holds the tail.
 
     `ended` says that a later epoch began before it.
@@ -103,10 +103,10 @@ def _calls_end(runtime: Runtime, end: float) -> None:
         sleep(min(backoff.take(), left))
 
 
-def _flushed(runtime: Runtime, end: float) -> list[Standing]:
+def _flushed(runtime: Runtime, end: float) -> list[TailProgress]:
     """Ask Postgres until all is settled, or nothing more can be expected in time; return how it stands."""
     tails = runtime.in_flight.tails()
-    standings = [Standing(tail, -1, 0, held=False) for tail in tails]
+    standings = [TailProgress(tail, -1, 0, held=False) for tail in tails]
     backoff = Backoff(0.005, 0.25)
     while tails:
         try:
@@ -120,11 +120,11 @@ def _flushed(runtime: Runtime, end: float) -> list[Standing]:
     return standings
 
 
-def _ask(runtime: Runtime, tails: Sequence[Tail], seconds: float) -> list[Standing]:
+def _ask(runtime: Runtime, tails: Sequence[Tail], seconds: float) -> list[TailProgress]:
     shards, epochs, ns = (list(column) for column in zip(*tails, strict=True))
     rows = runtime.postgres.fetch("standing", {"shards": shards, "epochs": epochs, "ns": ns}, seconds=seconds)
-    known = {(row[0], row[1], row[2]): Standing((row[0], row[1], row[2]), *row[3:]) for row in rows}
-    return [known.get(tail, Standing(tail, -1, 0, held=False)) for tail in tails]
+    known = {(row[0], row[1], row[2]): TailProgress((row[0], row[1], row[2]), *row[3:]) for row in rows}
+    return [known.get(tail, TailProgress(tail, -1, 0, held=False)) for tail in tails]
 
 
 def _lost(runtime: Runtime, end: float) -> tuple[LostCommit, ...]:
@@ -136,7 +136,7 @@ def _lost(runtime: Runtime, end: float) -> tuple[LostCommit, ...]:
         return ()
 
 
-def _told(runtime: Runtime, behind: Sequence[Standing], end: float) -> tuple[int, tuple[str, ...]]:
+def _told(runtime: Runtime, behind: Sequence[TailProgress], end: float) -> tuple[int, tuple[str, ...]]:
     """Return how many of this writer's commits stand in the streams beyond the watermark, and their first keys."""
     commits = 0
     keys: dict[str, None] = {}
@@ -150,7 +150,7 @@ def _told(runtime: Runtime, behind: Sequence[Standing], end: float) -> tuple[int
     return commits, tuple(list(keys)[:KEYS_TOLD_MAX])
 
 
-def _beyond(runtime: Runtime, one: Standing, end: float) -> Any:
+def _beyond(runtime: Runtime, one: TailProgress, end: float) -> Any:
     """Yield the keys of each commit of this writer from the watermark up to the tail."""
     shard, epoch, n = one.tail
     start, stop = f"{epoch}-{one.flushed + 1}".encode(), f"{epoch}-{n}".encode()

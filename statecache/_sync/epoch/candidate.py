@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecache.clock import monotonic
-from statecache.epochs import Authority, Look, Opening, Pin, Refusal, Row, decide
+from statecache.epochs import Authority, Look, Opening, Pin, Refusal, ShardRow, decide
 
 if TYPE_CHECKING:
     from statecache.keys import KeySpace
@@ -37,7 +37,7 @@ class Candidate:
         """Where to continue in the stream of a shard on a server that is another branch."""
         self._standing: dict[int, tuple[str, float]] = {}
 
-    def decide(self, row: Row, look: Look, pin: Pin) -> Opening | Refusal | None:
+    def decide(self, row: ShardRow, look: Look, pin: Pin) -> Opening | Refusal | None:
         """Return how it may open a shard, or why not; None where it is open."""
         return decide(row, look, self.authority, pin=pin, vouched=self.vouched)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import msgspec
 
-from statecache.epochs import Look, Opening, Refusal, Row, Totals, common_point
+from statecache.epochs import Look, Opening, Refusal, ShardRow, Totals, common_point
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     acknowledged: int
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one attempt: the shards that it opened, and why others are still closed."""
 
     opened: list[Opened]
@@ -38,7 +38,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     set holds what Postgres does not know.
     """
 
-    row: Row
+    row: ShardRow
     look: Look
     verdict: Opening
     later: int | None = None

@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 
 from statecache._bridge import sleep
 from statecache._sync.epoch.candidate import Candidate
-from statecache._sync.epoch.facts import Opened, Outcome
+from statecache._sync.epoch.facts import AttemptResult, Opened
 from statecache._sync.epoch.opening import Attempt
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
@@ -95,7 +95,7 @@ class Gate:
         *,
         token: str,
         seconds: float,
-    ) -> Outcome:
+    ) -> AttemptResult:
         """Try once, with exchanges of at most that many seconds; the token of an earlier attempt keeps its claims.
 
         Error replies of Redis are translated, Postgres' errors are psycopg's.
@@ -114,4 +114,4 @@ class Gate:
         raise Unavailable("epoch", detail=f"{len(refused)} closed shards, {shard} first, at {where}: {reason.why}")
 
 
-__all__ = ["Gate", "Opened", "Outcome"]
+__all__ = ["Gate", "Opened", "AttemptResult"]

@@ -16,7 +16,7 @@ import psycopg
 
 from statecache import _process
 from statecache._bridge import Slots, severed, sleep
-from statecache._sync.epoch.gate import Gate, Outcome
+from statecache._sync.epoch.gate import AttemptResult, Gate
 from statecache._sync.postgres.connection import brief
 from statecache.backoff import LATE_S, Backoff
 from statecache.clock import monotonic
@@ -90,7 +90,7 @@ class Opener:
                     self._gate.refuse(refused)
             sleep(backoff.take())
 
-    def _attempt(self, shard: int, token: str, seconds: float) -> Outcome:
+    def _attempt(self, shard: int, token: str, seconds: float) -> AttemptResult:
         session = self._postgres.pool.take(seconds)
         whole = False
         try:

@@ -30,14 +30,14 @@ from redis.exceptions import NoPermissionError
 from statecache._sync.epoch.calls import Calls
 from statecache._sync.epoch.comparison import continued, parted, states_parted
 from statecache._sync.epoch.deletion import ANY, Deletion
-from statecache._sync.epoch.facts import Opened, Outcome, Raised, Seen
+from statecache._sync.epoch.facts import AttemptResult, Opened, Raised, Seen
 from statecache._sync.epoch.hashes import ends, held_states
 from statecache._sync.epoch.rescue import Branch, Rescue
 from statecache.epochs import (
     Look,
     Pin,
     Refusal,
-    Row,
+    ShardRow,
     Totals,
     branch_refusal,
     head_totals,
@@ -86,7 +86,7 @@ class Attempt:
         self._strange: dict[int, int] = {}
         """After which n states hold what Postgres does not know."""
 
-    def run(self, shards: Sequence[int]) -> Outcome:
+    def run(self, shards: Sequence[int]) -> AttemptResult:
         """Open those of the shards that may be opened, and return which, and why others are not."""
         rows = self._rows(shards)
         seen, refused = self._look(rows)
@@ -104,17 +104,18 @@ class Attempt:
                 break
         done = {one.shard for one in opened}
         refused |= {one.row.shard: _MEANWHILE for one in seen if one.row.shard not in done}
-        return Outcome(opened=opened, refused=refused)
+        return AttemptResult(opened=opened, refused=refused)
 
-    def _rows(self, shards: Sequence[int]) -> list[Row]:
+    def _rows(self, shards: Sequence[int]) -> list[ShardRow]:
         rows = self._calls.fetch("shards", {"shards": list(shards)})
         self._may_begin = all(row[5] for row in rows)
         self._policies = rows[0][6] if rows else self._policies
         return [
-            Row(shard=row[0], epoch=row[1], replid=row[2], flushed=row[3], cluster=row[4], now_s=row[7]) for row in rows
+            ShardRow(shard=row[0], epoch=row[1], replid=row[2], flushed=row[3], cluster=row[4], now_s=row[7])
+            for row in rows
         ]
 
-    def _look(self, rows: Sequence[Row]) -> tuple[list[Seen], dict[int, Refusal]]:
+    def _look(self, rows: Sequence[ShardRow]) -> tuple[list[Seen], dict[int, Refusal]]:
         replies = self._calls.scripts("gate_look", [(self._fixed(row.shard), [self._settings.fence]) for row in rows])
         seen: list[Seen] = []
         refused: dict[int, Refusal] = {}
@@ -163,7 +164,7 @@ class Attempt:
         except ValueError as error:
             return Refusal(why=str(error), redis_key=self._keys.meta(shard))
 
-    def _confirm(self, rows: Sequence[Row], seen: Sequence[Seen], refused: dict[int, Refusal]) -> list[Seen]:
+    def _confirm(self, rows: Sequence[ShardRow], seen: Sequence[Seen], refused: dict[int, Refusal]) -> list[Seen]:
         """Return those whose rows did not change since they were read: others may just have opened, or flushed.
 
         What they opened after we read their row is no refusal, and to claim it would close it again.

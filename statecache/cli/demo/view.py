@@ -26,8 +26,8 @@ from rich.text import Text
 
 from statecache.cli.screen import plain, time_text
 from statecache.clock import monotonic
+from statecache.replay.progress import Casualty, ReplayProgress
 from statecache.replay.report import Report
-from statecache.replay.standing import Casualty, Standing
 from statecache.replay.story import Story, Stretch
 from statecache.replay.supervisor import Options, Played
 
@@ -51,7 +51,7 @@ class View:
         self._screen = screen
         self._options = options
         self._began = monotonic()
-        self._standing = Standing(doing="starting servers")
+        self._progress = ReplayProgress(doing="starting servers")
         self._rate = Rate()
         self._ending = ExitStack()
         self._lines = None if screen.is_terminal else Lines(screen, options.messages)
@@ -80,11 +80,11 @@ class View:
         self._ending.close()
         return monotonic() - self._began
 
-    def __call__(self, standing: Standing, /) -> None:
-        self._standing = standing
-        self._rate.note(standing.acknowledged, monotonic())
+    def __call__(self, progress: ReplayProgress, /) -> None:
+        self._progress = progress
+        self._rate.note(progress.acknowledged, monotonic())
         if self._lines is not None:
-            self._lines.tell(standing, began=self._began, now=monotonic())
+            self._lines.tell(progress, began=self._began, now=monotonic())
 
     def panel(self) -> RenderableType:
         """Draw how the replay stands, for the size that the terminal has at that moment."""
@@ -95,7 +95,7 @@ class View:
         rows.add_column(no_wrap=True, overflow="ellipsis")
         for label, text in self._rows(now, bar=min(_BAR_MAX, max(10, width - 44))):
             rows.add_row(label, text)
-        kills = kills_table(self._standing.casualties, began=self._began, most=min(_KILLS_MAX, lines - _HEAD_LINES))
+        kills = kills_table(self._progress.casualties, began=self._began, most=min(_KILLS_MAX, lines - _HEAD_LINES))
         return Panel(
             Group(rows, Text(""), kills),
             title=f"statecache demo, seed {self._options.seed}",
@@ -106,15 +106,15 @@ class View:
         )
 
     def _rows(self, now: float, *, bar: int) -> list[tuple[str, Text]]:
-        standing, messages = self._standing, self._options.messages
-        flushed = min(standing.flushed, messages)
-        unflushed = max(0, standing.acknowledged - flushed)
+        progress, messages = self._progress, self._options.messages
+        flushed = min(progress.flushed, messages)
+        unflushed = max(0, progress.acknowledged - flushed)
         return [
-            ("now", Text(doing_text(standing.doing), style="cyan")),
-            ("acknowledged", bar_text(standing.acknowledged, messages, bar).append(f" of {messages} messages")),
+            ("now", Text(doing_text(progress.doing), style="cyan")),
+            ("acknowledged", bar_text(progress.acknowledged, messages, bar).append(f" of {messages} messages")),
             ("in Postgres", bar_text(flushed, messages, bar).append(f", {unflushed} not flushed yet")),
             ("commits/s", Text(f"{self._rate.per_s(now):.1f}")),
-            ("at work", at_work(standing, self._options)),
+            ("at work", at_work(progress, self._options)),
         ]
 
 
@@ -149,22 +149,22 @@ class Lines:
         self._told = 0.0
         self._known: list[Casualty] = []
 
-    def tell(self, standing: Standing, *, began: float, now: float) -> None:
+    def tell(self, progress: ReplayProgress, *, began: float, now: float) -> None:
         """Print what has changed since the last call."""
-        if standing.doing != self._doing:
-            self._doing = standing.doing
-            self.say(now - began, doing_text(standing.doing))
-        for place, one in enumerate(standing.casualties):
+        if progress.doing != self._doing:
+            self._doing = progress.doing
+            self.say(now - began, doing_text(progress.doing))
+        for place, one in enumerate(progress.casualties):
             known = self._known[place] if place < len(self._known) else None
             if known is None:
                 self.say(one.killed_at - began, f"{name_of(one)} killed")
             if one.back_at is not None and (known is None or known.back_at is None):
                 self.say(one.back_at - began, f"{name_of(one)} back after {time_text(one.back_at - one.killed_at)}")
-        self._known = list(standing.casualties)
+        self._known = list(progress.casualties)
         if now - began - self._told >= PROGRESS_S:
             self._told = now - began
-            behind = max(0, standing.acknowledged - standing.flushed)
-            self.say(now - began, f"{standing.acknowledged} of {self._messages} acknowledged, {behind} not flushed yet")
+            behind = max(0, progress.acknowledged - progress.flushed)
+            self.say(now - began, f"{progress.acknowledged} of {self._messages} acknowledged, {behind} not flushed yet")
 
     def say(self, seconds: float, text: str) -> None:
         """Print a line at once, also into a pipe or a file."""
@@ -200,11 +200,11 @@ def bar_text(number: int, of: int, width: int) -> Text:
     return Text("█" * filled, style="green").append("░" * (width - filled), style="dim").append(f" {number:>4}", "none")
 
 
-def at_work(standing: Standing, options: Options) -> Text:
+def at_work(progress: ReplayProgress, options: Options) -> Text:
     """Draw a dot for each process that should be there: green while it is at work, red while it is away."""
-    away = [one.kind for one in standing.casualties if one.back_at is None]
+    away = [one.kind for one in progress.casualties if one.back_at is None]
     counts = {"agent": options.agents, "flusher": options.flushers, "redis": 1, "postgres": 1}
-    there = "dim" if standing.doing.startswith("starting") else "green"
+    there = "dim" if progress.doing.startswith("starting") else "green"
     text = Text()
     for kind, count in counts.items():
         gone = min(count, away.count(kind))

@@ -12,7 +12,7 @@ import psycopg
 from statecache._async.postgres.connection import brief, connect
 from statecache.cli.doctor.findings import Finding, error, note, warning
 from statecache.clock import wall
-from statecache.epochs import Row
+from statecache.epochs import ShardRow
 from statecache.errors import PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
 from statecache.settings import masked, pin_difference
@@ -58,7 +58,7 @@ class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True):
     """How many shards have no live worker, of how many; None where this role may not see the workers."""
     hindered: Sequence[tuple[str, str, int]] = ()
     """Live workers that tell of trouble: which, what, and how many shards they leave to others."""
-    rows: Sequence[Row] = ()
+    rows: Sequence[ShardRow] = ()
     """The shards' rows; none where this role may not see them."""
 
 
@@ -87,7 +87,7 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
         applied = [row[0] for row in await _rows(settings, connection, "migrate_seen", {})]
     if rights["usage"] and tables.get("cluster", {}).get("SELECT"):
         cluster = next(iter(await _rows(settings, connection, "cluster", {})), None)
-    rows: list[Row] = []
+    rows: list[ShardRow] = []
     unowned, hindered = None, []
     if rights["usage"] and all(tables.get(name, {}).get("SELECT") for name in ("worker", "shard")):
         (row,) = await _rows(settings, connection, "worker_census", {})
@@ -96,7 +96,7 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
     if rights["usage"] and cluster and tables.get("shard", {}).get("SELECT"):
         asked = {"shards": list(range(settings.shards))}
         rows = [
-            Row(shard=shard, epoch=epoch, replid=replid, flushed=flushed, cluster=cluster[0])
+            ShardRow(shard=shard, epoch=epoch, replid=replid, flushed=flushed, cluster=cluster[0])
             for shard, epoch, replid, flushed, *_ in await _rows(settings, connection, "shard_rows", asked)
         ]
     return PostgresFacts(

@@ -10,7 +10,7 @@ from statecache._async.api.client import AsyncStateCache
 from statecache.cli.reach import patient
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError
-from statecache.leases import Standing, lease_of, queue_of
+from statecache.leases import StandingLease, lease_of, queue_of
 from statecache.model import Token
 from statecache.redis_errors import refusal
 from statecache.settings import masked
@@ -84,7 +84,7 @@ def _held(leases: Mapping[bytes, bytes], waiters: Mapping[bytes, bytes], now_ms:
             yield _lock(lease, waits, now_ms)
 
 
-def _lock(lease: Standing, waits: list[Waits], now_ms: int) -> Lock:
+def _lock(lease: StandingLease, waits: list[Waits], now_ms: int) -> Lock:
     return Lock(
         key=lease.key,
         holder=lease.holder,

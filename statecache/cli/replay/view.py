@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from statecache.replay.progress import ReplayProgress
 from statecache.replay.report import Report
-from statecache.replay.standing import Standing
 
 
 class View:
@@ -42,14 +42,14 @@ class View:
     ) -> None:
         self._progress.stop()
 
-    def __call__(self, standing: Standing) -> None:
+    def __call__(self, progress: ReplayProgress) -> None:
         """Show how the replay stands; the supervisor calls it at every turn."""
         if not self._progress.disable:
             self._progress.update(
                 self._task,
-                description=standing.doing,
-                completed=standing.acknowledged,
-                kills=killed(standing.kills),
+                description=progress.doing,
+                completed=progress.acknowledged,
+                kills=killed(progress.kills),
             )
 
 

@@ -14,7 +14,7 @@ from statecache.lua import script
 from statecache.model import Position, Record, State
 from statecache.redis_errors import refusal
 from statecache.settings import Settings
-from statecache_workers.parked import Place
+from statecache_workers.parked import ParkedAt
 
 _LAST = "\U0010ffff"
 """No key is above it."""
@@ -148,7 +148,7 @@ async def fate_of(cache: AsyncStateCache, record: Record) -> Fate:
 
 
 def _parked(shard: int, position: Position) -> Fate:
-    return Fate(durable=False, quarantined_as=str(Place(shard, *position)))
+    return Fate(durable=False, quarantined_as=str(ParkedAt(shard, *position)))
 
 
 async def get(settings: Settings, key: str) -> Seen:

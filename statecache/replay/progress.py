@@ -21,7 +21,7 @@ class Casualty(msgspec.Struct, frozen=True, kw_only=True):
     back_at: float | None = None
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How a replay stands.
 
     `flushed` is the sum of the watermarks: on servers of the replay's own, the commits that Postgres holds. `kills` are
@@ -38,7 +38,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 class Show(Protocol):
     """A display that is told, again and again, how the replay stands."""
 
-    def __call__(self, standing: Standing, /) -> None:
+    def __call__(self, progress: ReplayProgress, /) -> None:
         """Show how the replay stands, or pass over it."""
 
 
