@@ -115,7 +115,7 @@ async def _slip(client: AsyncStateCache, link: Any = None) -> None:
         [client.write_of("runs/first", 3, expected="*")], tier.keys.shard("runs/first"), durability="memory",
         actor="", reason="", end=monotonic() + 1,
     )  # fmt: skip
-    await taken.send(tier.committer._call(taken, commit, 1.0), seconds=1)
+    await taken.send(tier.committer.attempts.call(taken, commit, 1.0), seconds=1)
     if link is None:
         tier.redis.pool.give(taken)
 

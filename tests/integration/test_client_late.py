@@ -94,7 +94,7 @@ async def test_being_late_does_not_hide_what_hindered_the_attempts_before(
     """Somebody's entry is in the way of the first attempt; all others come after their time."""
     await cache.set("runs/42", 1)
     redis_raw.xadd(keys.changes(keys.shard("runs/42")), {"somebody": "else"})
-    exchange, attempts = Attempts._exchange, 0
+    exchange, attempts = Attempts.send, 0
 
     async def late_from_the_second_on(self: Attempts, link: AsyncLink, commit: Commit, seconds: float) -> Sequence[Any]:
         nonlocal attempts
@@ -103,7 +103,7 @@ async def test_being_late_does_not_hide_what_hindered_the_attempts_before(
             link.ahead_ms -= 3_600_000
         return await exchange(self, link, commit, seconds)
 
-    monkeypatch.setattr(Attempts, "_exchange", late_from_the_second_on)
+    monkeypatch.setattr(Attempts, "send", late_from_the_second_on)
     with pytest.raises(ForeignData, match="equal or smaller"):
         await cache.set("runs/42", 2, timeout=0.5)
     assert attempts > 1

@@ -143,7 +143,7 @@ async def test_the_replies_of_an_earlier_exec_are_not_believed(settings: Setting
                 [other.write_of("runs/1", 2, expected="*")], shard, durability="memory", actor="", reason="",
                 end=monotonic() + 1,
             )  # fmt: skip
-            for command in (("MULTI",), committer._call(link, earlier, 1.0), ("EXEC",)):
+            for command in (("MULTI",), committer.attempts.call(link, earlier, 1.0), ("EXEC",)):
                 await link.send(command, seconds=1)
             tx.set("runs/2", 1)
         assert tx.states["runs/2"].version == 1

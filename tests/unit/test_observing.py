@@ -25,7 +25,7 @@ from statecache import (
     VersionConflict,
 )
 from statecache._async.api.verbs import AsyncVerbs
-from statecache._async.commit.committer import Committer
+from statecache._async.commit.attempts import Attempts
 from statecache.adapters.prometheus import PrometheusObserver
 from tests.fixtures.redis import FakeDeployment
 from tests.support.awaited import awaited
@@ -247,16 +247,16 @@ async def test_what_was_tried_again_inside_of_a_commit_is_counted(
     fake: FakeDeployment, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first two exchanges break; the change is applied once."""
-    exchange, broken = Committer._exchange, 2
+    exchange, broken = Attempts.send, 2
 
-    async def fail(committer: Committer, *args: Any) -> Any:
+    async def fail(attempts: Attempts, *args: Any) -> Any:
         nonlocal broken
         if broken:
             broken -= 1
             raise RedisUnavailable("connection", detail="it broke")
-        return await exchange(committer, *args)
+        return await exchange(attempts, *args)
 
-    monkeypatch.setattr(Committer, "_exchange", fail)
+    monkeypatch.setattr(Attempts, "send", fail)
     async with AsyncStateCache(settings=fake.settings, dial=fake.dial, observer=told) as client:
         assert (await client.set("runs/42", 1)).version == 1
     assert told.last() == ("set", "ok", 3, 0, 1)

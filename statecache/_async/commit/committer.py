@@ -17,6 +17,8 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from statecache._async.commit.attempts import Attempts
+from statecache._async.commit.batches import BatchedAttempts
 from statecache._async.commit.durable import HELD
 from statecache._async.commit.repeats import Repeats
 from statecache.clock import monotonic
@@ -59,7 +61,7 @@ def new_change_id() -> str:
     return os.urandom(12).hex()
 
 
-class Committer(Repeats):
+class Committer:
     """The commits of a client: it applies each, and returns its outcome."""
 
     def __init__(
@@ -78,9 +80,16 @@ class Committer(Repeats):
         losses: Losses,
         policies: Policies,
     ) -> None:
-        super().__init__(
-            settings, keys, redis, durable=durable, support=support, tracked=tracked, in_flight=in_flight
-        )  # fmt: skip
+        self._keys = keys
+        self._redis = redis
+        self._durable = durable
+        self._support = support
+        self._in_flight = in_flight
+        self.attempts = Attempts(settings, keys, redis, support)
+        self._batches = BatchedAttempts(redis, self.attempts)
+        self._repeats = Repeats(
+            redis, self.attempts, durable=durable, support=support, tracked=tracked, in_flight=in_flight
+        )
         self._opener = opener
         self._policies = policies
         self._hydrator = hydrator
@@ -138,7 +147,7 @@ class Committer(Repeats):
         """
         self._in_flight.under_way.add(commit.change_id)
         try:
-            replies = await self._exec(commit, link)
+            replies = await self.attempts.send_watched(commit, link)
             await leave()
             committed = await self._outcome(commit, replies) if replies else None
             if committed is None:
@@ -156,6 +165,10 @@ class Committer(Repeats):
         self._support.check(durability)
         if durability == "postgres":
             await self._durable.watch(shard, end=end)
+
+    async def copied(self, commit: Commit) -> bool:
+        """Return True once copies of a change that is known to be applied are counted; False where it is nowhere."""
+        return await self._repeats.copied(commit)
 
     async def _endured(self, commit: Commit, committed: Committed) -> Committed:
         """Wait until Postgres holds the commit; apply it again where it was lost with its Redis."""
@@ -190,15 +203,15 @@ class Committer(Repeats):
                 if committed is not None:
                     return committed
                 continue
-            link = await self._link_for(commit, seconds)
+            link = await self._repeats.link_for(commit, seconds)
             if link is None:
                 continue
             try:
-                replies = await self._exchange(link, commit, max(commit.end - monotonic(), 0.001))
+                replies = await self.attempts.send(link, commit, max(commit.end - monotonic(), 0.001))
             except RedisUnavailable as error:
                 commit.unanswered(error)
                 await self._redis.pool.drop_idle()
-                await self._take(commit, hindered(error))
+                await self._repeats.take(commit, hindered(error))
                 continue
             finally:
                 self._redis.pool.give(link)
@@ -209,9 +222,9 @@ class Committer(Repeats):
     async def _applied_batched(self, commit: Commit, seconds: float) -> Committed | None:
         """Make one attempt in an exchange that is shared with other callers' commits; return None to try again."""
         try:
-            replies = await self._batched(commit, seconds)
+            replies = await self._batches.send(commit, seconds)
         except RedisUnavailable as error:
-            await self._take(commit, hindered(error))
+            await self._repeats.take(commit, hindered(error))
             return None
         except StateCacheError as error:
             commit.fail(error)
@@ -222,7 +235,7 @@ class Committer(Repeats):
             await self._opener.open(commit.shard, end=commit.end)
             note(retries=1)
         except RedisUnavailable as error:
-            await self._take(commit, hindered(error))
+            await self._repeats.take(commit, hindered(error))
         except StateCacheError as error:
             commit.fail(error)
 
@@ -230,9 +243,9 @@ class Committer(Repeats):
         """Do what the script's answer asks for: return the result, raise the error, or return None to try again."""
         match next_step(commit, replies[0], now=monotonic()):
             case Applied(committed):
-                return await self._acknowledge(commit, committed, replies)
+                return await self._repeats.acknowledge(commit, committed, replies)
             case LookUp(applied):
-                return await self._looked_up(commit, applied=applied)
+                return await self._repeats.look_up(commit, applied=applied)
             case OpenShard():
                 await self._opened(commit)
             case Load(keys):
@@ -244,5 +257,5 @@ class Committer(Repeats):
                 await self._policies.heed(commit, found)
                 note(retries=1)
             case step:
-                await self._take(commit, step)
+                await self._repeats.take(commit, step)
         return None

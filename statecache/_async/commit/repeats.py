@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from statecache._async.commit.batches import BatchedAttempts
 from statecache._async.commit.support import COPIED
 from statecache._bridge import async_sleep
 from statecache.clock import monotonic
@@ -27,6 +26,7 @@ from statecache.noting import note
 from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
+    from statecache._async.commit.attempts import Attempts
     from statecache._async.commit.durable import Durable
     from statecache._async.commit.support import DurabilitySupport
     from statecache._async.redis.connection import AsyncLink
@@ -34,39 +34,38 @@ if TYPE_CHECKING:
     from statecache._async.redis.tracking import TrackedConnection
     from statecache.commits.commit import Commit
     from statecache.commits.in_flight import InFlight
-    from statecache.keys import KeySpace
-    from statecache.settings import Settings
 
 _UNCOUNTED = "it is applied, and how many copies of it there are was not learnt"
 _ELSEWHERE = "the server that is asked now does not hold the change that was found"
 
 
-class Repeats(BatchedAttempts):
+class Repeats:
     """What a commit does beyond its first attempt: trying again, and looking up what may have been applied."""
 
     def __init__(
         self,
-        settings: Settings,
-        keys: KeySpace,
         redis: RedisTier,
+        attempts: Attempts,
         *,
         durable: Durable,
         support: DurabilitySupport,
         tracked: TrackedConnection,
         in_flight: InFlight,
     ) -> None:
-        super().__init__(settings, keys, redis, support)
+        self._redis = redis
+        self._attempts = attempts
+        self._support = support
         self._durable = durable
         self._tracked = tracked
         self._in_flight = in_flight
 
-    async def _link_for(self, commit: Commit, seconds: float) -> AsyncLink | None:
+    async def link_for(self, commit: Commit, seconds: float) -> AsyncLink | None:
         """Lend a connection to a server that can give the commit's durability level; return None to try again."""
         pool = self._redis.pool
         try:
             link = await pool.take(seconds)
         except RedisUnavailable as error:
-            await self._take(commit, hindered(error))
+            await self.take(commit, hindered(error))
             return None
         except StateCacheError as error:
             commit.fail(error)
@@ -78,14 +77,14 @@ class Repeats(BatchedAttempts):
             pool.give(link)
             if isinstance(error, RedisUnavailable):
                 await pool.drop_idle()
-                await self._take(commit, hindered(error))
+                await self.take(commit, hindered(error))
                 return None
             if isinstance(error, StateCacheError):
                 commit.fail(error)
             raise
         return link
 
-    async def _looked_up(self, commit: Commit, *, applied: bool) -> Committed | None:
+    async def look_up(self, commit: Commit, *, applied: bool) -> Committed | None:
         """Find out whether a repeat was applied long ago; where not, let it go on, pinned to what was there.
 
         What was there is read first: an earlier attempt that arrives during the search then meets a changed state.
@@ -106,7 +105,7 @@ class Repeats(BatchedAttempts):
         step = after_lookup(commit, found, current, applied=applied)
         if isinstance(step, Found):
             return await self._acknowledged(commit, step)
-        await self._take(commit, step)
+        await self.take(commit, step)
         return None
 
     async def _acknowledged(self, commit: Commit, found: Found) -> Committed | None:
@@ -120,9 +119,9 @@ class Repeats(BatchedAttempts):
             if not replies:
                 return None
         committed = Committed(commit.change_id, found.position, found.at, found.versions, found.parents)
-        return await self._acknowledge(commit, committed, replies)
+        return await self.acknowledge(commit, committed, replies)
 
-    async def _acknowledge(self, commit: Commit, committed: Committed, replies: Sequence[Any]) -> Committed:
+    async def acknowledge(self, commit: Commit, committed: Committed, replies: Sequence[Any]) -> Committed:
         """Note that the commit is applied, count its copies, and return it."""
         self._in_flight.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
         await self._tracked.wrote(commit, committed)
@@ -135,7 +134,7 @@ class Repeats(BatchedAttempts):
         while True:
             found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
             if found is None:
-                await self._take(commit, Pause(RedisUnavailable("copies", detail=_ELSEWHERE)))
+                await self.take(commit, Pause(RedisUnavailable("copies", detail=_ELSEWHERE)))
                 return False
             if replies := await self._confirmed(commit, found):
                 self._count_copies(commit, replies)
@@ -143,22 +142,22 @@ class Repeats(BatchedAttempts):
 
     async def _confirmed(self, commit: Commit, found: Found) -> list[Any]:
         """Return the replies of the server that holds the change; none to look again."""
-        link = await self._link_for(commit, max(commit.end - monotonic(), 0.001))
+        link = await self.link_for(commit, max(commit.end - monotonic(), 0.001))
         if link is None:
             return []
         try:
-            replies = await self._confirm(link, commit, found, max(commit.end - monotonic(), 0.001))
+            replies = await self._attempts.confirm(link, commit, found, max(commit.end - monotonic(), 0.001))
         except RedisUnavailable as error:
             await self._redis.pool.drop_idle()
-            await self._take(commit, hindered(error))
+            await self.take(commit, hindered(error))
             return []
         finally:
             self._redis.pool.give(link)
         if isinstance(replies[0], Exception):
-            await self._take(commit, after_error(commit, replies[0], now=monotonic()))
+            await self.take(commit, after_error(commit, replies[0], now=monotonic()))
             return []
         if replies[0][1] == b"GONE":
-            await self._take(commit, Pause(RedisUnavailable("copies", detail=_ELSEWHERE)))
+            await self.take(commit, Pause(RedisUnavailable("copies", detail=_ELSEWHERE)))
             return []
         return replies
 
@@ -168,7 +167,7 @@ class Repeats(BatchedAttempts):
             copies = 0 if replies[0][1] == b"MUTE" else replies[1]
             self._support.check_copies(commit.change_id, commit.durability, copies)
 
-    async def _take(self, commit: Commit, step: Again | Pause | Wait | Refuse | Fail) -> None:
+    async def take(self, commit: Commit, step: Again | Pause | Wait | Refuse | Fail) -> None:
         """Raise what a step says, or return when the commit is to be sent again."""
         match step:
             case Again(counted):

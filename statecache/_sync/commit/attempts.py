@@ -38,7 +38,7 @@ class Attempts:
         self._keys = keys
         self._redis = redis
         self._support = support
-        self._script = script("commit")
+        self.script = script("commit")
         self._confirming = script("confirm")
         self._leases = [keys.leases(shard) for shard in range(keys.shards)]
         self._fixed = [
@@ -49,17 +49,17 @@ class Attempts:
         limits = settings.backlog_entries_max, settings.backlog_bytes_max, COMMIT_BYTES_MAX, settings.value_bytes_max
         self._limits = tuple(map(str, limits))
 
-    def _exchange(self, link: Link, commit: Commit, seconds: float) -> list[Any]:
+    def send(self, link: Link, commit: Commit, seconds: float) -> list[Any]:
         """Run the script once, and WAIT behind it on the same connection where the durability level needs it."""
         attempt_s = seconds if seconds < 0.2 else seconds * 0.4
-        commands, baton = [self._call(link, commit, attempt_s)], commit.baton
+        commands, baton = [self.call(link, commit, attempt_s)], commit.baton
         if baton is not None and commit.passes:
             commands.append(baton.passing(link, commit.change_id))
         replies = self._run(link, commands, commit, seconds=attempt_s, wait_ms=round(attempt_s * 800))
-        replies[0] = self._answered(link, commit, replies[0])
+        replies[0] = self.answered(link, commit, replies[0])
         if baton is not None and commit.passes and len(replies) > 1:
             baton.passed(link, replies.pop(1))
-        self._noted(link, replies[0])
+        self.noted(link, replies[0])
         return replies
 
     def _run(self, link: Link, commands: list[Any], commit: Commit, *, seconds: float, wait_ms: int) -> list[Any]:
@@ -69,7 +69,7 @@ class Attempts:
         wait = self._support.wait_command(commit.durability, wait_ms)
         return link.run([*commands, wait], seconds=seconds, until=_lacks_replicas)
 
-    def _exec(self, commit: Commit, link: Link) -> list[Any]:
+    def send_watched(self, commit: Commit, link: Link) -> list[Any]:
         """Return the replies of the script in MULTI; none where the commit has to be repeated outside of MULTI.
 
         An EXEC that did not run says only that something touched a watched state, if only its time to live: the script
@@ -77,7 +77,7 @@ class Attempts:
         """
         seconds = max(commit.end - monotonic(), 0.001)
         attempt_s = seconds if seconds < 0.2 else seconds / 2
-        commands: list[Any] = [("MULTI",), self._call(link, commit, attempt_s), ("EXEC",)]
+        commands: list[Any] = [("MULTI",), self.call(link, commit, attempt_s), ("EXEC",)]
         try:
             replies = self._run(link, commands, commit, seconds=attempt_s, wait_ms=round(seconds * 400))
             opened, queued, executed, *waited = replies
@@ -86,17 +86,17 @@ class Attempts:
                 self._slipped(link)
             link.watching = isinstance(executed, Exception)
             if not refused and isinstance(executed, list):
-                executed[0] = self._answered(link, commit, executed[0])
+                executed[0] = self.answered(link, commit, executed[0])
         except RedisUnavailable as error:
             commit.unanswered(error)
             return []
         if executed is None:
             return []
         decisive = queued if refused else executed if isinstance(executed, Exception) else executed[0]
-        self._noted(link, decisive)
+        self.noted(link, decisive)
         return [decisive, *waited]
 
-    def _confirm(self, link: Link, commit: Commit, found: Found, seconds: float) -> list[Any]:
+    def confirm(self, link: Link, commit: Commit, found: Found, seconds: float) -> list[Any]:
         """Have the server confirm that it holds a change that was looked up, and WAIT behind that on one connection.
 
         Finding a change writes nothing, and a WAIT behind nothing says nothing about copies of it.
@@ -108,11 +108,11 @@ class Attempts:
         arguments = (commit.nonce, commit.change_id, self._settings.fence, position)
         asked = link.call(self._confirming, (meta, changes), arguments)
         replies = self._run(link, [asked], commit, seconds=attempt_s, wait_ms=round(attempt_s * 800))
-        replies[0] = self._answered(link, commit, replies[0])
+        replies[0] = self.answered(link, commit, replies[0])
         link.knows(self._confirming, not isinstance(replies[0], Exception))
         return replies
 
-    def _call(self, link: Link, commit: Commit, attempt_s: float) -> Any:
+    def call(self, link: Link, commit: Commit, attempt_s: float) -> Any:
         """Return the script's command, which the server refuses once this side has given the attempt up."""
         commit.nonce = b"%d" % next(self._nonces)
         given_up = monotonic() + attempt_s
@@ -129,9 +129,9 @@ class Attempts:
         if commit.locks:
             arguments += ([] if commit.repeat or commit.lingers else [""]) + [*commit.locks.spelled()]
             asked = (*asked, self._leases[commit.shard])
-        return link.call(self._script, asked, arguments)
+        return link.call(self.script, asked, arguments)
 
-    def _answered(self, link: Link, commit: Commit, reply: Any) -> Any:
+    def answered(self, link: Link, commit: Commit, reply: Any) -> Any:
         """Return the parts of the script's answer, proven to be this attempt's; an error reply unchanged."""
         reply = parts_of(reply)
         if isinstance(reply, list) and (not reply or reply[0] != commit.nonce):
@@ -143,20 +143,20 @@ class Attempts:
         link.close()
         raise RedisUnavailable("connection", detail="a reply belongs to another request")
 
-    def _noted(self, link: Link, reply: Any) -> None:
+    def noted(self, link: Link, reply: Any) -> None:
         """Note whether the server knows the script: where it has forgotten the digest, the script has not run.
 
         A connection on which an attempt was late is closed, so that the next one asks for the server's time anew. So is
         one to a server that is not the primary any more, so that the next one finds its successor.
         """
         if isinstance(reply, list):
-            link.knows(self._script, True)
+            link.knows(self.script, True)
             if reply[1] == b"LATE":
                 link.close()
             elif reply[1] == b"FENCED":  # it may be another server by now, or another role of the same
                 link.support.clear()
         elif isinstance(reply, NoScriptError):
-            link.knows(self._script, False)
+            link.knows(self.script, False)
         elif isinstance(reply, Exception) and code_of(reply) in DEMOTED:
             self._redis.leave(link)
 

@@ -19,25 +19,23 @@ from statecache.clock import monotonic
 from statecache.errors import RedisUnavailable
 
 if TYPE_CHECKING:
-    from statecache._sync.commit.support import DurabilitySupport
     from statecache._sync.redis.connection import Link
     from statecache._sync.redis.tier import RedisTier
     from statecache.commits.commit import Commit
-    from statecache.keys import KeySpace
-    from statecache.settings import Settings
 
 Replies = list[Any]
 _GONE = RedisUnavailable("timeout", detail="whoever asked waits no more")
 
 
-class BatchedAttempts(Attempts):
+class BatchedAttempts:
     """The sending of the commit script for several commits at once."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, support: DurabilitySupport) -> None:
-        super().__init__(settings, keys, redis, support)
+    def __init__(self, redis: RedisTier, attempts: Attempts) -> None:
+        self._redis = redis
+        self._attempts = attempts
         self._batcher: Batcher[Commit, Replies] = Batcher(self._carry)
 
-    def _batched(self, commit: Commit, seconds: float) -> Replies:
+    def send(self, commit: Commit, seconds: float) -> Replies:
         """Return the replies that decide about the commit, which is in doubt where it was sent and none came."""
         weight = sum(write.weight for write in commit.writes)
         return self._batcher.ask(commit, weight=weight, seconds=seconds if seconds < 0.2 else seconds * 0.4)
@@ -70,12 +68,12 @@ class BatchedAttempts(Attempts):
         for at, request in enumerate(requests):
             if not request.gone:
                 sent[at] = request.question
-                commands.append(self._call(link, request.question, seconds))
-                link.knows(self._script, True)  # it goes with the first of them, which runs before the others
+                commands.append(self._attempts.call(link, request.question, seconds))
+                link.knows(self._attempts.script, True)  # it goes with the first of them, which runs before the others
         replies = link.run(commands, seconds=seconds) if commands else []
         answers: dict[int, Replies] = {}
         for (at, commit), reply in zip(sent.items(), replies, strict=True):
-            answer = self._answered(link, commit, reply)
-            self._noted(link, answer)
+            answer = self._attempts.answered(link, commit, reply)
+            self._attempts.noted(link, answer)
             answers[at] = [answer]
         return answers

@@ -19,6 +19,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from statecache._sync.commit.attempts import Attempts
+from statecache._sync.commit.batches import BatchedAttempts
 from statecache._sync.commit.durable import HELD
 from statecache._sync.commit.repeats import Repeats
 from statecache.clock import monotonic
@@ -61,7 +63,7 @@ def new_change_id() -> str:
     return os.urandom(12).hex()
 
 
-class Committer(Repeats):
+class Committer:
     """The commits of a client: it applies each, and returns its outcome."""
 
     def __init__(
@@ -80,9 +82,16 @@ class Committer(Repeats):
         losses: Losses,
         policies: Policies,
     ) -> None:
-        super().__init__(
-            settings, keys, redis, durable=durable, support=support, tracked=tracked, in_flight=in_flight
-        )  # fmt: skip
+        self._keys = keys
+        self._redis = redis
+        self._durable = durable
+        self._support = support
+        self._in_flight = in_flight
+        self.attempts = Attempts(settings, keys, redis, support)
+        self._batches = BatchedAttempts(redis, self.attempts)
+        self._repeats = Repeats(
+            redis, self.attempts, durable=durable, support=support, tracked=tracked, in_flight=in_flight
+        )
         self._opener = opener
         self._policies = policies
         self._hydrator = hydrator
@@ -140,7 +149,7 @@ class Committer(Repeats):
         """
         self._in_flight.under_way.add(commit.change_id)
         try:
-            replies = self._exec(commit, link)
+            replies = self.attempts.send_watched(commit, link)
             leave()
             committed = self._outcome(commit, replies) if replies else None
             if committed is None:
@@ -158,6 +167,10 @@ class Committer(Repeats):
         self._support.check(durability)
         if durability == "postgres":
             self._durable.watch(shard, end=end)
+
+    def copied(self, commit: Commit) -> bool:
+        """Return True once copies of a change that is known to be applied are counted; False where it is nowhere."""
+        return self._repeats.copied(commit)
 
     def _endured(self, commit: Commit, committed: Committed) -> Committed:
         """Wait until Postgres holds the commit; apply it again where it was lost with its Redis."""
@@ -192,15 +205,15 @@ class Committer(Repeats):
                 if committed is not None:
                     return committed
                 continue
-            link = self._link_for(commit, seconds)
+            link = self._repeats.link_for(commit, seconds)
             if link is None:
                 continue
             try:
-                replies = self._exchange(link, commit, max(commit.end - monotonic(), 0.001))
+                replies = self.attempts.send(link, commit, max(commit.end - monotonic(), 0.001))
             except RedisUnavailable as error:
                 commit.unanswered(error)
                 self._redis.pool.drop_idle()
-                self._take(commit, hindered(error))
+                self._repeats.take(commit, hindered(error))
                 continue
             finally:
                 self._redis.pool.give(link)
@@ -211,9 +224,9 @@ class Committer(Repeats):
     def _applied_batched(self, commit: Commit, seconds: float) -> Committed | None:
         """Make one attempt in an exchange that is shared with other callers' commits; return None to try again."""
         try:
-            replies = self._batched(commit, seconds)
+            replies = self._batches.send(commit, seconds)
         except RedisUnavailable as error:
-            self._take(commit, hindered(error))
+            self._repeats.take(commit, hindered(error))
             return None
         except StateCacheError as error:
             commit.fail(error)
@@ -224,7 +237,7 @@ class Committer(Repeats):
             self._opener.open(commit.shard, end=commit.end)
             note(retries=1)
         except RedisUnavailable as error:
-            self._take(commit, hindered(error))
+            self._repeats.take(commit, hindered(error))
         except StateCacheError as error:
             commit.fail(error)
 
@@ -232,9 +245,9 @@ class Committer(Repeats):
         """Do what the script's answer asks for: return the result, raise the error, or return None to try again."""
         match next_step(commit, replies[0], now=monotonic()):
             case Applied(committed):
-                return self._acknowledge(commit, committed, replies)
+                return self._repeats.acknowledge(commit, committed, replies)
             case LookUp(applied):
-                return self._looked_up(commit, applied=applied)
+                return self._repeats.look_up(commit, applied=applied)
             case OpenShard():
                 self._opened(commit)
             case Load(keys):
@@ -246,5 +259,5 @@ class Committer(Repeats):
                 self._policies.heed(commit, found)
                 note(retries=1)
             case step:
-                self._take(commit, step)
+                self._repeats.take(commit, step)
         return None

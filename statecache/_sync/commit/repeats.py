@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from statecache._bridge import sleep
-from statecache._sync.commit.batches import BatchedAttempts
 from statecache._sync.commit.support import COPIED
 from statecache.clock import monotonic
 from statecache.commits.answers import Committed, Found
@@ -29,6 +28,7 @@ from statecache.noting import note
 from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
+    from statecache._sync.commit.attempts import Attempts
     from statecache._sync.commit.durable import Durable
     from statecache._sync.commit.support import DurabilitySupport
     from statecache._sync.redis.connection import Link
@@ -36,39 +36,38 @@ if TYPE_CHECKING:
     from statecache._sync.redis.tracking import TrackedConnection
     from statecache.commits.commit import Commit
     from statecache.commits.in_flight import InFlight
-    from statecache.keys import KeySpace
-    from statecache.settings import Settings
 
 _UNCOUNTED = "it is applied, and how many copies of it there are was not learnt"
 _ELSEWHERE = "the server that is asked now does not hold the change that was found"
 
 
-class Repeats(BatchedAttempts):
+class Repeats:
     """What a commit does beyond its first attempt: trying again, and looking up what may have been applied."""
 
     def __init__(
         self,
-        settings: Settings,
-        keys: KeySpace,
         redis: RedisTier,
+        attempts: Attempts,
         *,
         durable: Durable,
         support: DurabilitySupport,
         tracked: TrackedConnection,
         in_flight: InFlight,
     ) -> None:
-        super().__init__(settings, keys, redis, support)
+        self._redis = redis
+        self._attempts = attempts
+        self._support = support
         self._durable = durable
         self._tracked = tracked
         self._in_flight = in_flight
 
-    def _link_for(self, commit: Commit, seconds: float) -> Link | None:
+    def link_for(self, commit: Commit, seconds: float) -> Link | None:
         """Lend a connection to a server that can give the commit's durability level; return None to try again."""
         pool = self._redis.pool
         try:
             link = pool.take(seconds)
         except RedisUnavailable as error:
-            self._take(commit, hindered(error))
+            self.take(commit, hindered(error))
             return None
         except StateCacheError as error:
             commit.fail(error)
@@ -80,14 +79,14 @@ class Repeats(BatchedAttempts):
             pool.give(link)
             if isinstance(error, RedisUnavailable):
                 pool.drop_idle()
-                self._take(commit, hindered(error))
+                self.take(commit, hindered(error))
                 return None
             if isinstance(error, StateCacheError):
                 commit.fail(error)
             raise
         return link
 
-    def _looked_up(self, commit: Commit, *, applied: bool) -> Committed | None:
+    def look_up(self, commit: Commit, *, applied: bool) -> Committed | None:
         """Find out whether a repeat was applied long ago; where not, let it go on, pinned to what was there.
 
         What was there is read first: an earlier attempt that arrives during the search then meets a changed state.
@@ -108,7 +107,7 @@ class Repeats(BatchedAttempts):
         step = after_lookup(commit, found, current, applied=applied)
         if isinstance(step, Found):
             return self._acknowledged(commit, step)
-        self._take(commit, step)
+        self.take(commit, step)
         return None
 
     def _acknowledged(self, commit: Commit, found: Found) -> Committed | None:
@@ -122,9 +121,9 @@ class Repeats(BatchedAttempts):
             if not replies:
                 return None
         committed = Committed(commit.change_id, found.position, found.at, found.versions, found.parents)
-        return self._acknowledge(commit, committed, replies)
+        return self.acknowledge(commit, committed, replies)
 
-    def _acknowledge(self, commit: Commit, committed: Committed, replies: Sequence[Any]) -> Committed:
+    def acknowledge(self, commit: Commit, committed: Committed, replies: Sequence[Any]) -> Committed:
         """Note that the commit is applied, count its copies, and return it."""
         self._in_flight.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
         self._tracked.wrote(commit, committed)
@@ -137,7 +136,7 @@ class Repeats(BatchedAttempts):
         while True:
             found = self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
             if found is None:
-                self._take(commit, Pause(RedisUnavailable("copies", detail=_ELSEWHERE)))
+                self.take(commit, Pause(RedisUnavailable("copies", detail=_ELSEWHERE)))
                 return False
             if replies := self._confirmed(commit, found):
                 self._count_copies(commit, replies)
@@ -145,22 +144,22 @@ class Repeats(BatchedAttempts):
 
     def _confirmed(self, commit: Commit, found: Found) -> list[Any]:
         """Return the replies of the server that holds the change; none to look again."""
-        link = self._link_for(commit, max(commit.end - monotonic(), 0.001))
+        link = self.link_for(commit, max(commit.end - monotonic(), 0.001))
         if link is None:
             return []
         try:
-            replies = self._confirm(link, commit, found, max(commit.end - monotonic(), 0.001))
+            replies = self._attempts.confirm(link, commit, found, max(commit.end - monotonic(), 0.001))
         except RedisUnavailable as error:
             self._redis.pool.drop_idle()
-            self._take(commit, hindered(error))
+            self.take(commit, hindered(error))
             return []
         finally:
             self._redis.pool.give(link)
         if isinstance(replies[0], Exception):
-            self._take(commit, after_error(commit, replies[0], now=monotonic()))
+            self.take(commit, after_error(commit, replies[0], now=monotonic()))
             return []
         if replies[0][1] == b"GONE":
-            self._take(commit, Pause(RedisUnavailable("copies", detail=_ELSEWHERE)))
+            self.take(commit, Pause(RedisUnavailable("copies", detail=_ELSEWHERE)))
             return []
         return replies
 
@@ -170,7 +169,7 @@ class Repeats(BatchedAttempts):
             copies = 0 if replies[0][1] == b"MUTE" else replies[1]
             self._support.check_copies(commit.change_id, commit.durability, copies)
 
-    def _take(self, commit: Commit, step: Again | Pause | Wait | Refuse | Fail) -> None:
+    def take(self, commit: Commit, step: Again | Pause | Wait | Refuse | Fail) -> None:
         """Raise what a step says, or return when the commit is to be sent again."""
         match step:
             case Again(counted):
