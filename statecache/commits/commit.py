@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
-from statecache.backoff import Backoff
+from statecache.backoff import LATE_S, Backoff
 from statecache.errors import OutcomeUnknown, StateCacheError
 from statecache.leases import Locks
 from statecache.model import ABSENT, BLIND, PRESENT, Write
@@ -100,6 +100,15 @@ class Commit(msgspec.Struct, kw_only=True):
         for at, expected in self.pinned.items():
             self.writes[at] = msgspec.structs.replace(self.writes[at], expected=expected)
         self.pinned, self.repeat = {}, True
+
+    def hindered(self, error: StateCacheError, *, now: float) -> StateCacheError:
+        """Note why an attempt failed, and return what to raise where no time is left for another one.
+
+        An attempt that the end cut off says nothing of what hindered the one before it.
+        """
+        if self.last_error is None or now + LATE_S < self.end:
+            self.last_error = error
+        return self.last_error
 
     def unanswered(self, error: StateCacheError) -> None:
         """Note that the attempt may have been executed, or may yet be."""

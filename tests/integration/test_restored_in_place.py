@@ -52,7 +52,7 @@ async def test_a_shard_is_opened_when_what_was_there_is_back(
     away, back = (text.format(schema=settings.postgres_schema) for text in AWAY[missing])
     psql.execute(away.encode())
     with pytest.raises(Unavailable) as met:
-        await client.set(KEY, "too early", timeout=0.3)
+        await client.set(KEY, "too early", timeout=1)
     assert met.value.reason == "epoch"
     assert "being restored" in f"{met.value} {met.value.__cause__}"
     psql.execute(back.encode())
@@ -74,7 +74,7 @@ async def test_rights_that_were_there_are_waited_for(
         assert await client.get("runs/2") is None
         psql.execute(f"REVOKE SELECT ON ALL TABLES IN SCHEMA {schema} FROM {role}")
         with pytest.raises(PostgresUnavailable, match="else grant this role what it needs") as met:
-            await client.get(KEY, timeout=0.3)
+            await client.get(KEY, timeout=1)
         assert met.value.reason == "schema"
         with pytest.raises(ConfigurationError, match="Grant this role what it needs"):
             await make_client(mine).get(KEY)

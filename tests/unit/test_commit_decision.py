@@ -154,6 +154,14 @@ def test_being_late_says_nothing_of_what_hindered_it_before(hindered_by: RedisUn
     assert commit.repeat
 
 
+def test_an_attempt_that_the_end_cut_off_says_nothing_of_what_hindered_it_before() -> None:
+    commit, role, cut = _commit(), RedisUnavailable("role"), RedisUnavailable("connect")
+    assert commit.hindered(LOST, now=NOW) is LOST
+    assert commit.hindered(role, now=NOW + 1) is role
+    assert commit.hindered(cut, now=commit.end) is role
+    assert _commit().hindered(cut, now=commit.end) is cut
+
+
 @pytest.mark.parametrize(
     "reply", [*(reply for reply, _ in REFUSALS.values() if isinstance(reply, list)), _reply("OK", *OK)], ids=str
 )

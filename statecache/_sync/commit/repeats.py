@@ -175,9 +175,9 @@ class Repeats:
             case Again(counted):
                 note(retries=int(counted))
             case Pause(error):
+                error = commit.hindered(error, now=monotonic())
                 if commit.backoff.outlasts(commit.end):
                     commit.fail(error)
-                commit.last_error = error
                 note(retries=1)
                 sleep(commit.backoff.take())
             case Wait(seconds):
