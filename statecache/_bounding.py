@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
+from weakref import ref
 
 import psycopg
 
@@ -53,13 +54,16 @@ class async_timeout:  # noqa: N801
 
 
 class timeout:  # noqa: N801
-    """The same bound, watched by a thread."""
+    """The same bound, watched by a thread; it is none any more once nobody refers to it.
 
-    __slots__ = ("_connection", "_timer", "expired")
+    Whoever was interrupted by a signal handler before the end of it has not called the thread off.
+    """
+
+    __slots__ = ("__weakref__", "_connection", "_timer", "expired")
 
     def __init__(self, seconds: float, connection: Any) -> None:
         self._connection = connection
-        self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self.expire)
+        self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), _expire, (ref(self),))
         self._timer.daemon = True
         self.expired = False
 
@@ -74,6 +78,11 @@ class timeout:  # noqa: N801
         """Shut the connection now."""
         self.expired = True
         _shut(self._connection)
+
+
+def _expire(bound: ref[timeout]) -> None:
+    if (found := bound()) is not None:
+        found.expire()
 
 
 def _shut(connection: Any) -> None:

@@ -154,26 +154,35 @@ def runner() -> object:
 
 
 class AsyncBackground:
-    """A function that runs as a task of its own until it ends or is stopped."""
+    """A function that runs as a task of its own, once started, until it ends or is stopped.
 
-    def __init__(self, function: Callable[[], Awaitable[None]], *, name: str) -> None:
-        self._task = asyncio.ensure_future(function())
-        if isinstance(self._task, asyncio.Task):
-            self._task.set_name(name)
+    It is given this object: whoever starts one keeps it first, and the function goes on only as long as it is the one
+    that is kept. So none is left that nobody knows of, wherever its start was interrupted.
+    """
+
+    def __init__(self, function: Callable[[AsyncBackground], Coroutine[Any, Any, None]], *, name: str) -> None:
+        self._function, self._name = function, name
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Have the function run from now on."""
+        self._task = asyncio.create_task(self._function(self), name=self._name)
 
     @property
     def alive(self) -> bool:
         """Whether the function still runs."""
-        return not self._task.done()
+        return self._task is not None and not self._task.done()
 
     def let_go(self) -> None:
         """Have the task cancelled by its loop, from wherever this is called."""
-        loop = self._task.get_loop()
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self._task.cancel)
+        if self._task is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
     async def stop(self, seconds: float = _JOIN_S) -> None:  # noqa: ARG002
         """Cancel the task and wait for its end; raise its error, if it had one."""
+        if self._task is None:
+            return
         self._task.cancel()
         await asyncio.wait([self._task])
         if not self._task.cancelled():
@@ -181,10 +190,16 @@ class AsyncBackground:
 
 
 class Background:
-    """A function that runs as a daemon thread until it ends; it looks by itself whether it is to stop."""
+    """A function that runs as a daemon thread, once started, until it ends; it looks by itself whether it is to stop.
 
-    def __init__(self, function: Callable[[], None], *, name: str) -> None:
-        self._thread = threading.Thread(target=function, name=name, daemon=True)
+    A signal handler that raises may interrupt the start of a thread that runs nonetheless.
+    """
+
+    def __init__(self, function: Callable[[Any], None], *, name: str) -> None:
+        self._thread = threading.Thread(target=function, args=(self,), name=name, daemon=True)
+
+    def start(self) -> None:
+        """Have the function run from now on."""
         self._thread.start()
 
     @property
@@ -197,18 +212,21 @@ class Background:
 
     def stop(self, seconds: float = _JOIN_S) -> None:
         """Wait for the function's end, for at most that many seconds."""
-        if threading.current_thread() is not self._thread:
+        if self.alive and threading.current_thread() is not self._thread:
             self._thread.join(seconds)
 
 
 class AsyncThread:
-    """An asynchronous function that runs in a daemon thread, in an event loop of its own, until it ends.
+    """An asynchronous function that runs in a daemon thread, once started, in an event loop of its own, until it ends.
 
     Whoever blocks the caller's loop does not hold it up; the function looks by itself whether it is to stop.
     """
 
-    def __init__(self, function: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
-        self._thread = threading.Thread(target=lambda: asyncio.run(function()), name=name, daemon=True)
+    def __init__(self, function: Callable[[AsyncThread], Coroutine[Any, Any, None]], *, name: str) -> None:
+        self._thread = threading.Thread(target=lambda: asyncio.run(function(self)), name=name, daemon=True)
+
+    def start(self) -> None:
+        """Have the function run from now on."""
         self._thread.start()
 
     @property
@@ -218,11 +236,12 @@ class AsyncThread:
 
     async def stop(self, seconds: float = _JOIN_S) -> None:
         """Wait for the function's end, for at most that many seconds."""
-        await asyncio.to_thread(self._thread.join, seconds)
+        if self.alive:
+            await asyncio.to_thread(self._thread.join, seconds)
 
 
 class Thread(Background):
-    """A function that runs in a daemon thread until it ends."""
+    """A function that runs in a daemon thread, once started, until it ends."""
 
 
 __all__ = [

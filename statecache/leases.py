@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf, isfinite
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -65,7 +66,7 @@ def checked_patience(timeout: Any) -> float | None:
     return float(timeout)
 
 
-class Holding(msgspec.Struct, kw_only=True, eq=False):
+class Holding(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     """A lease as its holder knows it. Moments are on a clock that counts suspend.
 
     `request` names it to the server before it has a token, `owner` is the task or thread that locked it. `gone` says
@@ -98,6 +99,17 @@ class Holding(msgspec.Struct, kw_only=True, eq=False):
     def lost(self, now: float) -> bool:
         """Return whether somebody else may have the lock by now."""
         return self.gone or now >= self.believed_until
+
+
+class Holdings(WeakValueDictionary[str, Holding]):
+    """The leases that somebody has, by request: one to which nobody refers any more is not among them.
+
+    So a lease whose holder was interrupted before he had it, or on his way to give it back, is not renewed for ever.
+    """
+
+    def all(self) -> tuple[Holding, ...]:
+        """Return those of this moment, whatever other threads do."""
+        return tuple(one for held in self.valuerefs() if (one := held()) is not None)
 
 
 class Locks(msgspec.Struct, frozen=True):

@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 
 from statecache import Settings, StateCache
+from statecache._bridge import Background
+from statecache._sync.api import runtime
+from statecache.clock import monotonic
 from tests.fixtures.servers import MakeSettings
 from tests.fixtures.tls import tls_files
 
@@ -153,8 +156,21 @@ def test_a_signal_handler_that_calls_the_client_waits_for_nobody_for_ever(settin
 # Thrown away.
 
 
+OURS = ("statecache-near", "statecache-events", "statecache-leases")
+
+
 def _threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name in ("statecache-near", "statecache-events")}
+    return {thread.name for thread in threading.enumerate() if thread.name in OURS}
+
+
+def _until_none_is_left() -> None:
+    """Wait until the threads of clients that nobody has any more have ended."""
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name in OURS:
+            thread.join(LIMIT_S)
+    gc.collect()
+    assert _threads() == set()
 
 
 def _descriptors() -> int:
@@ -174,10 +190,63 @@ def test_a_client_that_nobody_has_any_more_leaves_no_thread_and_no_descriptor(se
     before = _descriptors()
     for _ in range(3):
         use()
-    gc.collect()
-    for thread in threading.enumerate():
-        if thread.name in ("statecache-near", "statecache-events"):
-            thread.join(LIMIT_S)
-    gc.collect()
-    assert _threads() == set()
+    _until_none_is_left()
     assert _descriptors() <= before
+
+
+def test_threads_end_although_a_signal_handler_ended_the_finalizer(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector runs it wherever it is, and Python swallows what is raised there."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def use() -> None:
+        cache = StateCache(settings=settings, read="local", near_window_s=1)
+        cache.get("runs/1")
+        cache.runtime.events.watch("somewhere", lambda _: None, end=monotonic() + LIMIT_S)
+        assert {"statecache-near", "statecache-events"} <= _threads()
+
+    swallowed: list[object] = []
+    monkeypatch.setattr(runtime, "_let_go", interrupted)
+    monkeypatch.setattr(sys, "unraisablehook", swallowed.append)
+    use()
+    _until_none_is_left()
+    assert len(swallowed) == 1
+
+
+def test_what_a_client_that_nobody_has_any_more_has_locked_is_free_soon(settings: Settings) -> None:
+    def use() -> None:
+        StateCache(settings=settings).lock("runs/1", ttl=1).take()
+
+    use()
+    _until_none_is_left()
+    with StateCache(settings=settings) as other, other.lock("runs/1", ttl=1, timeout=LIMIT_S) as lease:
+        assert lease.token.count == 2
+
+
+def test_a_thread_whose_start_was_interrupted_gives_way_to_the_next_one(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs all the same, unknown to the client, and would go on taking pushes for the other's."""
+    usual = Background.start
+
+    def interrupted(self: Background) -> None:
+        usual(self)
+        monkeypatch.setattr(Background, "start", usual)
+        monkeypatch.setattr(self, "_thread", threading.Thread())  # as it looks before it has come up
+        raise KeyboardInterrupt
+
+    with StateCache(settings=settings, read="local", near_window_s=1) as cache:
+        monkeypatch.setattr(Background, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cache.get("runs/1")
+        first = next(thread for thread in threading.enumerate() if thread.name == "statecache-near")
+        cache.runtime.tracked._start()
+        cache.set("runs/1", 1)
+        first.join(LIMIT_S)
+        assert not first.is_alive()
+        while cache.near.hits == 0:
+            assert (state := cache.get("runs/1")) is not None
+            assert state.value == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -23,6 +24,7 @@ from statecache import (
     UsageError,
 )
 from statecache import leases as rules
+from statecache._bridge import async_called
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from tests.fixtures.faults import through
@@ -205,6 +207,22 @@ async def test_a_client_that_closes_gives_its_leases_back(
             await client.close()
             assert lease.lost
             assert await entered(cache, timeout=0) == Token(1, 2)
+
+
+async def _take_for_nobody(client: AsyncStateCache) -> None:
+    taken: Any = client.runtime.leases.take(KEY, ttl=1, patience=None)
+    await async_called(taken)
+
+
+async def test_a_lease_that_nobody_has_is_not_renewed(
+    client: AsyncStateCache, cache: AsyncStateCache, place: Place
+) -> None:
+    """Its holder was interrupted before he had it, or on his way to give it back; another one of his is renewed."""
+    async with client.lock("runs/43", ttl=1) as another:
+        await _take_for_nobody(client)
+        gc.collect()
+        assert await entered(cache, timeout=LONG) == Token(1, 2)
+        assert not another.lost
 
 
 async def test_all_leases_of_a_client_can_be_given_back_at_once(cache: AsyncStateCache, place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +12,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, LeaseLost, Settings, StaleToken, Step, StepUnknown, UsageError
-from statecache.clock import wall
+from statecache.clock import monotonic, wall
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
 from statecache.steps import claim_of, fingerprint_of, intent
@@ -92,6 +93,22 @@ async def test_a_claim_that_was_lost_is_taken_again(
     slow.go_on.set()
     assert [await running, await waiting] == ["the first", "the first"]
     assert slow.calls == 1
+
+
+async def test_a_claim_that_nobody_has_is_not_renewed(
+    cache: AsyncStateCache, make_client: MakeClient, settings: Settings
+) -> None:
+    """Whoever took it was interrupted before he had it; a step that runs meanwhile keeps its own."""
+    slow = Slow()
+    running = asyncio.create_task(cache.step(KEY, "another", slow.run))
+    await slow.begun.wait()
+    assert await cache.runtime.claims.take(RECORD, end=monotonic() + 60) is not None
+    gc.collect()
+    assert await make_client(settings).step(KEY, "charge", lambda step: "done", timeout=60) == "done"
+    with pytest.raises(Unavailable, match="another agent runs step 'another'"):
+        await make_client(settings).step(KEY, "another", lambda step: "the second", timeout=CLAIM_S * 2)
+    slow.go_on.set()
+    assert await running == "the first"
 
 
 async def test_an_outage_longer_than_the_claim_ends_no_step(

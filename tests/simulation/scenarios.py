@@ -29,6 +29,8 @@ Why the other instruments do not see it:
     replayed      a step that is begun anew although Postgres has it: it is found out before its function is called
     tls_handshake  a balancer that ends connections within the TLS handshake: the arenas' proxies end plain ones
     postgres_tls  a Postgres without TLS where it is asked for: no arena can go on with one
+    finalizer     a signal handler ends what it interrupts at a place a few instructions long: the soak of threads meets
+                  it once in hours; so with `start_ended`, `lease_of_nobody` and `claim_of_nobody`
 
 The exit status is pytest's of the first that fails.
 """
@@ -131,6 +133,16 @@ SCENARIOS = {
         "tests/integration/test_client_access.py",
         "test_a_postgres_without_tls_is_refused_at_once_where_tls_is_asked_for",
     ),
+    "finalizer": (
+        "tests/integration/test_client_threads.py",
+        "test_threads_end_although_a_signal_handler_ended_the_finalizer",
+    ),
+    "start_ended": (
+        "tests/integration/test_client_threads.py",
+        "test_a_thread_whose_start_was_interrupted_gives_way_to_the_next_one",
+    ),
+    "lease_of_nobody": ("tests/integration/test_leases.py", "test_a_lease_that_nobody_has_is_not_renewed"),
+    "claim_of_nobody": ("tests/integration/test_steps_claimed.py", "test_a_claim_that_nobody_has_is_not_renewed"),
     "decoded": ("tests/unit/test_near_shared.py", "test_what_is_decoded_for_all_readers_counts_too"),
 }
 

@@ -26,6 +26,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
+from traceback import format_stack
 from typing import Any, Self
 
 from statecache import StateCache
@@ -275,7 +276,12 @@ def left_behind(descriptors: int) -> list[str]:
         if thread.name in OURS:
             thread.join(max(end - monotonic(), 0.01))
     gc.collect()
-    left = [f"thread {thread.name}" for thread in threading.enumerate() if thread.name in OURS]
+    frames = sys._current_frames()
+    left = [
+        f"thread {thread.name}, which is at\n" + "".join(format_stack(frames.get(thread.ident or 0)))
+        for thread in threading.enumerate()
+        if thread.name in OURS
+    ]
     more = len(os.listdir("/proc/self/fd")) - descriptors
     return [*left, *([f"{more} descriptors"] if more > 0 else [])]
 

@@ -65,7 +65,7 @@ def redis() -> SlowRedis:
 
 @pytest.fixture
 async def durable(redis: SlowRedis) -> AsyncIterator[Durable]:
-    events = Subscriptions(cast("Any", redis))
+    events = Subscriptions(cast("Any", redis), owner=object)
     yield Durable(KEYS, cast("Any", redis), cast("Any", None), events)
     await events.close()
 

@@ -69,7 +69,7 @@ def near() -> Near:
 def line(near: Near) -> Any:
     """A line that nothing is connected to, of which all shards are open."""
     tier: Any = None
-    made: Any = TrackedConnection(Settings(), KeySpace(), tier, near)
+    made: Any = TrackedConnection(Settings(), KeySpace(), tier, near, owner=object)
     made._open = {*range(64)}
     return made
 
@@ -115,6 +115,7 @@ async def test_a_server_that_is_no_primary_is_left(line: Any, near: Near, reply:
 
 async def test_nothing_more_is_taken_off_a_connection_whose_reader_was_interrupted(line: Any) -> None:
     link = Link(7.5)
+    line._link = link
     link.coming += (PushNotification([b"message", b"x"]), KeyboardInterrupt(), b"master abc ")
     await line._take(link, 1.0)
     with pytest.raises(KeyboardInterrupt):  # raised by a signal handler: perhaps it had a push in its hands

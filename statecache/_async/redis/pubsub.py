@@ -30,8 +30,9 @@ _TURN_S = 1.0
 class Subscriptions:
     """A client's subscriptions to events; nothing is connected before somebody wants to hear."""
 
-    def __init__(self, redis: RedisTier) -> None:
+    def __init__(self, redis: RedisTier, *, owner: Callable[[], object]) -> None:
         self._redis = redis
+        self._owner = owner
         self._closed = False
         self._inherited: list[object] = []
         self.broken: list[Callable[[], None]] = []
@@ -91,10 +92,15 @@ class Subscriptions:
             await self._link.send(("SSUBSCRIBE", wanted), seconds=max(end - monotonic(), 0.01))
         if self._background is None or not self._background.alive:
             self._background = AsyncBackground(self._listen, name="statecache-events")
+            self._background.start()
 
-    async def _listen(self) -> None:
+    def _goes_on(self, background: AsyncBackground) -> bool:
+        """Return whether that task or thread is still the one, of a client that somebody has."""
+        return not self._closed and self._background is background and self._owner() is not None
+
+    async def _listen(self, background: AsyncBackground) -> None:
         """Take events off the connection until it breaks or the client is closed."""
-        while not self._closed and (link := self._link) is not None:
+        while self._goes_on(background) and (link := self._link) is not None:
             try:
                 messages = await link.receive(seconds=_TURN_S)
             except RedisUnavailable:

@@ -40,7 +40,7 @@ from statecache._bridge import (
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import boottime, monotonic
 from statecache.errors import RedisUnavailable, StateCacheError
-from statecache.leases import Holding
+from statecache.leases import Holding, Holdings
 from statecache.lua import parts_of
 from statecache.redis_errors import DEMOTED, code_of
 from statecache.steps import Watch, claim_of
@@ -88,7 +88,7 @@ class Claims:
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
         """Forget the claims, which another process holds."""
         self._mutex = mutex
-        self._held: dict[str, Holding] = {}
+        self._held = Holdings()
         self._watches: dict[str, Watch] = {}
         self._keeper: AsyncThread | None = None
         self._idle_until = -inf
@@ -101,8 +101,7 @@ class Claims:
     @property
     def held(self) -> tuple[Holding, ...]:
         """The claims that this process holds."""
-        with self._mutex:
-            return tuple(self._held.values())
+        return self._held.all()
 
     def of(self, record_key: str) -> AsyncClaim:
         """Return the claim of a step, not yet taken."""
@@ -124,6 +123,7 @@ class Claims:
             self._held[request] = holding
             if self._keeper is None or not self._keeper.alive:
                 self._keeper = AsyncThread(self._keep, name="statecache-claims")
+                self._keeper.start()
         return holding
 
     def watch_of(self, record_key: str) -> Watch:
@@ -167,10 +167,10 @@ class Claims:
         self._closed.set()
         await keeper.stop()
 
-    async def _keep(self) -> None:
+    async def _keep(self, keeper: AsyncThread) -> None:
         """Renew what is due, until nothing has run for a while."""
         link: AsyncLink | None = None
-        while (turn := self._due()) is not None:
+        while (turn := self._due(keeper)) is not None:
             due, wait_s = turn
             if due:
                 link = await self._renewed(due, link)
@@ -180,22 +180,24 @@ class Claims:
                 self._closed.wait(wait_s)
         await self._hang_up(link)
 
-    def _due(self) -> tuple[list[Holding], float] | None:
+    def _due(self, keeper: AsyncThread) -> tuple[list[Holding], float] | None:
         """Return the claims to renew now and the seconds until the next are due; None where renewing ends.
 
         A claim that is taken meanwhile is not due before that time is over.
         """
         with self._mutex:
-            now = boottime()
-            if self._held:
+            if self._keeper is not keeper:
+                return None
+            now, held = boottime(), self._held.all()
+            if held:
                 self._idle_until = now + self._ttl
             elif self._closing or now >= self._idle_until:
                 self._keeper = None
                 return None
-            due = [one for one in self._held.values() if one.renew_at <= now + _SWEEP_S]
+            due = [one for one in held if one.renew_at <= now + _SWEEP_S]
             for one in due:
                 one.astray = True
-            next_at = min((one.renew_at for one in self._held.values()), default=now + self._ttl)
+            next_at = min((one.renew_at for one in held), default=now + self._ttl)
             return due, max(min(next_at - now, self._ttl / 3), 0.0)
 
     async def _renewed(self, due: Sequence[Holding], link: AsyncLink | None) -> AsyncLink | None:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
+from weakref import finalize, ref
 
 from statecache._process import begins_anew_after_fork, mutex
 from statecache._sync.commit.committer import Committer, new_change_id
@@ -62,7 +62,7 @@ class Runtime:
         self.in_flight = InFlight()
         self.turns = Turns(self.in_flight)
         self.batons = Batons(self.keys, self.redis, self.near, new_token=new_change_id)
-        self.tracked = TrackedConnection(settings, self.keys, self.redis, self.near)
+        self.tracked = TrackedConnection(settings, self.keys, self.redis, self.near, owner=ref(self))
         self.reader = Reader(
             settings,
             self.keys,
@@ -76,7 +76,7 @@ class Runtime:
         self.warmer = Warmer(self.keys, self.redis, near=self.near, tracked=self.tracked, hydrator=self.hydrator)
         self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
         self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
-        self.events = Subscriptions(self.redis)
+        self.events = Subscriptions(self.redis, owner=ref(self))
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
         self.step_index = StepIndex(settings, self.keys, self.redis, self.postgres)

@@ -30,7 +30,7 @@ from statecache._bridge import Background, Signal, beside, runner
 from statecache._sync.lock.requests import Answer, LeaseRequests
 from statecache.clock import boottime, monotonic
 from statecache.errors import LimitExceeded, LockTimeout, StateCacheError, UsageError
-from statecache.leases import COMING_S, TTL_S_MIN, WAITERS_MAX, Holding, Waiting, call_of
+from statecache.leases import COMING_S, TTL_S_MIN, WAITERS_MAX, Holding, Holdings, Waiting, call_of
 from statecache.lua import parts_of
 from statecache.model import Token
 
@@ -70,7 +70,7 @@ class Leases(LeaseRequests):
         super().__init__(settings, keys, redis, opener)
         self._events = events
         self._closed = False
-        self._link: Link | None = None
+        self._links: set[Link] = set()
         self._inherited: list[Link] = []
         events.broken.append(self._unheard)
         self.begin_anew(_process.mutex())
@@ -78,11 +78,11 @@ class Leases(LeaseRequests):
 
     def begin_anew(self, _: AbstractContextManager[Any]) -> None:
         """Forget the leases, which another process holds, and take another name to be called by."""
-        if self._link is not None:  # kept, for even to collect it could harm the parent
-            self._link.abandon()
-            self._inherited.append(self._link)
-            self._link = None
-        self._held: dict[str, Holding] = {}
+        for link in self._links:  # kept, for even to collect them could harm the parent
+            link.abandon()
+            self._inherited.append(link)
+        self._links = set()
+        self._held = Holdings()
         self._waiting: dict[str, tuple[Waiting, Signal]] = {}
         self._requests = map(f"{secrets.token_hex(8)}:{{}}".format, count(1))
         self._renewer: Background | None = None
@@ -92,7 +92,7 @@ class Leases(LeaseRequests):
     @property
     def held(self) -> tuple[Holding, ...]:
         """The leases that this process holds; a forked child has none of its parent's."""
-        return tuple(self._held.values())
+        return self._held.all()
 
     @property
     def waiting(self) -> tuple[Waiting, ...]:
@@ -121,14 +121,16 @@ class Leases(LeaseRequests):
             answer = self._attempt("queue" if wait else "take", holding, begun + asking_s)
             if answer is not None and wait:
                 self._wait_for_turn(holding, begun, patience)
+            if answer is None or wait:
+                self._held[holding.request] = holding
+                self._keep(holding)
         except BaseException as error:  # whatever it is, nothing shall be held by nobody, and no place kept
+            self._held.pop(holding.request, None)
             if not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
                 beside(lambda: self._withdraw(holding), _END_S)
             raise
         if answer is not None and not wait:
             raise LockTimeout(key, seconds=0, holder=answer.rest[1])
-        self._held[holding.request] = holding
-        self._keep(holding)
         return holding
 
     def _wait_for_turn(self, holding: Holding, begun: float, patience: float | None) -> None:
@@ -243,49 +245,57 @@ class Leases(LeaseRequests):
         self._unheard()
         if self._renewer is not None:
             self._renewer.stop(_END_S)
-        self._hang_up()
+        for link in tuple(self._links):
+            self._hang_up(link)
 
     def _keep(self, holding: Holding) -> None:
         """Make sure that the lease will be renewed in time."""
         if self._next == -inf or self._renewer is None or not self._renewer.alive:
             self._next = inf
             self._renewer = Background(self._renew_all, name="statecache-leases")
+            self._renewer.start()
         elif holding.renew_at < self._next:
             self._sooner.set()
 
-    def _renew_all(self) -> None:
-        """Renew what is due, until nothing is held.
+    def _renew_all(self, renewer: Background) -> None:
+        """Renew what is due, until nothing is held; while waiting, refer to no lease.
 
         `_next` is the moment of the next renewal: minus infinity once renewing ends, and in doubt too late, so that a
         new lease wakes it.
         """
-        while True:
+        link: Link | None = None
+        while self._renewer is renewer:
             self._sooner, self._next = Signal(), inf
-            held = self.held
-            if self._closed or not held:
+            next_at = min((one.renew_at for one in self.held), default=-inf)
+            if self._closed or next_at == -inf:
                 self._next = -inf
                 if self._closed or not self.held:
-                    self._hang_up()
-                    return
+                    break
                 continue
-            self._next = min(one.renew_at for one in held)
-            if not self._sooner.wait(self._next - boottime()):
-                self._renew([one for one in self.held if one.renew_at <= boottime() + _SWEEP_S])
+            self._next = next_at
+            if not self._sooner.wait(next_at - boottime()):
+                link = self._renew([one for one in self.held if one.renew_at <= boottime() + _SWEEP_S], link)
+        self._hang_up(link)
 
-    def _renew(self, due: Sequence[Holding]) -> None:
-        """Renew leases in one pipeline; one that could not be renewed is tried again while it is believed in."""
+    def _renew(self, due: Sequence[Holding], link: Link | None) -> Link | None:
+        """Renew leases in one pipeline, and return the connection if it can be used again.
+
+        One that could not be renewed is tried again while it is believed in.
+        """
         started = boottime()
         for holding in due:
             if holding.lost(started):
                 self._lose(holding)
         due = [holding for holding in due if not holding.gone]
         if not due:
-            return
+            return link
         seconds = max(min(one.ttl / 6 for one in due), 0.02)
         for holding in due:
             holding.unanswered(started + seconds)
         try:
-            link = self._renewing(seconds)
+            if link is None or not link.alive:
+                link = self._redis.link(seconds)
+                self._links.add(link)
             seconds = max(seconds - (boottime() - started), 0.001)
             replies = link.scripts(
                 self._script, [self._call("renew", one, link, seconds) for one in due], seconds=seconds
@@ -295,18 +305,14 @@ class Leases(LeaseRequests):
         except (StateCacheError, ResponseError) as error:
             _logger.info("leases could not be renewed, and it is tried again: %s", error)
             self._redis.pool.drop_idle()
-            self._hang_up()
-
-    def _renewing(self, seconds: float) -> Link:
-        """Return the connection for renewals, a new one where there is none."""
-        if (link := self._link) is None or not link.alive:
-            link = self._link = self._redis.link(seconds)
+            self._hang_up(link)
+            return None
         return link
 
-    def _hang_up(self) -> None:
-        """Close the connection for renewals."""
-        link, self._link = self._link, None
+    def _hang_up(self, link: Link | None) -> None:
+        """Close a connection for renewals."""
         if link is not None:
+            self._links.discard(link)
             link.end()
 
     def _lose(self, holding: Holding) -> None:

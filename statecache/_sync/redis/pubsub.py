@@ -32,8 +32,9 @@ _TURN_S = 1.0
 class Subscriptions:
     """A client's subscriptions to events; nothing is connected before somebody wants to hear."""
 
-    def __init__(self, redis: RedisTier) -> None:
+    def __init__(self, redis: RedisTier, *, owner: Callable[[], object]) -> None:
         self._redis = redis
+        self._owner = owner
         self._closed = False
         self._inherited: list[object] = []
         self.broken: list[Callable[[], None]] = []
@@ -93,10 +94,15 @@ class Subscriptions:
             self._link.send(("SSUBSCRIBE", wanted), seconds=max(end - monotonic(), 0.01))
         if self._background is None or not self._background.alive:
             self._background = Background(self._listen, name="statecache-events")
+            self._background.start()
 
-    def _listen(self) -> None:
+    def _goes_on(self, background: Background) -> bool:
+        """Return whether that task or thread is still the one, of a client that somebody has."""
+        return not self._closed and self._background is background and self._owner() is not None
+
+    def _listen(self, background: Background) -> None:
         """Take events off the connection until it breaks or the client is closed."""
-        while not self._closed and (link := self._link) is not None:
+        while self._goes_on(background) and (link := self._link) is not None:
             try:
                 messages = link.receive(seconds=_TURN_S)
             except RedisUnavailable:

@@ -40,7 +40,7 @@ from statecache.records import FIELDS, record_of
 from statecache.redis_errors import DEMOTED, code_of, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from statecache._sync.redis.connection import Link
@@ -65,8 +65,11 @@ _logger = logging.getLogger("statecache")
 class TrackedConnection:
     """One client's tracked connection, and with it the trust in what its near cache holds."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, near: Near) -> None:
+    def __init__(
+        self, settings: Settings, keys: KeySpace, redis: RedisTier, near: Near, *, owner: Callable[[], object]
+    ) -> None:
         self._settings = settings
+        self._owner = owner
         self._keys = keys
         self._redis = redis
         self._near = near
@@ -127,6 +130,11 @@ class TrackedConnection:
             running = self._background is not None and self._background.alive
             if not (running or self._closed) and self._redis.tracks and monotonic() >= self._not_before:
                 self._background = Background(self._live, name="statecache-near")
+                self._background.start()
+
+    def _goes_on(self, background: Background) -> bool:
+        """Return whether that task or thread is still the one, of a client that somebody has."""
+        return not self._closed and self._background is background and self._owner() is not None
 
     def ask(self, *readings: Reading, seconds: float) -> None:
         """Send reads, whose signals are set when they are answered; raise RedisUnavailable where that fails."""
@@ -174,10 +182,10 @@ class TrackedConnection:
         finally:
             turn.release()
 
-    def _live(self) -> None:
+    def _live(self, background: Background) -> None:
         """Connect and serve, until the client is closed."""
         backoff = Backoff(_PAUSE_S, _PAUSE_S_MAX)
-        while not self._closed:
+        while self._goes_on(background):
             try:
                 link = self._redis.tracked_link()
             except ConfigurationError as error:
@@ -188,7 +196,7 @@ class TrackedConnection:
             else:
                 backoff, self.untrusted_reason = Backoff(_PAUSE_S, _PAUSE_S_MAX), ""
                 try:
-                    self._serve(link)
+                    self._serve(link, background)
                 except (RedisUnavailable, ForeignData) as error:
                     self.untrusted_reason = str(error)
                     if isinstance(error, RedisUnavailable) and error.reason == "role":
@@ -204,13 +212,13 @@ class TrackedConnection:
             self.untrusted_reason = str(error)
             _logger.warning("every read goes to the primary, nothing is read locally: %s", error)
 
-    def _serve(self, link: Link) -> None:
+    def _serve(self, link: Link, background: Background) -> None:
         """Take replies and pushes off the connection until it breaks."""
         self._near.drop()
         self._server, self._open, self._heartbeat_call, self._link = b"", set(), None, link
         self._came, self._unread = boottime(), 0
         due = monotonic()
-        while not self._closed:
+        while self._goes_on(background):
             if monotonic() >= due:
                 self._beat(link)
                 due = monotonic() + self._beat_s
@@ -227,8 +235,9 @@ class TrackedConnection:
         Nothing more is taken off a connection whose last reader was interrupted (by a signal handler that raised): what
         it had read in part may have been a push.
         """
-        if link.in_message:
-            raise RedisUnavailable("connection", detail="whoever read the tracked connection was interrupted")
+        if link.in_message or link is not self._link:
+            detail = "whoever read the tracked connection was interrupted, or there is another one"
+            raise RedisUnavailable("connection", detail=detail)
         link.in_message = True
         message = link.heard(seconds=min(seconds, self._beat_s))
         if message is not None or link.unread_bytes != self._unread:
@@ -337,6 +346,9 @@ class TrackedConnection:
 
     def _part(self, link: Link) -> None:
         """Drop everything known with the connection, and fail what was under way on it."""
+        if self._link is not link:  # another one has taken its place
+            link.close()
+            return
         self._link, self._up = None, Signal()
         try:
             self._near.drop()

@@ -47,6 +47,21 @@ AGENTS = {
         "if true then lease = nil\n",
         by="locks worker_kill",
     ),
+    "nobody's lease": Mutant(
+        "a lease whose holder was interrupted before he had it is renewed for ever",
+        "statecache/_async/lock/leases.py",
+        "                self._held[holding.request] = holding\n",
+        "                self._held[holding.request] = holding\n"
+        "                self.__dict__.setdefault('kept', []).append(holding)\n",
+        by="scenarios lease_of_nobody",
+    ),
+    "nobody's claim": Mutant(
+        "a claim whose taker was interrupted before he had it is renewed for ever",
+        "statecache/_async/step/claims.py",
+        "            self._held[request] = holding\n",
+        "            self._held[request] = holding\n            self.__dict__.setdefault('kept', []).append(holding)\n",
+        by="scenarios claim_of_nobody",
+    ),
     "fencing token": Mutant(
         "a commit does not ask whether its lease still stands",
         "statecache/lua/commit/commit.lua",

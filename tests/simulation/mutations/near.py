@@ -54,6 +54,20 @@ NEAR = {
         "pass",
         by="threads evict",
     ),
+    "finalizer ended": Mutant(
+        "a client that nobody closed leaves its threads behind where a signal handler ended its finalizer",
+        "statecache/_sync/redis/tracking.py",
+        " and self._owner() is not None",
+        "",
+        by="scenarios finalizer",
+    ),
+    "start ended": Mutant(
+        "a thread whose start a signal handler ended serves the near cache beside the next one",
+        "statecache/_sync/redis/tracking.py",
+        "not self._closed and self._background is background and",
+        "not self._closed and",
+        by="scenarios start_ended",
+    ),
     "own writes": Mutant(
         "what this process has written raises no floor",
         "statecache/near.py",
