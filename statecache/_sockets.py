@@ -11,10 +11,12 @@ import asyncio
 import contextlib
 import select
 import socket
-import threading
 from contextlib import AbstractContextManager
 from ssl import SSLSocket
 from typing import Any
+
+from statecache._slots import Slot, Slots
+from statecache.clock import monotonic
 
 _RECORD_S = 0.05
 """How long the rest of a TLS record is waited for at once, in seconds, while nobody can send."""
@@ -73,13 +75,17 @@ class SocketTurn:
     """Whose turn it is to use a TLS connection's socket.
 
     A plain socket takes one thread that reads beside one that writes; OpenSSL's state behind a TLS socket takes one
-    thread at all.
+    thread at all. A thread that is interrupted, by a signal handler that raises, keeps no turn.
     """
 
-    __slots__ = ("lock",)
+    __slots__ = ("_slots",)
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self._slots = Slots(1)
+
+    def take(self, seconds: float) -> Slot | None:
+        """Wait for the turn and return it, to be released; return None where others do not finish with it in time."""
+        return self._slots.acquire(seconds)
 
 
 class async_sending(async_deadline):  # noqa: N801
@@ -110,23 +116,26 @@ def receiving(connection: Any, seconds: float, turn: SocketTurn) -> AbstractCont
 class _InTurn:
     """One thread's use of a TLS socket; TimeoutError where other threads do not finish with theirs."""
 
-    __slots__ = ("_connection", "_seconds", "_turn")
+    __slots__ = ("_connection", "_seconds", "_slot", "_turn")
 
     def __init__(self, connection: Any, seconds: float, turn: SocketTurn) -> None:
         self._connection = connection
         self._seconds = seconds
         self._turn = turn
+        self._slot: Slot | None = None
 
     def __enter__(self) -> None:
         self._begin(self._seconds)
 
     def _begin(self, seconds: float) -> None:
-        if not self._turn.lock.acquire(timeout=self._seconds):
+        self._slot = self._turn.take(self._seconds)
+        if self._slot is None:
             raise TimeoutError("another thread is using the connection")
         deadline(self._connection, seconds)
 
     def __exit__(self, *exc_info: object) -> None:
-        self._turn.lock.release()
+        if self._slot is not None:
+            self._slot.release()
 
 
 class _Arrived(_InTurn):
@@ -206,9 +215,15 @@ def readable(connection: Any, seconds: float, turn: SocketTurn) -> bool:
         return True
     try:
         if isinstance(line, SSLSocket):
-            with turn.lock:
+            end = monotonic() + seconds
+            if (slot := turn.take(seconds)) is None:
+                return False
+            try:
                 if line.pending():
                     return True
+            finally:
+                slot.release()
+            seconds = max(end - monotonic(), 0.0)
         return bool(select.select([line], [], [], seconds)[0])
     except (OSError, ValueError):  # closed meanwhile, which reading will tell
         return True

@@ -201,19 +201,23 @@ class Soak:
 
     def _be_interrupted(self, recorder: Recorder) -> None:
         """Play a session in the main thread; an operation interrupted has no end in the journal, so it is unknown."""
-        lives = 0
+        lives, within = 0, False
         session, rng = self._session(recorder, "main0")
 
         def interrupt(*_: object) -> None:
-            raise Interrupted
+            if within:  # another thread may have taken the signal, and told of it late
+                raise Interrupted
 
         signal.signal(signal.SIGALRM, interrupt)
         while self._switches.pause(rng.uniform(0, PAUSE_S)):
             try:
+                within = True
                 signal.setitimer(signal.ITIMER_REAL, max(1e-4, rng.expovariate(1 / INTERRUPTED_S)))
                 finish(session.step())
+                within = False
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except Interrupted:
+                within = False
                 lives += 1  # a session does one operation at a time, and of that one nobody knows the end
                 session, _ = self._session(recorder, f"main{lives}")
 
