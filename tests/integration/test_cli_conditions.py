@@ -197,6 +197,10 @@ async def _read_only(world: World) -> None:
     world.patch.setenv("STATECACHE_POSTGRES_URL", f"{world.settings.postgres_url}?options={options}")
 
 
+async def _restored_in_part(world: World) -> None:
+    world.psql.execute("ALTER TABLE state DROP CONSTRAINT state_pkey; DELETE FROM shard WHERE shard > 1")
+
+
 CONDITIONS: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
     "positions are gone after a restore": (
         _positions_gone_after_a_restore, ("3 positions of shard 0 were lost within 24 hours", "`statecache lost`"),
@@ -213,6 +217,9 @@ CONDITIONS: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
     "something is in quarantine": (_quarantine, ("1 entry is in quarantine", "`statecache quarantine list`")),
     "there are conflicts": (_conflict, ("1 change was set aside in `conflict`", "write it anew")),
     "there is no worker": (_no_worker, ("4 of 4 shards have no worker", "`statecache worker`")),
+    "Postgres is there in part": (
+        _restored_in_part, ("it lacks primary key state_pkey, the rows of 2 shards", "restore the backup again"),
+    ),
     "Postgres is read only": (_read_only, ("read only by default", "default_transaction_read_only = off")),
 }  # fmt: skip
 

@@ -23,6 +23,7 @@ Why the other instruments do not see it:
     frozen        a verb ends in time beside a server that hangs: where processes are starved and stopped, many end late
     began_before  what is read is older than asked for by less than a command may take, which no judge of ages blames
     decoded       what decoded values take in memory: nothing that is read or written is wrong by it
+    in_part       what doctor finds missing in a schema: no judge reads it
     conditions    what status tells a person: no judge reads it
     slow_network  a read that takes longer than the trust window: what is kept or not is right either way
     too_few       a commit that too few replicas can acknowledge: that it is refused late, or written, breaks no promise
@@ -118,6 +119,7 @@ SCENARIOS = {
         "test_a_postgres_of_before_two_restarts_of_redis_needs_nobody",
     ),
     "began_before": ("tests/integration/test_near.py", "test_less_staleness_is_not_had_from_a_read_that_began_before"),
+    "in_part": ("tests/integration/test_restored_in_part.py", "test_what_a_restore_that_was_cut_off_left_out_is_named"),
     "conditions": ("tests/integration/test_cli_conditions.py", "test_status_tells_of_it_and_what_to_do"),
     "slow_network": ("tests/integration/test_near_many.py", "test_a_slow_network_brings_them_all_the_same"),
     "too_few": ("tests/integration/test_commit_copies.py", "test_too_few_replicas_are_refused_at_the_call"),

@@ -155,7 +155,10 @@ class _Schema:
         if isinstance(error, pg.InsufficientPrivilege):
             hint = "Migrate as the schema's owner, or as a role that may create one in this database."
         elif isinstance(error, (pg.DuplicateTable, pg.DuplicateObject, pg.DuplicateFunction)):
-            hint = "Something else lives in this schema; choose another with STATECACHE_POSTGRES_SCHEMA."
+            hint = (
+                "Something else lives in this schema: choose another with STATECACHE_POSTGRES_SCHEMA. Or a backup was "
+                "restored in part: restore it again, all of it, into an empty database."
+            )
         return ConfigurationError(f"{where} refuses {what}: {brief(error)}", hint=hint)
 
 

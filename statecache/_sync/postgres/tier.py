@@ -42,6 +42,7 @@ _MISFITS = (
 )  # fmt: skip
 _MIGRATE = "Run `statecache migrate`."
 _GRANT = "Grant this role what it needs."
+_WHOLE_AGAIN = "Restore the backup again, all of it, into an empty database."
 
 
 class Session:
@@ -138,7 +139,7 @@ class PostgresTier:
     def _compare(self, session: Session, seconds: float) -> None:
         rows = self._run(session, "cluster", {}, seconds)
         if not rows:
-            raise self._missing("the schema holds no cluster row")
+            raise self._missing("the schema holds no cluster row", _WHOLE_AGAIN)
         cluster, shards, hashed, rule, prefix, min_code = rows[0]
         if min_code > CODE:
             raise ConfigurationError(

@@ -216,6 +216,8 @@ def _against_postgres(postgres: PostgresFacts | None) -> str:
         return "Postgres could not be asked"
     if postgres.standby:
         return "this Postgres is a standby: nothing is flushed into it"
+    if postgres.lacking:
+        return "the schema is there in part"
     return "" if postgres.tables else "the schema is not there: statecache migrate"
 
 

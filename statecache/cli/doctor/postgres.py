@@ -11,6 +11,7 @@ import psycopg
 
 from statecache._async.postgres.connection import brief, connect
 from statecache.cli.doctor.findings import Finding, error, note, warning
+from statecache.cli.whole import WHOLE_AGAIN, lacking_of
 from statecache.clock import wall
 from statecache.epochs import ShardRow
 from statecache.errors import PostgresUnavailable
@@ -56,6 +57,8 @@ class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True):
     ahead_s: float
     unowned: tuple[int, int] | None = None
     """How many shards have no live worker, of how many; None where this role may not see the workers."""
+    lacking: str = ""
+    """What the migrations make and this schema lacks, as far as this role may see it."""
     hindered: Sequence[tuple[str, str, int]] = ()
     """Live workers that tell of trouble: which, what, and how many shards they leave to others."""
     rows: Sequence[ShardRow] = ()
@@ -99,8 +102,17 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
             ShardRow(shard=shard, epoch=epoch, replid=replid, flushed=flushed, cluster=cluster[0])
             for shard, epoch, replid, flushed, *_ in await _rows(settings, connection, "shard_rows", asked)
         ]
+    missing = await _rows(settings, connection, "schema_missing", {"schema": settings.postgres_schema})
+    counted = cluster is not None and cluster[1] == settings.shards and tables.get("shard", {}).get("SELECT")
+    lacking = lacking_of(
+        [row[0] for row in missing],
+        pinned=cluster is not None or not tables.get("cluster", {}).get("SELECT"),
+        rows=len(rows) if counted else settings.shards,
+        shards=settings.shards,
+    )
     return PostgresFacts(
         rows=rows,
+        lacking=lacking,
         unowned=unowned,
         hindered=hindered,
         version=server["version"],
@@ -208,12 +220,16 @@ def _schema(facts: PostgresFacts, settings: Settings) -> Iterator[Finding]:
         yield error("postgres", f"there is no schema {schema!r} with tables", "nothing works", "statecache migrate")
         return
     known = {step.number for step in migrations(schema)}
+    begun = bool(facts.applied) or set(facts.tables) == {"migration"}
     if facts.applied is None:
         yield note("postgres", "which migrations were applied cannot be seen", "",
                    f'GRANT SELECT ON "{schema}".migration TO {facts.role}')  # fmt: skip
-    elif behind := sorted(known - set(facts.applied)):
+    elif begun and (behind := sorted(known - set(facts.applied))):
         yield error("postgres", f"migrations {', '.join(map(str, behind))} are not applied",
                     "this release may find tables or columns missing", "statecache migrate")  # fmt: skip
+    elif facts.lacking:
+        yield error("postgres", f"the schema is there in part: it lacks {facts.lacking}",
+                    "clients and workers are refused, or cannot tell what is there twice", WHOLE_AGAIN)  # fmt: skip
     elif newer := sorted(set(facts.applied) - known):
         yield note("postgres", f"a newer release has applied {', '.join(map(str, newer))}", "", "upgrade this one")
     if facts.cluster is not None:

@@ -17,6 +17,7 @@ from statecache._async.postgres.tier import PostgresTier
 from statecache._async.redis.tier import RedisTier
 from statecache.cli.exits import CONFIGURATION, status_of
 from statecache.cli.screen import size_text
+from statecache.cli.whole import WHOLE_AGAIN, lacking_of
 from statecache.clock import monotonic, wall
 from statecache.errors import ConfigurationError, StateCacheError, Unavailable
 from statecache.keys import KeySpace
@@ -179,8 +180,10 @@ class Sampler:
     async def _ask_postgres(self) -> dict[str, Any]:
         async with asyncio.timeout(self._patience_s):
             rows = await self._postgres.fetch("overview", {"most": COUNTED_MAX + 1}, seconds=self._patience_s)
+            asked = {"schema": self.settings.postgres_schema}
+            missing = await self._postgres.fetch("schema_missing", asked, seconds=self._patience_s)
         found: dict[str, Any] = rows[0][0]
-        return found
+        return found | {"missing": [row[0] for row in missing]}
 
     async def close(self) -> None:
         """Close the connections."""
@@ -346,12 +349,14 @@ def _postgres(settings: Settings, answer: Any) -> Server:
     return Server(
         url=url, version=f"Postgres {answer['version'].partition(' ')[0]}",
         role="standby" if answer["standby"] else "primary",
-        keeps=f"synchronous_commit {answer['synchronous_commit']}", problems=[*_unfit(answer)],
+        keeps=f"synchronous_commit {answer['synchronous_commit']}", problems=[*_unfit(answer, settings)],
     )  # fmt: skip
 
 
-def _unfit(answer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a Postgres is set to that it must not be."""
+def _unfit(answer: Mapping[str, Any], settings: Settings) -> Iterator[str]:
+    """Yield what a Postgres is, or is set to, that it must not be."""
+    if lacking := lacking_of(answer["missing"], pinned=True, rows=len(answer["shards"]), shards=settings.shards):
+        yield f"the schema is there in part, it lacks {lacking}: {WHOLE_AGAIN}"
     if answer["read_only"]:
         yield (
             "Postgres' transactions are read only by default, so agents can open no gate: "

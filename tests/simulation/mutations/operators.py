@@ -35,6 +35,20 @@ OPERATORS = {
         "        if False:\n",
         by="scenarios conditions",
     ),
+    "schema in part told": Mutant(
+        "status says nothing of a schema that was restored in part",
+        "statecache/cli/status/sample.py",
+        '        yield f"the schema is there in part, it lacks {lacking}: {WHOLE_AGAIN}"\n',
+        "        yield from ()\n",
+        by="scenarios conditions",
+    ),
+    "schema in part found": Mutant(
+        "doctor judges a schema that was restored in part well",
+        "statecache/cli/doctor/postgres.py",
+        "    elif facts.lacking:\n",
+        "    elif False:\n",
+        by="scenarios in_part",
+    ),
     "losses told": Mutant(
         "status says nothing of positions that are gone",
         _ATTENTION,
