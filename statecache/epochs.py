@@ -203,7 +203,7 @@ def decide(
     """
     if look.role != "master":
         return Refusal(why="this server is a replica", wait=True)
-    foreign = _another_pin(look.pin, pin, authority)
+    foreign = _another_pin(look.pin, pin, authority, _word(row, look.server))
     if foreign:
         return Refusal(why=foreign)
     if _is_open(row, look):
@@ -311,17 +311,17 @@ def _sides(row: ShardRow, look: Look) -> str:
     return f"{ours}, Postgres says epoch {row.epoch} of {row.replid or 'nobody'}"
 
 
-def _word(row: ShardRow) -> str:
-    return f"an operator's word (`statecache epoch claim all --from {row.replid}`)"
+def _word(row: ShardRow, server: str = "") -> str:
+    return f"an operator's word (`statecache epoch claim all --from {row.replid or server}`)"
 
 
-def _another_pin(found: Pin, ours: Pin, authority: Authority) -> str:
+def _another_pin(found: Pin, ours: Pin, authority: Authority, word: str) -> str:
     if found.shards and (found.shards, found.hash) != (ours.shards, ours.hash):
         return f"this Redis holds {found.shards} shards by {found.hash}, ours are {ours.shards} by {ours.hash}"
     if found.cluster not in ("", ours.cluster) and authority != "operator":
         return (
             f"this Redis belongs to cluster {found.cluster}, Postgres is {ours.cluster}: whether they belong together "
-            "is an operator's word (`statecache epoch claim`)"
+            f"is {word}"
         )
     return ""
 

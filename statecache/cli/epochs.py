@@ -11,7 +11,7 @@ import typer
 from statecache.cli.exits import OK
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, operator, settings_of
 from statecache.cli.screen import counted, print_json
-from statecache.errors import UsageError
+from statecache.errors import Unavailable, UsageError
 from statecache.keys import KeySpace
 from statecache.settings import masked
 
@@ -54,6 +54,26 @@ async def claim(settings: Settings, shards: Sequence[int], *, by: str, given_up:
         await session.close()
 
 
+async def servers_named(settings: Settings, shards: Sequence[int]) -> list[str]:
+    """Return the servers that Postgres names for these shards; where it names none, the Redis' own replid."""
+    from statecache._async.postgres.migrate import replid_of
+    from statecache._async.postgres.tier import PostgresTier
+    from statecache._async.redis.connection import AsyncLink, dialer
+
+    tier = PostgresTier(settings, KeySpace(settings.prefix, settings.shards))
+    try:
+        rows = await tier.fetch("shard_rows", {"shards": list(shards)}, seconds=settings.timeout_s)
+    finally:
+        await tier.pool.close()
+    if named := sorted({row[2] for row in rows} - {""}):
+        return named
+    link = await AsyncLink.open(dialer(settings), settings)
+    try:
+        return [await replid_of(link, settings.timeout_s)]
+    finally:
+        await link.close()
+
+
 def claim_command(
     shards: Annotated[list[str], typer.Argument(metavar="SHARD…|all", help="Shard numbers, or all.")],
     given_up: Annotated[
@@ -67,8 +87,8 @@ def claim_command(
     """Declare this Redis the primary of shards that nobody else may open, and open them.
 
     The server that is given up is named by its replication id, which stands in the refusal of workers and agents, and
-    in Postgres (`select distinct replid from statecache.shard`). What this Redis holds that is not the current
-    lineage's goes to `conflict`; what it lacks is loaded from Postgres.
+    is told where --from is left out: the one that Postgres names, or this Redis' own where that was made anew. What
+    this Redis holds that is not the current lineage's goes to `conflict`; what it lacks is loaded from Postgres.
 
     \b
     Examples:
@@ -78,10 +98,15 @@ def claim_command(
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     asked = numbers(shards, settings.shards)
     if not given_up:
+        try:
+            servers = asyncio.run(servers_named(settings, asked))
+        except Unavailable:
+            servers = ["REPLID"]
+        named = " ".join(f"--from {replid}" for replid in servers)
         raise UsageError(
             f"this declares {masked(settings.redis_url)} the primary of {counted(len(asked), 'shard')}, whatever "
             f"other Redis still serves agents of {masked(settings.postgres_url)}",
-            hint="Name the server that is given up: --from REPLID, as the refusal of workers and agents does.",
+            hint=f"Name the server that is given up: `statecache epoch claim {' '.join(shards)} {named}`.",
         )
     opened = asyncio.run(claim(settings, asked, by=f"operator {operator()}", given_up=given_up))
     if as_json:

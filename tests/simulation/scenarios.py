@@ -23,6 +23,7 @@ Why the other instruments do not see it:
     frozen        a verb ends in time beside a server that hangs: where processes are starved and stopped, many end late
     began_before  what is read is older than asked for by less than a command may take, which no judge of ages blames
     decoded       what decoded values take in memory: nothing that is read or written is wrong by it
+    made_anew     a Postgres is lost for good, and an empty one takes its place: the arenas put theirs back
     in_part       what doctor finds missing in a schema: no judge reads it
     conditions    what status tells a person: no judge reads it
     slow_network  a read that takes longer than the trust window: what is kept or not is right either way
@@ -120,6 +121,10 @@ SCENARIOS = {
     ),
     "began_before": ("tests/integration/test_near.py", "test_less_staleness_is_not_had_from_a_read_that_began_before"),
     "in_part": ("tests/integration/test_restored_in_part.py", "test_what_a_restore_that_was_cut_off_left_out_is_named"),
+    "made_anew": (
+        "tests/integration/test_postgres_anew.py",
+        "test_the_commands_that_the_messages_name_put_it_to_work",
+    ),
     "conditions": ("tests/integration/test_cli_conditions.py", "test_status_tells_of_it_and_what_to_do"),
     "slow_network": ("tests/integration/test_near_many.py", "test_a_slow_network_brings_them_all_the_same"),
     "too_few": ("tests/integration/test_commit_copies.py", "test_too_few_replicas_are_refused_at_the_call"),

@@ -141,7 +141,7 @@ def test_the_main_help_names_every_command_and_exit_status(capsys: pytest.Captur
         (["epoch", "claim", "99", "--from", "r"], "'99' is not a shard"),
         (["epoch", "claim", "all"], "the primary of 64 shards, whatever other Redis still serves agents of "),
         (["epoch", "claim", "7"], "the primary of 1 shard, whatever other Redis still serves agents of "),
-        (["epoch", "claim", "7"], "Name the server that is given up: --from REPLID"),
+        (["epoch", "claim", "7"], "Name the server that is given up: `statecache epoch claim 7 --from REPLID`"),
     ],
 )
 def test_wrong_use_is_one_line_and_status_2(

@@ -59,8 +59,8 @@ class Worker:
         self.keys = KeySpace(settings.prefix, settings.shards)
         self.redis = RedisTier(settings, self.keys)
         self.postgres = PostgresTier(
-            settings, self.keys, cluster=lambda: self.redis.cluster, name=f"statecache worker {self.id[-8:]}"
-        )
+            settings, self.keys, name=f"statecache worker {self.id[-8:]}", cluster=lambda: self.redis.cluster,
+            ask_redis=self.redis.look_again)  # fmt: skip
         self.ownership = Ownership(settings, owner=self.id)
         self.flusher = Flusher(settings, self.keys, owner=self.id, monotonic=monotonic)
         self.janitor = Janitor(settings, self.keys, self.flusher.streams, monotonic=monotonic)

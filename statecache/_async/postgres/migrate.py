@@ -16,6 +16,7 @@ At the end a fresh Redis is adopted: a client never may, for it might have been 
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +28,14 @@ from statecache._async.epoch.gate import Gate
 from statecache._async.postgres.connection import brief, connect
 from statecache._async.postgres.tier import PostgresTier
 from statecache._async.redis.tier import RedisTier
+from statecache.epochs import UNFENCED
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable
 from statecache.keys import GROUP_RULE, HASH, KeySpace
 from statecache.settings import masked
 from statecache.sql import CODE, Migration, migrations, statement
 
 if TYPE_CHECKING:
+    from statecache._async.redis.connection import AsyncLink
     from statecache.settings import Settings
 
 
@@ -63,14 +66,15 @@ async def migrate(settings: Settings, *, redis: bool = True) -> MigrationReport:
     tier = RedisTier(settings, keys)
     postgres = PostgresTier(settings, keys, cluster=lambda: tier.cluster)
     connection = await _connection(settings)
+    server = ""
     try:
         schema = _Schema(settings, connection)
         if await schema.is_pinned():
             await _compare(postgres)
         if redis:
-            await _look_at(tier)
+            server = await _look_at(tier, settings.connect_timeout_s)
         if tier.cluster not in ("", postgres.cluster):
-            raise _another_cluster(settings, tier.cluster, postgres.cluster)
+            raise _another_cluster(settings, tier.cluster, postgres.cluster, server=server)
         await schema.begin()
         report = await schema.bring_up_to_date()
     finally:
@@ -173,19 +177,31 @@ async def _connection(settings: Settings) -> psycopg.AsyncConnection[Any]:
     )
 
 
-async def _look_at(tier: RedisTier) -> None:
-    """Compare the pin of a Redis that answers; one that is away is contacted again at the end, after the schema."""
+async def _look_at(tier: RedisTier, seconds: float) -> str:
+    """Compare the pin of a Redis that answers, and return its replid; one that is away is asked again at the end."""
     with suppress(RedisUnavailable):
         link = await tier.link()
-        await link.close()
+        try:
+            return await replid_of(link, seconds)
+        finally:
+            await link.close()
+    return ""
 
 
-def _another_cluster(settings: Settings, of_redis: str, of_postgres: str) -> ConfigurationError:
+async def replid_of(link: AsyncLink, seconds: float) -> str:
+    """Return the name of a server's data set, as the fence knows it."""
+    (info,) = await link.run([("INFO", "replication")], seconds=seconds)
+    found = re.search(rb"master_replid:(\w+)", info) if isinstance(info, bytes) else None
+    return found[1].decode() if found else UNFENCED
+
+
+def _another_cluster(settings: Settings, of_redis: str, of_postgres: str, *, server: str) -> ConfigurationError:
     where = f"{masked(settings.postgres_url)}, schema {settings.postgres_schema}"
     return ConfigurationError(
         f"Redis belongs to cluster {of_redis}, {where}, to {of_postgres or 'none yet'}",
         hint="Name the Postgres of this Redis, or another Redis. Where that Postgres is lost for good: "
-        "`statecache migrate --no-redis`, then `statecache epoch claim`.",
+        f"`statecache migrate --no-redis`, then `statecache epoch claim all --from {server}`; workers go on by "
+        "themselves, start those that ended.",
     )
 
 

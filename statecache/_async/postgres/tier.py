@@ -10,7 +10,7 @@ has flushed since. Every transaction asks what it met, for behind a pooler a ser
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -40,6 +40,7 @@ _MISFITS = (
 )  # fmt: skip
 _MIGRATE = "Run `statecache migrate`."
 _GRANT = "Grant this role what it needs."
+_ANEW = "Where it was made anew, for the one before is lost for good, `statecache doctor` says which command to run."
 _WHOLE_AGAIN = "Restore the backup again, all of it, into an empty database."
 
 
@@ -99,6 +100,7 @@ class PostgresTier:
         keys: KeySpace,
         *,
         cluster: Callable[[], str] = str,
+        ask_redis: Callable[[float], Awaitable[None]] | None = None,
         standby_too: bool = False,
         name: str = "statecache",
     ) -> None:
@@ -106,6 +108,7 @@ class PostgresTier:
         self._name = name
         self._keys = keys
         self._redis_cluster = cluster
+        self._ask_redis = ask_redis
         self._standby_too = standby_too
         self.cluster = ""
         self._worked: set[str] = set()
@@ -148,6 +151,8 @@ class PostgresTier:
         difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
         if difference:
             raise ConfigurationError(f"this schema is {difference}", hint=f"{remedy[0].upper()}{remedy[1:]}.")
+        if self._ask_redis is not None and self._fitted(cluster):
+            await self._ask_redis(seconds)  # an operator may have given it this Postgres since
         self._check_pair(cluster)
         self.cluster = cluster
 
@@ -159,12 +164,18 @@ class PostgresTier:
         if self.cluster:
             self._check_pair(self.cluster)
 
+    def _fitted(self, cluster: str) -> bool:
+        """Return whether Redis belongs to another cluster than this one, to the one that Postgres was of before."""
+        return self._redis_cluster() not in ("", cluster) and self._redis_cluster() == self.cluster
+
     def _check_pair(self, cluster: str) -> None:
+        apart = f"Redis belongs to cluster {self._redis_cluster()}, Postgres to {cluster}"
+        if self._fitted(cluster):
+            detail = f"{masked(self._settings.postgres_url)}: it is another one than before: {apart}"
+            raise PostgresUnavailable("schema", detail=detail, hint=_ANEW)
         if self._redis_cluster() not in ("", cluster):
-            raise ConfigurationError(
-                f"Redis belongs to cluster {self._redis_cluster()}, Postgres to {cluster}",
-                hint="redis_url and postgres_url must name the two tiers of one deployment.",
-            )
+            hint = f"redis_url and postgres_url must name the two tiers of one deployment. {_ANEW}"
+            raise ConfigurationError(apart, hint=hint)
 
     async def fetch(self, name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
         """Return the rows of a statement that changes nothing; repeat it after a fault, for that many seconds."""

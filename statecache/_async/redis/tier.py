@@ -10,6 +10,7 @@ is for what may.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -64,6 +65,12 @@ class RedisTier:
     async def link(self, seconds: float | None = None) -> AsyncLink:
         """Open one connection, with its handshake, outside of the pool."""
         return await self._connected(self._dial, seconds)
+
+    async def look_again(self, seconds: float) -> None:
+        """Learn anew to which cluster the server belongs, if it answers."""
+        with suppress(RedisUnavailable):
+            link = await self.link(seconds)
+            await link.close()
 
     async def tracked_link(self) -> AsyncLink:
         """Open a connection to which the server pushes the names of keys that were read on it and written since.

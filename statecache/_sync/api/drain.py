@@ -25,7 +25,7 @@ from statecache._bridge import sleep
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set
-from statecache.errors import StateCacheError, Unavailable, UsageError
+from statecache.errors import ConfigurationError, StateCacheError, Unavailable, UsageError
 from statecache.model import DrainReport, LostCommit
 from statecache.redis_errors import refusal
 
@@ -111,6 +111,9 @@ def _flushed(runtime: Runtime, end: float) -> list[TailProgress]:
     while tails:
         try:
             standings = _ask(runtime, tails, max(end - monotonic(), _LATE_S))
+        except ConfigurationError as error:
+            _logger.debug("closing does not wait for Postgres: %s", error)
+            break
         except Unavailable as error:
             _logger.debug("closing waits for Postgres: %s", error)
         left = end - monotonic()

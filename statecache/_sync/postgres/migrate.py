@@ -18,6 +18,7 @@ At the end a fresh Redis is adopted: a client never may, for it might have been 
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +30,14 @@ from statecache._sync.epoch.gate import Gate
 from statecache._sync.postgres.connection import brief, connect
 from statecache._sync.postgres.tier import PostgresTier
 from statecache._sync.redis.tier import RedisTier
+from statecache.epochs import UNFENCED
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable
 from statecache.keys import GROUP_RULE, HASH, KeySpace
 from statecache.settings import masked
 from statecache.sql import CODE, Migration, migrations, statement
 
 if TYPE_CHECKING:
+    from statecache._sync.redis.connection import Link
     from statecache.settings import Settings
 
 
@@ -65,14 +68,15 @@ def migrate(settings: Settings, *, redis: bool = True) -> MigrationReport:
     tier = RedisTier(settings, keys)
     postgres = PostgresTier(settings, keys, cluster=lambda: tier.cluster)
     connection = _connection(settings)
+    server = ""
     try:
         schema = _Schema(settings, connection)
         if schema.is_pinned():
             _compare(postgres)
         if redis:
-            _look_at(tier)
+            server = _look_at(tier, settings.connect_timeout_s)
         if tier.cluster not in ("", postgres.cluster):
-            raise _another_cluster(settings, tier.cluster, postgres.cluster)
+            raise _another_cluster(settings, tier.cluster, postgres.cluster, server=server)
         schema.begin()
         report = schema.bring_up_to_date()
     finally:
@@ -175,19 +179,31 @@ def _connection(settings: Settings) -> psycopg.Connection[Any]:
     )
 
 
-def _look_at(tier: RedisTier) -> None:
-    """Compare the pin of a Redis that answers; one that is away is contacted again at the end, after the schema."""
+def _look_at(tier: RedisTier, seconds: float) -> str:
+    """Compare the pin of a Redis that answers, and return its replid; one that is away is asked again at the end."""
     with suppress(RedisUnavailable):
         link = tier.link()
-        link.close()
+        try:
+            return replid_of(link, seconds)
+        finally:
+            link.close()
+    return ""
 
 
-def _another_cluster(settings: Settings, of_redis: str, of_postgres: str) -> ConfigurationError:
+def replid_of(link: Link, seconds: float) -> str:
+    """Return the name of a server's data set, as the fence knows it."""
+    (info,) = link.run([("INFO", "replication")], seconds=seconds)
+    found = re.search(rb"master_replid:(\w+)", info) if isinstance(info, bytes) else None
+    return found[1].decode() if found else UNFENCED
+
+
+def _another_cluster(settings: Settings, of_redis: str, of_postgres: str, *, server: str) -> ConfigurationError:
     where = f"{masked(settings.postgres_url)}, schema {settings.postgres_schema}"
     return ConfigurationError(
         f"Redis belongs to cluster {of_redis}, {where}, to {of_postgres or 'none yet'}",
         hint="Name the Postgres of this Redis, or another Redis. Where that Postgres is lost for good: "
-        "`statecache migrate --no-redis`, then `statecache epoch claim`.",
+        f"`statecache migrate --no-redis`, then `statecache epoch claim all --from {server}`; workers go on by "
+        "themselves, start those that ended.",
     )
 
 

@@ -12,6 +12,7 @@ is for what may.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -66,6 +67,12 @@ class RedisTier:
     def link(self, seconds: float | None = None) -> Link:
         """Open one connection, with its handshake, outside of the pool."""
         return self._connected(self._dial, seconds)
+
+    def look_again(self, seconds: float) -> None:
+        """Learn anew to which cluster the server belongs, if it answers."""
+        with suppress(RedisUnavailable):
+            link = self.link(seconds)
+            link.close()
 
     def tracked_link(self) -> Link:
         """Open a connection to which the server pushes the names of keys that were read on it and written since.

@@ -16,7 +16,7 @@ from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import counted, print_json, print_labelled, print_table
 from statecache.cli.told import origin_told, text_of
 from statecache.clock import monotonic
-from statecache.epochs import Pin, Refusal, decide
+from statecache.epochs import UNFENCED, Pin, Refusal, decide
 from statecache.errors import ConfigurationError, DurabilityRefused, StateCacheError, Unavailable
 from statecache.keys import HASH
 from statecache.model import DURABILITIES
@@ -122,8 +122,7 @@ def between(redis: RedisFacts | None, postgres: PostgresFacts | None, settings: 
         found.append(warning("redis", "the fence is off", "a Redis that lost its data goes unnoticed; no `postgres`",
                              "unset STATECACHE_FENCE, where the server shows its replid"))  # fmt: skip
     if redis and postgres and redis.pin[4:] and postgres.cluster and redis.pin[4] != postgres.cluster[0]:
-        found.append(error("both", f"Redis belongs to cluster {redis.pin[4]}, Postgres to {postgres.cluster[0]}",
-                           "clients and workers refuse them", "name the two tiers of one deployment"))  # fmt: skip
+        found.append(_apart(redis, postgres))
     elif redis is not None:
         found += _closed(redis, postgres, settings)
     for where, facts in (("Redis", redis), ("Postgres", postgres)):
@@ -133,6 +132,15 @@ def between(redis: RedisFacts | None, postgres: PostgresFacts | None, settings: 
                                  "times in records are off; order never depends on them",
                                  "run an NTP client on both machines"))  # fmt: skip
     return found
+
+
+def _apart(redis: RedisFacts, postgres: PostgresFacts) -> Finding:
+    """Return the finding on two tiers that belong to two clusters, with the command that joins them."""
+    given_up = {row.replid for row in postgres.rows} - {""} or {redis.info.get("master_replid", UNFENCED)}
+    claim = " ".join(["statecache epoch claim all", *(f"--from {replid}" for replid in sorted(given_up))])
+    lost = f"where the Postgres of this Redis is lost for good, and this one takes its place: {claim}"
+    what = f"Redis belongs to cluster {redis.pin[4]}, Postgres to {postgres.cluster[0] if postgres.cluster else ''}"
+    return error("both", what, "clients and workers refuse them", f"name the two tiers of one deployment; {lost}")
 
 
 def refusals(redis: RedisFacts, postgres: PostgresFacts | None, settings: Settings) -> dict[int, Refusal]:

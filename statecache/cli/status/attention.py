@@ -18,8 +18,8 @@ NEW = "24 hours"
 """What happened longer ago calls for nobody."""
 _NAMED = 3
 GATES = (
-    "if it stays so, see which Redis is the primary, and with its URL: `statecache epoch claim all --from REPLID`, the "
-    "one that Postgres names"
+    "if it stays so, see which Redis is the primary, and with its URL: `statecache epoch claim all --from REPLID`, "
+    "which says without --from what to name"
 )
 
 
