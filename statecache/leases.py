@@ -171,6 +171,15 @@ def forgotten(recorded: str, copies: Iterable[object]) -> tuple[int, list[str]]:
     return (max(newer.values()) + 1, sorted(names)) if newer else (0, [])
 
 
+def taken_back(recorded: str, copies: Iterable[object]) -> list[str]:
+    """Return the namespaces that an older Postgres says are enforced, and the newest of the copies does not.
+
+    They are enforced all the same: an operator may have taken them back since, or somebody asked for them just now.
+    """
+    newest = max((copy for copy in copies if isinstance(copy, bytes)), key=revision_of, default=b"")
+    return sorted(set(recorded.split()[1:]) - set(newest.decode("utf-8", "replace").split()[1:]))
+
+
 def revision_of(policies: object) -> int:
     """Return the revision of policies, or of a shard's copy of them; 0 where there are none."""
     text = policies.decode("utf-8", "replace") if isinstance(policies, bytes) else policies

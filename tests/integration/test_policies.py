@@ -83,6 +83,7 @@ async def test_a_lock_records_it_again_where_both_tiers_have_forgotten_it(
     async with at_work(settings):
         async with view.lock("7"):
             pass
+        await client.set("users/a", 1, durability="postgres")  # so that the worker has flushed from this server
         psql.execute("DELETE FROM namespace")
         redis_raw.delete(*redis_raw.keys(f"{settings.prefix}:*"))
         await make_client(settings).set("runs/7", 1, timeout=30)
@@ -209,6 +210,7 @@ async def test_what_a_postgres_that_went_back_knows_no_more_is_recorded_again_fr
     assert copies == {" ".join([str(newest), *names, ""])}
     (told,) = log.of("policies_went_back")
     assert told["namespaces"] == names
+    assert told["taken_back"] == (["jobs", "runs"] if since else ["runs"])
     assert (await cache.set(KEY, 1)).version == 1
 
 

@@ -16,6 +16,7 @@ Why the other instruments do not see it:
     lost_in_part  a commit's entry is gone, and one of its states: no fault of the arenas takes just these two
     trimmed       an old Redis is opened after Postgres went back: no arena keeps one whose stream has ended
     policy_again  both tiers forget a policy: the arenas record theirs once, and keep Postgres
+    policy_back   a policy that was taken back is enforced again: what the log says is read by no judge
     policy_untold  whoever records a policy dies between the tiers: no boundary of the arenas lies there
     policy_elsewhere  a wrong database number: the arenas' servers hold one deployment each
     rescue        the COMMIT of a rescue is cut short: that takes a standby that is cut off and an old branch at once
@@ -102,6 +103,10 @@ SCENARIOS = {
     "trimmed": (
         "tests/integration/test_restored_postgres.py",
         "test_what_an_old_redis_holds_of_what_postgres_lost_is_set_aside_though_its_stream_was_trimmed",
+    ),
+    "policy_back": (
+        "tests/integration/test_policies.py",
+        "test_what_a_postgres_that_went_back_knows_no_more_is_recorded_again_from_redis",
     ),
     "policy_again": (
         "tests/integration/test_policies.py",

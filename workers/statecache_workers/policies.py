@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from statecache.errors import PostgresUnavailable
-from statecache.leases import forgotten, revision_of
+from statecache.leases import forgotten, revision_of, taken_back
 from statecache.lua import script
 from statecache_workers.database import Call, Database
 from statecache_workers.logs import alarm, warn
@@ -46,14 +46,14 @@ class Policies:
         self._next = self._monotonic() + POLICIES_S
         copies = await link.run([("HGET", meta, "enforced") for meta in self._metas], seconds=self._seconds)
         try:
-            recorded, names = await self._restored(database, copies)
+            before, recorded, names = await self._restored(database, copies)
         except PostgresUnavailable as error:
             warn("policies_not_restored", reason=error.reason, detail=error.detail)
             if not database.alive:
                 raise
             return
         if names:
-            alarm("policies_went_back", namespaces=names)
+            alarm("policies_went_back", namespaces=names, taken_back=taken_back(before, copies))
         lacking = [
             meta for meta, copy in zip(self._metas, copies, strict=True) if revision_of(copy) < revision_of(recorded)
         ]
@@ -62,10 +62,11 @@ class Policies:
             text = script("set_policy").text
             await link.run([("EVAL", text, 1, meta, recorded) for meta in told], seconds=self._seconds)
 
-    async def _restored(self, database: Database, copies: Sequence[Any]) -> tuple[str, list[str]]:
-        """Return the policies that Postgres has now, and the names that it had forgotten."""
+    async def _restored(self, database: Database, copies: Sequence[Any]) -> tuple[str, str, list[str]]:
+        """Return the policies that Postgres had and has now, and the names that were recorded again."""
         async with database.transaction() as transaction:
             ((recorded,),) = (await transaction.run(Call("enforced_locks", {})))[0]
+            before = recorded
             seen, names = forgotten(recorded, copies)
             if names:
                 asked = {"locking": "enforced", "by": self._by, "seen": seen}
@@ -73,4 +74,4 @@ class Policies:
                     *(Call("set_locking", asked | {"name": name}) for name in names)
                 )
                 await transaction.commit()
-        return recorded, names
+        return before, recorded, names

@@ -152,6 +152,13 @@ GATES = {
         "",
         by="scenarios loaded_by_mistake",
     ),
+    "policy taken back": Mutant(
+        "nobody is told that a policy is enforced again that was taken back before Postgres went back",
+        "workers/statecache_workers/policies.py",
+        "taken_back=taken_back(before, copies)",
+        "taken_back=[]",
+        by="scenarios policy_back",
+    ),
     "policy untold": Mutant(
         "a policy that Postgres has and shards lack is told to them by nobody",
         "workers/statecache_workers/policies.py",
