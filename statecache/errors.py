@@ -9,7 +9,7 @@ What a writer may conclude:
 * `DurabilityNotMet` says that the commit **is** applied, at less than the asked durability.
 * `Forked` and `Quarantined` say that the commit was applied in Redis and that Postgres did not take it into the
   current lineage.
-* `Lost` says that a commit was applied, and went with the Redis that acknowledged it; no tier holds it.
+* `Lost` says that a commit was applied, and is gone: with its Redis, or, in whole or in part, with its stream's entry.
 * `LeaseLost` says that a lease is over; commits under it that were acknowledged before are applied.
 * `StepUnknown` speaks of an effect outside of statecache, not of a commit.
 * `ChangeIdReused` says that the change_id was applied as another change, and that this one was not.
@@ -21,14 +21,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from statecache.facts import StateCacheError as StateCacheError
+from statecache.facts import unended
 
 if TYPE_CHECKING:
     from statecache.model import Position
-
-
-def _unended(text: str) -> str:
-    """Return a reason without the full stop at its end: other programs' messages bring their own."""
-    return text.rstrip(". \n") or text
 
 
 class VersionConflict(StateCacheError):
@@ -118,7 +114,7 @@ class StepUnknown(StateCacheError):
     @property
     def problem(self) -> str:
         """The message, with the reason why it is not known."""
-        return self._filled(reason=_unended(self.reason))
+        return self._filled(reason=unended(self.reason))
 
     @property
     def remedy(self) -> str:
@@ -145,7 +141,7 @@ class OutcomeUnknown(StateCacheError):
     def problem(self) -> str:
         """The message, with the keys and the reason why the outcome is not known."""
         shown = ", ".join(map(repr, self.keys[:3])) + (f" and {len(self.keys) - 3} more" if self.keys[3:] else "")
-        return self._filled(where=f" of {shown}" if shown else "", reason=_unended(self.reason))
+        return self._filled(where=f" of {shown}" if shown else "", reason=unended(self.reason))
 
     @property
     def remedy(self) -> str:
@@ -175,7 +171,7 @@ class DurabilityNotMet(StateCacheError):
     @property
     def problem(self) -> str:
         """The message, with the reason where the server refused to count copies."""
-        return self._filled(why=f": {_unended(self.reason)}" if self.reason else "")
+        return self._filled(why=f": {unended(self.reason)}" if self.reason else "")
 
 
 class DurabilityRefused(StateCacheError):
@@ -200,16 +196,19 @@ class Forked(StateCacheError):
 
 
 class Lost(StateCacheError):
-    """Change {change_id} of {key!r} is lost: epoch {epoch} began without its position {position}, no tier holds it."""
+    """Change {change_id} of {key!r} is lost: {how}."""
 
-    hint = "It went with the Redis that acknowledged it. Read the state again, and write anew what should count."
+    hint = "Read the state again, and write anew what should count."
     key: str
     change_id: str
     position: Position | None
     epoch: int
 
     def __init__(self, key: str, change_id: str, *, position: Position | None, epoch: int) -> None:
-        super().__init__(key=key, change_id=change_id, position=position, epoch=epoch)
+        how = f"epoch {epoch} began without its position {position}, it went with the Redis that acknowledged it"
+        if position is None or position.epoch >= epoch:
+            how = f"Postgres went past its position {position}, without all of it, for its entry had left the stream"
+        super().__init__(key=key, change_id=change_id, position=position, epoch=epoch, how=how)
 
 
 class Quarantined(StateCacheError):
@@ -382,7 +381,7 @@ class Unavailable(StateCacheError):
     @property
     def problem(self) -> str:
         """The message: what is unavailable and why; or, where the server refuses the user, that it does."""
-        detail = _unended(self.detail)
+        detail = unended(self.detail)
         if self.reason == "authentication":
             return f"{self.service} refuses this user: {detail}."
         return self._filled(detail=detail)

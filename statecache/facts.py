@@ -40,6 +40,11 @@ class StateCacheError(Exception):
         return _rebuild, (type(self), self.facts)
 
 
+def unended(text: str) -> str:
+    """Return a reason without the full stop at its end: other programs' messages bring their own."""
+    return text.rstrip(". \n") or text
+
+
 class _Facts(dict[str, Any]):
     """Facts of which a missing one shows as a question mark, instead of a KeyError that hides the error."""
 

@@ -232,10 +232,11 @@ class Unsettled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LostCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """A commit that was acknowledged to this client, and that was lost with the Redis that acknowledged it.
+    """A commit that was acknowledged to this client and lost, with its Redis or with its entry in the stream.
 
     `key` is the first one that it wrote. The epoch `ended_by` of its shard began without `position`; later writes may
-    have reused its versions. `kept` says that the commit is not gone altogether: it stands in `conflict` or in
+    have reused its versions. Where that is the position's own epoch, Postgres went past it without all of the commit,
+    for its entry had left the stream. `kept` says that the commit is not gone altogether: it stands in `conflict` or in
     quarantine, because a worker still reached that Redis, or it has come back.
     """
 
@@ -256,7 +257,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         not applied   and it never will be, unless somebody repeats the write
         forked        applied, and set aside as a conflict
         quarantined   applied, and refused by Postgres for its data
-        lost          applied at that position, and gone with the Redis that acknowledged it: no tier holds it
+        lost          applied at that position, and gone with the Redis that acknowledged it, or, in whole or in part,
+                      with its entry in the stream: it will not come back, and is not repeated
         unknown       for the given reason; it may be asked again
 
     Where it is unknown, it is safe to repeat the same write with the same change_id: it is applied at most once.
@@ -283,7 +285,8 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
     stand in Redis, where workers will find them, and `keys` names the first 100 of their keys; these may be fewer than
     the client made, where Redis could not be asked or has lost some in a failover. `under_way` counts calls that were
     cut off, whose commits are unsettled; `leases` could not be given back and end by themselves. `lost` names those of
-    the last thousand commits acknowledged to this client that were lost with the Redis that acknowledged them.
+    the last thousand commits acknowledged to this client that were lost, with their Redis or with their entry in the
+    stream.
     """
 
     commits: int = 0
@@ -314,7 +317,7 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
         if self.leases:
             parts.append(f"{len(self.leases)} leases were not given back")
         if self.lost:
-            parts.append(f"{len(self.lost)} acknowledged commits were lost in a failover")
+            parts.append(f"{len(self.lost)} acknowledged commits were lost")
         return ", ".join(parts)
 
 

@@ -27,6 +27,7 @@ class LostRange(msgspec.Struct, frozen=True, kw_only=True):
 
     The epoch `ended_by` began without them (cause `tail`), or met the gap. `positions` of the range were lost; `kept`
     of them have come back since, in conflict or quarantine, with the server that held them. `keys` are examples.
+    In a gap a position counts that is not whole: where they are as many as the range has, each of it is one.
     """
 
     shard: int
@@ -70,7 +71,8 @@ def lost(
     """List what was acknowledged and is lost: positions that no tier holds, and that were issued again since.
 
     A Redis that comes back without its end takes the last commits along, unless their level says otherwise. How far
-    they had come is reported by clients and workers that knew it. Of a gap, Postgres went back behind what Redis held.
+    they had come is reported by clients and workers that knew it. Of a gap, Postgres went back behind what Redis held,
+    or entries were deleted from a stream: what is listed could not be rebuilt, or only in part.
 
     \b
     Examples:

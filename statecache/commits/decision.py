@@ -32,6 +32,7 @@ from statecache.errors import (
     RedisUnavailable,
     StateCacheError,
 )
+from statecache.model import Position
 from statecache.outcomes import another
 from statecache.redis_errors import AGAIN, FINAL, code_of, refusal
 
@@ -61,9 +62,13 @@ class HeedPolicy(msgspec.Struct, frozen=True):
 
 
 class LookUp(msgspec.Struct, frozen=True):
-    """Ask the stream and Postgres whether it was applied long ago; `applied` where it is known that it was."""
+    """Ask the stream and Postgres whether it was applied long ago; `applied` where it is known that it was.
+
+    `position` says where, if that is known.
+    """
 
     applied: bool
+    position: Position | None = None
 
 
 class Again(msgspec.Struct, frozen=True):
@@ -119,7 +124,7 @@ def next_step(commit: Commit, reply: Sequence[Any] | Exception, *, now: float) -
     if verdict == b"POLICY":
         return HeedPolicy(reply[2])
     if verdict == b"UNSURE":
-        return LookUp(applied=len(reply) > 2)
+        return LookUp(applied=len(reply) > 2, position=Position.parse(reply[2]) if len(reply) > 2 else None)
     if verdict == b"CONFLICT" and reply[2] - 1 in commit.pinned:
         commit.unpin()
         return Again()

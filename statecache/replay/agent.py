@@ -38,6 +38,7 @@ from statecache.errors import (
     DurabilityNotMet,
     DurabilityRefused,
     Forked,
+    Lost,
     OutcomeUnknown,
     Quarantined,
     StateCacheError,
@@ -68,7 +69,7 @@ REFUSALS_MAX = 20
 """Conflicts on one message before the agent gives up: nobody else writes its runs."""
 
 _NOT_KNOWN = (OutcomeUnknown, DurabilityNotMet)
-_REFUSED = (VersionConflict, AlreadyExists, Forked, Quarantined)
+_REFUSED = (VersionConflict, AlreadyExists, Forked, Quarantined, Lost)
 _OUTAGE = (Unavailable, Backpressure)
 
 

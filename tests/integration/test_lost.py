@@ -87,7 +87,7 @@ def test_a_client_tells_what_it_was_acknowledged_and_lost_and_how_far_the_tail_c
     )
     assert old.lost() == expected
     assert old.close(drain=0.0).lost == expected
-    (line,) = [record.getMessage() for record in caplog.records if "are lost with" in record.getMessage()]
+    (line,) = [record.getMessage() for record in caplog.records if "are lost, with" in record.getMessage()]
     assert line.startswith("5 commits that were acknowledged are lost")
     assert f"'{KEY}' at {lost[0].position}" in line
     rows = shard.sql("SELECT shard, epoch, first_n, last_n, cause, positions, keys FROM lost")

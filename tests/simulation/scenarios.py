@@ -90,7 +90,15 @@ SCENARIOS = {
     ),
     "lost_in_part": (
         "tests/integration/test_flusher_gap.py",
-        "test_a_commit_of_which_a_part_can_be_rebuilt_is_lost_in_part",
+        "test_each_position_of_a_gap_that_is_not_whole_again_counts_as_lost",
+    ),
+    "lost_in_gap": (
+        "tests/integration/test_lost_in_gap.py",
+        "test_a_commit_that_is_gone_with_its_entry_is_lost_for_all_who_ask_and_never_applied_again",
+    ),
+    "half_lost": (
+        "tests/integration/test_lost_in_gap.py",
+        "test_a_commit_of_which_a_part_is_gone_is_lost_at_each_of_its_keys",
     ),
     "copy_taken": (
         "tests/integration/test_restored_postgres.py",

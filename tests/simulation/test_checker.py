@@ -117,14 +117,19 @@ def test_a_right_history_has_no_violations() -> None:
 def test_what_is_told_to_be_lost_must_not_be_at_the_place_that_was_told() -> None:
     found = Evidence(chains={"runs/1": [Row(key="runs/1", change_id="c1", parent="", epoch=5, version=1, n=7)]})
 
-    def told(change_id: str, position: Position) -> list[str]:
-        error = Lost("runs/1", change_id, position=position, epoch=6)
+    def told(change_id: str, position: Position, *, epoch: int = 6, keys: tuple[str, ...] = ("runs/1",)) -> list[str]:
+        error = Lost("runs/1", change_id, position=position, epoch=epoch)
         operation = Operation(tag="t", session="s", number=1, verb="wait_durable", kind="confirm", keys=("runs/1",),
                               invoked=0.0, error=f"Lost: {error}")  # fmt: skip
-        return lost_in_vain([operation], found)
+        written = msgspec.structs.replace(
+            operation, verb="transact", kind="write", keys=keys, change_id=change_id, error=""
+        )
+        return lost_in_vain([written, operation], found)
 
     assert told("c1", Position(4, 7)) == told("c2", Position(5, 7)) == []
     assert "it is there" in told("c1", Position(5, 7))[0]
+    assert "it is there" in told("c1", Position(5, 7), epoch=5)[0]
+    assert told("c1", Position(5, 7), epoch=5, keys=("runs/1", "runs/1/gone")) == [], "a part of it may be"
 
 
 def test_an_acknowledged_write_that_is_nowhere_is_lost() -> None:

@@ -312,6 +312,8 @@ class Noting:
         elif isinstance(error, DurabilityNotMet):
             recorder.ok(sent, change_id=error.change_id, level="memory")
             self.change_id = error.change_id if self._again else ""
+        elif isinstance(error, Lost) and sent.kind == "write":  # it was applied, and may have been seen
+            recorder.unknown(sent, error, change_id=error.change_id)
         elif isinstance(error, _REFUSED):
             recorder.fail(sent, error, final=True, read=[*self._read, *_told(error)])
         elif isinstance(error, _NOT_APPLIED):

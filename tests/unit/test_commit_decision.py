@@ -94,7 +94,7 @@ def test_an_applied_commit_is_read(verdict: str) -> None:
         (_reply("MISSING", 1, 2), Load(["runs/0", "runs/1"])),
         (_reply("POLICY", b"enforced"), HeedPolicy(b"enforced")),
         (_reply("UNSURE"), LookUp(applied=False)),
-        (_reply("UNSURE", b"7-9"), LookUp(applied=True)),
+        (_reply("UNSURE", b"7-9"), LookUp(applied=True, position=Position(7, 9))),
         (_error("NOSCRIPT No matching script."), Again(counted=False)),
     ],
     ids=lambda one: "" if isinstance(one, list) else type(one).__name__,

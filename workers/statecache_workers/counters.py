@@ -82,8 +82,9 @@ class Counters(msgspec.Struct, kw_only=True):
                 self.conflicts[fork.cause] = self.conflicts.get(fork.cause, 0) + 1
             if one.cut == "gap":
                 self.gaps += 1
-                self.repaired += len(one.entries)
-                self.lost += one.end.n - one.start.n - len(one.entries)
+                lost = sum(gap.lost for gap in one.gaps)
+                self.lost += lost
+                self.repaired += one.end.n - one.start.n - lost
             oldest = next((entry.change_set for entry in one.entries if entry.change_set is not None), None)
             if oldest is not None:
                 self.lag_s.note(heads.now_ms / 1000 - oldest.at.timestamp() + written - heads.seen)

@@ -324,7 +324,7 @@ class Flusher:
         return done
 
     def _gaps(self, slices: Sequence[Slice]) -> list[Call]:
-        return [gap_call(one, one.gap, by=self._owner) for one in slices if one.gap is not None and one.gap.lost]
+        return [gap_call(one, gap, by=self._owner) for one in slices for gap in one.gaps]
 
     def _lock(self, slices: Sequence[Slice]) -> Call:
         return Call("flush_lock", {"shards": integers(sorted(one.shard for one in slices)), "owner": self._owner})

@@ -3,15 +3,23 @@
 First the states are gone through (`recall`), for some of those in the gap may be clean. Then a key that is dirty at a
 position inside the gap still holds, in its hash, the very change whose entry is lost; it is rebuilt from there and
 flushed in its place. A version that was already overwritten when its entry got lost is gone for good: it is counted,
-and the change that comes behind it is taken in with the gap recorded. So is a state that has left Redis meanwhile: of a
-commit of several the others are rebuilt, and only the shard's count of bytes tells that something is missing.
+and the change that comes behind it is taken in with the gap recorded. So is a state that has left Redis meanwhile.
+
+Of a commit of several states each tells how many it wrote (`parts`). Where some are gone the others are rebuilt all the
+same, for what came later builds on them, and the position counts as lost. What an earlier release committed does not
+tell that: the shard's count of bytes shows then that something is missing, and not where.
+
+Keys of what is lost are named by those who still know: the list of what is dirty, and the last commits that each state
+remembers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from statecache.entries import ForeignEntry, change_set_of_states, position_of
 from statecache.model import Position
@@ -25,9 +33,45 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 _Dirty = tuple[int, str]
+_State = dict[str, bytes]
 _KEYS_PER_READ = 64
 KEYS_MAX = 10
 """How many keys of lost changes are named."""
+_ASKED_MAX = 1000
+"""How many states behind a gap are asked for the commits before theirs."""
+
+
+class _Rebuilt(msgspec.Struct):
+    """How far a gap was gone through, the positions that are whole again, and keys of others, by position."""
+
+    end: int
+    whole: set[int] = set()
+    keys: dict[int, list[str]] = {}
+
+    def name(self, n: int, key: str) -> None:
+        """Note a key that was written at a position which is lost."""
+        names = self.keys.setdefault(n, [])
+        if key not in names:
+            names.append(key)
+
+    def name_earlier(self, states: Sequence[_State], first: int) -> None:
+        """Note the keys of states whose earlier commits, as they remember them, are lost."""
+        for state in states:
+            for one in state.get("recent", b"").split():
+                n = one.rpartition(b"-")[2]
+                if n.isdigit() and first <= int(n) <= self.end and int(n) not in self.whole:
+                    self.name(int(n), state.get("key", b"").decode("utf-8", "replace"))
+
+    def lost(self, first: int) -> list[Gap]:
+        """Return the runs of positions that are lost, each with keys of its commits."""
+        runs: list[list[int]] = []
+        for n in range(first, self.end + 1):
+            if n not in self.whole and runs and runs[-1][-1] == n - 1:
+                runs[-1].append(n)
+            elif n not in self.whole:
+                runs.append([n])
+        named = [list(dict.fromkeys(key for n in run for key in self.keys.get(n, ()))) for run in runs]
+        return [Gap(run[0], run[-1], len(run), keys[:KEYS_MAX]) for run, keys in zip(runs, named, strict=True)]
 
 
 class Repair:
@@ -50,40 +94,71 @@ class Repair:
             return
         named = zip(reply[::2], reply[1::2], strict=True)
         dirty = [(int(float(n)), key.decode("utf-8", "replace")) for key, n in named if b"/" in key]
-        end = await self._rebuild(link, one, dirty, end)
-        found = {entry.position.n for entry in one.entries}
-        hopeless = [key for n, key in dirty if n <= end and n not in found]
-        lost, known = end - first + 1 - len(found), _bytes_of(one)
+        rebuilt = await self._rebuild(link, one, dirty, end)
+        end, known = rebuilt.end, _bytes_of(one)
+        lost = end - first + 1 - len(rebuilt.whole)
+        if lost:
+            await self._name_overwritten(link, one.shard, rebuilt, first)
         if end < last:  # where some of it is lost, nobody knows what the rest counts for
             one.end = start._replace(n=end, bytes=one.end.bytes if lost or known is None else start.bytes + known)
         missing_bytes = 0 if known is None else max(0, one.end.bytes - start.bytes - known)
-        lost = lost or int(missing_bytes > 0)
-        one.gap = Gap(first, end, lost, hopeless[:KEYS_MAX])
-        alarm("gap", shard=one.shard, first=first, last=end, repaired=len(found), lost=lost,
-              missing_bytes=missing_bytes, keys=hopeless[:KEYS_MAX])  # fmt: skip
+        one.gaps = rebuilt.lost(first) or ([Gap(first, end, 1, [])] if missing_bytes else [])
+        lost = sum(gap.lost for gap in one.gaps)
+        keys = list(dict.fromkeys(key for gap in one.gaps for key in gap.keys))[:KEYS_MAX]
+        alarm("gap", shard=one.shard, first=first, last=end, repaired=end - first + 1 - lost, lost=lost,
+              missing_bytes=missing_bytes, keys=keys)  # fmt: skip
 
-    async def _rebuild(self, link: AsyncLink, one: Slice, dirty: Sequence[_Dirty], end: int) -> int:
-        """Add the entries of the dirty keys up to where the batch is full, and return where that is."""
-        size = 0
+    async def _rebuild(self, link: AsyncLink, one: Slice, dirty: Sequence[_Dirty], end: int) -> _Rebuilt:
+        """Add the entries of the dirty keys up to where the batch is full, and return what came of it."""
+        size, rebuilt, seen = 0, _Rebuilt(end), list[_State]()
         for n, group in groupby(dirty, key=lambda pair: pair[0]):
             if size > self._settings.flush_bytes_max:
-                return int(n) - 1
-            states = await self._states(link, [self._keys.state(key) for _, key in group])
-            states = [state for state in states if state.get("position", b"").endswith(b"-%d" % n)]
+                rebuilt.end = n - 1
+                break
+            keys = [key for _, key in group]
+            there = await self._states(link, keys)
+            seen += [{name: state.get(name, b"") for name in ("key", "recent")} for state in there]
+            states = [state for state in there if state.get("position", b"").endswith(b"-%d" % n)]
             size += sum(len(state.get("value", b"")) for state in states)
             if states:
                 one.entries.append(_entry(one, n, states))
-        return end
+            if states and len(states) >= max(len(keys), *map(_parts, states)):
+                rebuilt.whole.add(n)
+            else:
+                rebuilt.keys[n] = keys
+        rebuilt.name_earlier(seen, one.start.n + 1)
+        return rebuilt
 
-    async def _states(self, link: AsyncLink, redis_keys: Sequence[str]) -> list[dict[str, bytes]]:
-        states: list[dict[str, bytes]] = []
-        for start in range(0, len(redis_keys), _KEYS_PER_READ):
-            some = redis_keys[start : start + _KEYS_PER_READ]
-            for reply in await self._streams.run(link, [("HGETALL", redis_key) for redis_key in some]):
-                if not isinstance(reply, Exception):
-                    pairs = zip(reply[::2], reply[1::2], strict=True)
-                    states.append({name.decode("utf-8", "replace"): value for name, value in pairs})
+    async def _name_overwritten(self, link: AsyncLink, shard: int, rebuilt: _Rebuilt, first: int) -> None:
+        """Name keys of what is lost by the states that were written again behind the gap, as far as they remember."""
+        behind = ("ZRANGEBYSCORE", self._keys.unflushed(shard), rebuilt.end + 1, "+inf", "LIMIT", 0, _ASKED_MAX)
+        (names,) = await self._streams.run(link, [behind])
+        if not isinstance(names, Exception):
+            keys = [name.decode("utf-8", "replace") for name in names if b"/" in name]
+            rebuilt.name_earlier(await self._states(link, keys, ("key", "recent")), first)
+
+    async def _states(self, link: AsyncLink, keys: Sequence[str], fields: Sequence[str] = ()) -> list[_State]:
+        """Return the hashes of states that are there, or these fields of them."""
+        states: list[_State] = []
+        for start in range(0, len(keys), _KEYS_PER_READ):
+            some = [self._keys.state(key) for key in keys[start : start + _KEYS_PER_READ]]
+            commands = [("HMGET", name, *fields) if fields else ("HGETALL", name) for name in some]
+            for reply in await self._streams.run(link, commands):
+                if isinstance(reply, Exception):
+                    continue
+                pairs = zip(fields, reply, strict=True) if fields else zip(reply[::2], reply[1::2], strict=True)
+                states.append({_text(name): value for name, value in pairs if value is not None})
         return states
+
+
+def _text(name: bytes | str) -> str:
+    return name if isinstance(name, str) else name.decode("utf-8", "replace")
+
+
+def _parts(state: Mapping[str, bytes]) -> int:
+    """Return how many states a state's commit wrote; 1 where it does not tell, for that of an earlier one may stand."""
+    position, _, many = state.get("parts", b"").partition(b" ")
+    return int(many) if position == state["position"] and many.isdigit() and len(many) < 5 else 1
 
 
 def _bytes_of(one: Slice) -> int | None:
@@ -92,7 +167,7 @@ def _bytes_of(one: Slice) -> int | None:
     return sum(sizes) if len(sizes) == len(one.entries) else None
 
 
-def _entry(one: Slice, n: int, states: Sequence[dict[str, bytes]]) -> Entry:
+def _entry(one: Slice, n: int, states: Sequence[_State]) -> Entry:
     fields = [part for state in states for name, value in state.items() for part in (name.encode(), value)]
     try:
         position = position_of(states[0]["position"])

@@ -78,7 +78,7 @@ class Wanted(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """What was made of a gap in n: how many positions of it are lost, or in part, and keys whose change was."""
+    """Positions in a gap of which so many are lost, whole or in part, and keys that they wrote."""
 
     first: int
     last: int
@@ -89,7 +89,7 @@ class Gap(NamedTuple):
 class Slice(msgspec.Struct, kw_only=True):
     """What one shard brings into a batch: entries in order, from one place in its stream to another.
 
-    With the cut `gap` there are no entries but those that were rebuilt, and `gap` says what is lost between the places;
+    With the cut `gap` there are no entries but those that were rebuilt, and `gaps` says which are not;
     with `beyond` none that the head knows of: they were committed since it was read, or no commit wrote them.
     """
 
@@ -100,7 +100,7 @@ class Slice(msgspec.Struct, kw_only=True):
     entries: list[Entry] = []
     cut: Cut = ""
     reason: str = ""
-    gap: Gap | None = None
+    gaps: Sequence[Gap] = ()
 
     @property
     def shard(self) -> int:

@@ -135,7 +135,7 @@ class AsyncStateCache(AsyncVerbs[Any]):
         return self.runtime.unknown_outcomes.all()
 
     async def lost(self, *, timeout: float | None = None) -> tuple[LostCommit, ...]:
-        """Return the commits that were lost with the Redis that acknowledged them, of this client's last thousand.
+        """Return those of this client's last thousand commits that were lost, with their Redis or with their entry.
 
         It asks Postgres, which records how far each lost tail reached: `statecache lost` lists them for all clients.
         """

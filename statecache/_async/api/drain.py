@@ -44,7 +44,7 @@ _logger = logging.getLogger("statecache")
 class TailProgress(msgspec.Struct, frozen=True):
     """How far Postgres has come with one tail: its shard's epoch and watermark, and whether it holds the tail.
 
-    `ended` says that a later epoch began before it.
+    `ended` says that a later epoch began before it, `excepted` that its shard has positions which are not held.
     """
 
     tail: Tail
@@ -52,6 +52,7 @@ class TailProgress(msgspec.Struct, frozen=True):
     flushed: int
     held: bool
     ended: bool = False
+    excepted: bool = False
 
     @property
     def settled(self) -> bool:
@@ -84,7 +85,7 @@ async def leave(runtime: Runtime, seconds: float) -> DrainReport:
     behind = [one for one in standings if not one.settled]
     commits, keys = await _told(runtime, [one for one in behind if not one.lost], end + _LATE_S)
     shards = tuple(sorted({one.tail[0] for one in behind}))
-    lost = await _lost(runtime, end + _LATE_S) if any(one.lost for one in standings) else ()
+    lost = await _lost(runtime, end + _LATE_S) if any(one.lost or one.excepted for one in standings) else ()
     left = DrainReport(commits=commits, keys=keys, shards=shards, under_way=under_way, leases=leases, lost=lost)
     _log(left, monotonic() - begun)
     return left
@@ -129,7 +130,7 @@ async def _ask(runtime: Runtime, tails: Sequence[Tail], seconds: float) -> list[
 
 
 async def _lost(runtime: Runtime, end: float) -> tuple[LostCommit, ...]:
-    """Return the commits of this client that were lost with their Redis, as far as can be found out in time."""
+    """Return the commits of this client that were lost, as far as can be found out in time."""
     try:
         return await runtime.losses.look(seconds=max(end - monotonic(), 0.01))
     except StateCacheError as error:

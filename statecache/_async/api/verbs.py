@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from statecache._async.api.observer import observe
 from statecache._async.api.transaction import AsyncTransaction
 from statecache._async.api.view import checked_change_id, checked_text
-from statecache._async.commit.durable import NOWHERE
+from statecache._async.commit.durable import NOWHERE, PASSED
 from statecache._async.step.verbs import AsyncStepping
 from statecache._bridge import async_beside, async_called, async_sleep
 from statecache.backoff import Backoff
@@ -109,6 +109,7 @@ class AsyncVerbs(AsyncStepping[D], Generic[D]):
             if again is None:
                 died = Acknowledged(shard, *position, state.change_id, state.key)
                 await self.runtime.losses.met(died, seconds=max(end - monotonic(), 0.001))
+                ended = position.epoch if ended <= PASSED else ended
                 raise Lost(state.key, state.change_id, position=state.position, epoch=ended)
             position = again
         return state

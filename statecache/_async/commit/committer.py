@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache._async.commit.attempts import Attempts
 from statecache._async.commit.batches import BatchedAttempts
-from statecache._async.commit.durable import HELD
+from statecache._async.commit.durable import HELD, PASSED
 from statecache._async.commit.repeats import Repeats
 from statecache.clock import monotonic
 from statecache.commits.answers import Committed
@@ -28,6 +28,7 @@ from statecache.commits.decision import Applied, HeedPolicy, Load, LookUp, OpenS
 from statecache.errors import (
     Forked,
     LimitExceeded,
+    Lost,
     OutcomeUnknown,
     Quarantined,
     RedisUnavailable,
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from statecache.model import Position, Write
     from statecache.settings import Settings
 
-_PASSED = "it is applied in Redis, but Postgres has been flushed past it without it"
+_ELSEWHERE = "it is applied in a Redis whose epoch has ended, and Postgres has been flushed past it without it"
 
 
 def new_change_id() -> str:
@@ -171,7 +172,10 @@ class Committer:
         return await self._repeats.copied(commit)
 
     async def _endured(self, commit: Commit, committed: Committed) -> Committed:
-        """Wait until Postgres holds the commit; apply it again where it was lost with its Redis."""
+        """Wait until Postgres holds the commit; apply it again where it was lost with its Redis.
+
+        Raises Lost where the lineage in which it is applied goes on without it, or without a part of it.
+        """
         if commit.durability != "postgres":
             return committed
         keys = tuple(write.key for write in commit.written())
@@ -179,7 +183,7 @@ class Committer:
             commit.repeat, lost = True, committed.position
             committed = await self._apply(commit)
             if committed.position == lost:
-                raise OutcomeUnknown(commit.change_id, keys=keys, reason=_PASSED)
+                raise OutcomeUnknown(commit.change_id, keys=keys, reason=_ELSEWHERE)
         return committed
 
     async def _is_durable(self, commit: Commit, position: Position, keys: tuple[str, ...]) -> bool:
@@ -190,6 +194,8 @@ class Committer:
             raise
         except StateCacheError as error:
             raise OutcomeUnknown(commit.change_id, keys=keys, reason=str(error)) from error
+        if ended <= PASSED:
+            raise Lost(keys[0], commit.change_id, position=position, epoch=position.epoch)
         return ended == HELD
 
     async def _apply(self, commit: Commit) -> Committed:
@@ -244,8 +250,8 @@ class Committer:
         match next_step(commit, replies[0], now=monotonic()):
             case Applied(committed):
                 return await self._repeats.acknowledge(commit, committed, replies)
-            case LookUp(applied):
-                return await self._repeats.look_up(commit, applied=applied)
+            case LookUp(applied, position):
+                return await self._repeats.look_up(commit, applied=applied, position=position)
             case OpenShard():
                 await self._opened(commit)
             case Load(keys):

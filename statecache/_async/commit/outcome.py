@@ -9,6 +9,7 @@ will be the lineage.
                conflict      forked, if not applied again     nowhere        not applied, and never will be:
                quarantine    quarantined                                     once no attempt can be executed any more;
                                                                              lost, if its position is known and died
+    lost, too, is what Postgres has passed in its lineage and does not hold whole, wherever Redis still remembers it
 
 Whether an attempt may still be executed knows only the client that sent it (see `commits.unknown`); to others what is
 nowhere is unknown.
@@ -16,7 +17,7 @@ nowhere is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -181,6 +182,9 @@ def _judged(
         raise ConfigurationError(f"Postgres knows no shard of {key!r}", hint="Run `statecache migrate`.")
     if told.epoch is None or told.epoch != mine["shard"][4]:
         return None
+    if (passed := _passed(position, told, mine, rows)) is not None:
+        reason = f"Postgres went past its position {passed}, without all of it, for its entry had left the stream"
+        return Outcome(change_id=change_id, key=key, verdict="lost", position=passed, reason=reason)
     if told.version is not None:
         return Outcome(
             change_id=change_id, key=key, verdict="applied", version=told.version, position=told.position
@@ -194,6 +198,18 @@ def _judged(
         reason = f"epoch {epoch} began at {start}, before its position {position}, and no tier holds it"
         return Outcome(change_id=change_id, key=key, verdict="lost", position=position, reason=reason)
     return Outcome(change_id=change_id, key=key, verdict="unknown")
+
+
+def _passed(
+    position: Position, told: Told, mine: Mapping[str, tuple[Any, ...]], rows: Sequence[tuple[Any, ...]]
+) -> Position | None:
+    """Return where a change stood that Postgres has passed in its lineage, and does not hold whole."""
+    part = next((Position(row[4], row[5]) for row in rows if row[0] == "part"), None)
+    if part is None and told.version is not None:
+        part = told.position
+    elif part is None and position != NOWHERE and "ended" not in mine:
+        part = position
+    return part if part is not None and part.n <= mine["shard"][5] else None
 
 
 def _reason(doubt: UnknownOutcome | None) -> str:

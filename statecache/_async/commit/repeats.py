@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from statecache._async.redis.tracking import TrackedConnection
     from statecache.commits.commit import Commit
     from statecache.commits.in_flight import InFlight
+    from statecache.model import Position
 
 _UNCOUNTED = "it is applied, and how many copies of it there are was not learnt"
 _ELSEWHERE = "the server that is asked now does not hold the change that was found"
@@ -84,9 +85,10 @@ class Repeats:
             raise
         return link
 
-    async def look_up(self, commit: Commit, *, applied: bool) -> Committed | None:
+    async def look_up(self, commit: Commit, *, applied: bool, position: Position | None = None) -> Committed | None:
         """Find out whether a repeat was applied long ago; where not, let it go on, pinned to what was there.
 
+        `position` is where it was, if that is known: Lost is raised where Postgres has passed that without it.
         What was there is read first: an earlier attempt that arrives during the search then meets a changed state.
         """
         keys = [write.key for write in commit.written()]
@@ -98,7 +100,8 @@ class Repeats:
             for redis_key, reply in zip(commit.redis_keys, current, strict=True):
                 if isinstance(reply, Exception):
                     raise refusal(reply, redis_key) from reply
-            found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
+            position = position or self._in_flight.position_of(commit.change_id)
+            found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end, position=position)
         except (Unavailable, ForeignData, ConfigurationError) as error:
             commit.doubt = commit.doubt or error
             commit.fail(error)
@@ -132,7 +135,7 @@ class Repeats:
         """Return True once copies of a change that is known to be applied are counted; False where it is nowhere."""
         keys = [write.key for write in commit.writes]
         while True:
-            found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
+            found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end, parts=True)
             if found is None:
                 await self.take(commit, Pause(RedisUnavailable("copies", detail=_ELSEWHERE)))
                 return False

@@ -15,7 +15,7 @@ from statecache._bridge import beside, called, sleep
 from statecache._sync.api.observer import observe
 from statecache._sync.api.transaction import Transaction
 from statecache._sync.api.view import checked_change_id, checked_text
-from statecache._sync.commit.durable import NOWHERE
+from statecache._sync.commit.durable import NOWHERE, PASSED
 from statecache._sync.step.verbs import Stepping
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
@@ -111,6 +111,7 @@ class Verbs(Stepping[D], Generic[D]):
             if again is None:
                 died = Acknowledged(shard, *position, state.change_id, state.key)
                 self.runtime.losses.met(died, seconds=max(end - monotonic(), 0.001))
+                ended = position.epoch if ended <= PASSED else ended
                 raise Lost(state.key, state.change_id, position=state.position, epoch=ended)
             position = again
         return state

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache._sync.commit.attempts import Attempts
 from statecache._sync.commit.batches import BatchedAttempts
-from statecache._sync.commit.durable import HELD
+from statecache._sync.commit.durable import HELD, PASSED
 from statecache._sync.commit.repeats import Repeats
 from statecache.clock import monotonic
 from statecache.commits.answers import Committed
@@ -30,6 +30,7 @@ from statecache.commits.decision import Applied, HeedPolicy, Load, LookUp, OpenS
 from statecache.errors import (
     Forked,
     LimitExceeded,
+    Lost,
     OutcomeUnknown,
     Quarantined,
     RedisUnavailable,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from statecache.model import Position, Write
     from statecache.settings import Settings
 
-_PASSED = "it is applied in Redis, but Postgres has been flushed past it without it"
+_ELSEWHERE = "it is applied in a Redis whose epoch has ended, and Postgres has been flushed past it without it"
 
 
 def new_change_id() -> str:
@@ -173,7 +174,10 @@ class Committer:
         return self._repeats.copied(commit)
 
     def _endured(self, commit: Commit, committed: Committed) -> Committed:
-        """Wait until Postgres holds the commit; apply it again where it was lost with its Redis."""
+        """Wait until Postgres holds the commit; apply it again where it was lost with its Redis.
+
+        Raises Lost where the lineage in which it is applied goes on without it, or without a part of it.
+        """
         if commit.durability != "postgres":
             return committed
         keys = tuple(write.key for write in commit.written())
@@ -181,7 +185,7 @@ class Committer:
             commit.repeat, lost = True, committed.position
             committed = self._apply(commit)
             if committed.position == lost:
-                raise OutcomeUnknown(commit.change_id, keys=keys, reason=_PASSED)
+                raise OutcomeUnknown(commit.change_id, keys=keys, reason=_ELSEWHERE)
         return committed
 
     def _is_durable(self, commit: Commit, position: Position, keys: tuple[str, ...]) -> bool:
@@ -192,6 +196,8 @@ class Committer:
             raise
         except StateCacheError as error:
             raise OutcomeUnknown(commit.change_id, keys=keys, reason=str(error)) from error
+        if ended <= PASSED:
+            raise Lost(keys[0], commit.change_id, position=position, epoch=position.epoch)
         return ended == HELD
 
     def _apply(self, commit: Commit) -> Committed:
@@ -246,8 +252,8 @@ class Committer:
         match next_step(commit, replies[0], now=monotonic()):
             case Applied(committed):
                 return self._repeats.acknowledge(commit, committed, replies)
-            case LookUp(applied):
-                return self._repeats.look_up(commit, applied=applied)
+            case LookUp(applied, position):
+                return self._repeats.look_up(commit, applied=applied, position=position)
             case OpenShard():
                 self._opened(commit)
             case Load(keys):

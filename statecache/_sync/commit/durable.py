@@ -12,8 +12,9 @@ Postgres may have gone back since it was flushed, and Redis does not know of tha
     in conflict     Forked
     in quarantine   Quarantined
     of a branch     Forked, but to its own writer the same as nowhere
-    nowhere, and a later epoch began before its n, or the watermark is past it   the commit was lost with its Redis; it
-                    may be applied again
+    nowhere, and a later epoch began before its n       the commit was lost with its Redis; it may be applied again
+    nowhere, or in part, and the watermark is past it   its entry had left the stream, and it could not be rebuilt
+                    whole: it is lost, and never applied again, for what came later may build on it
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from statecache.clock import monotonic
 from statecache.commits.answers import Found, found_in
 from statecache.errors import (
     Forked,
+    Lost,
     OutcomeUnknown,
     PostgresUnavailable,
     Quarantined,
@@ -48,6 +50,10 @@ if TYPE_CHECKING:
 
 HELD = 0
 """Stands for a change that Postgres holds."""
+PASSED = -1
+"""Stands for a change of which Postgres, which has passed it in its lineage, does not hold the commit whole."""
+PART = -2
+"""Stands for such a change where Postgres holds it, and not the others of its commit."""
 NOWHERE = Position(0, 0)
 """Stands for a position that is not known, which no epoch has ended."""
 _LOOK_S = 1.0
@@ -98,6 +104,7 @@ class Durable:
     ) -> int:
         """Return HELD when Postgres holds the change, or the epoch that began without it: it may be applied again.
 
+        PASSED and PART say that it is lost in its own lineage, where it was applied, and where it must not be again.
         For a change that was committed just now the watermark is proof enough; with `ask`, Postgres itself has to say
         so. Raises Forked or Quarantined, and OutcomeUnknown(change_id) past `end`, which does not mean that it failed.
         """
@@ -157,11 +164,12 @@ class Durable:
         branch = [Position(row.epoch, row.n) for row in rows if row.found == "branch"]
         if ask and position in branch:
             raise Forked(keys[0], change_id)
+        if any(row.found == "part" for row in rows):
+            return PART if _taken_in([*map(_held, rows)], change_id, keys) else PASSED
         ended = next((row.epoch for row in rows if row.found == "ended"), None)
         if ended is not None:
             return ended
-        epoch, flushed = next(((row.epoch, row.n) for row in rows if row.found == "shard"), (0, 0))
-        return epoch if flushed >= position.n else None
+        return PASSED if _is_passed(rows, position) else None
 
     def _look(self, shard: int, seconds: float) -> None:
         """Read the watermark's copy in Redis; where Redis is away, have Postgres asked."""
@@ -189,16 +197,23 @@ class Durable:
         found = self._in_stream(shard, change_id, [key], end)
         return found.position if found is not None and found.position != position else None
 
-    def lookup(self, shard: int, change_id: str, keys: Sequence[str], *, end: float) -> Found | None:
+    def lookup(
+        self, shard: int, change_id: str, keys: Sequence[str], *, end: float, position: Position | None = None,
+        parts: bool = False,
+    ) -> Found | None:  # fmt: skip
         """Find an applied commit in the stream or in Postgres; return None where neither holds it: it was not applied.
 
-        The stream is read first: what leaves it meanwhile is in Postgres by then. Raises Forked or Quarantined.
+        The stream is read first: what leaves it meanwhile is in Postgres by then. Raises Forked or Quarantined, and
+        Lost where Postgres holds a part of it, or has passed the `position` at which it is known to be applied; with
+        `parts` a part is enough, if all of the keys are in it.
         """
         found = self._in_stream(shard, change_id, keys, end)
         if found is not None:
             return found
-        rows = self._ask(shard, change_id, NOWHERE, max(end - monotonic(), 0.01))
+        rows = self._ask(shard, change_id, position or NOWHERE, max(end - monotonic(), 0.01))
+        rows = [*map(_held, rows)] if parts else rows
         if not _taken_in(rows, change_id, keys):
+            _refuse_lost(rows, change_id, keys, position)
             return None
         by_key = {row.key: row for row in rows if row.found == "change"}
         mine = [by_key[key] for key in keys]
@@ -225,6 +240,25 @@ class Durable:
                 if len(raw) > 3 and raw[3] == wanted and (found := found_in(entry_id, raw, keys)):
                     return found
             start = b"(" + reply[-1][0]
+
+
+def _held(row: Recorded) -> Recorded:
+    """Return the row with a part taken for a change."""
+    return row._replace(found="change") if row.found == "part" else row
+
+
+def _is_passed(rows: Sequence[Recorded], position: Position) -> bool:
+    """Return whether the shard is flushed past a position, which its lineage has."""
+    there = {row.found: row for row in rows}
+    return "ended" not in there and "shard" in there and there["shard"].n >= position.n
+
+
+def _refuse_lost(rows: Sequence[Recorded], change_id: str, keys: Sequence[str], position: Position | None) -> None:
+    """Raise Lost for a commit that Postgres has passed without holding it whole."""
+    part = next((Position(row.epoch, row.n) for row in rows if row.found == "part"), None)
+    if part is not None or (position is not None and _is_passed(rows, position)):
+        place = part or position or NOWHERE
+        raise Lost(keys[0], change_id, position=place, epoch=place.epoch)
 
 
 def _taken_in(rows: Sequence[Recorded], change_id: str, keys: Sequence[str]) -> bool:

@@ -6,7 +6,8 @@ A position has died where a later epoch of its shard began before it: what was c
 unless its writer applied it again. Its number and its version are given to another commit. So whoever knows that a
 position was reached tells Postgres, which keeps how far each lost tail came (`statecache lost`): a client does when the
 answer to a commit shows that a new epoch has begun, when it meets a dead position, and when it closes. Its own commits
-among the lost ones are logged, each once.
+among the lost ones are logged, each once; so are those that are lost with their entry in the stream, which Postgres has
+passed in their lineage without holding them whole.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ class Losses:
             named = ", ".join(f"{one.key!r} at {one.position}" for one in new[:_NAMED])
             more = ", …" if len(new) > _NAMED else ""
             _logger.warning(
-                "%d commits that were acknowledged are lost with the Redis that acknowledged them, %d of them are kept "
-                "in conflict: %s%s", len(new), sum(one.kept for one in new), named, more,
+                "%d commits that were acknowledged are lost, with their Redis or with their entry in the stream, %d of "
+                "them are kept in conflict: %s%s", len(new), sum(one.kept for one in new), named, more,
             )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from statecache._sync.redis.tracking import TrackedConnection
     from statecache.commits.commit import Commit
     from statecache.commits.in_flight import InFlight
+    from statecache.model import Position
 
 _UNCOUNTED = "it is applied, and how many copies of it there are was not learnt"
 _ELSEWHERE = "the server that is asked now does not hold the change that was found"
@@ -86,9 +87,10 @@ class Repeats:
             raise
         return link
 
-    def look_up(self, commit: Commit, *, applied: bool) -> Committed | None:
+    def look_up(self, commit: Commit, *, applied: bool, position: Position | None = None) -> Committed | None:
         """Find out whether a repeat was applied long ago; where not, let it go on, pinned to what was there.
 
+        `position` is where it was, if that is known: Lost is raised where Postgres has passed that without it.
         What was there is read first: an earlier attempt that arrives during the search then meets a changed state.
         """
         keys = [write.key for write in commit.written()]
@@ -100,7 +102,8 @@ class Repeats:
             for redis_key, reply in zip(commit.redis_keys, current, strict=True):
                 if isinstance(reply, Exception):
                     raise refusal(reply, redis_key) from reply
-            found = self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
+            position = position or self._in_flight.position_of(commit.change_id)
+            found = self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end, position=position)
         except (Unavailable, ForeignData, ConfigurationError) as error:
             commit.doubt = commit.doubt or error
             commit.fail(error)
@@ -134,7 +137,7 @@ class Repeats:
         """Return True once copies of a change that is known to be applied are counted; False where it is nowhere."""
         keys = [write.key for write in commit.writes]
         while True:
-            found = self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end)
+            found = self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end, parts=True)
             if found is None:
                 self.take(commit, Pause(RedisUnavailable("copies", detail=_ELSEWHERE)))
                 return False

@@ -27,7 +27,7 @@ import msgspec
 from statecache import steps
 from statecache._bridge import called, finished, sleep
 from statecache._sync.commit.committer import new_change_id
-from statecache._sync.commit.durable import HELD
+from statecache._sync.commit.durable import HELD, PART
 from statecache._sync.commit.support import COPIED
 from statecache._sync.step.records import Held, held_step, record_write
 from statecache.backoff import Backoff, pause_s
@@ -37,6 +37,7 @@ from statecache.errors import (
     AlreadyExists,
     DurabilityNotMet,
     Forked,
+    Lost,
     NotFound,
     OutcomeUnknown,
     Quarantined,
@@ -61,7 +62,7 @@ _LEAVE_S = 2.0
 _PAUSE_S_MAX = 0.25
 _ANSWER_S = 0.25
 """The time that must be left for another look whether another agent has ended the step, in seconds."""
-_APPLIED = (OutcomeUnknown, DurabilityNotMet, Forked, Quarantined)
+_APPLIED = (OutcomeUnknown, DurabilityNotMet, Forked, Quarantined, Lost)
 """Errors of a commit that was applied, or may have been."""
 
 
@@ -177,7 +178,8 @@ class StepCall:
             return self._runtime.committer.copied(self._new(writes, level, end, locks=None, change_id=held.change_id))
         position = Position.parse(held.record.position) or Position(0, 0)
         durable = self._runtime.durable
-        return durable.wait(self._shard, position, held.change_id, [self._record_key], end=end) == HELD
+        ended = durable.wait(self._shard, position, held.change_id, [self._record_key], end=end)
+        return ended in (HELD, PART)  # what the result was applied to may be gone with what came later
 
     def _wait(self, end: float) -> None:
         """Pause, so that whoever runs the step can go on; raise where no time is left."""

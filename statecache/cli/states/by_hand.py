@@ -142,9 +142,10 @@ async def fate_of(cache: AsyncStateCache, record: Record) -> Fate:
     except PostgresUnavailable:
         return Fate(durable=None)
     found = {row[0]: Position(row[4], row[5]) for row in rows if row[1] == record.key}
-    if "quarantine" in found and "change" not in found:
+    held = "change" in found or "part" in found  # the state is, whatever became of the others of its commit
+    if "quarantine" in found and not held:
         return _parked(shard, found["quarantine"])
-    return Fate(durable="change" in found, conflict="conflict" in found and "change" not in found)
+    return Fate(durable=held, conflict="conflict" in found and not held)
 
 
 def _parked(shard: int, position: Position) -> Fate:

@@ -255,6 +255,7 @@ local updated_at = format('%04d-%02d-%02dT%02d:%02d:%02d.%06dZ', year, months < 
 local n, entries, bytes = format('%d', head[3] + 1), format('%d', head[4] + 1), format('%d', head[5] + size)
 local position = epoch .. '-' .. n
 local added
+local written = 0 -- where it is left at 0, one
 if count == 1 and actor == '' and reason == '' and ARGV[first + OP] ~= 'check' and not tokens then
   -- The same entry as below, spelled out: most commits are of one state and without what is optional.
   local state = states[1]
@@ -278,7 +279,6 @@ else
     entry[length + 1], entry[length + 2] = 'lock' .. which, tokens[i]
     entry[length + 3], entry[length + 4], length = 'token' .. which, tokens[i + 1], length + 4
   end
-  local written = 0
   for i = 1, count do
     local at, state = first + (i - 1) * width, states[i]
     if ARGV[at + OP] ~= 'check' then
@@ -313,6 +313,8 @@ for i = 1, count do
     call('HSET', redis_key, 'value', ARGV[at + VALUE], 'version', state.version, 'epoch', epoch, 'change_id', change_id,
       'parent_change_id', state[2], 'position', position, 'encoding', ARGV[at + ENCODING], 'schema', ARGV[at + SCHEMA],
       'updated_at', updated_at, 'writer', writer, 'recent', recent)
+    -- How many states the commit wrote, told by each: should its entry be lost, it is known whether all are found.
+    if written > 1 then call('HSET', redis_key, 'parts', position .. ' ' .. written) end
     if (state[6] or '') ~= ARGV[at + TTL] then call('HSET', redis_key, 'ttl', ARGV[at + TTL]) end
     call('PERSIST', redis_key)
     call('ZADD', unflushed, n, ARGV[at])

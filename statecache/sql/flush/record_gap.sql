@@ -1,4 +1,4 @@
--- Records positions that were missing from a shard's stream, and of which no state holds the change either.
+-- Records positions that were missing from a shard's stream, and that no states hold whole.
 INSERT INTO {schema}.lost (shard, epoch, first_n, last_n, cause, positions, keys, reported_by)
 VALUES (%(shard)s, %(epoch)s, %(first)s, %(last)s, 'gap', %(positions)s, %(keys)s, %(by)s)
 ON CONFLICT DO NOTHING

@@ -1,6 +1,10 @@
 -- Says what became of a change: where it stands, how far its shard is flushed, and which epoch ended the position
--- that its writer was told, if one began before it.
-SELECT 'change' AS found, key, version, parent_change_id, epoch, n, op, at, sha256(value) AS digest FROM {schema}.change
+-- that its writer was told, if one began before it. A `part` is what stands of a commit that was rebuilt in part.
+SELECT CASE WHEN EXISTS (SELECT FROM {schema}.lost l
+                         WHERE l.shard = c.shard AND l.epoch >= c.epoch AND c.n BETWEEN l.first_n AND l.last_n
+                               AND l.cause = 'gap' AND l.keys <> '{}' AND l.positions = l.last_n - l.first_n + 1)
+            THEN 'part' ELSE 'change' END AS found,
+       key, version, parent_change_id, epoch, n, op, at, sha256(value) AS digest FROM {schema}.change c
 WHERE change_id = %(change_id)s
 UNION ALL
 SELECT CASE cause WHEN 'branch' THEN 'branch' ELSE 'conflict' END, key, version, parent_change_id, epoch, n, op, at, NULL

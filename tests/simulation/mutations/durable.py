@@ -79,9 +79,44 @@ DURABLE = {
     "lost in part": Mutant(
         "a commit that is rebuilt from some of its states is taken for whole",
         "workers/statecache_workers/repair.py",
-        "        lost = lost or int(missing_bytes > 0)\n",
+        "if states and len(states) >= max(len(keys), *map(_parts, states)):",
+        "if states:",
+        by="scenarios lost_in_part",
+    ),
+    "untold parts": Mutant(
+        "a commit of several states does not leave with them how many it wrote",
+        "statecache/lua/commit/commit.lua",
+        "    if written > 1 then call('HSET', redis_key, 'parts', position .. ' ' .. written) end\n",
         "",
         by="scenarios lost_in_part",
+    ),
+    "half held": Mutant(
+        "a commit of which Postgres holds a part is taken for held at the keys of that part",
+        "statecache/sql/read/lookup_change.sql",
+        "THEN 'part' ELSE",
+        "THEN 'change' ELSE",
+        by="scenarios half_lost",
+    ),
+    "lost in a gap": Mutant(
+        "a repeat of what is gone with its entry is applied again where its state has forgotten it",
+        "statecache/_async/commit/durable.py",
+        "            _refuse_lost(rows, change_id, keys, position)\n",
+        "",
+        by="scenarios lost_in_gap",
+        also=(
+            Piece(
+                "statecache/_sync/commit/durable.py",
+                "            _refuse_lost(rows, change_id, keys, position)\n",
+                "",
+            ),
+        ),
+    ),
+    "untold gap": Mutant(
+        "what is gone with its entry is not among what a client has lost",
+        "statecache/sql/epoch/report_lost.sql",
+        "WHERE a.change_id <> ''\n",
+        "WHERE false\n",
+        by="scenarios lost_in_gap",
     ),
     "retention": Mutant(
         "entries leave the stream as soon as they are flushed, where they were committed long ago",
