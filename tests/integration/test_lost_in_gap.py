@@ -151,6 +151,27 @@ async def test_a_durable_write_whose_entry_was_removed_before_the_flush_is_lost(
     assert rows(psql, "SELECT change_id FROM change WHERE key = %s", GROUP) == [(kept.change_id,)]
 
 
+@pytest.mark.parametrize("again", [A, B])
+async def test_a_durable_transaction_of_which_a_part_is_gone_is_lost(
+    cache: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace, again: str
+) -> None:
+    """Whether the state that Redis looks at last still knows when it was applied, or not."""
+
+    def write(tx: Any) -> None:
+        tx.set(A, 1)
+        tx.set(B, 1)
+
+    writing = asyncio.create_task(_awaited(cache.transact([A, B], write, durability="postgres", timeout=20)))
+    while not redis_raw.xlen(keys.changes(keys.shard(GROUP))):
+        await asyncio.wait([writing], timeout=0.01)
+    _dropped(redis_raw, keys)
+    await cache.set(again, "later")
+    async with asyncio.timeout(60):
+        await flush(worker)
+        with pytest.raises(Lost, match="Postgres went past its position 1-1"):
+            await writing
+
+
 async def test_a_step_whose_record_is_held_gives_its_result_though_what_it_was_applied_to_is_gone(
     cache: AsyncStateCache, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
 ) -> None:

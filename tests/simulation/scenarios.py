@@ -96,6 +96,10 @@ SCENARIOS = {
         "tests/integration/test_lost_in_gap.py",
         "test_a_commit_that_is_gone_with_its_entry_is_lost_for_all_who_ask_and_never_applied_again",
     ),
+    "half_lost_write": (
+        "tests/integration/test_lost_in_gap.py",
+        "test_a_durable_transaction_of_which_a_part_is_gone_is_lost",
+    ),
     "half_lost": (
         "tests/integration/test_lost_in_gap.py",
         "test_a_commit_of_which_a_part_is_gone_is_lost_at_each_of_its_keys",

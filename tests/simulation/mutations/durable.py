@@ -111,6 +111,13 @@ DURABLE = {
             ),
         ),
     ),
+    "half written": Mutant(
+        "a write that waits for Postgres goes on to repeat a commit of which a part is gone with its entry",
+        "statecache/_async/commit/committer.py",
+        "        if ended <= PASSED:\n",
+        "        if False:\n",
+        by="scenarios half_lost_write",
+    ),
     "untold gap": Mutant(
         "what is gone with its entry is not among what a client has lost",
         "statecache/sql/epoch/report_lost.sql",
