@@ -301,6 +301,8 @@ if type(added) == 'table' and added.err then
   return foreign and { nonce, 'FOREIGN', changes, added.err } or added
 end
 
+-- How many states the commit wrote, told by each: should its entry be lost, it is known whether all are found.
+local parts = written > 1 and position .. ' ' .. written
 local answer = nonce .. ' OK ' .. position .. ' ' .. updated_at
 for i = 1, count do
   local at, state = first + (i - 1) * width, states[i]
@@ -310,11 +312,15 @@ for i = 1, count do
       or mine .. position .. ' ' .. (string.match(recent, '^%S+ %S+ %S+ %S+ %S+') or recent)
     local redis_key = KEYS[4 + i]
     if state[3] ~= ARGV[at + OP] then call('HSET', redis_key, 'key', ARGV[at], 'op', ARGV[at + OP]) end
-    call('HSET', redis_key, 'value', ARGV[at + VALUE], 'version', state.version, 'epoch', epoch, 'change_id', change_id,
-      'parent_change_id', state[2], 'position', position, 'encoding', ARGV[at + ENCODING], 'schema', ARGV[at + SCHEMA],
-      'updated_at', updated_at, 'writer', writer, 'recent', recent)
-    -- How many states the commit wrote, told by each: should its entry be lost, it is known whether all are found.
-    if written > 1 then call('HSET', redis_key, 'parts', position .. ' ' .. written) end
+    if parts then
+      call('HSET', redis_key, 'value', ARGV[at + VALUE], 'version', state.version, 'epoch', epoch, 'change_id', change_id,
+        'parent_change_id', state[2], 'position', position, 'encoding', ARGV[at + ENCODING], 'schema', ARGV[at + SCHEMA],
+        'updated_at', updated_at, 'writer', writer, 'recent', recent, 'parts', parts)
+    else
+      call('HSET', redis_key, 'value', ARGV[at + VALUE], 'version', state.version, 'epoch', epoch, 'change_id', change_id,
+        'parent_change_id', state[2], 'position', position, 'encoding', ARGV[at + ENCODING], 'schema', ARGV[at + SCHEMA],
+        'updated_at', updated_at, 'writer', writer, 'recent', recent)
+    end
     if (state[6] or '') ~= ARGV[at + TTL] then call('HSET', redis_key, 'ttl', ARGV[at + TTL]) end
     call('PERSIST', redis_key)
     call('ZADD', unflushed, n, ARGV[at])
