@@ -1,10 +1,24 @@
-"""Whether an error of TLS can pass by itself: an end of the connection does, a refused certificate does not."""
+"""TLS: whether its files can be used, and whether an error of it can pass by itself.
+
+An end of the connection passes, a refused certificate does not.
+"""
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
+from typing import Any
 
 from redis.exceptions import RedisError
+
+from statecache.errors import ConfigurationError
+
+FILES = {
+    "ssl_ca_certs": "redis_ca_file",
+    "ssl_certfile": "redis_certificate_file",
+    "ssl_keyfile": "redis_key_file",
+}
+"""redis-py's options that name a file, and the settings that give them."""
 
 _PASSING = (
     ssl.SSLEOFError,
@@ -27,6 +41,39 @@ _SAID_BY_LIBPQ = (
     "alert unknown ca",
 )
 """libpq has one class of error for all that hinders a connection."""
+
+
+def check_tls_files(options: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError where the files among redis-py's options cannot be used, or do not belong together.
+
+    redis-py would open them at each connection, and say that the server is missing, or refused.
+    """
+    for option, setting in FILES.items():
+        if path := options.get(option):
+            try:
+                with open(path, "rb"):
+                    pass
+            except OSError as error:
+                raise ConfigurationError(f"{setting} {path}: {error.strerror}") from error
+    authority, certificate, key = (options.get(option) for option in FILES)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if key and not certificate:
+        raise ConfigurationError(f"redis_key_file {key}: there is no certificate", hint="Give redis_certificate_file.")
+    try:
+        if authority:
+            context.load_verify_locations(authority)
+    except ssl.SSLError as error:
+        raise ConfigurationError(f"redis_ca_file {authority}: it holds no certificate ({_said(error)})") from error
+    try:
+        if certificate:
+            context.load_cert_chain(certificate, key, password=lambda: options.get("ssl_password") or "")
+    except ssl.SSLError as error:
+        pair = f"redis_certificate_file {certificate} with redis_key_file {key or certificate}"
+        raise ConfigurationError(f"{pair}: they cannot be used together ({_said(error)})") from error
+
+
+def _said(error: ssl.SSLError) -> str:
+    return str(error.reason or error).replace("_", " ").lower()
 
 
 def is_tls_refused(error: BaseException) -> bool:

@@ -277,7 +277,6 @@ async def test_tls_is_refused_where_either_side_is_not_known(
         "an unknown server": there | tls_files(folder, ca="other"),
         "the system's authorities alone": there | tls_files(folder, ca=""),
         "no certificate of the client": there | tls_files(folder, client=""),
-        "a file that is no certificate": there | tls_files(folder) | {"redis_ca_file": f"{folder}/ca.key"},
         "another name of the server": {"redis_url": elsewhere} | tls_files(folder),
         "TLS to a plain port": {"redis_url": settings.redis_url.replace("redis://", "rediss://")} | tls_files(folder),
         "a plain connection": {"redis_url": plainly},
@@ -287,9 +286,40 @@ async def test_tls_is_refused_where_either_side_is_not_known(
         error = await _refusal(make_client(settings.model_copy(update=stranger)), seconds=1.0 if plain else 10.0)
         assert isinstance(error, RedisUnavailable), who
         assert error.reason == ("connect" if plain else "tls"), who
-        assert plain or "redis_ca_file" in error.remedy, who
-    with pytest.raises(ConfigurationError, match=r"redis_ca_file .*nowhere\.pem: No such file"):
-        make_client(settings.model_copy(update=there | tls_files(folder, ca="nowhere")))
+        told = "redis_ca_file" if not plain else "A server without TLS" if "TLS" in who else "Is the server up"
+        assert told in error.remedy, who
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"redis_ca_file": "nowhere.pem"}, r"redis_ca_file .*nowhere\.pem: No such file"),
+        ({"redis_ca_file": "ca.key"}, r"redis_ca_file .*ca\.key: it holds no certificate"),
+        ({"redis_certificate_file": ""}, r"redis_key_file .*client\.key: there is no certificate"),
+        ({"redis_key_file": "server.key"}, r"redis_certificate_file .*server\.key: they cannot be .* values mismatch"),
+        ({"redis_certificate_file": "client.key"}, r"redis_certificate_file .* cannot be used together"),
+        ({"redis_key_file": ""}, r"redis_certificate_file .* cannot be used together"),
+    ],
+    ids=str,
+)
+def test_tls_files_that_cannot_be_used_are_named_at_once(
+    make_client: MakeClient, make_settings: MakeSettings, tls: tuple[str, Path], files: dict[str, str], told: str
+) -> None:
+    url, folder = tls
+    given = tls_files(folder) | {name: f"{folder}/{file}" if file else "" for name, file in files.items()}
+    with pytest.raises(ConfigurationError, match=told):
+        make_client(make_settings(redis_url=url, **{name: file for name, file in given.items() if file}))
+
+
+@pytest.mark.parametrize(
+    "wrong", ["sslmode=nonsense", "sslnegotiation=direct", "ssl_min_protocol_version=x", "port=99999", "keepalives=a"]
+)
+async def test_a_value_in_the_url_of_postgres_that_cannot_be_is_named_at_once(
+    make_client: MakeClient, settings: Settings, wrong: str
+) -> None:
+    url = psycopg.conninfo.make_conninfo(settings.postgres_url, **dict([wrong.split("=")]))
+    with pytest.raises(ConfigurationError, match=r"postgres_url .*(invalid|may not be used)"):
+        await make_client(settings.model_copy(update={"postgres_url": url})).get("no/thing", timeout=30)
 
 
 async def test_a_postgres_without_tls_is_refused_at_once_where_tls_is_asked_for(

@@ -16,6 +16,7 @@ A commit counts where Postgres answers COMMIT to COMMIT **and** warns of nothing
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,9 @@ STATEMENTS_MAX = 6
 """How many times as long as one statement a transaction may take."""
 _TLS = "Check sslmode=, sslrootcert=, sslcert= and sslkey= of postgres_url, and the server's name in it."
 _UP = "Is the server up, the URL right?"
+_DIRECT = " sslnegotiation=direct is understood by Postgres 17 and later, with TLS."
+_INVALID = re.compile(r'\binvalid "?\w+"? value\b|\binvalid port number\b|\bmay not be used with\b')
+"""What libpq says of a value in the URL, before it asks a server."""
 _READ_ONLY = " (it is a standby, or default_transaction_read_only is on for the role, the database or the server)"
 _QUOTED = '"'
 """A quote in libpq's message about a conninfo that it cannot read: what is quoted may be a piece of a password."""
@@ -79,8 +83,11 @@ async def connect(settings: Settings, name: str, *, seconds: float | None = None
     except psycopg.OperationalError as error:
         if "does not exist" in str(error):
             raise ConfigurationError(f"postgres_url {where}: {brief(error)}", hint="Create it first.") from None
+        if _INVALID.search(brief(error)) and "FATAL" not in str(error):
+            raise ConfigurationError(f"postgres_url {where}: {brief(error)}") from None
         refused = any(words in str(error) for words in ("authentication", "no password supplied", "pg_hba.conf"))
-        reason, hint = ("authentication", "Check user and password.") if refused else ("connect", _UP)
+        direct = _DIRECT if "sslnegotiation=direct" in settings.postgres_url else ""
+        reason, hint = ("authentication", "Check user and password.") if refused else ("connect", _UP + direct)
         if not refused and is_tls_refused_by_libpq(brief(error)):
             reason, hint = "tls", _TLS
         raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}", hint=hint) from None

@@ -44,7 +44,7 @@ from statecache._bridge import (
     wake,
 )
 from statecache._sync.pool import silent_since
-from statecache._tls import is_tls_refused
+from statecache._tls import FILES, check_tls_files, is_tls_refused
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.packing import Command, packed
@@ -61,6 +61,8 @@ _MESSAGES_MAX = 16
 """How many pushed messages are returned at once."""
 _TLS = "Check redis_ca_file, redis_certificate_file, redis_key_file, and the server's name in redis_url."
 _CREDENTIALS = "Check user and password."
+_UP = "Is the server up, the URL right?"
+_MUTE = " A server without TLS leaves rediss:// unanswered."
 
 
 def dialer(settings: Settings, *, protocol: int = 2) -> Dial:
@@ -71,16 +73,9 @@ def dialer(settings: Settings, *, protocol: int = 2) -> Dial:
     except ValueError as error:
         raise ConfigurationError(f"redis_url {masked(settings.redis_url)}: {error}") from None
     kind: Any = options.pop("connection_class", Connection)
-    tls = {
-        "ssl_ca_certs": "redis_ca_file",
-        "ssl_certfile": "redis_certificate_file",
-        "ssl_keyfile": "redis_key_file",
-    }
     if settings.redis_url.startswith("rediss://"):
-        for name, setting in tls.items():
-            if path := getattr(settings, setting):
-                _check_file(setting, path)
-                options[name] = path
+        options |= {option: path for option, setting in FILES.items() if (path := getattr(settings, setting))}
+        check_tls_files(options)
     options.update(
         retry=Retry(NoBackoff(), 0),
         retry_on_timeout=False,
@@ -100,15 +95,6 @@ def dialer(settings: Settings, *, protocol: int = 2) -> Dial:
             f"redis_url {masked(settings.redis_url)}: no connection has an option {unknown}"
         ) from None
     return lambda: kind(**options)
-
-
-def _check_file(setting: str, path: str) -> None:
-    """Open the file of a TLS setting: where it is missing, redis-py would say that the server is."""
-    try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise ConfigurationError(f"{setting} {path}: {error.strerror}") from error
 
 
 class Link:
@@ -179,7 +165,9 @@ class Link:
             raise RedisUnavailable(reason, detail=f"{where}: {error}", hint=hint) from error
         except (RedisError, OSError, TimeoutError) as error:
             refused = is_tls_refused(error)
-            reason, hint = ("tls", _TLS) if refused else ("connect", "Is the server up, the URL right?")
+            over_tls = settings.redis_url.startswith("rediss://")
+            mute = _MUTE if over_tls and "imeout" in type(error).__name__ else ""
+            reason, hint = ("tls", _TLS) if refused else ("connect", _UP + mute)
             raise RedisUnavailable(reason, detail=f"{where}: {str(error) or 'no answer in time'}", hint=hint) from error
         finally:
             if not connected:
