@@ -100,21 +100,6 @@ async def test_each_position_of_a_gap_that_is_not_whole_again_counts_as_lost(
     assert {key for *_, named in recorded for key in named} == known == set(told["keys"])
 
 
-async def test_a_gap_where_the_epoch_began_without_a_tail_is_recorded_beside_it(
-    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
-) -> None:
-    await flush(worker)
-    tail = "INSERT INTO lost VALUES (0, 1, 1, 3, 'tail', 3, '{}', 'somebody')"
-    psql.execute(tail)
-    group = agents.key_on(0)
-    agents.commit((f"{group}/x", "1"), (f"{group}/y", "1"))
-    redis_raw.xtrim(keys.changes(0), maxlen=0)
-    agents.commit((f"{group}/y", "2"))
-    await flush(worker)
-    recorded = rows(psql, "SELECT first_n, last_n, cause, positions FROM lost ORDER BY cause")
-    assert recorded == [(1, 1, "gap", 1), (1, 3, "tail", 3)]
-
-
 async def test_a_part_of_what_an_earlier_release_committed_is_missed_by_its_bytes(
     agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
 ) -> None:

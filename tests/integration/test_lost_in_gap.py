@@ -11,7 +11,7 @@ import pytest
 from statecache import AsyncStateCache, Lost, LostCommit, OutcomeUnknown, Settings, State
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fixtures.flusher import flush, flushing, rows
+from tests.fixtures.flusher import Agents, flush, flushing, rows
 from tests.fixtures.servers import MakeClient
 
 GROUP = "runs/42"
@@ -203,3 +203,18 @@ async def test_a_step_whose_record_is_held_gives_its_result_though_what_it_was_a
     assert rows(psql, "SELECT positions, keys FROM lost") == [(1, [f"{GROUP}/steps/add", GROUP])]
     assert await cache.step(GROUP, "add", effect, apply=apply, durability="postgres", timeout=20) == 5
     assert called == [1]
+
+
+async def test_a_gap_where_the_epoch_began_without_a_tail_is_recorded_beside_it(
+    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
+) -> None:
+    await flush(worker)
+    tail = "INSERT INTO lost VALUES (0, 1, 1, 3, 'tail', 3, '{}', 'somebody')"
+    psql.execute(tail)
+    group = agents.key_on(0)
+    agents.commit((f"{group}/x", "1"), (f"{group}/y", "1"))
+    redis_raw.xtrim(keys.changes(0), maxlen=0)
+    agents.commit((f"{group}/y", "2"))
+    await flush(worker)
+    recorded = rows(psql, "SELECT first_n, last_n, cause, positions FROM lost ORDER BY cause")
+    assert recorded == [(1, 1, "gap", 1), (1, 3, "tail", 3)]

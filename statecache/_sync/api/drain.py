@@ -46,7 +46,7 @@ _logger = logging.getLogger("statecache")
 class TailProgress(msgspec.Struct, frozen=True):
     """How far Postgres has come with one tail: its shard's epoch and watermark, and whether it holds the tail.
 
-    `ended` says that a later epoch began before it.
+    `ended` says that a later epoch began before it, `excepted` that its shard has positions which are not held.
     """
 
     tail: Tail
@@ -54,6 +54,7 @@ class TailProgress(msgspec.Struct, frozen=True):
     flushed: int
     held: bool
     ended: bool = False
+    excepted: bool = False
 
     @property
     def settled(self) -> bool:
@@ -86,7 +87,7 @@ def leave(runtime: Runtime, seconds: float) -> DrainReport:
     behind = [one for one in standings if not one.settled]
     commits, keys = _told(runtime, [one for one in behind if not one.lost], end + _LATE_S)
     shards = tuple(sorted({one.tail[0] for one in behind}))
-    lost = _lost(runtime, end + _LATE_S) if any(one.lost for one in standings) else ()
+    lost = _lost(runtime, end + _LATE_S) if any(one.lost or one.excepted for one in standings) else ()
     left = DrainReport(commits=commits, keys=keys, shards=shards, under_way=under_way, leases=leases, lost=lost)
     _log(left, monotonic() - begun)
     return left
@@ -131,7 +132,7 @@ def _ask(runtime: Runtime, tails: Sequence[Tail], seconds: float) -> list[TailPr
 
 
 def _lost(runtime: Runtime, end: float) -> tuple[LostCommit, ...]:
-    """Return the commits of this client that were lost with their Redis, as far as can be found out in time."""
+    """Return the commits of this client that were lost, as far as can be found out in time."""
     try:
         return runtime.losses.look(seconds=max(end - monotonic(), 0.01))
     except StateCacheError as error:

@@ -48,7 +48,9 @@ class Runtime:
         self.settings = settings
         self.observer = observer
         self.keys = KeySpace(prefix=settings.prefix, shards=settings.shards)
-        self.postgres = PostgresTier(settings, self.keys, cluster=lambda: redis.cluster)
+        self.postgres = PostgresTier(
+            settings, self.keys, cluster=lambda: redis.cluster, ask_redis=lambda seconds: redis.look_again(seconds)
+        )
         self.redis = redis = RedisTier(settings, self.keys, dial=dial, pairing=Pairing(settings, self.postgres))
         self.opener = Opener(settings, self.keys, self.redis, self.postgres)
         self.hydrator = Hydrator(settings, self.keys, self.redis, self.postgres, self.opener, new_token=new_change_id)
