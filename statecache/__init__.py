@@ -59,10 +59,10 @@ from statecache.model import (
 from statecache.steps import Done, NotDone, Retry, Step
 
 if TYPE_CHECKING:
-    from statecache._async.api.client import AsyncStateCache
-    from statecache._async.api.verbs import AsyncLease
-    from statecache._sync.api.client import StateCache
-    from statecache._sync.api.verbs import Lease
+    from statecache._async.client import AsyncStateCache
+    from statecache._async.verbs import AsyncLease
+    from statecache._sync.client import StateCache
+    from statecache._sync.verbs import Lease
     from statecache.settings import Settings
 
 __version__ = "0.1.0"
@@ -123,10 +123,10 @@ __all__ = [
 ]
 
 _LAZY = {
-    "AsyncLease": "statecache._async.api.verbs",
-    "AsyncStateCache": "statecache._async.api.client",
-    "Lease": "statecache._sync.api.verbs",
-    "StateCache": "statecache._sync.api.client",
+    "AsyncLease": "statecache._async.verbs",
+    "AsyncStateCache": "statecache._async.client",
+    "Lease": "statecache._sync.verbs",
+    "StateCache": "statecache._sync.client",
     "Settings": "statecache.settings",
 }
 

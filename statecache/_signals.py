@@ -1,4 +1,4 @@
-"""Being told to stop: by SIGTERM, by SIGINT, or by `stop()`; for tasks and for threads, in pairs as in `_bridge`.
+"""Being told to stop: by SIGTERM, by SIGINT, or by `stop()`; for tasks and for threads, in pairs.
 
 The first time asks for going down, the second ends at once: it cancels the task that listens, or raises SystemExit in
 the main thread. Where signals cannot be had (beside the main thread, on some systems) `stop()` is all there is. What

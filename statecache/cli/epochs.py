@@ -16,7 +16,7 @@ from statecache.keys import KeySpace
 from statecache.settings import masked
 
 if TYPE_CHECKING:
-    from statecache._async.epoch.gate import Opened
+    from statecache.core.epoch.gate import Opened
     from statecache.settings import Settings
 
 
@@ -37,14 +37,14 @@ async def claim(settings: Settings, shards: Sequence[int], *, by: str, given_up:
 
     There is no handshake first: the pin in a Redis that has to be claimed may be another lineage's.
     """
-    from statecache._async.epoch.gate import Gate
-    from statecache._async.postgres.tier import PostgresTier
-    from statecache._async.redis.connection import AsyncLink, dialer
+    from statecache.core.epoch.gate import Gate
+    from statecache.core.postgres.tier import PostgresTier
+    from statecache.core.redis.connection import Link, dialer
 
     keys = KeySpace(settings.prefix, settings.shards)
     session = await PostgresTier(settings, keys).session()
     try:
-        link = await AsyncLink.open(dialer(settings), settings)
+        link = await Link.open(dialer(settings), settings)
         try:
             gate = Gate(settings, keys, by=by, authority="operator", vouched=given_up)
             return await gate.open(link, session.connection, shards)
@@ -56,9 +56,9 @@ async def claim(settings: Settings, shards: Sequence[int], *, by: str, given_up:
 
 async def servers_named(settings: Settings, shards: Sequence[int]) -> list[str]:
     """Return the servers that Postgres names for these shards; where it names none, the Redis' own replid."""
-    from statecache._async.postgres.migrate import replid_of
-    from statecache._async.postgres.tier import PostgresTier
-    from statecache._async.redis.connection import AsyncLink, dialer
+    from statecache.core.postgres.migrate import replid_of
+    from statecache.core.postgres.tier import PostgresTier
+    from statecache.core.redis.connection import Link, dialer
 
     tier = PostgresTier(settings, KeySpace(settings.prefix, settings.shards))
     try:
@@ -67,7 +67,7 @@ async def servers_named(settings: Settings, shards: Sequence[int]) -> list[str]:
         await tier.pool.close()
     if named := sorted({row[2] for row in rows} - {""}):
         return named
-    link = await AsyncLink.open(dialer(settings), settings)
+    link = await Link.open(dialer(settings), settings)
     try:
         return [await replid_of(link, settings.timeout_s)]
     finally:

@@ -51,7 +51,7 @@ class LostRange(msgspec.Struct, frozen=True, kw_only=True):
 
 async def ranges(settings: Settings, most: int) -> list[LostRange]:
     """Return what is lost, the newest report first."""
-    from statecache._async.postgres.tier import PostgresTier
+    from statecache.core.postgres.tier import PostgresTier
     from statecache.keys import KeySpace
 
     postgres = PostgresTier(settings, KeySpace(settings.prefix, settings.shards))

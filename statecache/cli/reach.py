@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
-from statecache._async.postgres.tier import PostgresTier
-from statecache._async.redis.connection import AsyncLink, dialer
+from statecache.core.postgres.tier import PostgresTier
+from statecache.core.redis.connection import Link, dialer
 from statecache.errors import StateCacheError, Unavailable
 from statecache.keys import KeySpace
 
@@ -28,7 +28,7 @@ async def patient(settings: Settings) -> Settings:
     """Return the settings, with at most two seconds for everything where a server refuses connections."""
     postgres = PostgresTier(settings, KeySpace(settings.prefix, settings.shards))
     refused = await asyncio.gather(
-        _refuses(AsyncLink.open(dialer(settings), settings, ASKING_S)), _refuses(postgres.session(ASKING_S))
+        _refuses(Link.open(dialer(settings), settings, ASKING_S)), _refuses(postgres.session(ASKING_S))
     )
     if not any(refused):
         return settings

@@ -47,7 +47,7 @@ def migrate(
       statecache migrate
       statecache migrate --no-redis         the schema only
     """
-    from statecache._async.postgres.migrate import migrate as run
+    from statecache.core.postgres.migrate import migrate as run
 
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     report = asyncio.run(run(settings, redis=redis))

@@ -28,10 +28,10 @@ from random import Random
 import msgspec
 
 from statecache import AsyncStateCache
-from statecache._async.commit.committer import new_change_id
-from statecache._bridge import async_sleep
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
+from statecache.concurrency import TASKS
+from statecache.core.commit.committer import new_change_id
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
@@ -112,7 +112,7 @@ class Agent:
             state = await self._taken_up(run)
             refusals = 0
             while (step := 0 if state is None else state.value.step) < len(run.messages):
-                await async_sleep(self._pace.think_s() * self._rng.uniform(0.5, 1.5))
+                await TASKS.sleep(self._pace.think_s() * self._rng.uniform(0.5, 1.5))
                 before = beginning(run.id) if state is None else state.value
                 expected = "" if state is None else state.change_id
                 sent = Sent(run=run.id, index=step, change_id=new_change_id(), expected=expected, first_at=monotonic())
@@ -143,7 +143,7 @@ class Agent:
             except _OUTAGE:
                 if monotonic() > end:
                     raise
-            await async_sleep(backoff.take())
+            await TASKS.sleep(backoff.take())
 
     async def _commit(self, sent: Sent, value: RunState) -> State[RunState] | None:
         """Commit a message and return the state after it, or the state found where the change was refused for good."""
@@ -173,7 +173,7 @@ class Agent:
             else:
                 self._acknowledged(state, found=False)
                 return state
-            await async_sleep(backoff.take())
+            await TASKS.sleep(backoff.take())
 
     async def _send(self, sent: Sent, value: RunState) -> State[RunState]:
         key = key_of(sent.run)

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from statecache import AsyncStateCache
-from statecache._async.postgres.tier import PostgresTier
-from statecache._async.redis.tier import RedisTier
-from statecache._bridge import async_sleep
 from statecache.clock import monotonic
+from statecache.concurrency import TASKS
+from statecache.core.postgres.tier import PostgresTier
+from statecache.core.redis.tier import RedisTier
 from statecache.errors import Unavailable, UsageError
 from statecache.keys import KeySpace
 from statecache.replay.audit import AuditRow, Evidence, Starts, Tip
@@ -71,7 +71,7 @@ class Sources:
             if not behind or monotonic() > end:
                 return behind
             meanwhile()
-            await async_sleep(_LOOK_S)
+            await TASKS.sleep(_LOOK_S)
 
     async def starts(self) -> Starts:
         """Return the epochs of every shard, with the n after which each began."""

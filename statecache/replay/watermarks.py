@@ -8,14 +8,15 @@ change at `postgres` durability is acknowledged after the watermark has passed, 
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import Self
+from typing import Any, Self
 
 import psycopg
 
-from statecache._bridge import Signal
-from statecache._sync.postgres.connection import connect
 from statecache.clock import monotonic
+from statecache.concurrency import THREADS, run
+from statecache.core.postgres.connection import connect
 from statecache.errors import PostgresUnavailable
 from statecache.settings import Settings
 from statecache.sql import statement
@@ -30,7 +31,7 @@ class Watermarks:
     def __init__(self, settings: Settings) -> None:
         self.seen: dict[int, list[tuple[int, float]]] = {}
         self._settings = settings
-        self._stop = Signal()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="statecache-watermarks", daemon=True)
 
     def __enter__(self) -> Self:
@@ -49,8 +50,9 @@ class Watermarks:
     def _watch(self) -> None:
         while not self._stop.wait(0):
             try:
-                with connect(self._settings, "statecache replay") as connection:
-                    self._look(connection)
+                connection: Any = run(connect(self._settings, "statecache replay", io=THREADS))
+                with contextlib.closing(connection.plain):
+                    self._look(connection.plain)
             except (psycopg.Error, PostgresUnavailable):
                 self._stop.wait(_AGAIN_S)
 

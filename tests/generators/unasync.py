@@ -3,10 +3,11 @@
     python -m tests.generators.unasync            writes the mirror
     python -m tests.generators.unasync --check    compares only: exit status 1 and a diff where the mirror is stale
 
+The verbs are mirrored, for their signatures are what the two clients differ in. What they stand on is written once, as
+coroutines (see `statecache.concurrency`); a verb of the mirror runs them to their end.
+
 The rules below are all there is. They work on tokens, so layout and comments survive; the same words are rewritten in
 strings and comments, and there `await` and `async` go only where code follows, so that prose keeps its verbs.
-What differs in kind (tasks against threads, locks, sleep) is not rewritten: it comes in pairs from
-`statecache/_bridge.py`, `AsyncSignal` beside `Signal`, `async_timeout` beside `timeout`.
 
 It refuses rather than guesses:
 
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 import difflib
 import io
-import keyword
 import re
 import subprocess
 import sys
@@ -38,16 +38,15 @@ TARGET = "statecache/_sync"
 
 NAME_RULES = {
     "AsyncName -> Name": (re.compile(r"Async(?=[A-Z])"), ""),
-    "async_name -> name": (re.compile(r"(?<![a-z])async(?:_(?=[a-z])|(?=contextmanager))"), ""),
     "__aenter__ -> __enter__": (re.compile(r"^__a(enter|exit|iter|next)__$"), r"__\1__"),
     "statecache._async -> statecache._sync": (re.compile(r"^_async$"), "_sync"),
+    "TASKS -> THREADS": (re.compile(r"^TASKS$"), "THREADS"),
 }
 """Rules that rewrite one name, wherever it stands."""
 
 TOKEN_RULES = {
-    "await x -> x": "_await",
-    "async def, with, for -> def, with, for": "_async",
-    "redis.asyncio -> redis": "_redis_asyncio",
+    "await x -> run(x)": "_await",
+    "async def, with x, for … in x -> def, with entered(x), for … in iterated(x)": "_async",
     "Awaitable[X] -> X": "_awaitable",
 }
 """Rules that look at the tokens around a name; each names a method of `_File`."""
@@ -59,9 +58,11 @@ _CODE_IN_TEXT = (
     (re.compile(r"\b([Aa])n (?=`*Async[B-DF-HJ-NP-TV-Z])"), r"\1 "),
     (re.compile(r"\bawait (?=\w[\w.]*[(\[])"), ""),
     (re.compile(r"\basync (?=(?:def|with|for)\b)"), ""),
-    (re.compile(r"\bredis\.asyncio\b"), "redis"),
 )
+_FUTURE = "from __future__ import annotations\n"
+_BRIDGE = "from statecache.concurrency import entered, iterated, run\n"
 _STILL_ASYNC = re.compile(r"async|await|^__a(enter|exit|iter|next)__$", re.IGNORECASE)
+_AWAIT_IN_FSTRING = re.compile(r"(?is)r?f.*\{[^}]*\bawait\b")
 _MIDDLES = {"FSTRING_START": "FSTRING_END", "TSTRING_START": "TSTRING_END"}
 
 
@@ -128,6 +129,8 @@ class _File:
         for at, found in enumerate(self.tokens):
             if at < self.resume:
                 continue
+            if found.kind == token.STRING and _AWAIT_IN_FSTRING.match(found.text):
+                raise UnasyncError(f"{self.path}:{found.line}: await in an f-string: give its value a name first")
             if found.kind in (token.STRING, token.COMMENT):
                 self._replace(found, _text(found.text))
             elif found.kind == token.NAME and not self._structural(at):
@@ -168,24 +171,55 @@ class _File:
     def _await(self, at: int) -> bool:
         if not self._is(at, "await"):
             return False
-        self._drop(at, at + 1)
-        close = self._matching(at - 1) if self._is(at - 1, "(") and not self._is_call(at - 1) else None
-        if close is not None and self._is_one_operand(at + 1, close):
-            for paren in (at - 1, close):
-                self.edits.append(_Edit(self.tokens[paren].start, self.tokens[paren].end, ""))
+        self.edits.append(_Edit(self.tokens[at].start, self.tokens[at + 1].start, "run("))
+        self._insert(")", after=self._operand_end(at + 1))
         return True
+
+    def _operand_end(self, at: int) -> int:
+        """Return the last token of the operand that begins there: a name or brackets, and all that follows closely."""
+        while True:
+            at = self._matching(at) if self._is(at, "(", "[", "{") else at
+            if self._is(at + 1, "."):
+                at += 2
+            elif self._is(at + 1, "(", "["):
+                at += 1
+            else:
+                return at
+
+    def _insert(self, text: str, *, after: int) -> None:
+        end = self.tokens[after].end
+        self.edits.append(_Edit(end, end, text))
 
     def _async(self, at: int) -> bool:
         if not (self._is(at, "async") and self._is(at + 1, "def", "with", "for")):
             return False
         self._drop(at, at + 1)
+        if self._is(at + 1, "with"):
+            self._wrap_items(at + 2)
+        elif self._is(at + 1, "for"):
+            first = next(here for here in range(at, len(self.tokens)) if self._is(here, "in")) + 1
+            self._wrap("iterated", first, self._end_of_expression(first, ":", "if", "for", "async"))
         return True
 
-    def _redis_asyncio(self, at: int) -> bool:
-        if not (self._is(at, "asyncio") and self._is(at - 1, ".") and self._is(at - 2, "redis")):
-            return False
-        self.edits.append(_Edit(self.tokens[at - 1].start, self.tokens[at].end, ""))
-        return True
+    def _wrap_items(self, first: int) -> None:
+        while True:
+            last = self._end_of_expression(first, "as", ",", ":")
+            self._wrap("entered", first, last)
+            after = self._end_of_expression(last + 1, ",", ":") + 1
+            if self._is(after, ":"):
+                return
+            first = after + 1
+
+    def _wrap(self, name: str, first: int, last: int) -> None:
+        start = self.tokens[first].start
+        self.edits.append(_Edit(start, start, f"{name}("))
+        self._insert(")", after=last)
+
+    def _end_of_expression(self, at: int, *ends: str) -> int:
+        """Return the last token before one of the ends, or before a bracket that was opened earlier."""
+        while not self._is(at, *ends, ")", "]", "}"):
+            at = self._matching(at) + 1
+        return at - 1
 
     def _awaitable(self, at: int) -> bool:
         if not (self._is(at, "Awaitable") and self._is(at + 1, "[")):
@@ -208,23 +242,6 @@ class _File:
             if not depth:
                 return here
         raise UnasyncError(f"{self.path}:{self.tokens[at].line}: this bracket is never closed")
-
-    def _is_call(self, at: int) -> bool:
-        before = self.tokens[at - 1]
-        named = before.kind == token.NAME and not keyword.iskeyword(before.text)
-        return named or before.text in (")", "]", "}") or before.kind == token.STRING
-
-    def _is_one_operand(self, first: int, last: int) -> bool:
-        """Return whether only names, dots and bracketed parts stand there, so that no parentheses are needed."""
-        at = first
-        while at < last:
-            found = self.tokens[at]
-            if found.text in ("(", "["):
-                at = self._matching(at)
-            elif found.text != "." and (found.kind != token.NAME or keyword.iskeyword(found.text)):
-                return False
-            at += 1
-        return True
 
     def _refuse_collisions(self, renamed: dict[str, str]) -> None:
         for at, found in enumerate(self.tokens):
@@ -255,7 +272,7 @@ def mirror(root: Path = ROOT) -> Mirror:
         source = f"{SOURCE}/{path.relative_to(root / SOURCE).as_posix()}"
         twin = rewrite(path.read_text(encoding="utf-8"), path=source, used=used)
         header = f"# Generated from {source} by tests/generators/unasync.py. Do not edit.\n\n"
-        texts[source.replace(SOURCE, TARGET)] = header + twin
+        texts[source.replace(SOURCE, TARGET)] = header + twin.replace(_FUTURE, _FUTURE + _BRIDGE, 1)
     unused = [rule for rule in (*NAME_RULES, *TOKEN_RULES) if texts and not used[rule]]
     texts = _formatted(texts, root)
     for name, text in texts.items():

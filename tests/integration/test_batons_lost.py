@@ -9,6 +9,7 @@ import pytest
 
 from statecache import AsyncStateCache, Settings
 from statecache.clock import monotonic
+from statecache.concurrency import Concurrency, Tasks, Threads
 from tests.fixtures.batons import LIMIT_S, THEIRS, Count, Street, counted_reads, quicker
 from tests.fixtures.servers import MakeClient
 from tests.support.local_reads import KEY
@@ -96,11 +97,11 @@ async def test_where_no_baton_is_to_be_had_a_pause_follows_every_conflict(
     paused = list[float]()
     client = make_client(settings.model_copy(update={"redis_connections_max": connections}))
 
-    async def pause(seconds: float) -> None:
+    async def pause(_: Concurrency, seconds: float) -> None:
         paused.append(seconds)
 
-    monkeypatch.setattr("statecache._async.api.writes.async_sleep", pause)
-    monkeypatch.setattr("statecache._sync.api.writes.sleep", paused.append)
+    for kind in (Tasks, Threads):
+        monkeypatch.setattr(kind, "sleep", pause)
     await client.set(KEY, 1)
     somebody, given = quicker(settings, 10), list[int]()
 

@@ -25,6 +25,7 @@ from statecache import (
     Unavailable,
     VersionConflict,
 )
+from statecache.concurrency import run
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, rows
@@ -213,9 +214,9 @@ async def test_threads_that_run_out_of_time_at_random_moments(
 
 def _is_whole_for_threads(client: StateCache) -> None:
     assert (client.runtime.redis.pool.lent, client.runtime.postgres.pool.lent) == (0, 0)
-    links = [client.runtime.redis.pool.take(5.0) for _ in range(client.settings.redis_connections_max)]
+    links = [run(client.runtime.redis.pool.take(5.0)) for _ in range(client.settings.redis_connections_max)]
     for number, link in enumerate(links):
-        assert link.run([("ECHO", str(number))], seconds=5.0) == [str(number).encode()]
+        assert run(link.run([("ECHO", str(number))], seconds=5.0)) == [str(number).encode()]
         client.runtime.redis.pool.give(link)
 
 

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, Settings
-from statecache._async.redis import tier
+from statecache.core.redis import tier
 from statecache.keys import KeySpace
 from statecache.lua import Script, script
 from statecache.testing import servers

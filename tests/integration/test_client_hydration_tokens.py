@@ -39,8 +39,7 @@ def settings(make_settings: MakeSettings) -> Settings:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens are given back for certain, however slow the machine is."""
-    for module in ("statecache._async.read.hydration", "statecache._sync.read.hydration"):
-        monkeypatch.setattr(f"{module}._FORGET_S", 10.0)
+    monkeypatch.setattr("statecache.core.read.hydration._FORGET_S", 10.0)
 
 
 def _evict(redis_raw: Any, keys: KeySpace, key: str = KEY) -> None:

@@ -18,9 +18,9 @@ from statecache import (
     Settings,
     VersionConflict,
 )
-from statecache._async.commit.attempts import Attempts
-from statecache._async.redis.connection import AsyncLink
 from statecache.commits.commit import Commit
+from statecache.core.commit.attempts import Attempts
+from statecache.core.redis.connection import Link
 from statecache.keys import KeySpace
 from statecache.model import Position
 from statecache_workers.worker import Worker
@@ -96,7 +96,7 @@ async def test_being_late_does_not_hide_what_hindered_the_attempts_before(
     redis_raw.xadd(keys.changes(keys.shard("runs/42")), {"somebody": "else"})
     exchange, attempts = Attempts.send, 0
 
-    async def late_from_the_second_on(self: Attempts, link: AsyncLink, commit: Commit, seconds: float) -> Sequence[Any]:
+    async def late_from_the_second_on(self: Attempts, link: Link, commit: Commit, seconds: float) -> Sequence[Any]:
         nonlocal attempts
         attempts += 1
         if attempts > 1:
@@ -115,9 +115,9 @@ class Stray:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Awaitable[object]]) -> None:
         self._commands: Sequence[Any] = ()
         self._meanwhile = meanwhile
-        run = AsyncLink.run
+        run = Link.run
 
-        async def run_or_lose(link: AsyncLink, commands: Sequence[Any], *, seconds: float) -> Any:
+        async def run_or_lose(link: Link, commands: Sequence[Any], *, seconds: float) -> Any:
             if self._commands or "astray" not in repr(commands[0]):
                 return await run(link, commands, seconds=seconds)
             self._commands = commands
@@ -125,7 +125,7 @@ class Stray:
             await self._meanwhile()
             raise RedisUnavailable("connection", detail="lost on the way")
 
-        monkeypatch.setattr(AsyncLink, "run", run_or_lose)
+        monkeypatch.setattr(Link, "run", run_or_lose)
 
     async def arrives(self, cache: AsyncStateCache) -> bytes:
         """Let the attempt reach the server at last; return its verdict, which nobody waits for."""

@@ -17,6 +17,7 @@ from statecache import (
     Unavailable,
 )
 from statecache.clock import monotonic
+from statecache.concurrency import Concurrency, Tasks, Threads
 from statecache.keys import KeySpace
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
@@ -56,15 +57,12 @@ async def test_what_was_in_the_way_is_told_although_the_last_pause_took_all_the_
 ) -> None:
     ahead = [0.0]
 
-    def oversleep(_: float) -> None:
+    async def overslept(_: Concurrency, seconds: float) -> None:
         ahead[0] += 60
 
-    async def overslept(_: float) -> None:
-        ahead[0] += 60
-
-    for module, pause, instead in (("_async", "async_sleep", overslept), ("_sync", "sleep", oversleep)):
-        monkeypatch.setattr(f"statecache.{module}.commit.repeats.{pause}", instead)
-        monkeypatch.setattr(f"statecache.{module}.commit.committer.monotonic", lambda: monotonic() + ahead[0])
+    for kind in (Tasks, Threads):
+        monkeypatch.setattr(kind, "sleep", overslept)
+    monkeypatch.setattr("statecache.core.commit.committer.monotonic", lambda: monotonic() + ahead[0])
     monkeypatch.setattr("statecache.backoff.monotonic", lambda: monotonic() + ahead[0])
     client = make_client(_nowhere(settings, redis_url="redis://127.0.0.1:1/0"))
     with pytest.raises(RedisUnavailable, match="Is the server up") as caught:

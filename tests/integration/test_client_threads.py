@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from statecache import Settings, StateCache
-from statecache._bridge import Background
-from statecache._sync.api import runtime
 from statecache.clock import monotonic
+from statecache.concurrency import run
+from statecache.concurrency.threads import ThreadBackground
+from statecache.core import runtime
 from tests.fixtures.servers import MakeSettings
 from tests.fixtures.tls import tls_files
 
@@ -205,7 +206,7 @@ def test_threads_end_although_a_signal_handler_ended_the_finalizer(
     def use() -> None:
         cache = StateCache(settings=settings, read="local", near_window_s=1)
         cache.get("runs/1")
-        cache.runtime.events.watch("somewhere", lambda _: None, end=monotonic() + LIMIT_S)
+        run(cache.runtime.events.watch("somewhere", lambda _: None, end=monotonic() + LIMIT_S))
         assert {"statecache-near", "statecache-events"} <= _threads()
 
     swallowed: list[object] = []
@@ -230,16 +231,16 @@ def test_a_thread_whose_start_was_interrupted_gives_way_to_the_next_one(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs all the same, unknown to the client, and would go on taking pushes for the other's."""
-    usual = Background.start
+    usual = ThreadBackground.start
 
-    def interrupted(self: Background) -> None:
+    def interrupted(self: ThreadBackground) -> None:
         usual(self)
-        monkeypatch.setattr(Background, "start", usual)
+        monkeypatch.setattr(ThreadBackground, "start", usual)
         monkeypatch.setattr(self, "_thread", threading.Thread())  # as it looks before it has come up
         raise KeyboardInterrupt
 
     with StateCache(settings=settings, read="local", near_window_s=1) as cache:
-        monkeypatch.setattr(Background, "start", interrupted)
+        monkeypatch.setattr(ThreadBackground, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
             cache.get("runs/1")
         first = next(thread for thread in threading.enumerate() if thread.name == "statecache-near")

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, OutcomeUnknown, RedisUnavailable, Settings, VersionConflict
-from statecache._async.redis.connection import AsyncLink
+from statecache.core.redis.connection import Link
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import rows
 from tests.integration.test_client_connections import _slip
@@ -47,14 +47,14 @@ async def _all(client: AsyncStateCache, value: int, **more: Any) -> list[Any]:
 def _exchanges(patch: pytest.MonkeyPatch) -> list[list[str]]:
     """Record the commands of every exchange that commits something, in the list returned."""
     seen: list[list[str]] = []
-    run = AsyncLink.run
+    run = Link.run
 
-    async def noted(link: AsyncLink, commands: Any, *, seconds: float) -> list[Any]:
+    async def noted(link: Link, commands: Any, *, seconds: float) -> list[Any]:
         if any(len(command) > 4 and str(command[3]).endswith(":meta") and len(command) > 18 for command in commands):
             seen.append([command[0] for command in commands])
         return await run(link, commands, seconds=seconds)
 
-    patch.setattr(AsyncLink, "run", noted)
+    patch.setattr(Link, "run", noted)
     return seen
 
 
@@ -153,7 +153,7 @@ async def test_whoever_is_cancelled_before_it_leaves_is_not_sent(
     pool, waits, goes_on = behind.runtime.redis.pool, asyncio.Event(), asyncio.Event()
     take = pool.take
 
-    async def later(seconds: float) -> AsyncLink:
+    async def later(seconds: float) -> Link:
         waits.set()
         await goes_on.wait()
         return await take(seconds)

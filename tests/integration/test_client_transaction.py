@@ -9,6 +9,7 @@ import pytest
 
 from statecache import AsyncStateCache, Settings, VersionConflict
 from statecache.clock import monotonic
+from statecache.concurrency import run
 from statecache.keys import KeySpace
 from tests.fixtures.faults import through
 from tests.fixtures.servers import MakeClient, every_redis
@@ -25,7 +26,7 @@ def single(make_client: MakeClient, settings: Settings) -> AsyncStateCache:
 
 async def _is_watching_nothing(single: AsyncStateCache, other: AsyncStateCache, watched: str) -> None:
     """Assert that the connection watches nothing: a watched key, once changed, would abort its next EXEC."""
-    call: Any = _awaiting if isinstance(single, AsyncStateCache) else asyncio.to_thread
+    call: Any = _awaiting if isinstance(single, AsyncStateCache) else _in_thread
     pool = single.runtime.redis.pool
     link = await call(pool.take, 1)
     pool.give(link)
@@ -36,6 +37,10 @@ async def _is_watching_nothing(single: AsyncStateCache, other: AsyncStateCache, 
 
 async def _awaiting(function: Any, *arguments: Any, **more: Any) -> Any:
     return await function(*arguments, **more)
+
+
+async def _in_thread(function: Any, *arguments: Any, **more: Any) -> Any:
+    return await asyncio.to_thread(lambda: run(function(*arguments, **more)))
 
 
 @every_redis

@@ -22,10 +22,11 @@ from statecache import (
     VersionConflict,
     backoff,
 )
-from statecache._async.epoch import opener
-from statecache._async.epoch.gate import AttemptResult, Gate
-from statecache._async.redis.connection import AsyncLink
 from statecache.clock import monotonic
+from statecache.concurrency import Concurrency, Tasks
+from statecache.core.epoch import opener
+from statecache.core.epoch.gate import AttemptResult, Gate
+from statecache.core.redis.connection import Link
 from statecache.epochs import Refusal
 from statecache.keys import KeySpace
 from tests.fixtures.faults import through
@@ -39,7 +40,7 @@ COMMITS = 8
 """More than a state's `recent` holds."""
 GRACE_S = 1.5
 
-Run = Callable[[AsyncLink, Sequence[Any], float], Any]
+Run = Callable[[Link, Sequence[Any], float], Any]
 
 
 @pytest.fixture
@@ -52,18 +53,18 @@ async def client(settings: Settings) -> AsyncIterator[AsyncStateCache]:
 @pytest.fixture
 def meddle(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Run], Run]], None]:
     """A function that puts something between clients and their connections to Redis."""
-    plain = AsyncLink.run
+    plain = Link.run
 
-    async def run(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+    async def run(link: Link, commands: Sequence[Any], seconds: float) -> Any:
         return await plain(link, commands, seconds=seconds)
 
     def between(around: Callable[[Run], Run]) -> None:
         meddled = around(run)
 
-        async def instead(link: AsyncLink, commands: Sequence[Any], *, seconds: float) -> Any:
+        async def instead(link: Link, commands: Sequence[Any], *, seconds: float) -> Any:
             return await meddled(link, commands, seconds)
 
-        monkeypatch.setattr(AsyncLink, "run", instead)
+        monkeypatch.setattr(Link, "run", instead)
 
     return between
 
@@ -81,7 +82,7 @@ async def test_a_refused_greeting_after_a_lost_reply(
     pinned = redis_raw.hget(keys.meta(0), "shards")
 
     def around(run: Run) -> Run:
-        async def lossy(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+        async def lossy(link: Link, commands: Sequence[Any], seconds: float) -> Any:
             replies = await run(link, commands, seconds)
             if "the unlucky" in repr(commands[0]):
                 await link.close()
@@ -108,7 +109,7 @@ async def test_a_client_that_is_closed_while_its_commit_is_under_way(
     await client.set(KEY, "before")
 
     def around(run: Run) -> Run:
-        async def slow(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+        async def slow(link: Link, commands: Sequence[Any], seconds: float) -> Any:
             replies = await run(link, commands, seconds)
             if "the unlucky" in repr(commands[0]) and not applied.is_set():
                 applied.set()
@@ -134,7 +135,7 @@ async def test_a_client_that_is_closed_while_it_waits_for_postgres(client: Async
     await client.set(KEY, "before")
 
     def around(run: Run) -> Run:
-        async def telling(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+        async def telling(link: Link, commands: Sequence[Any], seconds: float) -> Any:
             replies = await run(link, commands, seconds)
             if "the unlucky" in repr(commands[0]):
                 applied.set()
@@ -161,7 +162,7 @@ async def test_a_lookup_that_redis_refuses_finds_nothing_out(
     await client.get(KEY)
 
     def around(run: Run) -> Run:
-        async def busy(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+        async def busy(link: Link, commands: Sequence[Any], seconds: float) -> Any:
             if commands[0][0] == refused:
                 return [ResponseError("BUSY Redis is busy running a script")] * len(commands)
             return await run(link, commands, seconds)
@@ -183,7 +184,7 @@ async def test_a_read_only_transaction_whose_exec_is_refused_is_compared(
     await cache.set(KEY, 1)
 
     def around(run: Run) -> Run:
-        async def busy(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+        async def busy(link: Link, commands: Sequence[Any], seconds: float) -> Any:
             replies = await run(link, commands, seconds)
             return [b"OK", ResponseError("BUSY")] if commands[0][0] == "MULTI" else replies
 
@@ -213,10 +214,10 @@ async def test_a_transaction_that_is_fenced_needs_no_second_connection(
 async def test_a_server_that_was_demoted_is_left_for_its_successor(client: AsyncStateCache, meddle: Any) -> None:
     """Connections to it stand, where a name or an address leads to another server by now."""
     await client.set(KEY, 1)
-    demoted: list[AsyncLink] = []
+    demoted: list[Link] = []
 
     def around(run: Run) -> Run:
-        async def behind_a_name(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+        async def behind_a_name(link: Link, commands: Sequence[Any], seconds: float) -> Any:
             demoted[:] = demoted or [link]
             if link is demoted[0] and commands[0][0] in ("EVAL", "EVALSHA"):
                 return [ReadOnlyError("READONLY You can't write against a read only replica.")] * len(commands)
@@ -261,11 +262,11 @@ async def test_an_opening_for_which_no_time_is_left_tells_what_the_one_before_it
             return outcome
         raise late
 
-    async def overslept(_: float) -> None:
+    async def overslept(_: Concurrency, seconds: float) -> None:
         ahead[0] += 60
 
     monkeypatch.setattr(Gate, "attempt", attempted)
-    monkeypatch.setattr(opener, "async_sleep", overslept)
+    monkeypatch.setattr(Tasks, "sleep", overslept)
     for module in (opener, backoff):
         monkeypatch.setattr(module, "monotonic", lambda: monotonic() + ahead[0])
     with pytest.raises(Unavailable, match="somebody is at it") as caught:
@@ -296,7 +297,7 @@ async def test_who_waits_behind_anothers_dial_waits_no_longer_than_its_time(
     await client.set(KEY, 1)
 
     def around(run: Run) -> Run:
-        async def silent(link: AsyncLink, commands: Sequence[Any], seconds: float) -> Any:
+        async def silent(link: Link, commands: Sequence[Any], seconds: float) -> Any:
             if "Tells what a new connection must know" in repr(commands[0]):
                 dialing.set()
                 async with asyncio.timeout(seconds):

@@ -19,8 +19,8 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
-from statecache._sync.redis.connection import Link
 from statecache.commits import unknown
+from statecache.core.redis.connection import Link
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
@@ -334,10 +334,10 @@ async def test_a_refusal_leaves_nothing(client: AsyncStateCache) -> None:
 def test_an_interrupted_commit_of_a_thread_is_asked_about(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Link.run
 
-    def interrupted(link: Link, commands: Sequence[Any], *, seconds: float) -> Any:
-        result = plain(link, commands, seconds=seconds)
+    async def interrupted(link: Link, commands: Sequence[Any], *, seconds: float) -> Any:
+        result = await plain(link, commands, seconds=seconds)
         if WRITTEN.decode() in repr(commands):
-            link.close()
+            await link.close()
             raise KeyboardInterrupt
         return result
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from statecache import AsyncStateCache, State
-from statecache._async.redis.tier import RedisTier
+from statecache.core.redis.tier import RedisTier
 from statecache.errors import RedisUnavailable, Unavailable
 from statecache.testing.valkey import Valkey
 from statecache_workers.worker import Worker

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, OutcomeUnknown
-from statecache._async.epoch import deletion
+from statecache.core.epoch import deletion
 from statecache.errors import RedisUnavailable
 from statecache.keys import KeySpace
 from statecache_workers import acknowledgement, resync

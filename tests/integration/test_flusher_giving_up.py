@@ -12,9 +12,10 @@ import psycopg
 import pytest
 
 from statecache import Settings
-from statecache._sync.epoch.gate import Gate
-from statecache._sync.postgres.tier import PostgresTier
-from statecache._sync.redis.tier import RedisTier
+from statecache.concurrency import THREADS, run
+from statecache.core.epoch.gate import Gate
+from statecache.core.postgres.tier import PostgresTier
+from statecache.core.redis.tier import RedisTier
 from statecache.errors import RedisUnavailable, Unavailable
 from statecache.keys import KeySpace
 from statecache.testing.binaries import valkey_server
@@ -92,10 +93,11 @@ def _failed_over(settings: Settings, old: Valkey, new: Valkey) -> Settings:
         raw.execute_command("REPLICAOF", "NO", "ONE")
     there = settings.model_copy(update={"redis_url": new.url})
     keys = KeySpace(settings.prefix, settings.shards)
-    link, session = RedisTier(there, keys).link(), PostgresTier(there, keys).session()
-    Gate(there, keys, by="an agent", authority="client").open(link, session.connection, range(keys.shards))
-    link.close()
-    session.close()
+    link = run(RedisTier(there, keys, io=THREADS).link())
+    session = run(PostgresTier(there, keys, io=THREADS).session())
+    run(Gate(there, keys, by="an agent", authority="client").open(link, session.connection, range(keys.shards)))
+    run(link.close())
+    run(session.close())
     return there
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings
-from statecache._async.postgres.connection import SILENCE_S
+from statecache.core.postgres.connection import SILENCE_S
 from statecache.errors import PostgresUnavailable
 from statecache.settings import masked
 from statecache_workers.database import Call

@@ -10,6 +10,7 @@ import pytest
 
 from statecache import Settings
 from statecache.clock import monotonic
+from statecache.concurrency import Concurrency, Tasks
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
@@ -274,14 +275,14 @@ async def test_the_first_who_comes_back_of_many_waits_a_moment_for_the_others(
     keys = await _many(worker, agents)
     pauses: list[float] = []
 
-    async def they_come(seconds: float) -> None:
+    async def they_come(_: Concurrency, seconds: float) -> None:
         pauses.append(seconds)
         for key in keys[1:]:
             agents.commit(key)
 
     worker.flusher._lookout.pace.flushed(MANY, begun=monotonic() - 1, ended=monotonic() + 60)
     with monkeypatch.context() as patched:
-        patched.setattr("statecache_workers.read_ahead.async_sleep", they_come)
+        patched.setattr(Tasks, "sleep", they_come)
         await _wake(worker, agents, keys[0])
         await worker.turn()
         assert [0 < seconds < 0.1 for seconds in pauses] == [True]

@@ -280,8 +280,8 @@ def test_what_was_read_before_an_opening_is_not_installed_after_it(
     fetch = slow.runtime.postgres.fetch
     written = []
 
-    def slowly(name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
-        rows = fetch(name, parameters, seconds=seconds)
+    async def slowly(name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
+        rows = await fetch(name, parameters, seconds=seconds)
         raw.hset(shard.keys.meta(SHARD), mapping={"replid": "", "claimed": shard.replid(a)})
         shard.open(a, "client")
         written.append(quick.set(KEY, "new", timeout=9))

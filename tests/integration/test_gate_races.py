@@ -12,11 +12,12 @@ import psycopg
 import pytest
 
 from statecache import Settings
-from statecache._sync.epoch import deletion, opening, rescue
-from statecache._sync.epoch.gate import Gate
-from statecache._sync.postgres.tier import PostgresTier
-from statecache._sync.redis.tier import RedisTier
 from statecache.clock import monotonic
+from statecache.concurrency import THREADS, run
+from statecache.core.epoch import deletion, opening, rescue
+from statecache.core.epoch.gate import Gate
+from statecache.core.postgres.tier import PostgresTier
+from statecache.core.redis.tier import RedisTier
 from statecache.epochs import Authority
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
@@ -304,20 +305,19 @@ class Several:
             raw.hset(self.keys.meta(number), "claimed", raw.info("replication")["master_replid"])
 
     def are_open(self, raw: Any) -> list[int]:
-        """Return the open shards."""
         return [n for n in range(self.settings.shards) if raw.hget(self.keys.meta(n), "replid")]
 
     def open(self, tap: Callable[[str], None]) -> list[int]:
-        """Open all shards and return those that were opened."""
-        link, session = RedisTier(self.settings, self.keys).link(), PostgresTier(self.settings, self.keys).session()
+        link = run(RedisTier(self.settings, self.keys, io=THREADS).link())
+        session = run(PostgresTier(self.settings, self.keys, io=THREADS).session())
         try:
             gate = Gate(self.settings, self.keys, by="the test", authority="worker")
-            connection: Any = TappedConnection(session.connection, tap)
             tapped: Any = TappedLink(link, tap)
-            return [one.shard for one in gate.open(tapped, connection, range(self.settings.shards))]
+            connection: Any = TappedConnection(session.connection, tap)
+            return [one.shard for one in run(gate.open(tapped, connection, range(self.settings.shards)))]
         finally:
-            link.close()
-            session.close()
+            run(link.close())
+            run(session.close())
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from statecache._sync.postgres.migrate import migrate
 from statecache.clock import monotonic
+from statecache.concurrency import THREADS, run
+from statecache.core.postgres.migrate import migrate
 from statecache.errors import ConfigurationError, DurabilityRefused, ForeignData, Unavailable
 from statecache.model import Durability
 from tests.fixtures.servers import MakeSettings
@@ -153,7 +154,7 @@ def test_only_a_worker_or_a_migration_adopts_the_first_redis(shard: World) -> No
     a = shard.start("a")
     with pytest.raises(Unavailable, match="holds no data set of ours"):
         shard.put(a, KEY, 1, timeout=2)
-    report = migrate(shard.on(a))
+    report = run(migrate(shard.on(a), io=THREADS))
     assert report.shards_opened == 1
     shard.check(a)
 
@@ -181,7 +182,7 @@ def test_a_wrong_url_takes_no_epoch(shard: World) -> None:
     row, epochs = shard.row(), shard.epochs()
 
     with pytest.raises(Unavailable, match="holds no data set of ours") as refused:
-        migrate(shard.on(wrong))
+        run(migrate(shard.on(wrong), io=THREADS))
     for part in (f"({shard.replid(wrong)})", f":{wrong.port}/", f"epoch claim all --from {row.replid}"):
         assert part in refused.value.detail
     with pytest.raises(Unavailable, match="holds no data set of ours"):

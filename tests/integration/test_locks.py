@@ -15,8 +15,8 @@ from statecache import (
     Token,
 )
 from statecache import leases as rules
-from statecache._async.lock import leases
 from statecache.clock import monotonic
+from statecache.core.lock import leases
 from statecache.leases import call_of
 from tests.fixtures.faults import through
 from tests.fixtures.locks import KEY, LONG, NEVER, Place, entered, until_calm

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 from statecache import ConfigurationError, PostgresUnavailable, RedisUnavailable, Settings
-from statecache._async.postgres import migrate as module
-from statecache._async.postgres.migrate import MigrationReport, migrate
 from statecache.cli.run import run
+from statecache.core.postgres import migrate as module
+from statecache.core.postgres.migrate import MigrationReport, migrate
 from statecache.keys import KeySpace
 from statecache.sql import CODE, Migration, migrations
 from tests.fixtures.servers import SHARDS, MakeSettings, plain_client

@@ -102,10 +102,9 @@ async def test_what_is_kept_over_a_suspended_machine_is_not_believed(
     await other.set(KEY, 1)
     await kept(one)
     slept_s = 0.0
-    for module in ("_async", "_sync"):
-        for name in ("api.reads", "redis.tracking"):
-            assert import_module(f"statecache.{module}.{name}").boottime is boottime
-            monkeypatch.setattr(f"statecache.{module}.{name}.boottime", lambda: boottime() + slept_s)
+    for name in ("_async.reads", "_sync.reads", "core.redis.tracking"):
+        assert import_module(f"statecache.{name}").boottime is boottime
+        monkeypatch.setattr(f"statecache.{name}.boottime", lambda: boottime() + slept_s)
     before = one.near
     await one.get(KEY)
     assert one.near.hits == before.hits + 1

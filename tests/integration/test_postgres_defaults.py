@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, PostgresUnavailable, Settings, Unavailable
-from statecache._async.postgres.migrate import migrate
+from statecache.core.postgres.migrate import migrate
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush, flushing, rows

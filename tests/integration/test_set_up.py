@@ -8,7 +8,8 @@ import psycopg
 import pytest
 
 from statecache import Settings
-from statecache._sync.postgres.migrate import MigrationReport, migrate
+from statecache.concurrency import THREADS, run
+from statecache.core.postgres.migrate import MigrationReport, migrate
 from tests.fixtures.servers import MakeSettings, Site, plain_client, set_up
 
 POSTGRES = {
@@ -77,8 +78,8 @@ def fresh(make_settings: MakeSettings) -> tuple[Settings, Settings]:
 
 def test_a_deployment_that_was_set_up_is_one_that_was_migrated(fresh: tuple[Settings, Settings], site: Site) -> None:
     one, other = fresh
-    migrate(one)
+    run(migrate(one, io=THREADS))
     set_up(other, site.postgres)
     assert _left(other) == _left(one)
     assert len(_in_redis(one)) > one.shards
-    assert migrate(other) == MigrationReport()
+    assert run(migrate(other, io=THREADS)) == MigrationReport()

@@ -21,8 +21,8 @@ from statecache import (
     StepMismatch,
     UsageError,
 )
-from statecache._async.postgres.tier import PostgresTier
 from statecache.clock import monotonic
+from statecache.core.postgres.tier import PostgresTier
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
 from tests.fixtures.flusher import rows

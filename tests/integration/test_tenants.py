@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, Settings, StateCache
+from statecache.concurrency import run
 from tests.fixtures.servers import MakeSettings
 
 
@@ -37,7 +38,8 @@ def test_another_deployments_redis_is_refused(make_settings: MakeSettings) -> No
     with StateCache(settings=one) as cache:
         redis = cache.runtime.redis
         meta = [cache.runtime.keys.meta(shard) for shard in range(one.shards)]
-        redis.exchange([("HSET", key, "cluster", "00000000-0000-0000-0000-000000000000") for key in meta], seconds=1.0)
+        strange = "00000000-0000-0000-0000-000000000000"
+        run(redis.exchange([("HSET", key, "cluster", strange) for key in meta], seconds=1.0))
     with StateCache(settings=one) as cache, pytest.raises(ConfigurationError, match="belongs to cluster"):
         cache.get("runs/unseen")
 

@@ -40,17 +40,13 @@ LAYERS = (
         "statecache.settings",
         "statecache.clock",
         "statecache.backoff",
-        "statecache._bridge",
+        "statecache.concurrency",
         "statecache._process",
         "statecache._signals",
-        "statecache._bounding",
-        "statecache._slots",
-        "statecache._sockets",
-        "statecache._batching",
-        "statecache._waking",
         "statecache._tls",
     ),
     ("statecache.commits", "statecache.redis_errors", "statecache.noting"),
+    ("statecache.core",),
     ("statecache._async", "statecache._sync"),
     ("statecache",),
     ("statecache_workers",),
@@ -59,7 +55,7 @@ LAYERS = (
     ("statecache.cli", "statecache.__main__"),
 )
 PURE = LAYERS[0] + LAYERS[1]
-CLOCKS = ("statecache.clock", "statecache._bridge")
+CLOCKS = ("statecache.clock", "statecache.concurrency")
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 400
 
@@ -79,7 +75,7 @@ _NOW = r"datetime\.(datetime|date)\.(now|utcnow|today)"
 _IMPURE_NAMES = re.compile(rf"uuid\.uuid[1-7]|{_NOW}|builtins\.(open|input|print)")
 _ENVIRONMENT = re.compile(r"os\.(environb?|getenvb?|putenv|unsetenv)\b")
 _TIME = re.compile(rf"time(\..*)?|asyncio\.sleep|sched(\..*)?|{_NOW}")
-_SLEEP = re.compile(r"(time|asyncio|anyio|statecache\.clock)\.sleep|statecache\._bridge\.(async_)?sleep")
+_SLEEP = re.compile(r"(time|asyncio|anyio|statecache\.clock)\.sleep|(TASKS|THREADS)\.sleep")
 _FIXED_KEYS = "meta|changes|unflushed|hydrating|leases|waiters|events|state"
 _REDIS_KEY = re.compile(rf":state:|sc:\{{|:\{{$|\}}:({_FIXED_KEYS})\b|^:({_FIXED_KEYS})$")
 _GROUPS = re.compile(r"(?i)\b(xgroup|xreadgroup|xack)(?![a-z])")
@@ -236,11 +232,11 @@ def redis_keys(path: str, text: str) -> Findings:
 
 
 def clocks(path: str, text: str) -> Findings:
-    """Find sleeping and reading of time outside clock.py and _bridge.py."""
+    """Find sleeping and reading of time outside clock.py and concurrency."""
     if unit(module(path)) in CLOCKS:
         return []
     lines = {line for name, line in _touched(path, text) if _TIME.fullmatch(name)} | set(_loop_times(text))
-    return [f"{path}:{line}: only clock.py and _bridge.py sleep or read time" for line in sorted(lines)]
+    return [f"{path}:{line}: only clock.py and concurrency sleep or read time" for line in sorted(lines)]
 
 
 def _loop_times(text: str) -> Iterator[int]:

@@ -27,9 +27,9 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args
 import psycopg
 
 from statecache import lua, sql
-from statecache._async.epoch.calls import Calls
-from statecache._async.postgres.tier import PostgresTier
-from statecache._async.redis.connection import AsyncLink
+from statecache.core.epoch.calls import Calls
+from statecache.core.postgres.tier import PostgresTier
+from statecache.core.redis.connection import Link
 from statecache.errors import PostgresUnavailable, RedisUnavailable
 from statecache_workers.database import Database
 
@@ -132,9 +132,9 @@ def _lost(detail: str) -> NoReturn:
 
 
 def _install_redis(boundaries: Boundaries) -> None:
-    run, send, dial = AsyncLink.run, AsyncLink.send, AsyncLink.open.__func__  # type: ignore[attr-defined]
+    run, send, dial = Link.run, Link.send, Link.open.__func__  # type: ignore[attr-defined]
 
-    async def run_by(link: AsyncLink, commands: Sequence[Any], *, seconds: float, **more: Any) -> Any:
+    async def run_by(link: Link, commands: Sequence[Any], *, seconds: float, **more: Any) -> Any:
         async def lose_reply() -> None:
             await link.close()
             _lost("the reply was lost")
@@ -145,16 +145,16 @@ def _install_redis(boundaries: Boundaries) -> None:
             lose_reply=lose_reply,
         )  # fmt: skip
 
-    async def send_by(link: AsyncLink, *commands: Any, seconds: float, **more: Any) -> None:
+    async def send_by(link: Link, *commands: Any, seconds: float, **more: Any) -> None:
         await boundaries.pass_by(
             " ".join(dict.fromkeys(boundaries.script_of(command) for command in commands)),
             lambda: send(link, *commands, seconds=seconds, **more), lose_request=link.close, lose_reply=link.close,
         )  # fmt: skip
 
-    async def open_by(kind: type[AsyncLink], *args: Any, **more: Any) -> AsyncLink:
-        opened: list[AsyncLink] = []
+    async def open_by(kind: type[Link], *args: Any, **more: Any) -> Link:
+        opened: list[Link] = []
 
-        async def call() -> AsyncLink:
+        async def call() -> Link:
             opened.append(await dial(kind, *args, **more))
             return opened[0]
 
@@ -163,11 +163,11 @@ def _install_redis(boundaries: Boundaries) -> None:
                 await link.close()
             raise RedisUnavailable("connect", detail="the connection was lost")
 
-        link: AsyncLink = await boundaries.pass_by("connect to Redis", call, lose_request=lose, lose_reply=lose)
+        link: Link = await boundaries.pass_by("connect to Redis", call, lose_request=lose, lose_reply=lose)
         return link
 
-    AsyncLink.run, AsyncLink.send = run_by, send_by  # type: ignore[method-assign,assignment]
-    AsyncLink.open = classmethod(open_by)  # type: ignore[method-assign,assignment]
+    Link.run, Link.send = run_by, send_by  # type: ignore[method-assign,assignment]
+    Link.open = classmethod(open_by)  # type: ignore[method-assign,assignment]
 
 
 def _install_postgres(boundaries: Boundaries) -> None:

@@ -16,8 +16,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from statecache import Settings
-from statecache._sync.postgres.migrate import migrate
 from statecache.clock import monotonic
+from statecache.concurrency import THREADS, run
+from statecache.core.postgres.migrate import migrate
 from statecache_workers.logs import LOGGER
 from tests.fixtures.servers import Site
 from tests.simulation.machine import CacheMachine, MakeDeployment
@@ -33,7 +34,7 @@ def deployment(site: Site, prefix: str = "m") -> Settings:
         shards=2, timeout_s=10.0, hydrate_token_s=0.1, retention_s=0.0, lease_renew_s=0.05, read="primary",
         redis_connections_max=4,
     )  # fmt: skip
-    migrate(settings)
+    run(migrate(settings, io=THREADS))
     return settings
 
 

@@ -45,7 +45,7 @@ NOT_VISITED = {
 USERS = """
 import sys
 from statecache import AsyncStateCache
-import statecache._async.api.client, statecache_workers.runner
+import statecache._async.client, statecache_workers.runner
 for name, module in sys.modules.items():
     if name.startswith("statecache") and "._sync" not in name and getattr(module, "__file__", None):
         print(module.__file__)

@@ -25,8 +25,9 @@ import statecache_workers.gatekeeper
 import statecache_workers.janitor
 import statecache_workers.runner
 from statecache import AsyncStateCache, Settings
-from statecache._sync.postgres.migrate import migrate
 from statecache.clock import monotonic
+from statecache.concurrency import THREADS, run
+from statecache.core.postgres.migrate import migrate
 from statecache_workers.runner import run_worker
 from tests.simulation import boundaries
 from tests.simulation.actor import Actor
@@ -276,7 +277,7 @@ def _settings(urls: tuple[str, str], name: str) -> Settings:
 
 
 def _migrate(settings: Settings) -> int:
-    migrate(settings)
+    run(migrate(settings, io=THREADS))
     return 0
 
 

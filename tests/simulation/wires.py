@@ -14,8 +14,8 @@ from typing import Any, Literal
 import redis
 
 from statecache import Settings
-from statecache._async.redis.connection import dialer
-from statecache._sync.redis.connection import dialer as sync_dialer
+from statecache.concurrency import THREADS
+from statecache.core.redis.connection import dialer
 from statecache.lua import script
 
 Lost = Literal["request", "reply"]
@@ -27,7 +27,7 @@ class Wire:
     """A maker of connections, which lose one request or reply of the commit script when armed."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
-        self._dial, self._dial_sync = dialer(settings), sync_dialer(settings)
+        self._dial, self._dial_sync = dialer(settings), dialer(settings, io=THREADS)
         self._loop = loop
         self._marks = (script("commit").sha.encode(), script("commit").text.encode()[:200])
         self._armed: Lost | None = None

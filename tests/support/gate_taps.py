@@ -17,23 +17,24 @@ class TappedLink:
 
     def __init__(self, link: Any, tap: Tap) -> None:
         self._link = link
+        self.io = link.io
         self._tap = tap
 
-    def run(self, commands: Sequence[Any], *, seconds: float) -> Any:
+    async def run(self, commands: Sequence[Any], *, seconds: float) -> Any:
         """Run commands as the link does."""
-        return self._told(str(commands[0][0]), lambda: self._link.run(commands, seconds=seconds))
+        return await self._told(str(commands[0][0]), lambda: self._link.run(commands, seconds=seconds))
 
-    def scripts(self, which: Any, calls: Sequence[Any], *, seconds: float) -> Any:
+    async def scripts(self, which: Any, calls: Sequence[Any], *, seconds: float) -> Any:
         """Run a script as the link does."""
         if not calls:
             return []
         claims = which.name == "gate_look" and len(calls[0][1]) > 1
         name = "gate_claim" if claims else which.name
-        return self._told(name, lambda: self._link.scripts(which, calls, seconds=seconds))
+        return await self._told(name, lambda: self._link.scripts(which, calls, seconds=seconds))
 
-    def _told(self, name: str, work: Callable[[], Any]) -> Any:
+    async def _told(self, name: str, work: Callable[[], Any]) -> Any:
         self._tap(f"before {name}")
-        result = work()
+        result = await work()
         self._tap(f"after {name}")
         return result
 
@@ -41,7 +42,7 @@ class TappedLink:
 class TappedConnection:
     """A connection to Postgres that reports every statement, before and after it."""
 
-    def __init__(self, connection: psycopg.Connection[Any], tap: Tap) -> None:
+    def __init__(self, connection: psycopg.AsyncConnection[Any], tap: Tap) -> None:
         self._connection = connection
         self._tap = tap
         self.transaction = connection.transaction
@@ -49,12 +50,12 @@ class TappedConnection:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
-    def execute(self, text: str, parameters: Any = None) -> Any:
+    async def execute(self, text: str, parameters: Any = None) -> Any:
         """Execute as the connection does."""
         names = ("begin_epoch", "shards", "later_starts", "keys_beyond", "rescue_branch", "quarantine_park")
         heads = {statement(name, "x").partition("\n")[0]: name for name in names}
         name = heads.get(text.partition("\n")[0], "limits")
         self._tap(f"before {name}")
-        result = self._connection.execute(text.encode(), parameters)
+        result = await self._connection.execute(text.encode(), parameters)
         self._tap(f"after {name}")
         return result

@@ -18,10 +18,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from statecache import Settings, State, StateCache
-from statecache._sync.epoch.gate import Gate, Opened
-from statecache._sync.postgres.migrate import migrate
-from statecache._sync.postgres.tier import PostgresTier
-from statecache._sync.redis.tier import RedisTier
+from statecache.concurrency import THREADS, run
+from statecache.core.epoch.gate import Gate, Opened
+from statecache.core.postgres.migrate import migrate
+from statecache.core.postgres.tier import PostgresTier
+from statecache.core.redis.tier import RedisTier
 from statecache.entries import ForeignEntry, change_set
 from statecache.epochs import Authority
 from statecache.keys import KeySpace
@@ -151,19 +152,19 @@ class World:
         run ever since the first epoch.
         """
         settings = self.on(server, **{"claim_s": CLAIM_S} | more)
-        tier = RedisTier(settings, self.keys)
-        link, session = tier.link(), PostgresTier(settings, self.keys).session()
+        link = run(RedisTier(settings, self.keys, io=THREADS).link())
+        session = run(PostgresTier(settings, self.keys, io=THREADS).session())
         try:
             if vouched is None:
                 vouched = {"operator": [self.row().replid], "worker": self._servers()}.get(authority, [])
             gate = Gate(settings, self.keys, by=f"the {authority}", authority=authority, vouched=vouched)
             if tap is None:
-                return gate.open(link, session.connection, [SHARD])
+                return run(gate.open(link, session.connection, [SHARD]))
             tapped: Any = TappedConnection(session.connection, tap)
-            return gate.open(TappedLink(link, tap), tapped, [SHARD])  # type: ignore[arg-type]
+            return run(gate.open(TappedLink(link, tap), tapped, [SHARD]))  # type: ignore[arg-type]
         finally:
-            link.close()
-            session.close()
+            run(link.close())
+            run(session.close())
 
     def gate(self, server: Valkey) -> WorkersGate:
         """Return what a worker opens gates with on that server, again and again."""
@@ -308,13 +309,13 @@ class WorkersGate:
 
     def open(self) -> list[Opened]:
         """Open the shard, or say why not."""
-        link = RedisTier(self._settings, self._world.keys).link()
-        session = PostgresTier(self._settings, self._world.keys).session()
+        link = run(RedisTier(self._settings, self._world.keys, io=THREADS).link())
+        session = run(PostgresTier(self._settings, self._world.keys, io=THREADS).session())
         try:
-            return self._gate.open(link, session.connection, [SHARD])
+            return run(self._gate.open(link, session.connection, [SHARD]))
         finally:
-            link.close()
-            session.close()
+            run(link.close())
+            run(session.close())
 
 
 def once(moment: str, then: Callable[[], object]) -> Tap:
@@ -369,5 +370,5 @@ def world(make_settings: Callable[..., Settings], folder: Path, *, kind: str = "
     binary = Path(shutil.which("redis-server") or "") if kind == "debian" else valkey_server()
     with ExitStack() as ending:
         settings = make_settings(migrated=False, shards=1, redis_url="redis://127.0.0.1:1/0")
-        migrate(settings, redis=False)
+        run(migrate(settings, redis=False, io=THREADS))
         yield World(settings, folder, ending, binary=binary)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from statecache._batching import REQUESTS_MAX, WEIGHT_MAX
-from statecache._bridge import AsyncBatcher, AsyncRequest, Batcher
+from statecache.concurrency import run
+from statecache.concurrency.batching import REQUESTS_MAX, WEIGHT_MAX, TaskBatcher, TaskRequest, ThreadBatcher
 from statecache.errors import RedisUnavailable
 
-Requests = Sequence[AsyncRequest[Any, Any]]
+Requests = Sequence[TaskRequest[Any, Any]]
 
 
 class Server:
@@ -37,7 +37,7 @@ class Server:
 
 async def test_who_asks_in_one_turn_goes_in_one_trip_and_gets_the_own_answer() -> None:
     server = Server()
-    batches: AsyncBatcher[Any, Any] = AsyncBatcher(server.go)
+    batches: TaskBatcher[Any, Any] = TaskBatcher(server.go)
     answers = await asyncio.gather(*(batches.ask(n, weight=1, seconds=5) for n in range(9)))
     assert answers == list(range(9))
     assert await batches.ask("later", weight=1, seconds=5) == "later"
@@ -46,7 +46,7 @@ async def test_who_asks_in_one_turn_goes_in_one_trip_and_gets_the_own_answer() -
 
 async def test_a_trip_is_bounded_in_seats_and_bytes() -> None:
     server = Server()
-    batches: AsyncBatcher[Any, Any] = AsyncBatcher(server.go)
+    batches: TaskBatcher[Any, Any] = TaskBatcher(server.go)
     await asyncio.gather(*(batches.ask(n, weight=1, seconds=5) for n in range(REQUESTS_MAX + 1)))
     await asyncio.gather(*(batches.ask(n, weight=WEIGHT_MAX // 2, seconds=5) for n in range(3)))
     await batches.ask("heavy", weight=WEIGHT_MAX * 9, seconds=5)
@@ -55,7 +55,7 @@ async def test_a_trip_is_bounded_in_seats_and_bytes() -> None:
 
 async def test_a_trip_lasts_as_long_as_the_least_patient_will_wait_and_others_go_apart() -> None:
     server = Server()
-    batches: AsyncBatcher[Any, Any] = AsyncBatcher(server.go)
+    batches: TaskBatcher[Any, Any] = TaskBatcher(server.go)
     await asyncio.gather(*(batches.ask(seconds, weight=1, seconds=seconds) for seconds in (4.0, 3.0, 2.0, 9.0, 0.1)))
     assert server.batches == [([4.0, 3.0, 2.0], 2.0), ([9.0], 9.0), ([0.1], 0.1)]
 
@@ -63,7 +63,7 @@ async def test_a_trip_lasts_as_long_as_the_least_patient_will_wait_and_others_go
 async def test_whoever_gives_up_before_the_questions_are_spelled_is_left_out_and_harms_nobody() -> None:
     server = Server()
     server.answers.clear()
-    batches: AsyncBatcher[Any, Any] = AsyncBatcher(server.go)
+    batches: TaskBatcher[Any, Any] = TaskBatcher(server.go)
     tasks = [asyncio.create_task(batches.ask(n, weight=1, seconds=5)) for n in range(3)]
     await server.left.wait()
     tasks[1].cancel()
@@ -76,7 +76,7 @@ async def test_whoever_gives_up_before_the_questions_are_spelled_is_left_out_and
 
 async def test_an_error_is_the_askers_own_and_a_failed_trip_is_everyones() -> None:
     server = Server()
-    batches: AsyncBatcher[Any, Any] = AsyncBatcher(server.go)
+    batches: TaskBatcher[Any, Any] = TaskBatcher(server.go)
     broken = RedisUnavailable("connection", detail="it broke")
     asked = [batches.ask(question, weight=1, seconds=5) for question in (1, broken)]
     answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -85,7 +85,7 @@ async def test_an_error_is_the_askers_own_and_a_failed_trip_is_everyones() -> No
     async def fail(requests: Requests, seconds: float) -> list[Any]:
         raise broken
 
-    batches = AsyncBatcher(fail)
+    batches = TaskBatcher(fail)
     errors = await asyncio.gather(*(batches.ask(n, weight=1, seconds=5) for n in range(3)), return_exceptions=True)
     assert [str(error) for error in errors] == [str(broken)] * 3
     assert len({id(error) for error in errors}) == 3, "each may be added to"
@@ -94,7 +94,7 @@ async def test_an_error_is_the_askers_own_and_a_failed_trip_is_everyones() -> No
 async def test_a_trip_that_is_cancelled_leaves_nobody_waiting() -> None:
     server = Server()
     server.answers.clear()
-    batches: AsyncBatcher[Any, Any] = AsyncBatcher(server.go)
+    batches: TaskBatcher[Any, Any] = TaskBatcher(server.go)
     asking = asyncio.create_task(batches.ask(1, weight=1, seconds=5))
     await server.left.wait()
     for batch in batches._under_way:
@@ -105,7 +105,7 @@ async def test_a_trip_that_is_cancelled_leaves_nobody_waiting() -> None:
 
 async def test_a_child_of_a_fork_waits_for_no_trip_of_its_parent() -> None:
     server = Server()
-    batches: AsyncBatcher[Any, Any] = AsyncBatcher(server.go)
+    batches: TaskBatcher[Any, Any] = TaskBatcher(server.go)
     lost = asyncio.create_task(batches.ask("parent", weight=1, seconds=5))
     await asyncio.sleep(0)
     batches.begin_anew(None)  # type: ignore[arg-type]
@@ -115,11 +115,11 @@ async def test_a_child_of_a_fork_waits_for_no_trip_of_its_parent() -> None:
 
 
 def test_a_thread_goes_at_once_and_alone() -> None:
-    def go(requests: Any, seconds: float) -> list[Any]:
+    async def go(requests: Any, seconds: float) -> list[Any]:
         assert [request.gone for request in requests] == [False]
         return [RedisUnavailable("timeout") if requests[0].question == "no" else (requests[0].question, seconds)]
 
-    batches: Batcher[Any, Any] = Batcher(go)
-    assert batches.ask("yes", weight=1, seconds=5) == ("yes", 5)
+    batches: ThreadBatcher[Any, Any] = ThreadBatcher(go)
+    assert run(batches.ask("yes", weight=1, seconds=5)) == ("yes", 5)
     with pytest.raises(RedisUnavailable):
-        batches.ask("no", weight=1, seconds=5)
+        run(batches.ask("no", weight=1, seconds=5))

@@ -11,10 +11,10 @@ from statecache import _process
 from statecache.keys import KeySpace
 
 
-@pytest.fixture(params=["_async", "_sync"])
-def module(request: pytest.FixtureRequest) -> Any:
-    """The module of batons, of the asynchronous client and of the synchronous one."""
-    return import_module(f"statecache.{request.param}.update.batons")
+@pytest.fixture
+def module() -> Any:
+    """The module of batons."""
+    return import_module("statecache.core.update.batons")
 
 
 @pytest.fixture

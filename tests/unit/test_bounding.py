@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from statecache._bounding import timeout
+from statecache.concurrency import run
+from statecache.concurrency.bounding import ThreadTimeout
 
 NEVER_S = 3600.0
 
@@ -21,8 +22,8 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield one, other
 
 
-def test_a_bound_shuts_the_connection_when_its_time_is_up(pair: tuple[socket.socket, socket.socket]) -> None:
-    with timeout(NEVER_S, pair[0]) as bound:
+async def test_a_bound_shuts_the_connection_when_its_time_is_up(pair: tuple[socket.socket, socket.socket]) -> None:
+    async with ThreadTimeout(NEVER_S, pair[0]) as bound:
         timer = bound._timer
         timer.function(*timer.args)
         assert bound.expired
@@ -31,7 +32,7 @@ def test_a_bound_shuts_the_connection_when_its_time_is_up(pair: tuple[socket.soc
 
 def test_a_bound_that_nobody_has_any_more_shuts_nothing(pair: tuple[socket.socket, socket.socket]) -> None:
     """Its holder was interrupted before he called it off, and the connection may be somebody else's by then."""
-    bound = timeout(NEVER_S, pair[0]).__enter__()
+    bound = run(ThreadTimeout(NEVER_S, pair[0]).__aenter__())
     timer = bound._timer
     del bound
     timer.function(*timer.args)

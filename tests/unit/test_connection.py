@@ -9,7 +9,8 @@ import pytest
 import redis
 
 from statecache import RedisUnavailable
-from statecache._async.redis.connection import AsyncLink
+from statecache.concurrency import TASKS
+from statecache.core.redis.connection import Link
 
 
 class FakeConnection:
@@ -52,14 +53,14 @@ async def test_an_exchange_that_broke_closes_its_connection(fault: Any, kind: ty
     if when == "while it is sent":
         line = FakeConnection([], at_sending=fault)
     line._replies += [fault, "left behind"]
-    link = AsyncLink(line, "somewhere")
+    link = Link(line, "somewhere", TASKS)
     with pytest.raises(kind):
         await link.run([("GET", "a"), ("GET", "b")], seconds=5)
     assert not link.alive
 
 
 async def test_an_error_reply_is_a_reply_and_the_connection_stays() -> None:
-    link = AsyncLink(FakeConnection([redis.ResponseError("WRONGTYPE"), b"two"]), "somewhere")
+    link = Link(FakeConnection([redis.ResponseError("WRONGTYPE"), b"two"]), "somewhere", TASKS)
     first, second = await link.run([("GET", "a"), ("GET", "b")], seconds=5)
     assert isinstance(first, redis.ResponseError)
     assert second == b"two"
@@ -81,17 +82,17 @@ class Pushed(FakeConnection):
 
 
 async def test_pushed_messages_that_have_come_are_given_together_so_many_at_once() -> None:
-    link = AsyncLink(Pushed([f"message {number}" for number in range(40)]), "somewhere")
+    link = Link(Pushed([f"message {number}" for number in range(40)]), "somewhere", TASKS)
     counts = [len(await link.receive(seconds=5)) for _ in range(3)]
     assert counts == [16, 16, 8]
 
 
 async def test_messages_that_came_before_the_connection_broke_are_given_and_then_it_is_closed() -> None:
-    link = AsyncLink(Pushed(["one", redis.ConnectionError("closed")]), "somewhere")
+    link = Link(Pushed(["one", redis.ConnectionError("closed")]), "somewhere", TASKS)
     assert await link.receive(seconds=5) == ["one"]
     assert not link.alive
-    late = AsyncLink(Pushed(["one", TimeoutError(), "two"]), "somewhere")
+    late = Link(Pushed(["one", TimeoutError(), "two"]), "somewhere", TASKS)
     assert [await late.receive(seconds=5) for _ in range(2)] == [["one"], ["two"]]
-    broken = AsyncLink(Pushed([redis.ConnectionError("closed")]), "somewhere")
+    broken = Link(Pushed([redis.ConnectionError("closed")]), "somewhere", TASKS)
     with pytest.raises(RedisUnavailable):
         await broken.receive(seconds=5)

@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from statecache._async.commit.durable import HELD, Durable
-from statecache._async.redis.pubsub import Subscriptions
 from statecache.clock import monotonic
+from statecache.concurrency import TASKS
+from statecache.core.commit.durable import HELD, Durable
+from statecache.core.redis.pubsub import Subscriptions
 from statecache.keys import KeySpace
 from statecache.model import Position
 
@@ -40,6 +41,8 @@ class QuietLink:
 
 class SlowRedis:
     """A Redis that runs `meanwhile` before its answers arrive, which are as of when it was asked."""
+
+    io = TASKS
 
     def __init__(self, meta: list[bytes]) -> None:
         self.meta = meta

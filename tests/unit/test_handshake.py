@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from statecache import AsyncStateCache, ConfigurationError, _async
+from statecache import AsyncStateCache, ConfigurationError, core
 from statecache.lua import script
 from tests.fixtures.redis import FakeDeployment
 
-CLIENT = Path(_async.__file__).parent
+CLIENT = Path(core.__file__).parent
 
 
 def _sources() -> str:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statecache._bridge import Signal
+from statecache.concurrency import run
+from statecache.concurrency.waking import ThreadSignal
 from statecache.model import Record
 from statecache.near import ENTRY_OVERHEAD_BYTES, FLOORS_MIN, Entry, Near, Place, shareable
 
@@ -37,7 +38,7 @@ def made(*, bytes_max: int = 1_000_000, entries_max: int = 100) -> Near:
 
 def fill(near: Near, one: Record) -> None:
     """Read a state as the tracked connection does."""
-    reading, mine = near.reserve(one.key, Signal(), 0.0)
+    reading, mine = near.reserve(one.key, ThreadSignal(), 0.0)
     assert mine
     near.settle(reading, one)
 
@@ -89,28 +90,28 @@ def test_what_somebody_wrote_is_forgotten_and_nothing_else() -> None:
 
 def test_readers_of_one_key_share_one_read() -> None:
     near = made()
-    first, mine = near.reserve(KEY, Signal(), 0.0)
-    again, mine_too = near.reserve(KEY, Signal(), 0.0)
+    first, mine = near.reserve(KEY, ThreadSignal(), 0.0)
+    again, mine_too = near.reserve(KEY, ThreadSignal(), 0.0)
     assert mine
     assert not mine_too
     assert again is first
     near.settle(first, record(3))
-    assert again.signal.wait(0)
+    assert run(again.signal.wait(0))
     assert again.record == record(3)
 
 
 def test_a_read_that_brings_nothing_wakes_and_keeps_nothing() -> None:
     near = made()
-    reading, _ = near.reserve(KEY, Signal(), 0.0)
+    reading, _ = near.reserve(KEY, ThreadSignal(), 0.0)
     near.settle(reading, None, OSError("gone"))
-    assert reading.signal.wait(0)
+    assert run(reading.signal.wait(0))
     assert version_at(near) is None
-    assert near.reserve(KEY, Signal(), 0.0)[1]  # the next one asks anew
+    assert near.reserve(KEY, ThreadSignal(), 0.0)[1]  # the next one asks anew
 
 
 def test_a_read_from_before_everything_was_dropped_is_not_kept() -> None:
     near = made()
-    reading, _ = near.reserve(KEY, Signal(), 0.0)
+    reading, _ = near.reserve(KEY, ThreadSignal(), 0.0)
     near.drop()
     near.answered(0.0)
     near.settle(reading, record(3))
@@ -148,7 +149,7 @@ def test_nothing_is_believed_any_more_even_where_dropping_fails() -> None:
 def test_what_this_process_wrote_is_never_read_older() -> None:
     near = made()
     fill(near, record(3))
-    reading, _ = near.reserve(KEY, Signal(), 0.0)
+    reading, _ = near.reserve(KEY, ThreadSignal(), 0.0)
     assert not near.wrote(KEY, (1, 4))
     assert version_at(near) is None
     near.settle(reading, record(3))  # it was on its way when the commit was made
@@ -224,16 +225,16 @@ def test_floors_are_bounded_too() -> None:
 
 def test_watchers_are_woken_by_a_write_and_by_a_drop_until_they_leave() -> None:
     near = made()
-    one, other = Signal(), Signal()
+    one, other = ThreadSignal(), ThreadSignal()
     near.watch(KEY, one)
     near.invalidate(["runs/2"])
-    assert not one.wait(0)
+    assert not run(one.wait(0))
     near.invalidate([KEY])
-    assert one.wait(0)
+    assert run(one.wait(0))
     near.unwatch(KEY, one)
     near.watch(KEY, other)
     near.drop()
-    assert other.wait(0)
+    assert run(other.wait(0))
     near.unwatch(KEY, other)
     near.unwatch(KEY, other)
 
@@ -318,7 +319,7 @@ class World:
 
     def send(self, key: int) -> None:
         """Ask the server for a local read that is not answered here."""
-        reading, mine = self.near.reserve(f"k/{key}", Signal(), 0.0)
+        reading, mine = self.near.reserve(f"k/{key}", ThreadSignal(), 0.0)
         if mine:
             self.asked[key] = reading
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-import statecache._async.api.observer as async_observing
-import statecache._sync.api.observer as sync_observing
+import statecache._async.observer as async_observing
+import statecache._sync.observer as sync_observing
 import statecache.noting as async_noting
 from statecache import (
     AsyncStateCache,
@@ -24,9 +24,9 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
-from statecache._async.api.verbs import AsyncVerbs
-from statecache._async.commit.attempts import Attempts
+from statecache._async.verbs import AsyncVerbs
 from statecache.adapters.prometheus import PrometheusObserver
+from statecache.core.commit.attempts import Attempts
 from tests.fixtures.redis import FakeDeployment
 from tests.support.awaited import awaited
 from tests.support.probing import samples
@@ -139,7 +139,7 @@ async def test_a_transaction_is_told_when_it_is_over(observed: AsyncStateCache, 
         async with observed.transaction("runs/42"):
             raise KeyError
     assert told.last() == ("transaction", "raised", 1, 0, 0)
-    with pytest.raises(VersionConflict):  # noqa: PT012 it is the end of the block that raises
+    with pytest.raises(VersionConflict):  # noqa: PT012
         async with observed.transaction("runs/42") as tx:
             tx.set("runs/42", 2)
             await observed.set("runs/42", 3)

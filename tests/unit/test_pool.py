@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from statecache import _process
-from statecache._async.pool import AsyncPool, silent_since
-from statecache._sync.pool import Pool
 from statecache.clock import monotonic
+from statecache.concurrency import TASKS, THREADS, run
+from statecache.core.pool import Pool, silent_since
 from statecache.errors import RedisUnavailable, UsageError
 
 WAIT_S = 20.0
@@ -48,32 +48,6 @@ class Line:
         await self.close()
 
 
-class SyncLine:
-    """A connection to nowhere, for threads."""
-
-    def __init__(self) -> None:
-        self.alive = True
-        self.heard_at = 0.0
-        self.silent_since = -inf
-        self.slot: Any = None
-        self.hold: Any = None
-        self.closed = 0
-
-    def let_go(self) -> None:
-        """Note that its client is gone."""
-        self.closed += 1
-
-    def abandon(self) -> None:
-        raise AssertionError("there is no child here")
-
-    def close(self) -> None:
-        self.alive = False
-        self.closed += 1
-
-    def end(self) -> None:
-        self.close()
-
-
 class Dialed:
     """A dialer that remembers its lines, and fails when told to."""
 
@@ -90,8 +64,8 @@ class Dialed:
         return self.lines[-1]
 
 
-def _pool(size: int, dialed: Dialed | None = None) -> AsyncPool[Line]:
-    return AsyncPool(dialed or Dialed(), size=size, busy=RedisUnavailable, what="Redis")
+def _pool(size: int, dialed: Dialed | None = None) -> Pool[Line]:
+    return Pool(dialed or Dialed(), io=TASKS, size=size, busy=RedisUnavailable, what="Redis")
 
 
 async def test_an_idle_connection_is_lent_again() -> None:
@@ -288,27 +262,27 @@ async def test_a_parents_connection_is_not_taken_into_the_childs_pool(monkeypatc
 
 
 def test_threads_share_it_and_each_line_has_one_borrower() -> None:
-    lock, lines = threading.Lock(), list[SyncLine]()
+    lock, lines = threading.Lock(), list[Line]()
     borrowers = Counter[int]()
 
-    def dial(seconds: float) -> SyncLine:
+    async def dial(seconds: float) -> Line:
         with lock:
-            lines.append(SyncLine())
+            lines.append(Line())
             return lines[-1]
 
-    pool = Pool(dial, size=3, busy=RedisUnavailable, what="Redis")
+    pool = Pool(dial, io=THREADS, size=3, busy=RedisUnavailable, what="Redis")
 
     def work(number: int) -> None:
         for turn in range(60):
-            line = pool.take(WAIT_S)
+            line = run(pool.take(WAIT_S))
             with lock:
                 borrowers[id(line)] += 1
                 assert borrowers[id(line)] == 1
                 assert sum(borrowers.values()) <= 3
             if (number + turn) % 17 == 0:
-                line.close()
+                run(line.close())
             if (number + turn) % 23 == 0:
-                pool.drop_idle(all_of_them=True)
+                run(pool.drop_idle(all_of_them=True))
             with lock:
                 borrowers[id(line)] -= 1
             pool.give(line)
@@ -320,5 +294,5 @@ def test_threads_share_it_and_each_line_has_one_borrower() -> None:
             assert [*threads.map(work, range(8))] == [None] * 8
     finally:
         sys.setswitchinterval(before)
-    pool.close()
+    run(pool.close())
     assert [line for line in lines if line.alive] == []

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from statecache import _process
-from statecache._async.pool import AsyncPool
+from statecache.concurrency import TASKS
+from statecache.core.pool import Pool
 from statecache.errors import RedisUnavailable
 
 
@@ -45,8 +46,8 @@ class Dialed:
         return FakeConnection()
 
 
-def _pool(size: int, dialed: Dialed | None = None) -> AsyncPool[FakeConnection]:
-    return AsyncPool(dialed or Dialed(), size=size, busy=RedisUnavailable, what="Redis")
+def _pool(size: int, dialed: Dialed | None = None) -> Pool[FakeConnection]:
+    return Pool(dialed or Dialed(), io=TASKS, size=size, busy=RedisUnavailable, what="Redis")
 
 
 async def test_half_of_the_connections_may_be_held_and_the_others_are_lent_all_the_same() -> None:

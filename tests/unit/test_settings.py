@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, Settings, StateCache
-from statecache._async.redis.connection import dialer
+from statecache.core.redis.connection import dialer
 from statecache.settings import masked, pin_difference, process_environment
 
 SECRET = "s3cr3t"

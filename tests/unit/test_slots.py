@@ -11,9 +11,16 @@ from typing import Any
 
 import pytest
 
-from statecache._bridge import AsyncSlots, Slots
-from statecache._sync.pool import Pool
+from statecache.concurrency import THREADS, run
+from statecache.concurrency.slots import TaskSlots, ThreadSlots
+from statecache.core.pool import Pool
 from statecache.errors import RedisUnavailable
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+"""Of who is interrupted between making a coroutine and beginning it, Python says so."""
 
 WAIT_S = 20.0
 TIMES = 4000
@@ -26,10 +33,15 @@ class Line:
     slot: Any = None
     hold: Any = None
 
-    def close(self) -> None:
+    def let_go(self) -> None:
         """Do nothing: there is nothing to close."""
 
-    abandon = let_go = end = close
+    abandon = let_go
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing to close."""
+
+    end = close
 
 
 def _interrupted(work: Callable[[], object], looks: Callable[[], object], right: object) -> None:
@@ -56,25 +68,32 @@ def _interrupted(work: Callable[[], object], looks: Callable[[], object], right:
     assert met > TIMES / 2
 
 
+def _free(slots: Any) -> int:
+    return int(slots._free)
+
+
 @pytest.mark.parametrize("hold", [False, True])
 def test_who_is_interrupted_while_it_is_lent_a_connection_keeps_none(hold: bool) -> None:
-    pool: Pool[Any] = Pool(lambda _: Line(), size=2, busy=RedisUnavailable, what="Redis")
+    async def dial(seconds: float) -> Line:
+        return Line()
+
+    pool: Pool[Any] = Pool(dial, io=THREADS, size=2, busy=RedisUnavailable, what="Redis")
 
     def work() -> None:
-        line = pool.hold(1) if hold else pool.take(1)
+        line = run(pool.hold(1) if hold else pool.take(1))
         try:
             assert line.alive
         finally:
             pool.give(line)
 
-    _interrupted(work, lambda: (pool.lent, pool._slots._free, pool._holds._free), (0, 2, 1))
+    _interrupted(work, lambda: (pool.lent, _free(pool._slots), _free(pool._holds)), (0, 2, 1))
 
 
 def test_who_is_interrupted_on_its_way_to_give_a_slot_back_keeps_none() -> None:
-    slots = Slots(1)
+    slots = ThreadSlots(1)
 
     def work() -> None:
-        slot = slots.acquire(1)
+        slot = run(slots.acquire(1))
         assert slot is not None
         slot.release()
 
@@ -82,11 +101,11 @@ def test_who_is_interrupted_on_its_way_to_give_a_slot_back_keeps_none() -> None:
 
 
 def test_who_gives_up_waiting_and_is_interrupted_stands_in_nobodys_way() -> None:
-    slots = Slots(1)
+    slots = ThreadSlots(1)
 
     def work() -> None:
         mine = slots.acquire_now()
-        assert slots.acquire(1e-6) is None
+        assert run(slots.acquire(1e-6)) is None
         assert mine is not None
         mine.release()
 
@@ -95,7 +114,7 @@ def test_who_gives_up_waiting_and_is_interrupted_stands_in_nobodys_way() -> None
 
 async def test_a_slot_that_frees_itself_while_its_waiter_gives_up_is_not_lost() -> None:
     """The timeout has cancelled the waiter, which has not run since: that is when the slot is given back."""
-    slots = AsyncSlots(1)
+    slots = TaskSlots(1)
     first = await slots.acquire(1)
     assert first is not None
     waiter = asyncio.create_task(slots.acquire(WAIT_S))
@@ -108,7 +127,7 @@ async def test_a_slot_that_frees_itself_while_its_waiter_gives_up_is_not_lost() 
 
 
 async def test_a_waiter_that_is_served_and_cancelled_at_once_hands_its_slot_on() -> None:
-    slots = AsyncSlots(1)
+    slots = TaskSlots(1)
     first = await slots.acquire(1)
     assert first is not None
     waiter = asyncio.create_task(slots.acquire(WAIT_S))
@@ -121,12 +140,12 @@ async def test_a_waiter_that_is_served_and_cancelled_at_once_hands_its_slot_on()
 
 
 def test_threads_are_served_in_the_order_in_which_they_came() -> None:
-    slots, served, standing = Slots(1), list[int](), threading.Event()
-    first = slots.acquire(1)
+    slots, served, standing = ThreadSlots(1), list[int](), threading.Event()
+    first = run(slots.acquire(1))
     assert first is not None
 
     def wait(number: int) -> None:
-        slot = slots.acquire(WAIT_S)
+        slot = run(slots.acquire(WAIT_S))
         served.append(number)
         assert slot is not None
         slot.release()
@@ -144,16 +163,16 @@ def test_threads_are_served_in_the_order_in_which_they_came() -> None:
 
 
 def test_a_thread_that_gives_up_takes_no_slot_along() -> None:
-    slots = Slots(1)
-    first = slots.acquire(1)
+    slots = ThreadSlots(1)
+    first = run(slots.acquire(1))
     assert first is not None
-    assert not slots.acquire(0.01)
+    assert not run(slots.acquire(0.01))
     first.release()
-    assert slots.acquire(0.01)
+    assert run(slots.acquire(0.01))
 
 
 def test_a_thread_whose_wait_a_signal_handler_ends_takes_no_slot_along() -> None:
-    slots = Slots(1)
+    slots = ThreadSlots(1)
     inside: Any = slots._mutex
     first = slots.acquire_now()
     assert first is not None
@@ -167,7 +186,7 @@ def test_a_thread_whose_wait_a_signal_handler_ends_takes_no_slot_along() -> None
     signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
     try:
         with pytest.raises(KeyboardInterrupt):
-            slots.acquire(WAIT_S)
+            run(slots.acquire(WAIT_S))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)

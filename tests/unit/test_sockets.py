@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from statecache import _sockets
-from statecache._sockets import SocketTurn, readable, receiving, sending
+from statecache.concurrency import run, sockets
+from statecache.concurrency.sockets import ThreadSocketTurn, thread_readable, thread_receiving, thread_sending
 
 
 class Connection:
@@ -35,30 +35,30 @@ def connection() -> Any:
     made.close()
 
 
-@pytest.mark.parametrize("bounded", [sending, receiving])
+@pytest.mark.parametrize("bounded", [thread_sending, thread_receiving])
 def test_a_turn_that_was_interrupted_as_it_began_is_over(
     connection: Any, bounded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interruption comes when the turn is had, and nobody has noted it."""
-    turn = SocketTurn()
+    turn = ThreadSocketTurn()
     connection.theirs.send(b"x")
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_sockets, "deadline", interrupted)
-    with pytest.raises(KeyboardInterrupt), bounded(connection, 1.0, turn):
-        pass
-    assert turn.take(0) is not None
+    monkeypatch.setattr(sockets, "thread_deadline", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(bounded(connection, 1.0, turn).__aenter__())
+    assert run(turn.take(0)) is not None
 
 
-def test_nothing_is_known_to_have_come_while_another_thread_uses_the_socket(connection: Any) -> None:
-    turn = SocketTurn()
+async def test_nothing_is_known_to_have_come_while_another_thread_uses_the_socket(connection: Any) -> None:
+    turn = ThreadSocketTurn()
     connection.theirs.send(b"x")
-    other = turn.take(0)
+    other = await turn.take(0)
     assert other is not None
-    assert not readable(connection, 0.0, turn)
-    with pytest.raises(TimeoutError, match="another thread"), sending(connection, 0.0, turn):
-        pass
+    assert not await thread_readable(connection, 0.0, turn)
+    with pytest.raises(TimeoutError, match="another thread"):
+        await thread_sending(connection, 0.0, turn).__aenter__()
     other.release()
-    assert readable(connection, 0.0, turn)
+    assert await thread_readable(connection, 0.0, turn)

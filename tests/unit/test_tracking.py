@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from hiredis import PushNotification
 from redis.exceptions import NoScriptError, ResponseError
 
 from statecache import Settings
-from statecache._async.redis.tracking import TrackedConnection
-from statecache._bridge import AsyncSignal
 from statecache._process import mutex
+from statecache.concurrency import TASKS
+from statecache.concurrency.waking import TaskSignal
+from statecache.core.redis.tracking import TrackedConnection
 from statecache.errors import ForeignData, RedisUnavailable
 from statecache.keys import KeySpace
 from statecache.near import Near
@@ -68,7 +70,7 @@ def near() -> Near:
 @pytest.fixture
 def line(near: Near) -> Any:
     """A line that nothing is connected to, of which all shards are open."""
-    tier: Any = None
+    tier: Any = SimpleNamespace(io=TASKS)
     made: Any = TrackedConnection(Settings(), KeySpace(), tier, near, owner=object)
     made._open = {*range(64)}
     return made
@@ -79,8 +81,8 @@ def test_a_state_has_as_many_fields_as_are_asked_for() -> None:
 
 
 async def test_replies_belong_to_questions_in_their_order(line: Any, near: Near) -> None:
-    first, _ = near.reserve(KEY, AsyncSignal(), 0.0)
-    other, _ = near.reserve("runs/2", AsyncSignal(), 0.0)
+    first, _ = near.reserve(KEY, TaskSignal(), 0.0)
+    other, _ = near.reserve("runs/2", TaskSignal(), 0.0)
     link = Link(None, first, 7.5, None, other)
     for reply in (b"OK", STATE, b"master abc ", b"OK", [None] * len(FIELDS)):
         line._answered(link, reply)
@@ -131,7 +133,7 @@ async def test_opting_in_that_is_refused_ends_the_connection(line: Any) -> None:
 
 async def test_data_of_others_is_told_to_who_reads_it_alone(line: Any, near: Near) -> None:
     for reply in (ResponseError("WRONGTYPE Operation against a key"), [None, *STATE[1:]]):
-        reading, _ = near.reserve(KEY, AsyncSignal(), 0.0)
+        reading, _ = near.reserve(KEY, TaskSignal(), 0.0)
         line._answered(Link(reading), reply)
         assert isinstance(reading.error, ForeignData)
         assert near.statistics(0).entries == 0
@@ -142,7 +144,7 @@ async def test_a_push_takes_away_what_it_names_or_everything(line: Any, near: Ne
         return near.statistics(0).entries
 
     for key in (KEY, "runs/2"):
-        reading, _ = near.reserve(key, AsyncSignal(), 0.0)
+        reading, _ = near.reserve(key, TaskSignal(), 0.0)
         line._answered(Link(reading), [key.encode(), *STATE[1:]])
     assert kept() == 2
     line._pushed(PushNotification([b"message", b"x"]))
@@ -153,6 +155,6 @@ async def test_a_push_takes_away_what_it_names_or_everything(line: Any, near: Ne
 
 
 async def test_a_reply_that_is_nobody_s_state_ends_the_connection(line: Any, near: Near) -> None:
-    reading, _ = near.reserve(KEY, AsyncSignal(), 0.0)
+    reading, _ = near.reserve(KEY, TaskSignal(), 0.0)
     with pytest.raises(RedisUnavailable, match="another request"):
         line._answered(Link(reading), b"OK")

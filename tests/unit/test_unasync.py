@@ -25,12 +25,9 @@ EVERY_RULE = '''
 """An `AsyncThing` opens; ``await thing.get(1)`` reads. We await the reply, asynchronously."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
-from redis.asyncio import Redis
-
-from statecache._async.pool import AsyncPool
-from statecache._bridge import AsyncSignal, async_timeout
+from statecache._async.things import AsyncThings
+from statecache.concurrency import TASKS
 
 
 class AsyncThing:
@@ -39,26 +36,22 @@ class AsyncThing:
     async def __aenter__(self) -> "AsyncThing":
         return self
 
-    async def get(self, call: Callable[[int], int | Awaitable[int]], then: Awaitable[AsyncPool]) -> int:
-        async with async_timeout(1):  # await self.pool.take() would do
-            return (await self.redis.get("a")).value + (await call(1) + 2)
+    async def get(self, call: Callable[[int], int | Awaitable[int]], then: Awaitable[AsyncThings]) -> int:
+        async with self.pool.turn(1) as turn, self.other():  # await self.pool.take() would do
+            return (await self.redis.get("a")).value + (await call(1)[0].real + 2) + len(TASKS, turn)
 
-    @asynccontextmanager
-    async def all(self) -> AsyncIterator[Redis]:
-        yield [row async for row in self.rows(f"{await self.name()} of {self!r:>{await self.width()}}")]
-        await self.close()
+    async def all(self) -> AsyncIterator[int]:
+        async for row in self.rows(await self.name(), [1]):
+            yield [one async for one in row.parts if one] + [await (await row.close()).end()]
 '''
 
 ITS_TWIN = '''
 """A `Thing` opens; ``thing.get(1)`` reads. We await the reply, asynchronously."""
 
 from collections.abc import Iterator, Callable
-from contextlib import contextmanager
 
-from redis import Redis
-
-from statecache._sync.pool import Pool
-from statecache._bridge import Signal, timeout
+from statecache._sync.things import Things
+from statecache.concurrency import THREADS
 
 
 class Thing:
@@ -67,14 +60,13 @@ class Thing:
     def __enter__(self) -> "Thing":
         return self
 
-    def get(self, call: Callable[[int], int], then: Pool) -> int:
-        with timeout(1):  # self.pool.take() would do
-            return self.redis.get("a").value + (call(1) + 2)
+    def get(self, call: Callable[[int], int], then: Things) -> int:
+        with entered(self.pool.turn(1)) as turn, entered(self.other()):  # self.pool.take() would do
+            return (run(self.redis.get("a"))).value + (run(call(1)[0].real) + 2) + len(THREADS, turn)
 
-    @contextmanager
-    def all(self) -> Iterator[Redis]:
-        yield [row for row in self.rows(f"{self.name()} of {self!r:>{self.width()}}")]
-        self.close()
+    def all(self) -> Iterator[int]:
+        for row in iterated(self.rows(run(self.name()), [1])):
+            yield [one for one in iterated(row.parts) if one] + [run((run(row.close())).end())]
 '''
 
 
@@ -95,8 +87,8 @@ def test_a_text_without_anything_asynchronous_stays_as_it_is() -> None:
     [
         ("import asyncio\nasyncio.get_running_loop()\n", "asyncio is still asynchronous"),
         ("is_async = True\n", "is_async is still asynchronous"),
-        ("async def f(timeout: int) -> None:\n    async_timeout(timeout)\n", "async_timeout would become timeout"),
         ("from x import AsyncPool, Pool\n", "AsyncPool would become Pool"),
+        ("async def f() -> str:\n    return f'{await g()}'\n", "await in an f-string"),
     ],
 )
 def test_what_cannot_be_rewritten_is_refused(tmp_path: Path, source: str, complaint: str) -> None:
@@ -108,7 +100,8 @@ def test_what_cannot_be_rewritten_is_refused(tmp_path: Path, source: str, compla
 
 def _tree(root: Path, source: str = EVERY_RULE) -> Path:
     (root / SOURCE).mkdir(parents=True)
-    (root / SOURCE / "thing.py").write_text(dedent(source))
+    text = dedent(source).replace("\nfrom collections", "\nfrom __future__ import annotations\n\nfrom collections", 1)
+    (root / SOURCE / "thing.py").write_text(text)
     return root
 
 
@@ -119,7 +112,7 @@ def test_a_written_mirror_is_fresh_sorted_and_names_its_source(tmp_path: Path) -
     text = (root / TARGET / "thing.py").read_text()
     assert text.startswith("# Generated from statecache/_async/thing.py by tests/generators/unasync.py. Do not edit.\n")
     assert "Awaitable" not in text
-    assert "from statecache._bridge import timeout\nfrom statecache._sync.pool import Pool\n" in text
+    assert "Things\nfrom statecache.concurrency import THREADS, entered, iterated, run\n" in text
 
 
 def test_an_edited_twin_a_missing_one_and_an_orphan_are_each_seen(tmp_path: Path) -> None:
@@ -128,19 +121,19 @@ def test_an_edited_twin_a_missing_one_and_an_orphan_are_each_seen(tmp_path: Path
     assert "+++ statecache/_sync/thing.py (generated)" in missing
     write(root)
     twin = root / TARGET / "thing.py"
-    twin.write_text(twin.read_text().replace("self.close()", "pass"))
+    twin.write_text(twin.read_text().replace("return self\n", "return None\n"))
     (root / TARGET / "orphan.py").write_text("")
     orphan, edited = differences(root)
     assert "orphan.py: only one" in orphan
-    assert "+        self.close()" in edited
+    assert "+        return self" in edited
     write(root)
     assert differences(root) == []
 
 
 def test_an_idle_rule_is_named(tmp_path: Path) -> None:
     root = _tree(tmp_path, "async def f() -> None: ...\n")
-    assert "await x -> x" in mirror(root).unused
-    assert any("'await x -> x' was never used" in line for line in differences(root))
+    assert "await x -> run(x)" in mirror(root).unused
+    assert any("'await x -> run(x)' was never used" in line for line in differences(root))
 
 
 def test_a_wrong_call_says_how(capsys: pytest.CaptureFixture[str]) -> None:

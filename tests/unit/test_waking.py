@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from statecache._bridge import AsyncSignal
+from statecache.concurrency.waking import TaskSignal
 
 
 async def test_a_signal_wakes_all_who_wait_and_whoever_comes_later() -> None:
-    signal = AsyncSignal()
+    signal = TaskSignal()
     waiting = [asyncio.create_task(signal.wait(60)) for _ in range(3)]
     await asyncio.sleep(0)
     signal.set()
@@ -17,7 +17,7 @@ async def test_a_signal_wakes_all_who_wait_and_whoever_comes_later() -> None:
 
 
 async def test_a_wait_has_an_end_and_leaves_nothing_behind() -> None:
-    signal = AsyncSignal()
+    signal = TaskSignal()
     assert not await signal.wait(0)
     assert not await signal.wait(-1)
     cancelled = asyncio.create_task(signal.wait(60))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from statecache_workers.holdings import set_apart
 
 if TYPE_CHECKING:
-    from statecache._async.redis.connection import AsyncLink
+    from statecache.core.redis.connection import Link
     from statecache.keys import KeySpace
     from statecache_workers.holdings import Holding
     from statecache_workers.streams import Streams
@@ -27,9 +27,7 @@ class Acknowledgement:
         self._keys = keys
         self._streams = streams
 
-    async def tell(
-        self, link: AsyncLink, holdings: Sequence[Holding], forks: dict[int, list[tuple[str, str]]]
-    ) -> list[int]:
+    async def tell(self, link: Link, holdings: Sequence[Holding], forks: dict[int, list[tuple[str, str]]]) -> list[int]:
         """Tell Redis the rows' watermarks, and return the shards that would not have it.
 
         The watermark moves with a shard's last call: if it gets that far, the states of all its forks are removed.
@@ -52,7 +50,7 @@ class Acknowledgement:
                 unsure.append(holding.shard)
         return unsure
 
-    async def remove(self, link: AsyncLink, holding: Holding, forked: Sequence[tuple[str, str]]) -> None:
+    async def remove(self, link: Link, holding: Holding, forked: Sequence[tuple[str, str]]) -> None:
         """Remove the states of forks, and leave the watermark where it is."""
         await self._streams.pipeline(link, "ack", self._removals(holding, forked))
 

@@ -22,8 +22,8 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 
-from statecache._async.postgres.connection import BEGIN, Warnings, connect, doubt_of, limits
-from statecache._bridge import async_timeout
+from statecache.concurrency.bounding import TaskTimeout
+from statecache.core.postgres.connection import BEGIN, Warnings, connect, doubt_of, limits
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.settings import masked
 from statecache.sql import statement
@@ -31,7 +31,7 @@ from statecache_workers.arrays import register
 from statecache_workers.logs import whisper
 
 if TYPE_CHECKING:
-    from statecache._async.postgres.tier import AsyncSession
+    from statecache.core.postgres.tier import Session
     from statecache.settings import Settings
 
 _POISON = ("22", "23", "54")
@@ -91,7 +91,7 @@ class Transaction:
 class Database:
     """One connection on which transactions run; it is used by one task at a time."""
 
-    def __init__(self, session: AsyncSession, settings: Settings) -> None:
+    def __init__(self, session: Session, settings: Settings) -> None:
         self.session = session
         self._connection = session.connection
         self._settings = settings
@@ -173,7 +173,7 @@ class Database:
     @contextlib.asynccontextmanager
     async def _translated(self) -> AsyncIterator[None]:
         """Bound an exchange, and translate its errors: one whose socket had to be shut was not answered in time."""
-        limit = async_timeout(self._settings.timeout_s + _GRACE_S, self._connection)
+        limit = TaskTimeout(self._settings.timeout_s + _GRACE_S, self._connection)
         try:
             async with limit:
                 with self._probed(limit):
@@ -193,7 +193,7 @@ class Database:
             raise
 
     @contextlib.contextmanager
-    def _probed(self, limit: async_timeout) -> Iterator[None]:
+    def _probed(self, limit: TaskTimeout) -> Iterator[None]:
         """Ask over another connection, where the answer does not come soon, whether it ever will."""
         timer = asyncio.get_running_loop().call_later(PROBE_S, self._start_probe, limit)
         try:
@@ -204,10 +204,10 @@ class Database:
                 self._probing.cancel()
                 self._probing = None
 
-    def _start_probe(self, limit: async_timeout) -> None:
+    def _start_probe(self, limit: TaskTimeout) -> None:
         self._probing = asyncio.create_task(self._probe(limit), name="probe")
 
-    async def _probe(self, limit: async_timeout) -> None:
+    async def _probe(self, limit: TaskTimeout) -> None:
         """End the exchange where its session waits for us as we wait for it; a busy one is waited for."""
         asked = {"pid": self._pid, "name": self._connection.info.get_parameters().get("application_name", "")}
         try:

@@ -57,7 +57,7 @@ from statecache_workers.tip_cache import TipCache
 from statecache_workers.writing import Judged, WriteResult, judged, mark_of, watermarks, writes
 
 if TYPE_CHECKING:
-    from statecache._async.redis.connection import AsyncLink
+    from statecache.core.redis.connection import Link
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
@@ -105,13 +105,13 @@ class Flusher:
         self.size = BatchSize(settings.flush_batch_max, settings.flush_bytes_max, timeout_s=settings.timeout_s)
         self._lookout = Lookout(settings, self.streams)
 
-    async def look(self, link: AsyncLink, holdings: dict[int, Holding], woken: Sequence[int] = ()) -> Heads:
+    async def look(self, link: Link, holdings: dict[int, Holding], woken: Sequence[int] = ()) -> Heads:
         """Return the heads of the shards, as they were before the entries that the next cycle writes were read."""
         return await self._lookout.look(link, holdings, woken)
 
     async def cycle(
         self,
-        link: AsyncLink,
+        link: Link,
         database: Database,
         holdings: dict[int, Holding],
         *,
@@ -166,7 +166,7 @@ class Flusher:
         self.tips.drop(holding.shard)
         progress.unsure.append(holding.shard)
 
-    async def _prepare(self, link: AsyncLink, one: Slice, progress: Progress) -> None:
+    async def _prepare(self, link: Link, one: Slice, progress: Progress) -> None:
         """See to a slice that is not a plain run of entries: gaps, foreign entries, a newer format."""
         if one.plain:
             return
@@ -186,7 +186,7 @@ class Flusher:
 
     async def _flush(
         self,
-        link: AsyncLink,
+        link: Link,
         database: Database,
         holdings: dict[int, Holding],
         slices: list[Slice],
@@ -228,9 +228,7 @@ class Flusher:
         self.size.too_slow(entries, sum(max(0, one.end.bytes - one.start.bytes) for one in slices))
         warn("batch_too_slow", entries=entries, next_entries_max=self.size.entries, reason=error.reason)
 
-    async def _read_ahead(
-        self, link: AsyncLink, holdings: dict[int, Holding], slices: Sequence[Slice]
-    ) -> ReadAhead | None:
+    async def _read_ahead(self, link: Link, holdings: dict[int, Holding], slices: Sequence[Slice]) -> ReadAhead | None:
         """Read what comes behind the batch that is being written, if that one is full.
 
         What goes wrong meanwhile does not touch the batch: the next turn reads again, and meets it.
@@ -341,9 +339,7 @@ class Flusher:
                 (whisper if row is None else warn)("fenced", shard=one.shard, dropped=len(one.entries))
         return good
 
-    async def _acknowledge(
-        self, link: AsyncLink, done: Sequence[tuple[Slice, WriteResult]], progress: Progress
-    ) -> None:
+    async def _acknowledge(self, link: Link, done: Sequence[tuple[Slice, WriteResult]], progress: Progress) -> None:
         """Move what is remembered to the batch's end, and then Redis' copy of the watermarks."""
         forks: dict[int, list[tuple[str, str]]] = {}
         for one, outcome in done:

@@ -26,7 +26,7 @@ from statecache_workers.places import place_of
 from statecache_workers.quarantine import UNREADABLE, Raw, park_raw
 
 if TYPE_CHECKING:
-    from statecache._async.redis.connection import AsyncLink
+    from statecache.core.redis.connection import Link
     from statecache.keys import KeySpace
     from statecache_workers.streams import Streams
 
@@ -38,7 +38,7 @@ _REFUSED = Poison(UNREADABLE, "a commit wrote it that was refused before its end
 
 
 async def find_foreign_entries(
-    link: AsyncLink, streams: Streams, keys: KeySpace, shard: int, *, most: int = ENTRIES_PER_PAGE
+    link: Link, streams: Streams, keys: KeySpace, shard: int, *, most: int = ENTRIES_PER_PAGE
 ) -> Sequence[tuple[bytes, Sequence[bytes]]]:
     """Return the oldest entries of a shard that no commit wrote, in order."""
     asked = [([keys.meta(shard), keys.changes(shard)], [most, BYTES_PER_PAGE])]
@@ -46,7 +46,7 @@ async def find_foreign_entries(
     return () if isinstance(reply, Exception) else reply
 
 
-async def expel(link: AsyncLink, database: Database, streams: Streams, keys: KeySpace, holding: Holding) -> int:
+async def expel(link: Link, database: Database, streams: Streams, keys: KeySpace, holding: Holding) -> int:
     """Park what no commit wrote, page by page, take it out of the stream, and return how many entries that were.
 
     Where there is more of it than a turn has time for, the next turn goes on: the stream still shows it.
@@ -68,7 +68,7 @@ async def expel(link: AsyncLink, database: Database, streams: Streams, keys: Key
 
 
 async def _expel_page(
-    link: AsyncLink,
+    link: Link,
     database: Database,
     streams: Streams,
     keys: KeySpace,

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from statecache._async.epoch.gate import Gate, Opened
 from statecache.backoff import pause_s
 from statecache.clock import monotonic as real_monotonic
+from statecache.core.epoch.gate import Gate, Opened
 from statecache.errors import ForeignData, Unavailable
 from statecache_workers.logs import alarm, crash, say, warn
 
 if TYPE_CHECKING:
-    from statecache._async.postgres.tier import PostgresTier
-    from statecache._async.redis.tier import RedisTier
+    from statecache.core.postgres.tier import PostgresTier
+    from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 

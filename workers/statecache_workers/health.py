@@ -21,8 +21,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from statecache._bridge import async_sleep
 from statecache.clock import monotonic as real_monotonic
+from statecache.concurrency import TASKS
 from statecache.errors import ConfigurationError
 from statecache_workers.logs import crash, whisper
 
@@ -60,7 +60,7 @@ class Pulse:
         """Beat for as long as the event loop turns."""
         while True:
             self.beat = self._monotonic()
-            await async_sleep(BEAT_S)
+            await TASKS.sleep(BEAT_S)
 
     def turn_passed(self, *, resynced: bool) -> None:
         """Note that a turn came through, so both servers answer."""

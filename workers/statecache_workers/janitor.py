@@ -22,7 +22,7 @@ from statecache_workers.places import StreamPlace, place_of
 from statecache_workers.retention import Retention
 
 if TYPE_CHECKING:
-    from statecache._async.redis.connection import AsyncLink
+    from statecache.core.redis.connection import Link
     from statecache.keys import KeySpace
     from statecache.packing import Command
     from statecache.settings import Settings
@@ -73,7 +73,7 @@ class Janitor:
         """Return the retention of a shard that was just taken."""
         return Retention(self._settings.retention_s, self._settings.retention_bytes_max // self._settings.shards)
 
-    async def step(self, link: AsyncLink, database: Database, holdings: dict[int, Holding]) -> None:
+    async def step(self, link: Link, database: Database, holdings: dict[int, Holding]) -> None:
         """Tidy a few shards; a shard with more to leave has another turn in the same round."""
         now = self._monotonic()
         if not self._round:
@@ -86,7 +86,7 @@ class Janitor:
         open_ones = [holdings[shard] for shard in some if shard in holdings and holdings[shard].phase == "open"]
         self._round.extend(await self.retire(link, database, open_ones))
 
-    async def retire(self, link: AsyncLink, database: Database, holdings: Sequence[Holding]) -> list[int]:
+    async def retire(self, link: Link, database: Database, holdings: Sequence[Holding]) -> list[int]:
         """Let states of these shards be evicted and entries leave, and return the shards that have more."""
         now = self._monotonic()
         leaving = [one.retention.leaving(now) for one in holdings]
@@ -151,7 +151,7 @@ class Janitor:
             )
         return " ".join(f"{epoch}-{n}" for epoch, n in rows)
 
-    async def _sweep(self, link: AsyncLink, holdings: Sequence[Holding]) -> None:
+    async def _sweep(self, link: Link, holdings: Sequence[Holding]) -> None:
         """Remove tokens, leases and waiters' places long past their deadline, a page of each shard's at a time."""
         calls = [
             ([self._keys.hydrating(one.shard)], [self._cursors.get(one.shard, b"0"), TOKEN_GRACE_MS])

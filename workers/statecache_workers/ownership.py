@@ -29,7 +29,7 @@ from statecache_workers.holdings import Head, OwnedRow, agree
 from statecache_workers.logs import warn
 
 if TYPE_CHECKING:
-    from statecache._async.redis.connection import AsyncLink
+    from statecache.core.redis.connection import Link
     from statecache.settings import Settings
     from statecache_workers.avoidance import Avoidance
     from statecache_workers.streams import Streams
@@ -143,7 +143,7 @@ def _rows(rows: Collection[tuple[Any, ...]]) -> dict[int, OwnedRow]:
 
 
 async def look_again(
-    avoidance: Avoidance, ownership: Ownership, streams: Streams, link: AsyncLink, database: Database, now: float
+    avoidance: Avoidance, ownership: Ownership, streams: Streams, link: Link, database: Database, now: float
 ) -> None:
     """End the avoiding of shards that were avoided for long enough, where this Redis agrees with their rows."""
     ripe = avoidance.ripe(now)

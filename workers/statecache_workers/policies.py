@@ -17,7 +17,7 @@ from statecache_workers.database import Call, Database
 from statecache_workers.logs import alarm, warn
 
 if TYPE_CHECKING:
-    from statecache._async.redis.connection import AsyncLink
+    from statecache.core.redis.connection import Link
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
@@ -36,7 +36,7 @@ class Policies:
         self._monotonic = monotonic
         self._next = monotonic()
 
-    async def look(self, link: AsyncLink, database: Database, *, now: bool = False) -> None:
+    async def look(self, link: Link, database: Database, *, now: bool = False) -> None:
         """Record again what Postgres has forgotten, and tell the shards what they lack.
 
         A role that may not do it goes on flushing.

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from statecache._bridge import async_sleep
 from statecache.clock import monotonic
+from statecache.concurrency import TASKS
 from statecache_workers.holdings import Head, Heads, Holding, agree
 from statecache_workers.pace import Pace
 from statecache_workers.streams import Slice, Streams
 
 if TYPE_CHECKING:
-    from statecache._async.redis.connection import AsyncLink
+    from statecache.core.redis.connection import Link
     from statecache.settings import Settings
 
 GLANCE_SHARDS_MAX = 4
@@ -99,7 +99,7 @@ class Lookout:
         ahead, self.ahead = self.ahead, None
         return ahead
 
-    async def look(self, link: AsyncLink, holdings: Mapping[int, Holding], woken: Sequence[int]) -> Heads:
+    async def look(self, link: Link, holdings: Mapping[int, Holding], woken: Sequence[int]) -> Heads:
         """Return the heads of the shards, and perhaps read ahead.
 
         Where a few shards were woken, the heads are theirs alone, and their first entries come along. Where the batch
@@ -119,16 +119,16 @@ class Lookout:
             self.ahead = ReadAhead(heads, slices)
         return heads
 
-    async def _look_for_many(self, link: AsyncLink, holdings: Mapping[int, Holding], woken: Sequence[int]) -> Heads:
+    async def _look_for_many(self, link: Link, holdings: Mapping[int, Holding], woken: Sequence[int]) -> Heads:
         """Look at all shards, after a pause where few of the writers that the last batch served have come back."""
         heads = None if woken else await self._survey(link, holdings)
         pause_s = self.pace.pause(len(woken) if heads is None else pending(heads, holdings), monotonic())
         if heads is None or pause_s:
-            await async_sleep(pause_s)
+            await TASKS.sleep(pause_s)
             heads = await self._survey(link, holdings)
         return heads
 
-    async def _survey(self, link: AsyncLink, holdings: Mapping[int, Holding]) -> Heads:
+    async def _survey(self, link: Link, holdings: Mapping[int, Holding]) -> Heads:
         """Return the heads of all shards, and read the first entries of each in the same exchange."""
         most = entries_of_each(holdings.values(), self._settings)
         if not most:

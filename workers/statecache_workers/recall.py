@@ -17,7 +17,7 @@ from statecache_workers.holdings import Holding
 from statecache_workers.logs import alarm, say
 
 if TYPE_CHECKING:
-    from statecache._async.redis.connection import AsyncLink
+    from statecache.core.redis.connection import Link
     from statecache.keys import KeySpace
     from statecache_workers.streams import Streams
 
@@ -43,7 +43,7 @@ class Recall:
         """Return whether all of the shard's states that Postgres does not hold are known to be dirty."""
         return self._done.get(holding.shard) == holding.row.epoch
 
-    async def go_on(self, link: AsyncLink, holdings: Sequence[Holding]) -> None:
+    async def go_on(self, link: Link, holdings: Sequence[Holding]) -> None:
         """Go on with the pass under way, or begin one for these shards, which are open."""
         if not self._sought:
             self._cursor, self._recalled = _FIRST, 0
@@ -68,7 +68,7 @@ class Recall:
         self._sought.clear()
         self._done.clear()
 
-    async def _page(self, link: AsyncLink) -> None:
+    async def _page(self, link: Link) -> None:
         command = ("SCAN", self._cursor, "MATCH", self._keys.every_state(), "COUNT", NAMES_PER_PAGE)
         ((self._cursor, names),) = await self._streams.run(link, [command])
         found: dict[int, list[Any]] = {}

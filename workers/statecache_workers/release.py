@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache._async.api.client import AsyncStateCache
-from statecache._async.postgres.tier import PostgresTier
-from statecache._async.redis.tier import RedisTier
+from statecache._async.client import AsyncStateCache
 from statecache.clock import wall
+from statecache.core.postgres.tier import PostgresTier
+from statecache.core.redis.tier import RedisTier
 from statecache.entries import storable
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, VersionConflict
 from statecache.keys import KeySpace

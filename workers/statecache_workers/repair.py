@@ -28,7 +28,7 @@ from statecache_workers.logs import alarm
 from statecache_workers.streams import Entry, Gap, Slice, Streams, weight
 
 if TYPE_CHECKING:
-    from statecache._async.redis.connection import AsyncLink
+    from statecache.core.redis.connection import Link
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
@@ -82,7 +82,7 @@ class Repair:
         self._keys = keys
         self._streams = streams
 
-    async def fill(self, link: AsyncLink, one: Slice) -> None:
+    async def fill(self, link: Link, one: Slice) -> None:
         """Fill a gap's slice with what can be rebuilt, as much as fits into a batch, and raise the alarm."""
         start, last = one.start, one.end.n
         first, end = start.n + 1, min(last, start.n + self._settings.flush_batch_max)
@@ -108,7 +108,7 @@ class Repair:
         alarm("gap", shard=one.shard, first=first, last=end, repaired=end - first + 1 - lost, lost=lost,
               missing_bytes=missing_bytes, keys=keys)  # fmt: skip
 
-    async def _rebuild(self, link: AsyncLink, one: Slice, dirty: Sequence[_Dirty], end: int) -> _Rebuilt:
+    async def _rebuild(self, link: Link, one: Slice, dirty: Sequence[_Dirty], end: int) -> _Rebuilt:
         """Add the entries of the dirty keys up to where the batch is full, and return what came of it."""
         size, rebuilt, seen = 0, _Rebuilt(end), list[_State]()
         for n, group in groupby(dirty, key=lambda pair: pair[0]):
@@ -129,7 +129,7 @@ class Repair:
         rebuilt.name_earlier(seen, one.start.n + 1)
         return rebuilt
 
-    async def _name_overwritten(self, link: AsyncLink, shard: int, rebuilt: _Rebuilt, first: int) -> None:
+    async def _name_overwritten(self, link: Link, shard: int, rebuilt: _Rebuilt, first: int) -> None:
         """Name keys of what is lost by the states that were written again behind the gap, as far as they remember."""
         behind = ("ZRANGEBYSCORE", self._keys.unflushed(shard), rebuilt.end + 1, "+inf", "LIMIT", 0, _ASKED_MAX)
         (names,) = await self._streams.run(link, [behind])
@@ -137,7 +137,7 @@ class Repair:
             keys = [name.decode("utf-8", "replace") for name in names if b"/" in name]
             rebuilt.name_earlier(await self._states(link, keys, ("key", "recent")), first)
 
-    async def _states(self, link: AsyncLink, keys: Sequence[str], fields: Sequence[str] = ()) -> list[_State]:
+    async def _states(self, link: Link, keys: Sequence[str], fields: Sequence[str] = ()) -> list[_State]:
         """Return the hashes of states that are there, or these fields of them."""
         states: list[_State] = []
         for start in range(0, len(keys), _KEYS_PER_READ):

@@ -18,7 +18,7 @@ from statecache_workers.database import Call, Database
 from statecache_workers.holdings import Head, Heads, Holding, agree, set_apart
 
 if TYPE_CHECKING:
-    from statecache._async.redis.connection import AsyncLink
+    from statecache.core.redis.connection import Link
     from statecache.keys import KeySpace
     from statecache_workers.flusher import Flusher
 
@@ -34,7 +34,7 @@ class Resynced(msgspec.Struct, kw_only=True):
 
 
 async def resync(
-    link: AsyncLink, database: Database, flusher: Flusher, holdings: Sequence[Holding], *, heads: Heads, keys: KeySpace
+    link: Link, database: Database, flusher: Flusher, holdings: Sequence[Holding], *, heads: Heads, keys: KeySpace
 ) -> Resynced:
     """Open new holdings, as far as row and meta agree."""
     resynced = Resynced()
@@ -55,7 +55,7 @@ async def resync(
 
 
 async def _acknowledge_and_seek(
-    link: AsyncLink,
+    link: Link,
     database: Database,
     flusher: Flusher,
     fit: Sequence[tuple[Holding, Head]],
@@ -76,7 +76,7 @@ async def _acknowledge_and_seek(
 
 
 async def _forks(
-    link: AsyncLink, database: Database, flusher: Flusher, holding: Holding, head: Head
+    link: Link, database: Database, flusher: Flusher, holding: Holding, head: Head
 ) -> list[tuple[str, str]]:
     """Return the forks that Postgres has committed and Redis was not told of; of very many, the last ones.
 

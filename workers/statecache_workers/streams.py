@@ -27,7 +27,7 @@ from statecache_workers.holdings import Head, Heads, Holding, head_of, set_apart
 from statecache_workers.places import StreamPlace
 
 if TYPE_CHECKING:
-    from statecache._async.redis.connection import AsyncLink
+    from statecache.core.redis.connection import Link
     from statecache.keys import KeySpace
     from statecache.packing import Command
     from statecache.settings import Settings
@@ -224,7 +224,7 @@ class Streams:
         self.listening = True
         """Whether the bell can be listened to; another program's key may be in its place."""
 
-    async def run(self, link: AsyncLink, commands: Sequence[Command]) -> list[Any]:
+    async def run(self, link: Link, commands: Sequence[Command]) -> list[Any]:
         """Run commands in one round trip; a reply that blames a key's type, or a script's absence, is a value.
 
         Every other error reply blames the server (loading, read only, out of memory, rights): RedisUnavailable. The
@@ -239,17 +239,17 @@ class Streams:
                 raise RedisUnavailable("refused", detail=str(reply)) from reply
         return replies
 
-    async def heads(self, link: AsyncLink, shards: Sequence[int]) -> Heads:
+    async def heads(self, link: Link, shards: Sequence[int]) -> Heads:
         """Return what the server says of these shards now."""
         (answer,) = await self.pipeline(link, "heads", [self._question(shards)])
         return self._told(shards, answer)
 
-    async def read(self, link: AsyncLink, wanted: Sequence[Wanted]) -> list[Slice]:
+    async def read(self, link: Link, wanted: Sequence[Wanted]) -> list[Slice]:
         """Read so many entries of each shard; one whose stream cannot be read is set apart."""
         replies = await self.run(link, [self._range(one.holding.shard, one.start.after, one.most) for one in wanted])
         return self._cut(wanted, replies)
 
-    async def glance(self, link: AsyncLink, asked: Sequence[tuple[Holding, int]]) -> tuple[Heads, list[Slice]]:
+    async def glance(self, link: Link, asked: Sequence[tuple[Holding, int]]) -> tuple[Heads, list[Slice]]:
         """Read in one round trip the heads of these shards, and after them so many entries of each.
 
         There are no slices where not all of the heads can be read.
@@ -266,7 +266,7 @@ class Streams:
         wanted = [Wanted(holding, head, holding.place, most) for holding, head, most in found if isinstance(head, Head)]
         return heads, self._cut(wanted, replies) if len(wanted) == len(asked) else []
 
-    async def survey(self, link: AsyncLink, holdings: Sequence[Holding], most: int) -> tuple[Heads, list[Slice]]:
+    async def survey(self, link: Link, holdings: Sequence[Holding], most: int) -> tuple[Heads, list[Slice]]:
         """Read in one round trip the heads of these shards, and after them so many entries of each open one with any.
 
         There are no slices where not all of that can be read.
@@ -334,7 +334,7 @@ class Streams:
             slices.append(found)
         return slices
 
-    async def measure(self, link: AsyncLink, holdings: Sequence[Holding], heads: Heads) -> dict[int, Stock]:
+    async def measure(self, link: Link, holdings: Sequence[Holding], heads: Heads) -> dict[int, Stock]:
         """Measure the streams of the shards; one that cannot be read is left out."""
         asked = [one for one in holdings if isinstance(heads.of.get(one.shard), Head)]
         calls = [
@@ -347,9 +347,7 @@ class Streams:
                 found[one.shard] = _stock(reply, head, heads, flushed=one.row.flushed)
         return found
 
-    async def pipeline(
-        self, link: AsyncLink, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]]
-    ) -> list[Any]:
+    async def pipeline(self, link: Link, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
         """Run one script many times in one round trip and return the replies, error replies as values."""
         if not calls:
             return []
@@ -365,7 +363,7 @@ class Streams:
             link.knows(which, True)
         return replies
 
-    async def wait(self, link: AsyncLink, holdings: Sequence[Holding], *, seconds: float) -> Woken:
+    async def wait(self, link: Link, holdings: Sequence[Holding], *, seconds: float) -> Woken:
         """Wait until a stream has an entry that was not read, the bell rings, or the time is up; return which."""
         names = [self._keys.changes(one.shard) for one in holdings]
         bell = [self._keys.bell()] if self.listening else []
@@ -383,7 +381,7 @@ class Streams:
         woken = [one.shard for one, name in zip(holdings, names, strict=True) if name.encode() in told]
         return Woken(woken, bool(rung))
 
-    async def ring(self, link: AsyncLink) -> None:
+    async def ring(self, link: Link) -> None:
         """Ring for the other workers; where that fails, they find out for themselves, only later."""
         with contextlib.suppress(RedisUnavailable):
             ring = ("XADD", self._keys.bell(), "MAXLEN", 1, "*", "shards", "moved")

@@ -18,9 +18,9 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from statecache._async.postgres.tier import PostgresTier
-from statecache._async.redis.tier import RedisTier
 from statecache.clock import monotonic as real_monotonic
+from statecache.core.postgres.tier import PostgresTier
+from statecache.core.redis.tier import RedisTier
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.keys import KeySpace
 from statecache_workers.avoidance import Avoidance
@@ -40,7 +40,7 @@ from statecache_workers.streams import Stock, Woken
 from statecache_workers.tails import tell_of_tails
 
 if TYPE_CHECKING:
-    from statecache._async.redis.connection import AsyncLink
+    from statecache.core.redis.connection import Link
     from statecache.settings import Settings
 
 REST_MIN_S = 0.002
@@ -84,8 +84,8 @@ class Worker:
         self._woken: list[int] = []
         self._flushed = (0, 0)
         self._next_report = monotonic() + REPORT_S
-        self._link: AsyncLink | None = None
-        self._waker: AsyncLink | None = None
+        self._link: Link | None = None
+        self._waker: Link | None = None
         self._database: Database | None = None
 
     def refresh(self) -> None:
@@ -97,7 +97,7 @@ class Worker:
         """End a rest."""
         self._nudge.set()
 
-    async def connect(self) -> tuple[AsyncLink, Database]:
+    async def connect(self) -> tuple[Link, Database]:
         """Return the connections, new ones where the old ones broke."""
         if self._database is None or not self._database.alive:
             self.forget()
@@ -158,7 +158,7 @@ class Worker:
         self._announce()
         return progress.waiting or progress.entries > 0 or self.janitor.due or self._monotonic() >= self._next_tend
 
-    async def _tend(self, link: AsyncLink, database: Database) -> None:
+    async def _tend(self, link: Link, database: Database) -> None:
         now = self._monotonic()
         await look_again(self.avoidance, self.ownership, self.flusher.streams, link, database, now)
         before = self.share.live
@@ -194,7 +194,7 @@ class Worker:
         self._joined = True
 
     async def _give_up(
-        self, link: AsyncLink, database: Database, shards: list[int], reason: str, *, too_new: bool = False
+        self, link: Link, database: Database, shards: list[int], reason: str, *, too_new: bool = False
     ) -> None:
         """Leave shards to the other workers, and avoid them for a while."""
         await self.ownership.give_back(database, shards)
@@ -245,7 +245,7 @@ class Worker:
         short = self.taking and len(self.share.rows) < self.settings.shards // self.share.live
         return min(UNEVEN_S, usual) if short and now < self._uneven_until else usual
 
-    async def _resync(self, link: AsyncLink, database: Database, heads: Heads) -> None:
+    async def _resync(self, link: Link, database: Database, heads: Heads) -> None:
         """Open new shards, as far as they fit."""
         new = [holding for holding in self.holdings.values() if holding.phase == "new"]
         if not new:
@@ -262,7 +262,7 @@ class Worker:
         if resynced.closed:
             self.gatekeeper.ask(resynced.closed)
 
-    async def _see_to(self, link: AsyncLink, database: Database, progress: Progress) -> None:
+    async def _see_to(self, link: Link, database: Database, progress: Progress) -> None:
         for shard in progress.foreign_entries:
             parked = await expel(link, database, self.flusher.streams, self.keys, self.holdings[shard])
             self.flusher.counters.quarantined += parked
@@ -336,7 +336,7 @@ class Worker:
         self.heads = await self.flusher.streams.heads(self._link, list(self.holdings))
         await self._measure(self._link, self.heads)
 
-    async def _measure(self, link: AsyncLink, heads: Heads) -> None:
+    async def _measure(self, link: Link, heads: Heads) -> None:
         """Measure the streams now and then, where somebody may ask for it."""
         if self.settings.health_port is not None and self._monotonic() >= self._next_measure:
             self.stocks = await self.flusher.streams.measure(link, list(self.holdings.values()), heads)
@@ -347,7 +347,7 @@ class Worker:
         """How many shards are its own by leases that stand."""
         return len(self.holdings) if self._monotonic() < self._leased_until else 0
 
-    async def _look_for_room(self, link: AsyncLink) -> None:
+    async def _look_for_room(self, link: Link) -> None:
         """Raise an alarm now and then while Redis is nearly full of what may not leave it."""
         if self._monotonic() >= self._next_room:
             (info,) = await link.run([ASK], seconds=self.settings.timeout_s)

@@ -146,10 +146,11 @@ def _short(path: str) -> str:
 
 def _keep(played: Played, screen: Console, interrupts: _Interrupts) -> None:
     """Leave the servers up until the interrupt, with a worker so that what is written reaches Postgres."""
-    from statecache._bridge import Signal
+    import threading
+
     from statecache.cli.demo import view as demo_view
 
-    servers, never = played.stage.servers, Signal()
+    servers, never = played.stage.servers, threading.Event()
     try:
         if servers is not None:
             servers.start_workers(1)

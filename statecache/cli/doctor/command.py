@@ -194,8 +194,8 @@ def _all_closed(redis: RedisFacts, postgres: PostgresFacts | None, settings: Set
 
 async def _refusals(settings: Settings) -> dict[str, str]:
     """Ask as a client does, and return each level's reason for being refused, empty where it is given."""
-    from statecache._async.commit.support import DurabilitySupport
-    from statecache._async.redis.tier import RedisTier
+    from statecache.core.commit.support import DurabilitySupport
+    from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
 
     tier = RedisTier(settings, KeySpace(settings.prefix, settings.shards))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 
-from statecache._async.postgres.connection import brief, connect
 from statecache.cli.doctor.findings import Finding, error, note, warning
 from statecache.cli.whole import WHOLE_AGAIN, lacking_of
 from statecache.clock import wall
+from statecache.core.postgres.connection import brief, connect
 from statecache.epochs import ShardRow
 from statecache.errors import PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH

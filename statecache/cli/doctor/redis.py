@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from redis.exceptions import ResponseError
 
-from statecache._async.redis.connection import AsyncLink, dialer
 from statecache.cli.doctor.findings import Finding, error, note, warning
 from statecache.cli.status.sample import info_of, software
 from statecache.clock import wall
+from statecache.core.redis.connection import Link, dialer
 from statecache.epochs import Look, look_of
 from statecache.keys import HASH, KeySpace
 from statecache.lua import script
@@ -54,7 +54,7 @@ class RedisFacts(msgspec.Struct, frozen=True, kw_only=True):
 async def ask(settings: Settings) -> RedisFacts:
     """Ask a Redis; raise RedisUnavailable without an answer."""
     keys, seconds = KeySpace(settings.prefix, settings.shards), settings.timeout_s
-    link = await AsyncLink.open(dialer(settings), settings)
+    link = await Link.open(dialer(settings), settings)
     try:
         before = wall()
         now = (await link.run([("TIME",)], seconds=seconds))[0]
@@ -91,9 +91,7 @@ async def ask(settings: Settings) -> RedisFacts:
     )
 
 
-async def _script(
-    link: AsyncLink, name: str, keys: Sequence[str], arguments: Sequence[Any], seconds: float
-) -> list[str]:
+async def _script(link: Link, name: str, keys: Sequence[str], arguments: Sequence[Any], seconds: float) -> list[str]:
     """Run a script that only looks; where a server refuses the handshake as a whole, return EVAL as refused."""
     try:
         reply = await link.script(script(name), keys, arguments, seconds=seconds)
@@ -102,7 +100,7 @@ async def _script(
     return [part.decode("utf-8", "replace") for part in reply]
 
 
-async def _looks(link: AsyncLink, keys: KeySpace, fence: str, seconds: float) -> dict[int, Look]:
+async def _looks(link: Link, keys: KeySpace, fence: str, seconds: float) -> dict[int, Look]:
     """Return what the data set says of each shard; one that is another program's, or may not be read, is left out."""
     found: dict[int, Look] = {}
     for shard in range(keys.shards):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache._async.api.client import AsyncStateCache
+from statecache._async.client import AsyncStateCache
 from statecache.cli.reach import patient
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from statecache._async.api.client import AsyncStateCache
+from statecache._async.client import AsyncStateCache
 from statecache.cli.reach import patient
 from statecache.errors import CodecError, PostgresUnavailable
 from statecache.lua import script

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache._async.postgres.tier import PostgresTier
-from statecache._async.redis.tier import RedisTier
 from statecache.cli.exits import CONFIGURATION, status_of
 from statecache.cli.screen import size_text
 from statecache.cli.whole import WHOLE_AGAIN, lacking_of
 from statecache.clock import monotonic, wall
+from statecache.core.postgres.tier import PostgresTier
+from statecache.core.redis.tier import RedisTier
 from statecache.errors import ConfigurationError, StateCacheError, Unavailable
 from statecache.keys import KeySpace
 from statecache.lua import script
@@ -27,7 +27,7 @@ from statecache.settings import masked
 from statecache_workers.room import shortage
 
 if TYPE_CHECKING:
-    from statecache._async.redis.connection import AsyncLink
+    from statecache.core.redis.connection import Link
     from statecache.settings import Settings
 
 COUNTED_MAX = 1000
@@ -117,7 +117,7 @@ class Sampler:
         self._patience_s = patience_s
         self._redis = RedisTier(settings, self.keys)
         self._postgres = PostgresTier(settings, self.keys, cluster=lambda: self._redis.cluster, standby_too=True)
-        self._link: AsyncLink | None = None
+        self._link: Link | None = None
         self._last: dict[int, tuple[bytes, bytes]] = {}
 
     async def take(self, *, strict: bool = False) -> Sample:

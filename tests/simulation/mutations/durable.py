@@ -28,8 +28,8 @@ DURABLE = {
     ),
     "encoding": Mutant(
         "a connection to Postgres says in the database's default encoding what is UTF-8",
-        "statecache/_async/postgres/connection.py",
-        '            client_encoding="utf8",\n',
+        "statecache/core/postgres/connection.py",
+        '        "client_encoding": "utf8",\n',
         "",
         by="postgres default_encoding",
     ),
@@ -56,14 +56,14 @@ DURABLE = {
     ),
     "restored in place": Mutant(
         "a worker ends where Postgres is being restored in its place",
-        "statecache/_async/postgres/tier.py",
+        "statecache/core/postgres/tier.py",
         "    def _missing(self, what: str, hint: str = _MIGRATE) -> PostgresUnavailable | ConfigurationError:\n",
         "    def _missing(self, what, hint=_MIGRATE):\n        return ConfigurationError(what)\n",
         by="scenarios restored_in_place",
     ),
     "opened in a restore": Mutant(
         "an agent that opens a shard while Postgres is being restored blames the configuration",
-        "statecache/_async/epoch/opener.py",
+        "statecache/core/epoch/opener.py",
         "            raise self._postgres.misfit(error, hint, worked=bool(self._times)) from error\n",
         "            from statecache.errors import ConfigurationError\n\n"
         "            raise ConfigurationError(hint) from error\n",
@@ -71,7 +71,7 @@ DURABLE = {
     ),
     "rights granted last": Mutant(
         "whoever was granted its rights anew by a restore has ended by then",
-        "statecache/_async/postgres/tier.py",
+        "statecache/core/postgres/tier.py",
         "        if worked or isinstance(error,",
         "        if isinstance(error,",
         by="scenarios rights_granted_last",
@@ -99,21 +99,14 @@ DURABLE = {
     ),
     "lost in a gap": Mutant(
         "a repeat of what is gone with its entry is applied again where its state has forgotten it",
-        "statecache/_async/commit/durable.py",
+        "statecache/core/commit/durable.py",
         "            _refuse_lost(rows, change_id, keys, position)\n",
         "",
         by="scenarios lost_in_gap",
-        also=(
-            Piece(
-                "statecache/_sync/commit/durable.py",
-                "            _refuse_lost(rows, change_id, keys, position)\n",
-                "",
-            ),
-        ),
     ),
     "half written": Mutant(
         "a write that waits for Postgres goes on to repeat a commit of which a part is gone with its entry",
-        "statecache/_async/commit/committer.py",
+        "statecache/core/commit/committer.py",
         "        if ended <= PASSED:\n",
         "        if False:\n",
         by="scenarios half_lost_write",
@@ -143,17 +136,10 @@ DURABLE = {
     ),
     "rescue": Mutant(
         "what is set aside leaves Redis although Postgres may not hold it",
-        "statecache/_async/postgres/connection.py",
+        "statecache/core/postgres/connection.py",
         "    if doubt := doubt_of(tag, warnings):\n",
         '    if doubt := doubt_of("COMMIT", Warnings(connection)):\n',
         by="scenarios rescue",
-        also=(
-            Piece(
-                "statecache/_sync/postgres/connection.py",
-                "    if doubt := doubt_of(tag, warnings):\n",
-                '    if doubt := doubt_of("COMMIT", Warnings(connection)):\n',
-            ),
-        ),
     ),
     "silent flush": Mutant(
         "nobody ends a session in the middle of whose flush the connection died",

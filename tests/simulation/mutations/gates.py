@@ -14,7 +14,7 @@ GATES = {
     ),
     "untold forks": Mutant(
         "a gate is opened with forks in place that Postgres has set aside",
-        "statecache/_async/epoch/opening.py",
+        "statecache/core/epoch/opening.py",
         "            await deletion.delete_forks(one.shard, one.seen.look.excepted, one.excepted, upto=one.flushed)\n",
         "            pass\n",
         by="failpoints",
@@ -41,7 +41,7 @@ GATES = {
         by="roles failover_stale",
         also=(
             Piece(
-                "statecache/_async/redis/tracking.py",
+                "statecache/core/redis/tracking.py",
                 '(self._settings.fence == "on" and not reply.startswith(b"master "))',
                 "not reply",
             ),
@@ -77,14 +77,14 @@ GATES = {
     ),
     "lost told": Mutant(
         "whoever waits for a position that has died is not told that it has",
-        "statecache/_async/commit/durable.py",
+        "statecache/core/commit/durable.py",
         "        if ended is not None:\n            return ended\n",
         "",
         by="model",
     ),
     "lost recorded": Mutant(
         "a dead position that somebody asks for is not recorded as lost",
-        "statecache/_async/api/verbs.py",
+        "statecache/_async/verbs.py",
         "                await self.runtime.losses.met(died, seconds=max(end - monotonic(), 0.001))\n",
         "                del died\n",
         by="model",
@@ -98,21 +98,14 @@ GATES = {
     ),
     "old tail": Mutant(
         "what an old primary still takes is wiped with it",
-        "statecache/_async/epoch/opening.py",
+        "statecache/core/epoch/opening.py",
         "        if not old:\n",
         "        if True:\n",
         by="scenarios old_tail",
-        also=(
-            Piece(
-                "statecache/_sync/epoch/opening.py",
-                "        if not old:\n",
-                "        if True:\n",
-            ),
-        ),
     ),
     "opening reader": Mutant(
         "a read opens a gate that it finds closed",
-        "statecache/_async/read/reader.py",
+        "statecache/core/read/reader.py",
         "            if isinstance(found, Closed) and to_write:\n",
         "            if isinstance(found, Closed):\n",
         by="deployments readers_detached",
@@ -126,7 +119,7 @@ GATES = {
     ),
     "two installations": Mutant(
         "an agent does not ask whether its Redis and its Postgres belong together",
-        "statecache/_async/redis/tier.py",
+        "statecache/core/redis/tier.py",
         "                await self._pairing.compare(self.cluster, max(end - monotonic(), 0.001))\n",
         "                pass\n",
         by="deployments agents_wrong_redis readers_wrong_redis",
@@ -147,8 +140,8 @@ GATES = {
     ),
     "loaded elsewhere": Mutant(
         "what was loaded from another Postgres stays in Redis",
-        "statecache/_sync/epoch/opening.py",
-        "        self._forget_loaded(raised, deletion)\n",
+        "statecache/core/epoch/opening.py",
+        "        await self._forget_loaded(raised, deletion)\n",
         "",
         by="scenarios loaded_by_mistake",
     ),
@@ -175,14 +168,14 @@ GATES = {
     ),
     "older copy": Mutant(
         "what an older copy of Postgres holds is loaded into Redis",
-        "statecache/_sync/read/hydration.py",
+        "statecache/core/read/hydration.py",
         "        return (self.epoch, self.flushed) >= (int(epoch), flushed)\n",
         "        return True\n",
         by="scenarios older_copy",
     ),
     "trimmed branch": Mutant(
         "what an old Redis holds of what Postgres lost is looked for in its stream alone",
-        "statecache/_sync/epoch/opening.py",
+        "statecache/core/epoch/opening.py",
         "one.shard in self._strange or look.flushed > common",
         "one.shard in self._strange",
         by="scenarios trimmed",

@@ -19,7 +19,7 @@ HOT = {
     ),
     "absence": Mutant(
         "what was expected to be absent is overwritten",
-        "statecache/_async/api/view.py",
+        "statecache/core/view.py",
         "        return ABSENT\n",
         "        return BLIND\n",
         by="model,chaos",
@@ -33,7 +33,7 @@ HOT = {
     ),
     "copies": Mutant(
         "a change that is looked up is acknowledged at any level",
-        "statecache/_async/commit/repeats.py",
+        "statecache/core/commit/repeats.py",
         "        if commit.durability in COPIED:\n",
         "        if False:\n",
         by="model",
@@ -59,7 +59,7 @@ HOT = {
     ),
     "replicas counted": Mutant(
         "nobody counts how many replicas have acknowledged",
-        "statecache/_async/commit/support.py",
+        "statecache/core/commit/support.py",
         "        if reached < wanted:\n",
         "        if False:\n",
         by="roles replica_freeze",
@@ -80,7 +80,7 @@ HOT = {
     ),
     "tls of Postgres": Mutant(
         "a Postgres whose TLS is refused is asked again until the time is up",
-        "statecache/_async/postgres/connection.py",
+        "statecache/core/postgres/connection.py",
         "if not refused and is_tls_refused_by_libpq(brief(error)):",
         "if False:",
         by="scenarios postgres_tls",

@@ -51,7 +51,7 @@ OPERATORS = {
     ),
     "made anew": Mutant(
         "who knew a Postgres that was made anew does not ask Redis whether it belongs to that one by now",
-        "statecache/_async/postgres/tier.py",
+        "statecache/core/postgres/tier.py",
         "        if self._ask_redis is not None and self._fitted(cluster):\n",
         "        if False:\n",
         by="scenarios made_anew",

@@ -1,1 +1,0 @@
-"""What a user calls: the client, its views, transactions, leases, and how it goes down."""

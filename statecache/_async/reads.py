@@ -1,0 +1,173 @@
+"""The verbs that read: one state, or many by prefix."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from math import inf
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+
+from msgspec.structs import replace
+
+from statecache.clock import boottime, monotonic
+from statecache.codec import codec_for
+from statecache.core.view import View, expected_of
+from statecache.errors import NotChanged, UsageError
+from statecache.keys import checked_key
+from statecache.model import READ_MODES, ReadMode, State
+from statecache.near import shareable
+
+if TYPE_CHECKING:
+    from statecache.model import Record
+    from statecache.near import Entry
+
+D = TypeVar("D")
+V = TypeVar("V")
+_LOOK_S = 1.0
+_LOOK_DEAF_S = 0.1
+"""How often a waiter that no push can wake looks at the state, as seconds between two looks."""
+
+
+class AsyncReads(View[D], Generic[D]):
+    """The verbs that read."""
+
+    @overload
+    async def get(
+        self, name: str, *, read: ReadMode | None = ..., max_stale: float | None = ..., min_version: int = ...,
+        timeout: float | None = ...,
+    ) -> State[D] | None: ...  # fmt: skip
+    @overload
+    async def get(
+        self, name: str, *, type: type[V], read: ReadMode | None = ..., max_stale: float | None = ...,
+        min_version: int = ..., timeout: float | None = ...,
+    ) -> State[V] | None: ...  # fmt: skip
+    async def get(
+        self,
+        name: str,
+        *,
+        type: Any = None,  # noqa: A002
+        read: ReadMode | None = None,
+        max_stale: float | None = None,
+        min_version: int = 0,
+        timeout: float | None = None,
+    ) -> State[Any] | None:
+        """Return the current state, or None where there is none.
+
+        `read` says where from: `local` from this process while what it holds may be believed (stale by at most the
+        setting `near_window_s`, or `max_stale` seconds; normally by one push), `primary` with one round trip to the
+        Redis primary, `fenced` with Postgres' word too that this primary is of the current lineage. `min_version` is
+        one that the key is known to have reached, from someone who has seen it. In every mode this process sees what it
+        wrote, and no key ever goes back. `timeout` is in seconds. Raises CodecError where the value is not of the type,
+        Unavailable where no such state can be had in time, and Quarantined for a state that only quarantine holds.
+        """
+        if name.__class__ is str and (self._reads == "local" if read is None else read == "local"):
+            entry = self._near.look(self._prefix + name, boottime(), inf if max_stale is None else max_stale)
+            if entry is not None and (not min_version or entry.record.version >= min_version):
+                shared_kind, state = entry.shared
+                kind = self._kind if type is None else type
+                return state if shared_kind is kind else self._decoded(entry, kind, type)
+        return self.state_of(await self._record(name, read, max_stale, min_version, timeout), type)
+
+    async def _record(
+        self, name: str, read: str | None, max_stale: float | None, least: int, timeout: float | None
+    ) -> Record:
+        key, end, mode = checked_key(self.full(name)), self.end_of(timeout), read or self._reads
+        if mode not in READ_MODES:
+            raise UsageError(f"read {mode!r} is not one of {', '.join(READ_MODES)}")
+        if max_stale is not None and not (mode == "local" and max_stale >= 0):
+            raise UsageError(f"max_stale={max_stale} is for local reads, in seconds, not below 0")
+        if mode == "local":
+            return await self.runtime.reader.local(key, end=end, least=least, max_stale=max_stale)
+        if mode == "fenced":
+            return await self.runtime.reader.fenced(key, end=end, least=least)
+        return await self.runtime.reader.primary(key, end=end, least=least)
+
+    def _decoded(self, entry: Entry, kind: Any, type: Any) -> State[Any] | None:  # noqa: A002
+        """Decode what is kept here, and share the value with later readers where it is immutable."""
+        shape = entry.shape
+        if shape is not None:
+            record, codec = entry.record, self._codec if type is None else codec_for(type, self._policy.encoding)
+            state = replace(shape, value=codec.decode(record.value, key=record.key, encoding=record.encoding))
+        elif (found := self.state_of(entry.record, type)) is not None:
+            entry.shape, state = replace(found, value=None), found
+        else:
+            entry.shared = kind, None
+            return None
+        if kind is not entry.private:
+            if shareable(kind):
+                self._near.share(entry, kind, state)
+            else:
+                entry.private = kind
+        return state
+
+    async def list(
+        self,
+        prefix: str = "",
+        *,
+        type: Any = None,  # noqa: A002
+        order: Literal["key", "newest"] = "key",
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[State[Any]]:
+        """Yield the states whose keys start with the prefix, those not yet in Postgres too.
+
+        The order is by key (byte order) or newest first. It is no snapshot: each state is as of some moment during the
+        iteration. `timeout` bounds each exchange with a server, in seconds. Raises Quarantined at a state that only
+        quarantine holds, as `get` does.
+        """
+        if order not in ("key", "newest"):
+            raise UsageError(f"order {order!r} is not 'key' or 'newest'")
+        if limit is not None and limit < 1:
+            raise UsageError(f"limit={limit} is not a number above 0")
+        seconds = self.end_of(timeout) - monotonic()
+        async for record in self.runtime.listing.records(self.full(prefix), order=order, limit=limit, seconds=seconds):
+            state = self.state_of(record, type)
+            if state is not None:
+                yield state
+
+    async def warm(self, names: str | Iterable[str], *, timeout: float | None = None) -> int:
+        """Load many states into Redis and into this process, and return how many are kept here now.
+
+        `names` are names of states, or one text: the prefix of all that are meant. `timeout` bounds each exchange with
+        a server, in seconds. Where the near cache has no room for all of them, the first ones are evicted.
+        """
+        seconds = self.end_of(timeout) - monotonic()
+        if isinstance(names, str):
+            listed = self.runtime.listing.records(self.full(names), order="key", limit=None, seconds=seconds)
+            keys = [record.key async for record in listed]
+        else:
+            keys = [checked_key(self.full(name)) for name in dict.fromkeys(names)]
+        return await self.runtime.warmer.warm(keys, seconds=seconds)
+
+    async def wait_for(
+        self,
+        name: str,
+        *,
+        after: State[Any] | str | None = None,
+        type: Any = None,  # noqa: A002
+        timeout: float | None = None,
+    ) -> State[Any] | None:
+        """Wait for a state other than `after`, and return it, or None where it was deleted.
+
+        `after` is a State or its change_id; without it, wait until the state exists. The server's push ends the wait;
+        now and then the state is looked at anyway. Raises NotChanged when `timeout` seconds have passed.
+        """
+        key, end = checked_key(self.full(name)), self.end_of(timeout)
+        known, near = "" if after is None else expected_of(key, after), self.runtime.near
+        begun = monotonic()
+        while True:
+            signal = self.runtime.io.signal()
+            near.watch(key, signal)
+            try:
+                record = await self.runtime.reader.local(key, end=end)
+                if record.change_id != known and (record.exists or after is not None):
+                    return self.state_of(record, type)
+                await signal.wait(
+                    min(
+                        max(end - monotonic(), 0.0),
+                        _LOOK_S if near.keeps and self.runtime.tracked.is_up() else _LOOK_DEAF_S,
+                    )
+                )
+            finally:
+                near.unwatch(key, signal)
+            if monotonic() >= end:
+                raise NotChanged(key, seconds=end - begun)

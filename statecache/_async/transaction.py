@@ -1,0 +1,257 @@
+"""WATCH, the user's Python, MULTI / the commit script / EXEC: on a connection of its own.
+
+WATCH aborts early, the script decides: every key of the transaction goes into the script with the change_id that was
+read, those that were only read as a check. So an EXEC whose reply was lost, or a script that the server had forgotten,
+is carried on outside of MULTI with the same change_id and the same meaning.
+
+The connection goes back to the pool only after a reply that ends the watching was read; else it is closed. It is held
+while the user's Python runs, so transactions have at most half of a client's connections.
+
+`timeout` is for all that the transaction waits for, at its begin and at its end; the user's Python is not counted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from redis.exceptions import NoScriptError
+
+from statecache.backoff import Backoff
+from statecache.clock import monotonic
+from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
+from statecache.keys import checked_key
+from statecache.lua import script
+from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Write
+from statecache.records import FIELDS, record_of
+from statecache.redis_errors import DEMOTED, FINAL, code_of, found_at, refusal
+
+if TYPE_CHECKING:
+    from statecache.commits.answers import Committed
+    from statecache.commits.commit import Commit
+    from statecache.core.redis.connection import Link
+    from statecache.core.view import View
+
+
+class AsyncTransaction:
+    """One transaction over the keys that it was opened with, all of one group.
+
+    Reads see the states as of its start and writes are kept until its end, when all of them are committed or none:
+    VersionConflict means that any of the keys was changed by someone else. `states` holds what was committed.
+    """
+
+    def __init__(
+        self, verbs: View[Any], names: tuple[str, ...], *, durability: str | None, actor: str, reason: str,
+        timeout: float | None,
+    ) -> None:  # fmt: skip
+        self._verbs = verbs
+        self._runtime = verbs.runtime
+        self._names = {name: checked_key(verbs.full(name)) for name in names}
+        if not 1 <= len(names) <= STATES_PER_COMMIT_MAX:
+            first = f", of which {names[0]!r} is the first" if names else ""
+            raise UsageError(
+                f"a transaction takes 1 to {STATES_PER_COMMIT_MAX} keys, not {len(names)}{first}",
+                hint="What need not change together may be written in several transactions.",
+            )
+        self._keys = list(dict.fromkeys(self._names.values()))
+        self._shard = self._runtime.keys.one_group(self._keys)
+        self._durability = verbs.durability_of(durability)
+        self._actor = actor
+        self._reason = reason
+        self._timeout = timeout
+        self._end_at = 0.0
+        self._left_s = 0.0
+        self._call = self._runtime.in_flight.call()
+        self._link: Link | None = None
+        self._records: dict[str, Record] = {}
+        self._writes: dict[str, Write] = {}
+        self._values: dict[str, Any] = {}
+        self._types: dict[str, Any] = {}
+        self.states: dict[str, State[Any]] = {}
+
+    async def __aenter__(self) -> Self:
+        begun = False
+        self._call.__enter__()
+        try:
+            await self._begin()
+            begun = True
+        finally:
+            if not begun:
+                self._call.__exit__()
+        return self
+
+    async def _begin(self) -> None:
+        """Watch and read every key, repeatedly until all of them are in Redis."""
+        end, backoff = self._verbs.moment_of(self._timeout), Backoff(0.005, 0.25)
+        self._end_at = end
+        await self._runtime.committer.prepare(self._durability, self._shard, end=end)
+        while not self._records:
+            try:
+                self._link = await self._runtime.redis.pool.hold(max(end - monotonic(), 0.001))
+                await self._runtime.support.check_server(self._durability, self._link, end=end)
+                missing = await self._watch(self._link, end)
+            except RedisUnavailable as error:
+                await self._leave()
+                if error.reason != "pool":
+                    await self._runtime.redis.pool.drop_idle()
+                if error.reason in ("refused", *FINAL) or backoff.outlasts(end):
+                    raise
+                await self._runtime.io.sleep(backoff.take())
+                continue
+            except BaseException:  # nothing may stay watched on a pooled connection
+                await self._leave()
+                raise
+            if missing:
+                await self._leave()
+                await self._runtime.hydrator.load(missing, end=end, to_write=True)
+            elif (older := self._older_than_seen()) is not None:
+                await self._leave()
+                self._records = {}
+                await self._runtime.reader.record(older, end=end)
+        self._left_s = end - monotonic()
+
+    async def _watch(self, link: Link, end: float) -> list[str]:
+        """Watch and read every key in one round trip, and return the keys that are not in Redis."""
+        redis_keys = [self._runtime.keys.state(key) for key in self._keys]
+        meta, fence = self._runtime.keys.meta(self._shard), self._runtime.settings.fence
+        gate = link.call(script("fenced_read"), [meta], [fence])
+        commands = [("WATCH", *redis_keys), gate, *(("HMGET", redis_key, *FIELDS) for redis_key in redis_keys)]
+        link.watching = True
+        watched, proof, *replies = await link.run(commands, seconds=max(end - monotonic(), 0.001))
+        if isinstance(watched, Exception):
+            raise refusal(watched, redis_keys[0]) from watched
+        if watched != b"OK":
+            await link.close()
+            raise RedisUnavailable("connection", detail="a reply belongs to another request")
+        if not await self._is_open(link, proof, end):
+            return []
+        records: dict[str, Record] = {}
+        for key, redis_key, reply in zip(self._keys, redis_keys, replies, strict=True):
+            if isinstance(reply, Exception):
+                raise refusal(reply, redis_key) from reply
+            record = record_of(redis_key, key, reply)
+            if record is not None:
+                records[key] = record
+        if len(records) == len(self._keys):
+            self._records = records
+        return [key for key in self._keys if key not in records]
+
+    async def _is_open(self, link: Link, proof: Any, end: float) -> bool:
+        """Return whether the shard is open on that primary; where it is not, open it and have everything read again."""
+        link.knows(script("fenced_read"), not isinstance(proof, Exception))
+        if isinstance(proof, list) and proof[0] == b"OK":
+            return True
+        if isinstance(proof, list) and proof[0] == b"FOREIGN":
+            raise found_at(proof[1].decode("utf-8", "replace"), proof[2].decode("utf-8", "replace"))
+        if isinstance(proof, Exception) and not isinstance(proof, NoScriptError):
+            if code_of(proof) in DEMOTED:
+                await self._runtime.redis.leave(link)
+            raise refusal(proof, self._runtime.keys.meta(self._shard)) from proof
+        await self._leave()
+        if isinstance(proof, list):
+            await self._runtime.opener.open(self._shard, end=end)
+        return False
+
+    def _older_than_seen(self) -> str | None:
+        """Return the first key of which this process has seen a newer state than was read, if there is one."""
+        seen = self._runtime.near.seen
+        return next((key for key, one in self._records.items() if not seen(key, (one.epoch, one.version))), None)
+
+    async def get(self, name: str, *, type: Any = None) -> State[Any] | None:  # noqa: A002
+        """Return the state as of the transaction's start, or None."""
+        key = self._key(name)
+        self._types[key] = type
+        return self._verbs.state_of(self._records[key], type)
+
+    def set(self, name: str, value: Any) -> None:
+        """Write the value at the end; raise SchemaNewer at once where there is more than was read."""
+        key = self._key(name)
+        if key in self._types:
+            self._verbs.refuse_to_drop(self._records[key], self._types[key])
+        self._put(self._verbs.write_of(key, value, expected=self._records[key].change_id), value)
+
+    def create(self, name: str, value: Any) -> None:
+        """Create the state at the end; raise AlreadyExists at once where there is one."""
+        key = self._key(name)
+        pending = self._writes.get(key)
+        if self._records[key].exists if pending is None else pending.op == "set":
+            raise AlreadyExists(key)
+        self.set(name, value)
+
+    def delete(self, name: str) -> None:
+        """Delete the state at the end; raise NotFound at once where there is none."""
+        key = self._key(name)
+        if not self._records[key].exists:
+            if key not in self._writes:
+                raise NotFound(key)
+            del self._writes[key]
+            return
+        self._put(Write(key=key, op="delete", expected=self._records[key].change_id), None)
+
+    def _put(self, write: Write, value: Any) -> None:
+        self._writes[write.key] = write
+        self._values[write.key] = value
+
+    def _key(self, name: str) -> str:
+        if name not in self._names:
+            raise UsageError(f"{name!r} is not among the transaction's keys", hint="Name every key when opening it.")
+        return self._names[name]
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._end_at = monotonic() + max(self._left_s, 0.001)
+        with self._call.ending():
+            try:
+                if kind is None:
+                    await self._end()
+                elif self._link is not None and not issubclass(kind, Exception):  # who is cancelled waits for nothing
+                    await self._link.close()
+            finally:
+                await self._leave()
+
+    async def _leave(self) -> None:
+        """Give the connection back, watching nothing; close it where UNWATCH fails."""
+        link, self._link = self._link, None
+        if link is None:
+            return
+        try:
+            if link.watching and link.alive:
+                await link.run([("UNWATCH",)], seconds=max(self._end_at - monotonic(), 0.001))
+                link.watching = False
+        except RedisUnavailable:
+            await link.close()
+        finally:
+            self._runtime.redis.pool.give(link)
+
+    async def _end(self) -> None:
+        """Commit what was written; a transaction that only read is compared all the same."""
+        link = self._link
+        if link is None:
+            raise UsageError("the transaction is over")
+        end = self._end_at
+        if not self._writes:
+            _, executed = await link.run([("MULTI",), ("EXEC",)], seconds=max(end - monotonic(), 0.001))
+            link.watching = isinstance(executed, Exception)
+            if executed != []:
+                await self._compare(end)
+            return
+        writes = [self._writes.get(key) or self._check(key) for key in self._keys]
+        commit = self._runtime.committer.new(
+            writes, self._shard, durability=self._durability, actor=self._actor, reason=self._reason, end=end,
+            locks=self._verbs.locks_of([write.key for write in writes if write.op != "check"]),
+        )  # fmt: skip
+        committed = await self._runtime.committer.commit_watched(commit, link, self._leave)
+        self._note(commit, committed)
+
+    async def _compare(self, end: float) -> None:
+        """Raise VersionConflict for the first key that has changed since the start."""
+        for key in self._keys:
+            expected, actual = self._records[key].change_id, (await self._runtime.reader.record(key, end=end)).change_id
+            if actual != expected:
+                raise VersionConflict(key, expected, actual)
+
+    def _check(self, key: str) -> Write:
+        return Write(key=key, op="check", expected=self._records[key].change_id)
+
+    def _note(self, commit: Commit, committed: Committed) -> None:
+        for at, write in enumerate(commit.written()):
+            name = next(name for name, key in self._names.items() if key == write.key)
+            self.states[name] = self._verbs.committed_state(write, self._values[write.key], committed, at)

@@ -1,0 +1,211 @@
+"""The verbs that write one state: blind, compared, by a function, and the delete."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from statecache._async.reads import AsyncReads
+from statecache.clock import boottime, monotonic
+from statecache.commits.answers import Absent
+from statecache.core.view import expected_of
+from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
+from statecache.keys import checked_key
+from statecache.model import ABSENT, PRESENT, Durability, Expected, State, Write
+from statecache.noting import note
+from statecache.records import record_of_write
+
+if TYPE_CHECKING:
+    from statecache.model import Record
+
+_PAUSE_S_MAX = 0.25
+_RANDOM = SystemRandom()
+_SPREAD_MAX = 1024
+D = TypeVar("D")
+V = TypeVar("V")
+
+
+class AsyncWrites(AsyncReads[D], Generic[D]):
+    """The verbs that write one state."""
+
+    async def set(
+        self,
+        name: str,
+        value: V,
+        *,
+        expected: Expected = ...,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        change_id: str | None = None,
+        timeout: float | None = None,
+    ) -> State[V]:
+        """Write the value and return the state; with `expected`, only where that is still the current state.
+
+        `expected` is a State or its change_id, or None where there must be none, as `get` returns it; another state
+        raises VersionConflict. Without it whatever is there is overwritten. Raises SchemaNewer where the expected state
+        holds more than its type here knows, as one that a newer release wrote. `change_id` repeats an earlier write
+        whose outcome is unknown: it is applied at most once. `timeout` is in seconds.
+        """
+        key, end = checked_key(self.full(name)), self.end_of(timeout)
+        write = self.write_of(key, value, expected=expected_of(key, expected))
+        if isinstance(expected, (State, str)):
+            await self._refuse_to_drop_what_was_read(write, value, expected, end)
+        return await self._commit_one(
+            write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
+        )
+
+    async def _refuse_to_drop_what_was_read(
+        self, write: Write, value: Any, expected: State[Any] | str, end: float
+    ) -> None:
+        """Raise SchemaNewer where the state that a write continues holds more than was read of it."""
+        read = expected.value if isinstance(expected, State) else value
+        codec, known = self._codec.of(read), isinstance(expected, State) and expected.schema
+        if not codec.schema or known == codec.schema:
+            return
+        record = self._kept(write.key)
+        if record is None or record.change_id != write.expected:
+            record = await self.runtime.reader.record(write.key, end=end)
+        if record.change_id == write.expected:
+            self.refuse_to_drop(record, codec.type)
+
+    async def create(
+        self,
+        name: str,
+        value: V,
+        *,
+        assume_new: bool = False,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        change_id: str | None = None,
+        timeout: float | None = None,
+    ) -> State[V]:
+        """Write the first value and return the state; raise AlreadyExists where there is one.
+
+        `assume_new` skips asking Postgres, for keys that are unique by construction; where that is wrong, the flusher
+        sets the change aside as a conflict.
+        """
+        key, end = checked_key(self.full(name)), self.end_of(timeout)
+        write = self.write_of(key, value, expected=ABSENT, assume_new=assume_new)
+        try:
+            return await self._commit_one(
+                write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
+            )
+        except VersionConflict:
+            raise AlreadyExists(key) from None
+
+    async def update(
+        self,
+        name: str,
+        function: Callable[[Any], Awaitable[Any] | Any],
+        *,
+        type: Any = None,  # noqa: A002
+        default: Any = ...,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        timeout: float | None = None,
+    ) -> State[Any]:
+        """Read the state, call the function with its value, and write what it returns; again after a conflict.
+
+        The function may be called several times, and may raise to abort: what it raises is passed on once the state
+        that it was given is known to be the current one. Callers in this process take turns, and so do processes once
+        they have met. `default` is a value, or a class or function that makes one, for a key that does not exist;
+        without it NotFound is raised. Raises SchemaNewer where the state holds more than `type` knows, as one that a
+        newer release wrote.
+        """
+        key, end = checked_key(self.full(name)), self.end_of(timeout)
+        batons = self.runtime.batons
+        async with self.runtime.turns.of(key, end=end) as turn, batons.of(key, end=end) as baton:
+            record, spread, took = turn.record or self._kept(key), 1, 0.0
+            while True:
+                if await baton.comes():
+                    record = baton.record
+                elif spread > 1 and not baton.held:  # others want it too: spread over as many attempts as it takes
+                    await self.runtime.io.sleep(_RANDOM.uniform(0, min(took * spread, _PAUSE_S_MAX)))
+                begun, fresh = monotonic(), record is None or record is baton.record
+                if record is None:
+                    record = await self.runtime.reader.record(key, end=end)
+                try:
+                    value = await self._called(function, record, default, type)
+                except Exception:  # whatever the function raised
+                    if fresh or await self._is_current(record, end):
+                        raise
+                    record = None  # it was decided on a state that is no longer there
+                    continue
+                write = self.write_of(key, value, expected=record.change_id)
+                try:
+                    state = await self._commit_one(
+                        write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=None,
+                        baton=baton,
+                    )  # fmt: skip
+                except VersionConflict:
+                    if monotonic() >= end:
+                        raise
+                else:
+                    turn.committed(record_of_write(write, state))
+                    return state
+                record = None
+                note(retries=1, conflicts=1)
+                if fresh:
+                    baton.crowd()
+                    spread, took = min(spread * 2, _SPREAD_MAX), monotonic() - begun
+
+    def _kept(self, key: str) -> Record | None:
+        """Return what is kept here of a key, if it may be believed."""
+        entry = self.runtime.near.look(key, boottime()) if self._reads == "local" else None
+        return None if entry is None else entry.record
+
+    async def _called(self, function: Callable[[Any], Any], record: Record, default: Any, type: Any) -> Any:  # noqa: A002
+        """Return what the function makes of a state, or of `default` without one; raise NotFound without both."""
+        state = self.state_of(record, type)
+        if state is None and default is ...:
+            raise NotFound(record.key)
+        self.refuse_to_drop(record, type)
+        before = state.value if state is not None else default() if callable(default) else default
+        value = await self.runtime.io.called(function(before))
+        if value is None:
+            raise UsageError("the function given to update returned None", hint="Return the new value.")
+        return value
+
+    async def _is_current(self, record: Record, end: float) -> bool:
+        """Return whether that is still the key's state, so that what was decided on it stands."""
+        return (await self.runtime.reader.record(record.key, end=end)).change_id == record.change_id
+
+    async def delete(
+        self,
+        name: str,
+        *,
+        expected: Expected = ...,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        change_id: str | None = None,
+        timeout: float | None = None,
+    ) -> State[None] | None:
+        """Delete the state and return its tombstone, or None where there was nothing to delete.
+
+        `expected` is as in `set`; with None, a state that exists raises VersionConflict. A delete that found nothing
+        leaves nothing behind: repeated with its `change_id`, it deletes what is there by then.
+        """
+        key, end = checked_key(self.full(name)), self.end_of(timeout)
+        if expected is None:
+            await self._expect_nothing(key, end)
+            return None
+        wanted = PRESENT if expected is ... else expected_of(key, expected)
+        write = Write(key=key, op="delete", expected=wanted, ttl_ms=self.ttl_ms)
+        try:
+            return await self._commit_one(
+                write, None, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
+            )
+        except Absent:
+            return None
+
+    async def _expect_nothing(self, key: str, end: float) -> None:
+        """Raise VersionConflict where there is a state, which a delete did not expect."""
+        self.locks_of((key,))
+        record = await self.runtime.reader.record(key, end=end)
+        if record.exists:
+            raise VersionConflict(key, None, record.change_id)

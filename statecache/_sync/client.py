@@ -1,0 +1,183 @@
+# Generated from statecache/_async/client.py by tests/generators/unasync.py. Do not edit.
+
+"""The client: connections, settings and the verbs, in one object that a process opens once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+
+import msgspec
+
+from statecache._signals import SIGNALS
+from statecache._sync.until_stopped import UntilStopped
+from statecache._sync.verbs import Verbs
+from statecache.clock import boottime, monotonic
+from statecache.concurrency import THREADS, run
+from statecache.core.drain import checked_drain, leave
+from statecache.core.runtime import Runtime
+from statecache.core.view import checked_policy
+from statecache.keys import checked_namespace
+from statecache.model import (
+    DrainReport,
+    Durability,
+    Encoding,
+    Locking,
+    LostCommit,
+    NearStatistics,
+    Policy,
+    ReadMode,
+    Unsettled,
+)
+from statecache.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from statecache.core.redis.connection import Dial
+    from statecache.model import Observer
+
+D = TypeVar("D")
+V = TypeVar("V")
+
+
+class Namespace(Verbs[D], Generic[D]):
+    """A typed view of one namespace: every verb, with names relative to it and its policy in force."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._prefix!r})"
+
+
+class StateCache(Verbs[Any]):
+    """A client that reads and writes agent state shared by many processes.
+
+    Settings come from `settings`, or from STATECACHE_* variables with keyword arguments winning over them. Nothing is
+    connected before the first verb. One client serves all tasks of one event loop (the synchronous one all threads of
+    a process); it starts afresh in a forked child, and cannot be pickled. Use it as a context manager or call close;
+    afterwards every verb raises UsageError. An `observer` is told of every verb as it ends.
+    """
+
+    def __init__(
+        self,
+        *,
+        redis_url: str | None = None,
+        postgres_url: str | None = None,
+        settings: Settings | None = None,
+        dial: Dial | None = None,
+        observer: Observer | None = None,
+        **more: Any,
+    ) -> None:
+        given = {"redis_url": redis_url, "postgres_url": postgres_url, **more}
+        given = {name: value for name, value in given.items() if value is not None}
+        if settings is None:
+            settings = Settings(**given)
+        elif given:
+            settings = Settings(**{**settings.model_dump(), **given})
+        super().__init__(Runtime(settings, dial=dial, observer=observer, io=THREADS), Policy(), "")
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self.runtime.settings
+
+    @property
+    def near(self) -> NearStatistics:
+        """The near cache's counters and contents, and whether local reads are answered from it."""
+        return msgspec.structs.replace(
+            self.runtime.near.statistics(boottime()), untrusted_reason=self.runtime.tracked.untrusted_reason
+        )
+
+    @overload
+    def namespace(
+        self, name: str, *, encoding: Encoding = ..., durability: Durability | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ...,
+    ) -> Namespace[Any]: ...  # fmt: skip
+    @overload
+    def namespace(
+        self, name: str, *, type: type[V], encoding: Encoding = ..., durability: Durability | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ...,
+    ) -> Namespace[V]: ...  # fmt: skip
+    def namespace(
+        self,
+        name: str,
+        *,
+        type: Any = None,  # noqa: A002
+        encoding: Encoding = "json",
+        durability: Durability | None = None,
+        read: ReadMode | None = None,
+        redis_ttl: timedelta | None = None,
+        value_bytes_max: int | None = None,
+        locking: Locking | None = None,
+    ) -> Namespace[Any]:
+        """Return a view of the keys under `name/`: values of that type, and a policy for what is written.
+
+        What is None takes the client's setting; see `Policy`. `locking="enforced"` is recorded for the namespace before
+        the first lock or commit, and binds all who write to it from then on, through whatever view. A view without
+        `locking` takes what is recorded. A view with `"advisory"` where enforced is recorded raises UsageError at its
+        first commit. `statecache policy` changes what is recorded. Raises InvalidKey for a name that no namespace can
+        have, and UsageError for a policy that is not one.
+        """
+        policy = Policy(
+            type=type,
+            encoding=encoding,
+            durability=durability,
+            read=read,
+            redis_ttl=redis_ttl,
+            value_bytes_max=value_bytes_max,
+            locking=locking,
+        )
+        return Namespace(self.runtime, checked_policy(policy), checked_namespace(name) + "/")
+
+    def unsettled(self) -> tuple[Unsettled, ...]:
+        """Return this client's commits whose outcome no caller learnt, the oldest first; ask `outcome` about them.
+
+        A call that was cancelled or ran out of time and is not among them was never sent, so it was not applied.
+        """
+        return self.runtime.unknown_outcomes.all()
+
+    def lost(self, *, timeout: float | None = None) -> tuple[LostCommit, ...]:
+        """Return those of this client's last thousand commits that were lost, with their Redis or with their entry.
+
+        It asks Postgres, which records how far each lost tail reached: `statecache lost` lists them for all clients.
+        """
+        return run(self.runtime.losses.look(seconds=max(self.end_of(timeout) - monotonic(), 0.001)))
+
+    @overload
+    def close(self) -> None: ...
+    @overload
+    def close(self, *, drain: float) -> DrainReport: ...
+    def close(self, *, drain: float | None = None) -> DrainReport | None:
+        """Close every connection; calls under way on them fail, and their outcome is unknown.
+
+        With `drain`, close gracefully within that many seconds: refuse new calls (UsageError), let those under way end,
+        give the leases back, wait until Postgres holds what was acknowledged to this client, and return what is left.
+        Without `drain`, return None.
+        """
+        if drain is None:
+            run(self.runtime.close())
+            return None
+        seconds = checked_drain(drain)
+        try:
+            return run(leave(self.runtime, seconds))
+        finally:
+            run(self.runtime.close())
+
+    def until_stopped(self, *, drain: float = 10.0, signals: Sequence[int] = SIGNALS) -> UntilStopped:
+        """Return a block that SIGTERM and SIGINT ask to end: `while not told.stopping`; it closes this client.
+
+        At the block's end the client is closed with `drain` seconds to do so gracefully, and `told.left` says what was
+        left. A second signal ends the block at once. `told.stop()` does what a signal does, where there are none:
+        outside of the main thread, signals are left alone.
+        """
+        return UntilStopped(self.close, drain=drain, signals=signals)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        run(self.close())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.settings!r})"

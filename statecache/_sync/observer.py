@@ -1,0 +1,139 @@
+# Generated from statecache/_async/observer.py by tests/generators/unasync.py. Do not edit.
+
+"""What an observer is told of a client's verbs, without a cost for clients that have none.
+
+A client with an observer gets verbs of its own, wrapped, as attributes that hide the class's; one without has the bare
+verbs and none of this runs.
+
+A verb that another verb is made of is not told by itself: it is called on the class.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self
+
+from statecache.clock import monotonic
+from statecache.concurrency import iterated, run
+from statecache.noting import Observation, under_way
+
+if TYPE_CHECKING:
+    from statecache._sync.transaction import Transaction
+    from statecache.model import Observer, State
+
+CALLED = (
+    "get",
+    "set",
+    "create",
+    "update",
+    "delete",
+    "transact",
+    "wait_durable",
+    "wait_for",
+    "warm",
+    "step",
+    "resolve_step",
+    "outcome",
+)
+"""The verbs that are called and return a result; `list` and `transaction` go on after the call; of `lock`, entering."""
+
+
+def observe(verbs: Any, observer: Observer) -> None:
+    """Have the verbs of one client or namespace tell the observer."""
+    for verb in CALLED:
+        setattr(verbs, verb, _told(observer, verb, getattr(verbs, verb)))
+    verbs.list = _listed(observer, verbs.list)
+    verbs.transaction = _opened(observer, verbs.transaction)
+    verbs.lock = _locked(observer, verbs.lock)
+
+
+def _told(observer: Observer, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def observed(*args: Any, **more: Any) -> Any:
+        noted = Observation(observer, verb)
+        try:
+            with under_way(noted):
+                result = run(call(*args, **more))
+        except BaseException as error:  # whatever it is, it is told and raised again
+            noted.end(error)
+            raise
+        noted.end(None)
+        return result
+
+    return observed
+
+
+def _listed(observer: Observer, call: Callable[..., Iterator[State[Any]]]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def observed(*args: Any, **more: Any) -> Iterator[State[Any]]:
+        noted = Observation(observer, "list")
+        begun = monotonic()
+        try:
+            for state in iterated(call(*args, **more)):
+                noted.seconds += monotonic() - begun
+                yield state
+                begun = monotonic()
+        except GeneratorExit:
+            noted.end(None)  # the caller has seen enough
+            raise
+        except BaseException as error:  # whatever it is, it is told and raised again
+            noted.seconds += monotonic() - begun
+            noted.end(error)
+            raise
+        noted.seconds += monotonic() - begun
+        noted.end(None)
+
+    return observed
+
+
+def _opened(observer: Observer, call: Callable[..., Transaction]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def observed(*args: Any, **more: Any) -> ObservedTransaction:
+        return ObservedTransaction(call(*args, **more), Observation(observer, "transaction"))
+
+    return observed
+
+
+def _locked(observer: Observer, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `lock`: the observer is told of the wait for it; verbs within the block are told of by themselves."""
+
+    @functools.wraps(call)
+    def observed(*args: Any, **more: Any) -> Any:
+        lock = call(*args, **more)
+        lock.take = _told(observer, "lock", lock.take)
+        return lock
+
+    return observed
+
+
+class ObservedTransaction:
+    """A transaction that is told of when it is over: its opening, the caller's block and its end."""
+
+    def __init__(self, transaction: Transaction, noted: Observation) -> None:
+        self._transaction = transaction
+        self._noted = noted
+        self._entered = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transaction, name)
+
+    def __enter__(self) -> Self:
+        try:
+            with under_way(self._noted):
+                run(self._transaction.__enter__())
+        except BaseException as error:  # whatever it is, it is told and raised again
+            self._noted.end(error)
+            raise
+        self._entered = monotonic()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._noted.seconds += monotonic() - self._entered
+        try:
+            with under_way(self._noted):
+                run(self._transaction.__exit__(kind, error, trace))
+        except BaseException as failure:  # whatever it is, it is told and raised again
+            self._noted.end(failure)
+            raise
+        self._noted.end(error)

@@ -1,0 +1,265 @@
+# Generated from statecache/_async/verbs.py by tests/generators/unasync.py. Do not edit.
+
+"""The verbs of a client, of its namespaces and of leases.
+
+A lease is a view like that which locked, its commits fenced with the lease's token: so both stand here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from statecache._sync.observer import observe
+from statecache._sync.steps import Stepping
+from statecache._sync.transaction import Transaction
+from statecache.backoff import Backoff
+from statecache.clock import boottime, monotonic
+from statecache.commits.in_flight import Acknowledged
+from statecache.concurrency import entered, run
+from statecache.core.commit.durable import NOWHERE, PASSED
+from statecache.core.view import checked_change_id, checked_text
+from statecache.errors import InvalidKey, LeaseLost, Lost, UsageError, VersionConflict
+from statecache.keys import checked_key, group_of
+from statecache.leases import Locks, checked_patience, checked_ttl
+from statecache.model import Durability, Outcome, Policy, Position, State
+from statecache.noting import note
+
+if TYPE_CHECKING:
+    from statecache.core.runtime import Runtime
+    from statecache.core.view import View
+    from statecache.leases import Holding
+    from statecache.model import Token
+
+D = TypeVar("D")
+V = TypeVar("V")
+_END_S = 0.05
+"""How long a caller who is cancelled in a lock's block waits for the lease to be given back, in seconds."""
+
+
+class Verbs(Stepping[D], Generic[D]):
+    """All the verbs; where there is an observer, they tell it."""
+
+    def __init__(self, runtime: Runtime, policy: Policy, prefix: str) -> None:
+        super().__init__(runtime, policy, prefix)
+        if runtime.observer is not None:
+            observe(self, runtime.observer)
+
+    def transaction(
+        self,
+        *names: str,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        timeout: float | None = None,
+    ) -> Transaction:
+        """Return a transaction over keys of one group, for a block: WATCH, your code, and one atomic commit at its end.
+
+        `timeout` bounds its begin and its end together, in seconds; the time of your code in the block is not counted.
+        While it is open it holds a connection: half of a client's may be held at once, and further transactions wait.
+        Leaving the block raises VersionConflict where somebody else has changed one of the keys.
+        """
+        self.runtime.in_flight.refuse_if_closing()
+        return Transaction(
+            self, names, durability=durability, actor=checked_text(actor, "actor"),
+            reason=checked_text(reason, "reason"), timeout=timeout,
+        )  # fmt: skip
+
+    def transact(
+        self,
+        names: Sequence[str],
+        function: Callable[[Transaction], Any],
+        *,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        timeout: float | None = None,
+    ) -> Any:
+        """Run the function in a transaction, again where somebody else was quicker, and return its result.
+
+        `timeout` is in seconds; once it has passed, a conflict raises VersionConflict instead of another attempt.
+        """
+        end, backoff = self.end_of(timeout), Backoff(0.001, 0.1)
+        who, why = checked_text(actor, "actor"), checked_text(reason, "reason")
+        while True:
+            left = max(end - monotonic(), 0.001)
+            opened = Transaction(self, tuple(names), durability=durability, actor=who, reason=why, timeout=left)
+            try:
+                with self.runtime.in_flight.call():
+                    with entered(opened) as tx:
+                        result = run(self.runtime.io.called(function(tx)))
+            except VersionConflict:
+                if backoff.outlasts(end):
+                    raise
+            else:
+                return result
+            note(retries=1, conflicts=1)
+            run(self.runtime.io.sleep(backoff.take()))
+
+    def wait_durable(self, state: State[V], *, timeout: float | None = None) -> State[V]:
+        """Return the state once Postgres holds its change in the current lineage.
+
+        Raises Forked, Quarantined or Lost where it never will, and OutcomeUnknown(change_id) when the time is up.
+        """
+        end, shard = self.end_of(timeout), self.runtime.keys.shard(state.key)
+        self.runtime.support.check("postgres")
+        run(self.runtime.durable.watch(shard, end=end))
+        durable, position = self.runtime.durable, state.position or NOWHERE
+        while ended := run(durable.wait(shard, position, state.change_id, [state.key], end=end, ask=True)):
+            again = run(durable.moved(shard, state.change_id, state.key, position, end=end))
+            if again is None:
+                died = Acknowledged(shard, *position, state.change_id, state.key)
+                run(self.runtime.losses.met(died, seconds=max(end - monotonic(), 0.001)))
+                ended = position.epoch if ended <= PASSED else ended
+                raise Lost(state.key, state.change_id, position=state.position, epoch=ended)
+            position = again
+        return state
+
+    def outcome(
+        self, change_id: str, name: str, *, position: Position | None = None, timeout: float | None = None
+    ) -> Outcome:
+        """Return what became of a change whose outcome was never learnt; `name` is any of the keys it wrote.
+
+        `change_id` is that of an `OutcomeUnknown`, or of one of `unsettled()` after a call was cancelled. The verdict
+        `not applied` is given only to the client that sent the change, once none of its attempts can be executed any
+        more: the call waits for that, at most as long as the write's own timeout. The verdict `lost` needs the change's
+        `position`: given here, or that of one of the last thousand commits acknowledged to this client. `timeout` is in
+        seconds; where the time is up the verdict is `unknown`.
+        """
+        key, end = checked_key(self.full(name)), self.end_of(timeout)
+        return run(self.runtime.outcome_lookup.outcome(checked_change_id(change_id), key, position=position, end=end))
+
+    def lock(self, name: str, *, ttl: float = 30.0, timeout: float | None = None) -> Lock[D]:
+        """Return the lock of a key, to be held for a block: `with cache.lock("runs/42") as lease:`.
+
+        Entering waits, in order of arrival, for at most `timeout` seconds (0: not at all, but up to half a second for
+        the answer; None: for ever), then raises LockTimeout. The lease is renewed while this process lives; `ttl` is
+        the seconds after which others may have the lock of a holder that died. `lease` has all the verbs of this view,
+        for keys of the lease's group: what they commit is refused (StaleToken) once somebody else may have the lock. It
+        guards nothing else: effects outside of statecache cannot be taken back from a holder that was stopped for
+        longer than its ttl.
+
+        A block whose lease was lost before its end raises LeaseLost if it wrote nothing by the lease, for then nothing
+        else has told it; if it did write, each of its commits was accepted while it held the lock. Raises UsageError at
+        once where the same task or thread has locked the key already.
+        """
+        return Lock(self, checked_key(self.full(name)), checked_ttl(ttl), checked_patience(timeout))
+
+
+class Lease(Verbs[D], Generic[D]):
+    """A held lock: all the verbs, for keys of the lock's group, with every commit fenced by its token.
+
+    `lost` says whether somebody else may have the lock by now; by this machine's own clock, it is true before anybody
+    can. `check()` raises LeaseLost then.
+    """
+
+    def __init__(self, view: View[D], holding: Holding) -> None:
+        super().__init__(view.runtime, view._policy, view._prefix)
+        if self._reads == "local":  # what the holder before has written may not have been pushed yet
+            self._reads = "primary"
+        self._holding = holding
+        self._group = group_of(holding.key)
+        self._above = view.holdings
+
+    @property
+    def key(self) -> str:
+        """The key that is locked."""
+        return self._holding.key
+
+    @property
+    def token(self) -> Token:
+        """The fencing token: (epoch, count), greater than every one that this lock issued before."""
+        return self._holding.token
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody else may have the lock by now."""
+        return self._lost(self._holding)
+
+    def check(self) -> None:
+        """Raise LeaseLost where somebody else may have the lock by now."""
+        self._check(self._holding)
+
+    def _lost(self, holding: Holding) -> bool:
+        return holding.lost(boottime()) or not self.runtime.leases.holds(holding)
+
+    def _check(self, holding: Holding) -> None:
+        if self._lost(holding):
+            reason = "it is over" if holding.gone else "it was not renewed in time"
+            raise LeaseLost(holding.key, token=str(holding.token), reason=reason)
+
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        """The leases that a commit is made under: this one, and those under which it was locked."""
+        return (*self._above, self._holding)
+
+    def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks:
+        """Return the leases that fence a commit; raise LeaseLost where somebody else may have the lock by now.
+
+        A repeat is not checked: it may have been applied while the lock was still held, and the server knows.
+        """
+        for holding in self.holdings:
+            if not repeated:
+                self._check(holding)
+            holding.guarded = True
+        locks = super().locks_of(keys)
+        return Locks(self.holdings, () if locks is None else locks.guarded, self._policy.locking)
+
+    def full(self, name: str) -> str:
+        """Return the key of a name; raise InvalidKey where it is not of the lock's group."""
+        key = super().full(name)
+        if isinstance(key, str) and key.count("/") > 0 and group_of(key) != self._group:
+            raise InvalidKey(key, reason=f"it is not of the group {self._group!r}, which the lease guards")
+        return key
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.key!r}, token={self.token})"
+
+
+class Lock(Generic[D]):
+    """A lock for one block: entering it takes the lease, leaving it gives the lease back."""
+
+    def __init__(self, view: View[D], key: str, ttl: float, patience: float | None) -> None:
+        self._view = view
+        self._key = key
+        self._ttl = ttl
+        self._patience = patience
+        self._lease: Lease[D] | None = None
+
+    def take(self) -> Lease[D]:
+        """Wait for the lock, and return the lease."""
+        if self._lease is not None:
+            raise UsageError(f"this lock of {self._key!r} is in use", hint="Call lock() for each block.")
+        self._view.runtime.in_flight.refuse_if_closing()
+        holding = run(self._view.runtime.leases.take(self._key, ttl=self._ttl, patience=self._patience))
+        if self._view._policy.locking == "enforced":
+            run(self._enforce(holding))
+        self._lease = Lease(self._view, holding)
+        return self._lease
+
+    def _enforce(self, holding: Holding) -> None:
+        """Have the namespace's locks enforced in the epoch in which the lease was taken, or give the lease back."""
+        runtime = self._view.runtime
+        timeout_s = runtime.settings.timeout_s
+        try:
+            seconds = min(self._patience or timeout_s, timeout_s)
+            run(runtime.policies.ensure(self._key, holding.token.epoch, seconds=seconds))
+        except BaseException:  # nobody has this lock who could not say that it counts
+            run(self._view.runtime.io.beside(partial(runtime.leases.give_back, holding), _END_S))
+            raise
+
+    def __enter__(self) -> Lease[D]:
+        return run(self.take())
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        holding = lease._holding
+        if kind is not None and not issubclass(kind, Exception):  # who is cancelled waits for nobody
+            run(self._view.runtime.io.beside(partial(lease.runtime.leases.give_back, holding), _END_S))
+            return
+        stood = run(lease.runtime.leases.give_back(holding))
+        if kind is None and not stood and not holding.guarded:
+            raise LeaseLost(self._key, token=str(holding.token), reason="it was over before the block was")

@@ -1,0 +1,160 @@
+"""Bounding what is done with Postgres, for tasks and for threads: neither psycopg nor libpq gives up soon by itself.
+
+* `TaskTimeout` ends an exchange after so many seconds, by shutting its socket.
+* `task_opened` and `thread_opened` bounds the opening of a connection, for which libpq allows two seconds at least.
+* `task_severed` ends an exchange when who waits for it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+from weakref import ref
+
+import psycopg
+
+T = TypeVar("T")
+_SEVERED_S = 0.05
+"""How long an exchange may take to end whose connection was shut."""
+
+
+class TaskTimeout:
+    """A bound on what is done with a connection to Postgres: past that many seconds its socket is shut.
+
+    Whoever waits on the connection then gets an error, and `expired` tells that error from others. Neither a thread nor
+    a task that waits for a silent server could be had back as quickly otherwise.
+    """
+
+    __slots__ = ("_connection", "_seconds", "_timer", "expired")
+
+    def __init__(self, seconds: float, connection: Any) -> None:
+        self._seconds = seconds
+        self._connection = connection
+        self._timer: asyncio.TimerHandle | None = None
+        self.expired = False
+
+    async def __aenter__(self) -> TaskTimeout:
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self.expire)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def expire(self) -> None:
+        """Shut the connection now."""
+        self.expired = True
+        _shut(self._connection)
+
+
+class ThreadTimeout:
+    """The same bound, watched by a thread; it is none any more once nobody refers to it.
+
+
+    Whoever was interrupted by a signal handler before the end of it has not called the thread off.
+    """
+
+    __slots__ = ("__weakref__", "_connection", "_timer", "expired")
+
+    def __init__(self, seconds: float, connection: Any) -> None:
+        self._connection = connection
+        self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), _expire, (ref(self),))
+        self._timer.daemon = True
+        self.expired = False
+
+    async def __aenter__(self) -> ThreadTimeout:
+        self._timer.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._timer.cancel()
+
+    def expire(self) -> None:
+        """Shut the connection now."""
+        self.expired = True
+        _shut(self._connection)
+
+
+def _expire(bound: ref[ThreadTimeout]) -> None:
+    if (found := bound()) is not None:
+        found.expire()
+
+
+def _shut(connection: Any) -> None:
+    """Shut the socket of a psycopg connection; the file descriptor stays open, for it is psycopg's to close."""
+    with contextlib.suppress(OSError, ValueError, psycopg.Error), socket.socket(fileno=_twin(connection)) as line:
+        line.shutdown(socket.SHUT_RDWR)
+
+
+def _twin(connection: Any) -> int:
+    return os.dup(connection.fileno())
+
+
+async def task_opened(open_one: Callable[[], Awaitable[T]], seconds: float | None) -> T:
+    """Open a connection to Postgres; raise TimeoutError where that takes more than that many seconds."""
+    async with asyncio.timeout(seconds):
+        return await open_one()
+
+
+def thread_opened(open_one: Callable[[], T], seconds: float | None) -> T:
+    """Open a connection to Postgres; raise TimeoutError where that takes more than that many seconds.
+
+    Libpq itself waits for two seconds at least. So another thread opens it, and closes a connection that comes too
+    late.
+    """
+    if seconds is None:
+        return open_one()
+    results: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
+    late, deciding = threading.Event(), threading.Lock()
+
+    def work() -> None:
+        try:
+            result: Any = open_one()
+        except BaseException as error:  # whatever it is, it is raised by who waits
+            result = error
+        with deciding:
+            results.put(result)
+            if late.is_set() and hasattr(result, "close"):
+                result.close()
+
+    threading.Thread(target=work, name="statecache-opening", daemon=True).start()
+    try:
+        found = results.get(timeout=seconds)
+    except BaseException as error:  # out of time, or a signal handler raised
+        with deciding:
+            late.set()
+            if not results.empty() and hasattr(one := results.get(), "close"):
+                one.close()
+        raise TimeoutError if isinstance(error, queue.Empty) else error from None
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+async def task_severed(work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:
+    """Return the result of work on a connection to Postgres; shut the connection if the caller is cancelled.
+
+    Psycopg would ask the server to give up, and wait up to ten seconds for both answers.
+    """
+    task = asyncio.ensure_future(work())
+    task.add_done_callback(_looked_at)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        _shut(connection)
+        await asyncio.wait([task], timeout=_SEVERED_S)
+        if not task.done():
+            connection.pgconn.finish()  # or a pool would lend it again
+        raise
+
+
+def _looked_at(task: asyncio.Task[Any]) -> None:
+    """Retrieve the error of a task that nobody waits for any more, so that asyncio does not complain."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,163 @@
+"""Waiting for threads, by coroutines that never suspend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Coroutine
+from inspect import isawaitable
+from typing import Any, TypeVar
+
+import psycopg
+
+from statecache.clock import monotonic, sleep
+from statecache.concurrency.batching import ThreadBatcher
+from statecache.concurrency.blocking import BlockingPostgres, BlockingRedis, passed_on, refused
+from statecache.concurrency.bounding import ThreadTimeout, thread_opened
+from statecache.concurrency.interface import Background, Concurrency, Slots
+from statecache.concurrency.running import run
+from statecache.concurrency.slots import ThreadSlots
+from statecache.concurrency.sockets import (
+    ThreadDialing,
+    ThreadSocketTurn,
+    thread_deadline,
+    thread_disown,
+    thread_readable,
+    thread_receiving,
+    thread_sending,
+    thread_wake,
+)
+from statecache.concurrency.waking import ThreadSignal
+
+T = TypeVar("T")
+_reading: set[int] = set()
+"""The threads that are reading for themselves and others at the moment."""
+_JOIN_S = 5.0
+"""How long the end of a thread is waited for, in seconds."""
+
+
+class Threads(Concurrency):
+    """Waiting for threads: coroutines that never suspend."""
+
+    slots = ThreadSlots
+    signal = ThreadSignal
+    batcher = ThreadBatcher
+    timeout = ThreadTimeout
+    turn = ThreadSocketTurn
+    dialing = ThreadDialing
+    deadline = staticmethod(thread_deadline)
+    sending = staticmethod(thread_sending)
+    receiving = staticmethod(thread_receiving)
+    readable = staticmethod(thread_readable)
+    disown = staticmethod(thread_disown)
+    wake = staticmethod(thread_wake)
+    line = BlockingRedis
+
+    async def sleep(self, seconds: float) -> None:
+        """Block the thread for that many seconds."""
+        sleep(seconds)
+
+    def background(self, function: Callable[[Background], Coroutine[Any, Any, None]], *, name: str) -> Background:
+        """Return a daemon thread, to be started."""
+        return ThreadBackground(function, name=name)
+
+    thread = background
+
+    async def lead(
+        self, ear: Slots, take: Callable[[float], Coroutine[Any, Any, bool]], signal: ThreadSignal, seconds: float
+    ) -> bool:
+        """Wait for a signal, reading for all waiters meanwhile unless another thread does.
+
+        To be woken by a thread that reads costs two changes of threads, often more than the answer itself. `take` takes
+        one message off the connection, waits for at most so many seconds for it, and says whether more are there
+        already. A signal handler that has interrupted its thread in reading waits for nothing: nobody reads before it
+        returns.
+        """
+        end, me = monotonic() + seconds, threading.get_ident()
+        while not signal.is_set and me not in _reading and (left := end - monotonic()) > 0:
+            reads = ear.acquire_now()
+            if reads is None:
+                return await signal.wait(left)
+            try:
+                _reading.add(me)
+                while await take(max(end - monotonic(), 0.001)) or not (signal.is_set or monotonic() >= end):
+                    pass
+            finally:
+                _reading.discard(me)
+                reads.release()
+        return signal.is_set
+
+    async def finished(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work: nobody cancels a thread."""
+        return await work
+
+    async def beside(self, work: Callable[[], Coroutine[Any, Any, object]], seconds: float) -> None:
+        """Start work in a thread, and wait for it for at most that many seconds."""
+        thread = threading.Thread(target=lambda: run(work()), name="statecache-beside", daemon=True)
+        thread.start()
+        thread.join(seconds)
+
+    async def called(self, value: Any) -> Any:
+        """Return the result of a user's function; raise TypeError where the function is asynchronous."""
+        if isawaitable(value):
+            close = getattr(value, "close", None)
+            if close is not None:
+                close()
+            raise TypeError("StateCache takes plain functions; use AsyncStateCache for an async one")
+        return value
+
+    def place(self) -> object:
+        """Return nothing, for threads may share a client."""
+        return None
+
+    def runner(self) -> object:
+        """Return the current thread."""
+        return threading.current_thread()
+
+    async def postgres(self, url: str, options: dict[str, Any], seconds: float | None) -> Any:
+        """Open a connection to Postgres."""
+        return BlockingPostgres(thread_opened(lambda: psycopg.Connection.connect(url, **options), seconds))
+
+    async def severed(self, work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:  # noqa: ARG002
+        """Return the result of the work: nobody cancels a thread."""
+        return await work()
+
+    def stay_closed(self, connection: Any) -> None:
+        """Have the connection not opened again by redis-py."""
+        connection.connect_check_health = refused
+
+    def pass_on_invalidations(self, connection: Any) -> None:
+        """Have pushes of invalidated keys returned as messages."""
+        connection._parser.set_invalidation_push_handler(passed_on)
+
+    def dialect(self) -> Any:
+        """Return redis-py's module of synchronous connections."""
+        from redis import connection
+
+        return connection
+
+
+class ThreadBackground:
+    """A function that runs as a daemon thread, once started, until it ends; it looks by itself whether it is to stop.
+
+    A signal handler that raises may interrupt the start of a thread that runs nonetheless.
+    """
+
+    def __init__(self, function: Callable[[Background], Coroutine[Any, Any, None]], *, name: str) -> None:
+        self._thread = threading.Thread(target=lambda: run(function(self)), name=name, daemon=True)
+
+    def start(self) -> None:
+        """Have the function run from now on."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the function still runs."""
+        return self._thread.is_alive()
+
+    def let_go(self) -> None:
+        """Do nothing: the function looks by itself whether it is to stop."""
+
+    async def stop(self, seconds: float = _JOIN_S) -> None:
+        """Wait for the function's end, for at most that many seconds."""
+        if self.alive and threading.current_thread() is not self._thread:
+            self._thread.join(seconds)

@@ -1,0 +1,267 @@
+"""The one write path: a commit is one run of one script, repeated until its outcome is known.
+
+A commit has one change_id from its birth to its end, whatever happens in between. A lost reply is never "not
+applied": the same change_id is sent again, and the script either finds it in the state's `recent` and answers as the
+first time, or applies it. Where `recent` no longer reaches back far enough the stream and Postgres are asked. Only
+when none of that can be had in time is the outcome unknown, and said to be so.
+
+What each answer asks for stands in `commits.decision`; here it is carried out.
+
+Every attempt tells the server when it will be given up. One that was held up on its way is refused, so it cannot be
+executed when the state's `recent` has long forgotten the attempt that came after it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from statecache.clock import monotonic
+from statecache.commits.answers import Committed
+from statecache.commits.commit import Commit
+from statecache.commits.decision import Applied, HeedPolicy, Load, LookUp, OpenShard, hindered, next_step
+from statecache.core.commit.attempts import Attempts
+from statecache.core.commit.batches import BatchedAttempts
+from statecache.core.commit.durable import HELD, PASSED
+from statecache.core.commit.repeats import Repeats
+from statecache.errors import (
+    Forked,
+    LimitExceeded,
+    Lost,
+    OutcomeUnknown,
+    Quarantined,
+    RedisUnavailable,
+    StateCacheError,
+)
+from statecache.model import COMMIT_BYTES_MAX
+from statecache.noting import note
+
+if TYPE_CHECKING:
+    from statecache.commits.in_flight import InFlight
+    from statecache.commits.unknown import UnknownOutcomes
+    from statecache.core.commit.durable import Durable
+    from statecache.core.commit.losses import Losses
+    from statecache.core.commit.support import DurabilitySupport
+    from statecache.core.epoch.opener import Opener
+    from statecache.core.lock.policies import Policies
+    from statecache.core.read.hydration import Hydrator
+    from statecache.core.redis.connection import Link
+    from statecache.core.redis.tier import RedisTier
+    from statecache.core.redis.tracking import TrackedConnection
+    from statecache.keys import KeySpace
+    from statecache.leases import Locks
+    from statecache.model import Position, Write
+    from statecache.settings import Settings
+
+_ELSEWHERE = "it is applied in a Redis whose epoch has ended, and Postgres has been flushed past it without it"
+
+
+def new_change_id() -> str:
+    """Return a new change_id: 96 random bits as 24 hexadecimal digits."""
+    return os.urandom(12).hex()
+
+
+class Committer:
+    """The commits of a client: it applies each, and returns its outcome."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        redis: RedisTier,
+        *,
+        opener: Opener,
+        hydrator: Hydrator,
+        durable: Durable,
+        support: DurabilitySupport,
+        tracked: TrackedConnection,
+        unknown_outcomes: UnknownOutcomes,
+        in_flight: InFlight,
+        losses: Losses,
+        policies: Policies,
+    ) -> None:
+        self._keys = keys
+        self._redis = redis
+        self._durable = durable
+        self._support = support
+        self._in_flight = in_flight
+        self.attempts = Attempts(settings, keys, redis, support)
+        self._batches = BatchedAttempts(redis, self.attempts)
+        self._repeats = Repeats(
+            redis, self.attempts, durable=durable, support=support, tracked=tracked, in_flight=in_flight
+        )
+        self._opener = opener
+        self._policies = policies
+        self._hydrator = hydrator
+        self._unknown_outcomes = unknown_outcomes
+        self._losses = losses
+
+    def new(
+        self, writes: list[Write], shard: int, *, durability: str, actor: str, reason: str, end: float,
+        change_id: str | None = None, locks: Locks | None = None,
+    ) -> Commit:  # fmt: skip
+        """Return a commit of writes to one group, not yet sent; a change_id that was given marks it as a repeat."""
+        stem = self._keys.state_stem(shard)
+        if len(writes) > 1 and (size := sum(write.weight for write in writes)) > COMMIT_BYTES_MAX:
+            hint = "Split the commit, or store less in each of its values."
+            what, first = "the commit's size in bytes", writes[0].key
+            raise LimitExceeded(what, actual=size, limit=COMMIT_BYTES_MAX, key=first, hint=hint)
+        return Commit(
+            change_id=change_id or new_change_id(),
+            shard=shard,
+            writes=writes,
+            durability=durability,
+            actor=actor,
+            reason=reason,
+            end=end,
+            redis_keys=[stem + write.key for write in writes],
+            repeat=change_id is not None,
+            locks=locks,
+        )
+
+    async def commit(self, commit: Commit) -> Committed:
+        """Apply the commit at most once, and return its outcome at the durability that was asked for."""
+        self._in_flight.under_way.add(commit.change_id)
+        try:
+            if commit.durability != "memory":
+                await self.prepare(commit.durability, commit.shard, end=commit.end)
+            if commit.repeat:
+                self._unknown_outcomes.take_over(commit)
+            committed = await self._apply(commit)
+            if commit.durability != "memory":
+                committed = await self._endured(commit, committed)
+        except BaseException as error:  # its caller may never learn what became of it
+            self._unknown_outcomes.note(commit, error)
+            raise
+        finally:
+            self._in_flight.under_way.discard(commit.change_id)
+        if self._in_flight.moved:
+            await self._losses.noticed(end=commit.end)
+        return committed
+
+    async def commit_watched(self, commit: Commit, link: Link, leave: Callable[[], Any]) -> Committed:
+        """Apply a prepared commit in MULTI / EXEC, on a connection that watches the commit's states.
+
+        `leave` gives that connection back, so that repeating outside of MULTI, or waiting, does not keep others from
+        theirs.
+        """
+        self._in_flight.under_way.add(commit.change_id)
+        try:
+            replies = await self.attempts.send_watched(commit, link)
+            await self._redis.io.called(leave())
+            committed = await self._outcome(commit, replies) if replies else None
+            if committed is None:
+                note(retries=1)
+                committed = await self._apply(commit)
+            return await self._endured(commit, committed)
+        except BaseException as error:  # its caller may never learn what became of it
+            self._unknown_outcomes.note(commit, error)
+            raise
+        finally:
+            self._in_flight.under_way.discard(commit.change_id)
+
+    async def prepare(self, durability: str, shard: int, *, end: float) -> None:
+        """Refuse a durability level that these settings cannot give; listen for the shard's watermark if needed."""
+        self._support.check(durability)
+        if durability == "postgres":
+            await self._durable.watch(shard, end=end)
+
+    async def copied(self, commit: Commit) -> bool:
+        """Return True once copies of a change that is known to be applied are counted; False where it is nowhere."""
+        return await self._repeats.copied(commit)
+
+    async def _endured(self, commit: Commit, committed: Committed) -> Committed:
+        """Wait until Postgres holds the commit; apply it again where it was lost with its Redis.
+
+        Raises Lost where the lineage in which it is applied goes on without it, or without a part of it.
+        """
+        if commit.durability != "postgres":
+            return committed
+        keys = tuple(write.key for write in commit.written())
+        while not await self._is_durable(commit, committed.position, keys):
+            commit.repeat, lost = True, committed.position
+            committed = await self._apply(commit)
+            if committed.position == lost:
+                raise OutcomeUnknown(commit.change_id, keys=keys, reason=_ELSEWHERE)
+        return committed
+
+    async def _is_durable(self, commit: Commit, position: Position, keys: tuple[str, ...]) -> bool:
+        """Wait for Postgres, and return whether it holds the commit; raise OutcomeUnknown where waiting fails."""
+        try:
+            ended = await self._durable.wait(commit.shard, position, commit.change_id, keys, end=commit.end)
+        except (Forked, Quarantined, OutcomeUnknown):
+            raise
+        except StateCacheError as error:
+            raise OutcomeUnknown(commit.change_id, keys=keys, reason=str(error)) from error
+        if ended <= PASSED:
+            raise Lost(keys[0], commit.change_id, position=position, epoch=position.epoch)
+        return ended == HELD
+
+    async def _apply(self, commit: Commit) -> Committed:
+        while True:
+            seconds = commit.end - monotonic()
+            if seconds <= 0:
+                late = RedisUnavailable("timeout", detail="the time was up")
+                commit.fail(commit.doubt or commit.last_error or late)
+            if commit.durability == "postgres" and not commit.passes:
+                committed = await self._applied_batched(commit, seconds)
+                if committed is not None:
+                    return committed
+                continue
+            link = await self._repeats.link_for(commit, seconds)
+            if link is None:
+                continue
+            try:
+                replies = await self.attempts.send(link, commit, max(commit.end - monotonic(), 0.001))
+            except RedisUnavailable as error:
+                commit.unanswered(error)
+                await self._redis.pool.drop_idle()
+                await self._repeats.take(commit, hindered(error))
+                continue
+            finally:
+                self._redis.pool.give(link)
+            committed = await self._outcome(commit, replies)
+            if committed is not None:
+                return committed
+
+    async def _applied_batched(self, commit: Commit, seconds: float) -> Committed | None:
+        """Make one attempt in an exchange that is shared with other callers' commits; return None to try again."""
+        try:
+            replies = await self._batches.send(commit, seconds)
+        except RedisUnavailable as error:
+            await self._repeats.take(commit, hindered(error))
+            return None
+        except StateCacheError as error:
+            commit.fail(error)
+        return await self._outcome(commit, replies)
+
+    async def _opened(self, commit: Commit) -> None:
+        try:
+            await self._opener.open(commit.shard, end=commit.end)
+            note(retries=1)
+        except RedisUnavailable as error:
+            await self._repeats.take(commit, hindered(error))
+        except StateCacheError as error:
+            commit.fail(error)
+
+    async def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
+        """Do what the script's answer asks for: return the result, raise the error, or return None to try again."""
+        match next_step(commit, replies[0], now=monotonic()):
+            case Applied(committed):
+                return await self._repeats.acknowledge(commit, committed, replies)
+            case LookUp(applied, position):
+                return await self._repeats.look_up(commit, applied=applied, position=position)
+            case OpenShard():
+                await self._opened(commit)
+            case Load(keys):
+                try:
+                    await self._hydrator.load(keys, end=commit.end, to_write=True)
+                except StateCacheError as error:
+                    commit.fail(error)
+            case HeedPolicy(found):
+                await self._policies.heed(commit, found)
+                note(retries=1)
+            case step:
+                await self._repeats.take(commit, step)
+        return None

@@ -1,0 +1,269 @@
+"""Waiting until Postgres holds a change, and asking what became of one.
+
+The shards' events tell of their watermarks (`<epoch> <flushed n> <excepted n>`); waiters subscribe before they
+commit, are woken when the watermark passes their position, and look for themselves every second, for an event may be
+lost. Same epoch, n at or below the watermark and no exception at or above n: durable. Anything else (a change of
+epoch, an exception) is settled by asking Postgres for the change_id. So is whatever was not committed just now, for
+Postgres may have gone back since it was flushed, and Redis does not know of that yet:
+
+    in change       durable
+    in conflict     Forked
+    in quarantine   Quarantined
+    of a branch     Forked, but to its own writer the same as nowhere
+    nowhere, and a later epoch began before its n       the commit was lost with its Redis; it may be applied again
+    nowhere, or in part, and the watermark is past it   its entry had left the stream, and it could not be rebuilt
+                    whole: it is lost, and never applied again, for what came later may build on it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statecache.clock import monotonic
+from statecache.commits.answers import Found, found_in
+from statecache.errors import (
+    Forked,
+    Lost,
+    OutcomeUnknown,
+    PostgresUnavailable,
+    Quarantined,
+    Unavailable,
+)
+from statecache.model import Position
+from statecache.outcomes import Content, Recorded, fate_of
+from statecache.records import text_of
+from statecache.redis_errors import refusal
+
+if TYPE_CHECKING:
+    from statecache.concurrency import Signal
+    from statecache.core.postgres.tier import PostgresTier
+    from statecache.core.redis.pubsub import Subscriptions
+    from statecache.core.redis.tier import RedisTier
+    from statecache.keys import KeySpace
+
+HELD = 0
+"""Stands for a change that Postgres holds."""
+PASSED = -1
+"""Stands for a change of which Postgres, which has passed it in its lineage, does not hold the commit whole."""
+PART = -2
+"""Stands for such a change where Postgres holds it, and not the others of its commit."""
+NOWHERE = Position(0, 0)
+"""Stands for a position that is not known, which no epoch has ended."""
+_LOOK_S = 1.0
+_PAGE = 1000
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    """A shard's watermark as last heard."""
+
+    epoch: int
+    flushed: int
+    excepted: int
+
+
+class Durable:
+    """The watermarks of the shards that this client waits for."""
+
+    def __init__(self, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, events: Subscriptions) -> None:
+        self._keys = keys
+        self._redis = redis
+        self._postgres = postgres
+        self._events = events
+        self._marks: dict[int, _Mark] = {}
+        self._waiting: dict[int, list[tuple[int, Signal]]] = {}
+
+    async def watch(self, shard: int, *, end: float) -> None:
+        """Listen to the shard's events, before the commit that will be waited for."""
+        await self._events.watch(self._keys.events(shard), partial(self.heard, shard), end=end)
+
+    def heard(self, shard: int, message: bytes) -> None:
+        """Take note of an event, if it is a watermark that somebody waits for."""
+        if shard in self._waiting:
+            with suppress(ValueError, TypeError):  # other events, and whatever somebody else may publish there
+                self._mark(shard, _Mark(*(int(part) for part in message.split())))
+
+    def _mark(self, shard: int, mark: _Mark) -> None:
+        """Note a watermark, forward only: what was looked up may be older than what was heard meanwhile."""
+        known = self._marks.get(shard)
+        if known is not None and known.epoch == mark.epoch:
+            mark = _Mark(mark.epoch, max(known.flushed, mark.flushed), max(known.excepted, mark.excepted))
+        self._marks[shard] = mark
+        for n, signal in list(self._waiting.get(shard, ())):
+            if mark.flushed >= n:
+                signal.set()
+
+    async def wait(
+        self, shard: int, position: Position, change_id: str, keys: Sequence[str], *, end: float, ask: bool = False
+    ) -> int:
+        """Return HELD when Postgres holds the change, or the epoch that began without it: it may be applied again.
+
+        PASSED and PART say that it is lost in its own lineage, where it was applied, and where it must not be again.
+        For a change that was committed just now the watermark is proof enough; with `ask`, Postgres itself has to say
+        so. Raises Forked or Quarantined, and OutcomeUnknown(change_id) past `end`, which does not mean that it failed.
+        """
+        signal = self._redis.io.signal()
+        ticket = (position.n, signal)
+        self._waiting.setdefault(shard, []).append(ticket)
+        try:
+            if not self._hears(shard) and self._passed(shard, position) is False:
+                await self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
+            while True:
+                settled = await self._settle(shard, position, change_id, keys, end, ask)
+                if settled is not None:
+                    return settled
+                left = end - monotonic()
+                if left <= 0:
+                    raise OutcomeUnknown(
+                        change_id,
+                        keys=tuple(keys),
+                        reason="it is applied in Redis, and not yet known to be in Postgres",
+                    )
+                if not await signal.wait(min(left, _LOOK_S)):
+                    await self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
+                elif (passed := self._passed(shard, position)) is not True or ask:
+                    await self._redis.io.sleep(min(left, 0.05))
+                    if passed is False:  # woken by another epoch's mark than the one that stands now
+                        await self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
+        finally:
+            self._waiting[shard].remove(ticket)
+
+    def _hears(self, shard: int) -> bool:
+        """Return whether the shard's events were heard before the commit, so that the one about it is not missed."""
+        return shard in self._marks and self._events.listens(self._keys.events(shard))
+
+    def _passed(self, shard: int, position: Position) -> bool | None:
+        """Return whether the watermark makes the position durable; None where only Postgres can tell."""
+        mark = self._marks.get(shard)
+        if mark is None or (mark.epoch == position.epoch and mark.flushed < position.n):
+            return False
+        if mark.epoch == position.epoch and mark.excepted < position.n:
+            return True
+        return None
+
+    async def _settle(
+        self, shard: int, position: Position, change_id: str, keys: Sequence[str], end: float, ask: bool
+    ) -> int | None:
+        passed = self._passed(shard, position)
+        if passed is False:
+            return None
+        if passed and not ask:
+            return HELD
+        try:
+            rows = await self._ask(shard, change_id, position, max(end - monotonic(), 0.01))
+        except PostgresUnavailable:
+            return None
+        if _taken_in(rows, change_id, keys):
+            return HELD
+        branch = [Position(row.epoch, row.n) for row in rows if row.found == "branch"]
+        if ask and position in branch:
+            raise Forked(keys[0], change_id)
+        if any(row.found == "part" for row in rows):
+            return PART if _taken_in([*map(_held, rows)], change_id, keys) else PASSED
+        ended = next((row.epoch for row in rows if row.found == "ended"), None)
+        if ended is not None:
+            return ended
+        return PASSED if _is_passed(rows, position) else None
+
+    async def _look(self, shard: int, seconds: float) -> None:
+        """Read the watermark's copy in Redis; where Redis is away, have Postgres asked."""
+        try:
+            await self.watch(shard, end=monotonic() + seconds)
+            reply = (
+                await self._redis.exchange(
+                    [("HMGET", self._keys.meta(shard), "epoch", "flushed", "excepted")], seconds=seconds
+                )
+            )[0]
+        except Unavailable:
+            reply = None
+        if isinstance(reply, list) and None not in reply:
+            self._mark(shard, _Mark(*(int(part) for part in reply)))
+        else:
+            known = self._marks.get(shard, _Mark(-1, 0, 0))
+            self._marks[shard] = _Mark(known.epoch + 1, known.flushed, known.excepted)
+
+    async def _ask(self, shard: int, change_id: str, position: Position, seconds: float) -> list[Recorded]:
+        asked = {"change_id": change_id, "shard": shard, "epoch": position.epoch, "n": position.n}
+        return [Recorded(*row) for row in await self._postgres.fetch("lookup_change", asked, seconds=seconds)]
+
+    async def moved(self, shard: int, change_id: str, key: str, position: Position, *, end: float) -> Position | None:
+        """Return another position of a change in the stream, if its writer applied it again after a loss."""
+        found = await self._in_stream(shard, change_id, [key], end)
+        return found.position if found is not None and found.position != position else None
+
+    async def lookup(
+        self, shard: int, change_id: str, keys: Sequence[str], *, end: float, position: Position | None = None,
+        parts: bool = False,
+    ) -> Found | None:  # fmt: skip
+        """Find an applied commit in the stream or in Postgres; return None where neither holds it: it was not applied.
+
+        The stream is read first: what leaves it meanwhile is in Postgres by then. Raises Forked or Quarantined, and
+        Lost where Postgres holds a part of it, or has passed the `position` at which it is known to be applied; with
+        `parts` a part is enough, if all of the keys are in it.
+        """
+        found = await self._in_stream(shard, change_id, keys, end)
+        if found is not None:
+            return found
+        rows = await self._ask(shard, change_id, position or NOWHERE, max(end - monotonic(), 0.01))
+        rows = [*map(_held, rows)] if parts else rows
+        if not _taken_in(rows, change_id, keys):
+            _refuse_lost(rows, change_id, keys, position)
+            return None
+        by_key = {row.key: row for row in rows if row.found == "change"}
+        mine = [by_key[key] for key in keys]
+        return Found(
+            Position(mine[0].epoch, mine[0].n), text_of(mine[0].at), tuple(row.version for row in mine),
+            tuple(row.parent_change_id for row in mine), tuple(Content(row.op, row.digest or b"") for row in mine),
+            in_stream=False,
+        )  # fmt: skip
+
+    async def _in_stream(self, shard: int, change_id: str, keys: Sequence[str], end: float) -> Found | None:
+        start, wanted = b"-", change_id.encode()
+        while True:
+            reply = (
+                await self._redis.read(
+                    [("XRANGE", self._keys.changes(shard), start, b"+", "COUNT", _PAGE)],
+                    seconds=max(end - monotonic(), 0.01),
+                )
+            )[0]
+            if isinstance(reply, Exception):
+                raise refusal(reply, self._keys.changes(shard)) from reply
+            if not reply:
+                return None
+            for entry_id, raw in reply:
+                if len(raw) > 3 and raw[3] == wanted and (found := found_in(entry_id, raw, keys)):
+                    return found
+            start = b"(" + reply[-1][0]
+
+
+def _held(row: Recorded) -> Recorded:
+    """Return the row with a part taken for a change."""
+    return row._replace(found="change") if row.found == "part" else row
+
+
+def _is_passed(rows: Sequence[Recorded], position: Position) -> bool:
+    """Return whether the shard is flushed past a position, which its lineage has."""
+    there = {row.found: row for row in rows}
+    return "ended" not in there and "shard" in there and there["shard"].n >= position.n
+
+
+def _refuse_lost(rows: Sequence[Recorded], change_id: str, keys: Sequence[str], position: Position | None) -> None:
+    """Raise Lost for a commit that Postgres has passed without holding it whole."""
+    part = next((Position(row.epoch, row.n) for row in rows if row.found == "part"), None)
+    if part is not None or (position is not None and _is_passed(rows, position)):
+        place = part or position or NOWHERE
+        raise Lost(keys[0], change_id, position=place, epoch=place.epoch)
+
+
+def _taken_in(rows: Sequence[Recorded], change_id: str, keys: Sequence[str]) -> bool:
+    """Return whether Postgres holds the change at all of these keys; raise Forked or Quarantined if set aside."""
+    fate = fate_of(rows, keys)
+    if fate == "conflict":
+        raise Forked(keys[0], change_id)
+    if fate == "quarantine":
+        raise Quarantined(keys[0], change_id)
+    return fate == "change"

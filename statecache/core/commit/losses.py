@@ -1,0 +1,108 @@
+"""Commits that were acknowledged and then lost: found, recorded in Postgres, told.
+
+A position has died where a later epoch of its shard began before it: what was committed there went with its Redis,
+unless its writer applied it again. Its number and its version are given to another commit. So whoever knows that a
+position was reached tells Postgres, which keeps how far each lost tail came (`statecache lost`): a client does when the
+answer to a commit shows that a new epoch has begun, when it meets a dead position, and when it closes. Its own commits
+among the lost ones are logged, each once; so are those that are lost with their entry in the stream, which Postgres has
+passed in their lineage without holding them whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from statecache._process import begins_anew_after_fork, mutex
+from statecache.clock import monotonic
+from statecache.commits.in_flight import Acknowledged
+from statecache.errors import StateCacheError
+from statecache.model import LostCommit, Position
+
+if TYPE_CHECKING:
+    from statecache.commits.in_flight import InFlight
+    from statecache.core.postgres.tier import PostgresTier
+    from statecache.settings import Settings
+
+LOST_MAX = 1000
+"""How many lost commits are remembered as reported."""
+_NOTICE_S = 0.25
+"""How much longer the commit that meets a new epoch may take for it, in seconds."""
+_AGAIN_S = 10.0
+_NAMED = 3
+_logger = logging.getLogger("statecache")
+
+
+class Losses:
+    """The lost commits of one client."""
+
+    def __init__(self, settings: Settings, postgres: PostgresTier, in_flight: InFlight) -> None:
+        self._writer = settings.writer
+        self._postgres = postgres
+        self._in_flight = in_flight
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """Forget what a forked child's parent has lost."""
+        self._mutex = mutex
+        self._told: dict[str, Acknowledged] = {}
+        self._not_before = 0.0
+
+    async def look(self, *, seconds: float) -> tuple[LostCommit, ...]:
+        """Return the lost ones of the commits that this client remembers, and log those that are new."""
+        recent = {one.change_id: one for one in (*self._told.values(), *self._in_flight.recent())}
+        waited_for = self._in_flight.under_way
+        ours = {change_id: one for change_id, one in recent.items() if change_id not in waited_for}
+        tails = [Acknowledged(*tail, "", "") for tail in self._in_flight.tails()]
+        rows = await self.report([*ours.values(), *tails], seconds=seconds) if tails else []
+        lost = [_lost(row) for row in rows if row[3] in ours and not row[7]]
+        self._tell(lost, ours)
+        return tuple(lost)
+
+    async def report(self, positions: Iterable[Acknowledged], *, seconds: float) -> Sequence[tuple[Any, ...]]:
+        """Tell Postgres that these positions were reached, and return those that have died."""
+        shards, epochs, ns, change_ids, keys = (list(column) for column in zip(*positions, strict=True))
+        parameters = {
+            "shards": shards, "epochs": epochs, "ns": ns, "change_ids": change_ids, "keys": keys, "by": self._writer
+        }  # fmt: skip
+        return await self._postgres.fetch("report_lost", parameters, seconds=seconds)
+
+    async def noticed(self, *, end: float) -> None:
+        """Look for lost commits, as an answer has shown a new epoch; a failure is not raised to its caller."""
+        now = monotonic()
+        if now < self._not_before:
+            return
+        self._in_flight.moved = False
+        try:
+            await self.look(seconds=min(_NOTICE_S, max(end - now, 0.001)))
+        except StateCacheError as error:
+            self._in_flight.moved, self._not_before = True, now + _AGAIN_S
+            _logger.debug("what was lost with the epoch before is not known yet: %s", error)
+
+    async def met(self, one: Acknowledged, *, seconds: float) -> None:
+        """Record a lost position that somebody asked for; a failure is only logged."""
+        try:
+            await self.report([one], seconds=seconds)
+        except StateCacheError as error:
+            _logger.debug("that %s was lost is not recorded: %s", one.change_id, error)
+
+    def _tell(self, lost: Sequence[LostCommit], ours: Mapping[str, Acknowledged]) -> None:
+        with self._mutex:
+            new = [one for one in lost if one.change_id not in self._told]
+            told = self._told | {one.change_id: ours[one.change_id] for one in new}
+            self._told = dict(list(told.items())[-LOST_MAX:])
+        if new:
+            named = ", ".join(f"{one.key!r} at {one.position}" for one in new[:_NAMED])
+            more = ", …" if len(new) > _NAMED else ""
+            _logger.warning(
+                "%d commits that were acknowledged are lost, with their Redis or with their entry in the stream, %d of "
+                "them are kept in conflict: %s%s", len(new), sum(one.kept for one in new), named, more,
+            )  # fmt: skip
+
+
+def _lost(row: Sequence[Any]) -> LostCommit:
+    place = Position(row[1], row[2])
+    return LostCommit(change_id=row[3], key=row[4], position=place, ended_by=row[5], kept=row[8])

@@ -1,0 +1,51 @@
+"""What an opener asks of the two servers: scripts in rounds, statements in transactions of their own, within a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from statecache.lua import script
+from statecache.sql import statement
+
+if TYPE_CHECKING:
+    from statecache.core.redis.connection import Link
+
+_SCRIPTS_PER_ROUND = 256
+_GRACE_S = 0.1
+"""How much longer than Postgres' own timeout its answer is waited for, in seconds."""
+_LIMITS = "SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', %s, true)"
+
+
+class Calls:
+    """Scripts and statements for an opener, each bounded to so many seconds."""
+
+    def __init__(self, link: Link, connection: psycopg.AsyncConnection[Any], schema: str, *, seconds: float) -> None:
+        self._link = link
+        self._connection = connection
+        self._schema = schema
+        self._seconds = seconds
+
+    async def scripts(self, name: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
+        """Run one script many times, and return the replies."""
+        replies: list[Any] = []
+        for start in range(0, len(calls), _SCRIPTS_PER_ROUND):
+            some = calls[start : start + _SCRIPTS_PER_ROUND]
+            replies += await self._link.scripts(script(name), some, seconds=self._seconds)
+        return replies
+
+    async def fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """Read the rows of a named statement."""
+        limit = (f"{max(1, round(self._seconds * 1000))}ms",)
+        text = statement(name, self._schema)
+        async with self._link.io.timeout(self._seconds + _GRACE_S, self._connection), self._connection.transaction():
+            await self._connection.execute(_LIMITS, limit)
+            return await (await self._connection.execute(text, parameters)).fetchall()
+
+    async def begin(self, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """Raise rows' epochs in a statement that is its own transaction: whoever is stopped here holds no lock."""
+        text = statement("begin_epoch", self._schema)
+        async with self._link.io.timeout(self._seconds + _GRACE_S, self._connection):
+            return await (await self._connection.execute(text, parameters)).fetchall()

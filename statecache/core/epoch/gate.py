@@ -1,0 +1,114 @@
+"""Opening shards' gates: who asks, how long it is tried, and what is said when it may not be.
+
+An attempt (`opening`) opens what may be opened now. What others are just opening, or hold, is tried again; what this
+authority may not open is refused with the reason, and the other shards are open all the same.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from redis.exceptions import ResponseError
+
+from statecache.backoff import Backoff
+from statecache.clock import monotonic
+from statecache.core.epoch.candidate import Candidate
+from statecache.core.epoch.facts import AttemptResult, Opened
+from statecache.core.epoch.opening import Attempt
+from statecache.epochs import Authority, Refusal
+from statecache.errors import ForeignData, Unavailable
+from statecache.redis_errors import refusal
+from statecache.settings import masked
+
+if TYPE_CHECKING:
+    from statecache.core.redis.connection import Link
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+
+class Gate:
+    """The opening of shards on the authority of a client, a worker, or an operator.
+
+    `vouched` are the replids of servers in whose place this Redis stands (see `epochs.decide`).
+
+    It counts the epochs that it opened and the changes that it set aside.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        *,
+        by: str,
+        authority: Authority,
+        vouched: Collection[str] = (),
+        new_token: Callable[[], str] = lambda: secrets.token_hex(12),
+    ) -> None:
+        self.settings = settings
+        self.keys = keys
+        self.new_token = new_token
+        self.epochs_opened = self.conflicts = 0
+        self._candidate = Candidate(settings, keys, by=by, authority=authority, vouched=vouched)
+
+    @property
+    def rescued(self) -> int:
+        """How many changes it kept of old primaries that go on by themselves."""
+        return self._candidate.rescued
+
+    async def open(self, link: Link, connection: psycopg.AsyncConnection[Any], shards: Sequence[int]) -> list[Opened]:
+        """Open those of the shards whose gate is closed, and return what was opened; open ones are left alone.
+
+        Raises Unavailable(reason="epoch") where one of them may not be opened by this authority, or not in time, and
+        ForeignData where one of its keys is another program's; the others are opened all the same.
+        """
+        token, end = self.new_token(), monotonic() + 3 * self.settings.claim_s
+        backoff = Backoff(0.01, 0.25)
+        opened: list[Opened] = []
+        final: dict[int, Refusal] = {}
+        waiting: Sequence[int] = sorted(set(shards))
+        while waiting:
+            outcome = await self.attempt(link, connection, waiting, token=token, seconds=self.settings.timeout_s)
+            opened += outcome.opened
+            self.epochs_opened += len(outcome.opened)
+            self.conflicts += sum(one.conflicts for one in outcome.opened)
+            final |= {shard: reason for shard, reason in outcome.refused.items() if not reason.wait}
+            waiting = sorted(outcome.refused.keys() - final.keys())
+            if waiting and monotonic() > end:
+                self.refuse(final or outcome.refused)
+            if waiting and not outcome.opened:
+                await link.io.sleep(backoff.take())
+        if final:
+            self.refuse(final)
+        return opened
+
+    async def attempt(
+        self,
+        link: Link,
+        connection: psycopg.AsyncConnection[Any],
+        shards: Sequence[int],
+        *,
+        token: str,
+        seconds: float,
+    ) -> AttemptResult:
+        """Try once, with exchanges of at most that many seconds; the token of an earlier attempt keeps its claims.
+
+        Error replies of Redis are translated, Postgres' errors are psycopg's.
+        """
+        try:
+            return await Attempt(self._candidate, link, connection, token=token, seconds=seconds).run(shards)
+        except ResponseError as error:
+            raise refusal(error, self.keys.meta(min(shards))) from error
+
+    def refuse(self, refused: dict[int, Refusal]) -> None:
+        """Raise the error that says why shards could not be opened."""
+        shard, reason = min(refused.items())
+        if reason.redis_key:
+            raise ForeignData(reason.redis_key, reason=reason.why)
+        where = f"{masked(self.settings.redis_url)} and {masked(self.settings.postgres_url)}"
+        raise Unavailable("epoch", detail=f"{len(refused)} closed shards, {shard} first, at {where}: {reason.why}")
+
+
+__all__ = ["Gate", "Opened", "AttemptResult"]

@@ -1,0 +1,109 @@
+"""How a client gets a closed shard opened: by itself where the data set continues the row, else on others' word.
+
+Of a client's tasks one opens a shard and the others wait for it. While it waits for somebody else it holds no
+connection: others go on. Writes that find the gate closed while Postgres is down raise `Unavailable(reason="epoch")`
+when their time is up: better no write than one that may have to be taken back.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from statecache import _process
+from statecache.backoff import LATE_S, Backoff
+from statecache.clock import monotonic
+from statecache.core.epoch.gate import AttemptResult, Gate
+from statecache.core.postgres.connection import brief
+from statecache.errors import PostgresUnavailable, RedisUnavailable, Unavailable
+
+if TYPE_CHECKING:
+    from statecache.concurrency import Slots
+    from statecache.core.postgres.tier import PostgresTier
+    from statecache.core.redis.tier import RedisTier
+    from statecache.epochs import Refusal
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+
+class Opener:
+    """The opening of shards on a client's authority."""
+
+    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier) -> None:
+        self._gate = Gate(settings, keys, by=settings.writer, authority="client")
+        self._timeout_s = settings.timeout_s
+        self._redis = redis
+        self._postgres = postgres
+        self._reset()
+
+    def _reset(self) -> None:
+        self._turns: dict[int, Slots] = {}
+        self._times: dict[int, int] = {}
+        self._pid = _process.pid
+
+    async def open(self, shard: int, *, end: float) -> None:
+        """Return when the shard is open; try until `end`, then raise Unavailable(reason="epoch")."""
+        if self._pid != _process.pid:
+            self._reset()
+        turns, times = self._turns.setdefault(shard, self._redis.io.slots(1)), self._times.get(shard, 0)
+        turn = await turns.acquire(max(end - monotonic(), 0.001))
+        if turn is None:
+            raise Unavailable("epoch", detail=f"shard {shard} is still being opened")
+        try:
+            if self._times.get(shard, 0) == times:
+                await self._open(shard, end)
+                self._times[shard] = times + 1
+        finally:
+            turn.release()
+
+    async def _open(self, shard: int, end: float) -> None:
+        """Try until it is open; an attempt for which too little time was left raises what the one before met."""
+        token, backoff = self._gate.new_token(), Backoff(0.01, 0.25)
+        refused: dict[int, Refusal] = {}
+        last_error: Exception | None = None
+        while True:
+            seconds = max(min(end - monotonic(), self._timeout_s), 0.001)
+            try:
+                refused = (await self._attempt(shard, token, seconds)).refused
+            except (PostgresUnavailable, psycopg.Error) as error:
+                await self._postgres.pool.drop_idle()
+                if last_error is None or monotonic() + LATE_S < end:  # one that the end cut off says nothing
+                    last_error = error
+                if backoff.outlasts(end):
+                    if refused:
+                        self._gate.refuse(refused)
+                    detail = f"shard {shard} waits for its epoch: {brief(last_error)}"
+                    raise Unavailable("epoch", detail=detail) from last_error
+                refused = {}
+            except RedisUnavailable:
+                if refused and backoff.outlasts(end):
+                    self._gate.refuse(refused)
+                raise
+            else:
+                if not refused:
+                    return
+                if not refused[shard].wait or backoff.outlasts(end):
+                    self._gate.refuse(refused)
+            await self._redis.io.sleep(backoff.take())
+
+    async def _attempt(self, shard: int, token: str, seconds: float) -> AttemptResult:
+        session = await self._postgres.pool.take(seconds)
+        whole = False
+        try:
+            link = await self._redis.pool.take(seconds)
+            try:
+                work = partial(self._gate.attempt, link, session.connection, [shard], token=token, seconds=seconds)
+                outcome = await self._redis.io.severed(work, session.connection)
+            finally:
+                self._redis.pool.give(link)
+            whole = True
+        except psycopg.ProgrammingError as error:
+            hint = "Run `statecache migrate`; grant agents SELECT on the tables and EXECUTE on begin_epoch."
+            raise self._postgres.misfit(error, hint, worked=bool(self._times)) from error
+        finally:
+            if not whole:
+                await session.close()
+            self._postgres.pool.give(session)
+        return outcome

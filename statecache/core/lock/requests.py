@@ -1,0 +1,113 @@
+"""Asking the lease script: every request is repeated until it is answered, and a repeat answers as the first did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from redis.exceptions import ResponseError
+
+from statecache.backoff import Backoff
+from statecache.clock import boottime, monotonic
+from statecache.errors import RedisUnavailable
+from statecache.leases import COMING_S, PLACE_S, WAITERS_MAX, Holding, shown_holder
+from statecache.lua import parts_of, script
+from statecache.redis_errors import AGAIN, DEMOTED, FINAL, code_of, found_at, refusal
+
+if TYPE_CHECKING:
+    from statecache.core.epoch.opener import Opener
+    from statecache.core.redis.connection import Link
+    from statecache.core.redis.tier import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+_GRACE_S = 5.0
+"""How long beyond an attempt's own time a withdrawal is remembered, in seconds."""
+_OF_A_TOKEN = ("renew", "break")
+_LIMITS = f"{PLACE_S * 1000:.0f} {COMING_S * 1000:.0f} {WAITERS_MAX}"
+
+
+class Answer(NamedTuple):
+    """What the script answered, and when that attempt was sent, on the clock that counts suspend.
+
+    `repeated` says that an earlier attempt had no answer: it may have been executed too.
+    """
+
+    verdict: str
+    rest: list[str]
+    started: float
+    repeated: bool
+
+
+class LeaseRequests:
+    """The requests of one client to the lease script."""
+
+    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, opener: Opener) -> None:
+        self._fence = settings.fence
+        self._timeout_s = settings.timeout_s
+        self._keys = keys
+        self._redis = redis
+        self._opener = opener
+        self._script = script("lease")
+        self._astray_ms = round((settings.timeout_s + _GRACE_S) * 1000)
+        self._holder = shown_holder(settings.writer)
+
+    async def _ask(self, verb: str, holding: Holding, *, end: float) -> Answer:
+        """Run the script until it answers; repeating is safe, for the request's name tells it what was done before."""
+        backoff, repeated = Backoff(0.005, 0.25), False
+        while True:
+            started = boottime()
+            try:
+                reply = await self._once(verb, holding, max(end - monotonic(), 0.001))
+            except ResponseError as error:
+                refused = refusal(error, self._keys.leases(holding.shard))
+                if code_of(error) not in AGAIN or backoff.outlasts(end):
+                    raise refused from error
+            except RedisUnavailable as error:
+                if error.reason in ("pool", *FINAL) or backoff.outlasts(end):
+                    raise
+                repeated = True
+            else:
+                verdict, *rest = reply
+                if verdict == "FOREIGN":
+                    raise found_at(rest[0], rest[1])
+                if verdict == "FENCED":
+                    await self._opener.open(holding.shard, end=end)
+                    continue
+                if verdict != "LATE":
+                    return Answer(verdict, rest, started, repeated)
+                if backoff.outlasts(end):
+                    raise RedisUnavailable("late", detail="the server got the request after its time")
+            await self._redis.io.sleep(backoff.take())
+
+    async def _once(self, verb: str, holding: Holding, seconds: float) -> list[str]:
+        most_s, end = min(seconds, self._timeout_s), monotonic() + seconds
+        attempt_s = most_s if most_s < 0.2 else most_s * 0.4
+        link = await self._redis.pool.take(seconds)
+        attempt_s = min(attempt_s, max(end - monotonic(), 0.001))
+        try:
+            keys, arguments = self._call(verb, holding, link, attempt_s)
+            reply = parts_of(await link.script(self._script, keys, arguments, seconds=attempt_s))
+            if reply[0] == b"LATE":
+                await link.close()  # the next one asks for the server's time anew
+        except RedisUnavailable:
+            await self._redis.pool.drop_idle()
+            raise
+        except ResponseError as error:
+            if code_of(error) in DEMOTED:
+                await self._redis.leave(link)
+            raise
+        finally:
+            self._redis.pool.give(link)
+        return [part.decode("utf-8", "replace") for part in reply]
+
+    def _call(self, verb: str, holding: Holding, link: Link, attempt_s: float) -> tuple[Sequence[str], Sequence[Any]]:
+        """Return the script's KEYS and ARGV."""
+        keys, shard = self._keys, holding.shard
+        names = keys.meta(shard), keys.leases(shard), keys.waiters(shard), keys.events(shard)
+        late_ms = int((monotonic() + attempt_s) * 1000 + link.ahead_ms) + 1
+        token = str(holding.token) if verb in _OF_A_TOKEN else ""
+        lasts_ms = self._astray_ms if verb == "withdraw" else round(holding.ttl * 1000)
+        return names, (
+            self._fence, verb, holding.key, holding.request, token, self._holder, lasts_ms, late_ms, _LIMITS
+        )  # fmt: skip

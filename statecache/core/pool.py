@@ -1,0 +1,231 @@
+"""A bounded pool of connections, fair and fork-safe, for Redis and Postgres alike.
+
+Who waits longest is served first: a pool without that starves some of many tasks for seconds. A connection is idle,
+or lent to exactly one caller, who closes it where it fails. Who keeps one while he waits for something else, as a
+transaction does for user code, holds it: half of them may be held at once. One connection's fault is most often every
+connection's: one that broke, or was silent for a while, takes those idle ones with it that were not heard since. A
+caller who waits for an answer for a few milliseconds only learns nothing of the others.
+
+After a fork the child starts with an empty pool and leaves the parent's sockets alone. A pool belongs to the event loop
+that first used it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from math import inf
+from typing import Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+from statecache import _process
+from statecache.clock import monotonic
+from statecache.concurrency import Concurrency, Slot
+from statecache.errors import Unavailable, UsageError
+
+SILENCE_S = 0.2
+"""How long a server may leave a request unanswered and count as slow only, in seconds."""
+
+
+def silent_since(sent: float) -> float:
+    """Return the moment up to which idle connections are doubted, when a request sent at `sent` was not answered."""
+    return sent if monotonic() - sent >= SILENCE_S else -inf
+
+
+class Pooled(Protocol):
+    """A connection that a pool can lend: it knows whether it is alive, and can be closed.
+
+    `heard_at` is when something was last heard on it; `silent_since`, of one that failed, the moment up to which others
+    that were not heard later are doubted with it. `slot` and `hold` are the pool's: the connection's place among those
+    lent, and among those held. So a borrower who is interrupted keeps no place.
+    """
+
+    heard_at: float
+    silent_since: float
+    slot: Slot | None
+    hold: Slot | None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection still stands, as far as this side knows."""
+
+    def abandon(self) -> None:
+        """Let go of a connection that belongs to the parent of this process, without a word to the server."""
+
+    def let_go(self) -> None:
+        """Close an idle connection whose client nobody uses any more; take no lock and wait for nothing."""
+
+    async def close(self) -> None:
+        """Close the connection at once."""
+
+    async def end(self) -> None:
+        """Close an idle connection, and wait until it is closed."""
+
+
+C = TypeVar("C", bound=Pooled)
+
+
+class Pool(Generic[C]):
+    """A pool that lends at most `size` connections; `open_one` makes one in so many seconds, or raises the reason."""
+
+    def __init__(
+        self,
+        open_one: Callable[[float], Awaitable[C]],
+        *,
+        io: Concurrency,
+        size: int,
+        busy: type[Unavailable],
+        what: str,
+    ) -> None:
+        self._io = io
+        self._open_one = open_one
+        self._size = size
+        self._holds_max = max(1, size // 2)
+        self._busy = busy
+        self._what = what
+        self._closed = False
+        self._inherited: list[C] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._place: object = None
+        self._slots = self._io.slots(self._size)
+        self._holds = self._io.slots(self._holds_max)
+        self._idle: list[C] = []
+        self._opened: WeakKeyDictionary[C, None] = WeakKeyDictionary()
+        self._silent_since = -inf
+        self.longest_wait_s = 0.0
+        self._pid = _process.pid  # last: another thread that finds it right finds the rest right too
+
+    @property
+    def lent(self) -> int:
+        """The number of connections that are lent by this process."""
+        return len(self._all_lent()) if self._pid == _process.pid else 0
+
+    async def take(self, seconds: float) -> C:
+        """Lend a connection, waiting for at most that many seconds for one to be free."""
+        if self._pid != _process.pid:
+            self._leave_to_the_parent()
+        if self._closed:
+            raise UsageError("it is closed", hint="Make a new client.")
+        here = self._io.place()
+        if self._place is not here:
+            if self._place is not None:
+                raise UsageError("it belongs to another event loop", hint="Make one client for each event loop.")
+            self._place = here
+        slot = self._slots.acquire_now()
+        if slot is None:
+            slot, seconds = await self._wait_for_slot(seconds)
+        try:
+            connection = self._revived() or await self._new(seconds)
+            if self._closed:  # meanwhile
+                await connection.close()
+                raise UsageError("it is closed", hint="Make a new client.")
+        except BaseException:  # whatever hindered it, the slot is free again
+            slot.release()
+            raise
+        connection.slot = slot
+        return connection
+
+    async def hold(self, seconds: float) -> C:
+        """Lend a connection that is kept while something else is waited for; at most half of them may be at once."""
+        if self._pid != _process.pid:
+            self._leave_to_the_parent()
+        begun = monotonic()
+        slot = await self._holds.acquire(seconds)
+        if slot is None:
+            held = f"all {self._holds_max} {self._what} connections that transactions may hold"
+            raise self._busy("pool", detail=f"{held} were in use for {seconds:.3g} s")
+        try:
+            connection = await self.take(max(seconds - (monotonic() - begun), 0.001))
+        except BaseException:  # whatever hindered it, another one may hold one
+            slot.release()
+            raise
+        connection.hold = slot
+        return connection
+
+    def hold_now(self) -> Slot | None:
+        """Return a slot for a connection that is to be held, for the caller to release; None where none is free."""
+        return self._holds.acquire_now() if self._size > 1 else None
+
+    def _leave_to_the_parent(self) -> None:
+        """Empty the pool; what it held stays referenced, for even to collect it could harm the parent."""
+        for connection in (*self._idle, *self._all_lent()):
+            connection.abandon()
+            self._inherited.append(connection)
+        self._reset()
+
+    def _revived(self) -> C | None:
+        """Return the idle connection that was used last and still stands; several threads may call it at once."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return None
+            if connection.alive:
+                return connection
+
+    def _note(self, connection: C) -> None:
+        """Note what the failure of a connection says about the others."""
+        if not connection.alive:
+            self._silent_since = max(self._silent_since, connection.silent_since)
+
+    def _all_lent(self) -> list[C]:
+        opened = (known() for known in self._opened.keyrefs())  # of a set that other threads change meanwhile
+        return [one for one in opened if one is not None and one.slot is not None]
+
+    async def _new(self, seconds: float) -> C:
+        connection = await self._open_one(seconds)
+        self._opened[connection] = None
+        return connection
+
+    async def _wait_for_slot(self, seconds: float) -> tuple[Slot, float]:
+        """Return a slot once a connection is free, and the seconds that are left."""
+        started = monotonic()
+        slot = await self._slots.acquire(seconds)
+        if slot is None:
+            raise self._busy(
+                "pool", detail=f"all {self._size} {self._what} connections were in use for {seconds:.3g} s"
+            )
+        waited = monotonic() - started
+        self.longest_wait_s = max(self.longest_wait_s, waited)
+        return slot, max(seconds - waited, 0.001)
+
+    def give(self, connection: C) -> None:
+        """Take a connection back, unless it is a forked parent's; whether it is alive is checked when it is lent."""
+        slot, connection.slot = connection.slot, None
+        hold, connection.hold = connection.hold, None
+        if self._pid != _process.pid or slot is None:
+            return
+        self._note(connection)
+        if not self._closed:
+            self._idle.append(connection)
+        slot.release()
+        if hold is not None:
+            hold.release()
+
+    async def drop_idle(self, *, all_of_them: bool = False) -> None:
+        """Close the idle connections that are doubted since another one failed, or all of them."""
+        for connection in self._all_lent():
+            self._note(connection)
+        for connection in list(self._idle):
+            if all_of_them or connection.heard_at <= self._silent_since:
+                with suppress(ValueError):  # another thread has taken it meanwhile
+                    self._idle.remove(connection)
+                    await connection.close()
+
+    def let_go(self) -> None:
+        """Close the idle connections; a finalizer calls it, when nobody can borrow any more."""
+        if self._pid == _process.pid:
+            for connection in self._idle:
+                connection.let_go()
+
+    async def close(self) -> None:
+        """Close every connection, lent ones too; taking one afterwards raises UsageError."""
+        self._closed = True
+        if self._pid != _process.pid:
+            self._leave_to_the_parent()
+        while (idle := self._revived()) is not None:
+            await idle.end()
+        for connection in self._all_lent():
+            await connection.close()

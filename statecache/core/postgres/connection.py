@@ -1,0 +1,191 @@
+"""The only place that opens connections to Postgres, and what every transaction on them relies on.
+
+A role, a database, the environment or the URL may have defaults of their own. What would do harm is set by us:
+
+    at the connection      client_encoding: keys are UTF-8 whatever the database thinks of its clients
+                           keepalives and the user timeout: a silent network is noticed within seconds
+    in the transaction     timeouts; the forms in which times are sent; that warnings are sent at all; that COMMIT
+                           waits for the disk (`local_limits`). All local, so it works behind a transaction-mode pooler.
+
+A commit counts where Postgres answers COMMIT to COMMIT **and** warns of nothing meanwhile:
+
+* after an error that somebody swallowed, Postgres answers ROLLBACK to COMMIT, and psycopg raises nothing;
+* a COMMIT whose wait for a synchronous standby is cancelled succeeds, with a warning: the rows are visible here and may
+  be lost with this server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import errors as pg
+from psycopg.conninfo import conninfo_to_dict
+
+from statecache._tls import is_tls_refused_by_libpq
+from statecache.concurrency import TASKS, Concurrency
+from statecache.errors import ConfigurationError, PostgresUnavailable
+from statecache.settings import masked
+from statecache.sql import statement
+
+if TYPE_CHECKING:
+    from statecache.settings import Settings
+
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+LOCK_TIMEOUT_S = 2.0
+CONNECT_S_MIN = 2
+"""The least connect timeout that libpq allows, in seconds."""
+KEEPALIVES_IDLE_S = 2
+KEEPALIVES_INTERVAL_S = 1
+KEEPALIVES_COUNT = 3
+SILENCE_S = KEEPALIVES_IDLE_S + KEEPALIVES_INTERVAL_S * KEEPALIVES_COUNT
+"""How long the other machine may be silent, without even acknowledging what was sent, in seconds."""
+STATEMENTS_MAX = 6
+"""How many times as long as one statement a transaction may take."""
+_TLS = "Check sslmode=, sslrootcert=, sslcert= and sslkey= of postgres_url, and the server's name in it."
+_UP = "Is the server up, the URL right?"
+_DIRECT = " sslnegotiation=direct is understood by Postgres 17 and later, with TLS."
+_INVALID = re.compile(r'\binvalid "?\w+"? value\b|\binvalid port number\b|\bmay not be used with\b')
+"""What libpq says of a value in the URL, before it asks a server."""
+_READ_ONLY = " (it is a standby, or default_transaction_read_only is on for the role, the database or the server)"
+_QUOTED = '"'
+"""A quote in libpq's message about a conninfo that it cannot read: what is quoted may be a piece of a password."""
+
+
+async def connect(
+    settings: Settings, name: str, *, seconds: float | None = None, io: Concurrency = TASKS
+) -> psycopg.AsyncConnection[Any]:
+    """Return a new connection under that application_name; raise ConfigurationError or PostgresUnavailable.
+
+    Keepalives that the URL names stay as they are.
+    """
+    where = masked(settings.postgres_url)
+    connect_s = settings.connect_timeout_s if seconds is None else min(seconds, settings.connect_timeout_s)
+
+    options: dict[str, Any] = {
+        "autocommit": True,
+        "prepare_threshold": None,
+        "connect_timeout": max(CONNECT_S_MIN, round(connect_s)),
+        "application_name": name,
+        "client_encoding": "utf8",
+    }
+    try:
+        options |= _keepalives(settings.postgres_url)
+        connection: psycopg.AsyncConnection[Any] = await io.postgres(settings.postgres_url, options, seconds)
+        return connection
+    except TimeoutError:
+        raise PostgresUnavailable("connect", detail=f"{where}: no answer in time", hint=_UP) from None
+    except psycopg.ProgrammingError as error:
+        raise ConfigurationError(f"postgres_url {where}: {_unquoted(brief(error))}") from None
+    except psycopg.OperationalError as error:
+        if "does not exist" in str(error):
+            raise ConfigurationError(f"postgres_url {where}: {brief(error)}", hint="Create it first.") from None
+        if _INVALID.search(brief(error)) and "FATAL" not in str(error):
+            raise ConfigurationError(f"postgres_url {where}: {brief(error)}") from None
+        refused = any(words in str(error) for words in ("authentication", "no password supplied", "pg_hba.conf"))
+        direct = _DIRECT if "sslnegotiation=direct" in settings.postgres_url else ""
+        reason, hint = ("authentication", "Check user and password.") if refused else ("connect", _UP + direct)
+        if not refused and is_tls_refused_by_libpq(brief(error)):
+            reason, hint = "tls", _TLS
+        raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}", hint=hint) from None
+
+
+def _keepalives(url: str) -> dict[str, Any]:
+    ours = {
+        "keepalives": 1,
+        "keepalives_idle": KEEPALIVES_IDLE_S,
+        "keepalives_interval": KEEPALIVES_INTERVAL_S,
+        "keepalives_count": KEEPALIVES_COUNT,
+        "tcp_user_timeout": SILENCE_S * 1000,
+    }
+    given = conninfo_to_dict(url)
+    return {name: value for name, value in ours.items() if name not in given}
+
+
+def limits(seconds: float) -> dict[str, str]:
+    """Return the parameters of `local_limits` for a transaction whose statements may take so many seconds each."""
+    whole = milliseconds(seconds)
+    return {
+        "statement": whole,
+        "lock": milliseconds(min(LOCK_TIMEOUT_S, seconds)),
+        "idle": whole,
+        "transaction": milliseconds(seconds * STATEMENTS_MAX),
+        "keepalives_idle": str(KEEPALIVES_IDLE_S),
+        "keepalives_interval": str(KEEPALIVES_INTERVAL_S),
+        "keepalives_count": str(KEEPALIVES_COUNT),
+        "silence": milliseconds(SILENCE_S),
+    }
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time in seconds as text that Postgres reads, in milliseconds."""
+    return f"{max(1, round(seconds * 1000))}ms"
+
+
+class Warnings:
+    """The warnings that arrive over one connection."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self.texts: list[str] = []
+        self._connection = connection
+        connection.add_notice_handler(self._noticed)
+
+    def end(self) -> None:
+        """Stop collecting."""
+        self._connection.remove_notice_handler(self._noticed)
+
+    def _noticed(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        if diagnostic.severity_nonlocalized == "WARNING":
+            self.texts.append(diagnostic.message_primary or "a warning")
+
+
+def doubt_of(tag: str | None, warnings: Warnings) -> str:
+    """Return why a commit may not be relied on, given the answer to COMMIT; '' where it may."""
+    if tag != "COMMIT":
+        return f"Postgres answered {tag} to COMMIT"
+    return next(iter(warnings.texts), "")
+
+
+@asynccontextmanager
+async def committed(
+    connection: psycopg.AsyncConnection[Any], settings: Settings, *, seconds: float
+) -> AsyncIterator[None]:
+    """Run the block in a transaction; when it is left without an error, Postgres holds what was written.
+
+    Raises PostgresUnavailable where that is doubtful: whoever writes the same again finds out.
+    """
+    warnings = Warnings(connection)
+    try:
+        await connection.execute(BEGIN)
+        await connection.execute(statement("local_limits", settings.postgres_schema), limits(seconds))
+        try:
+            yield
+        except BaseException:  # whatever it is, nothing of the block may stay open
+            await _roll_back(connection)
+            raise
+        tag = (await connection.execute("COMMIT")).statusmessage
+    finally:
+        warnings.end()
+    if doubt := doubt_of(tag, warnings):
+        raise PostgresUnavailable("commit", detail=f"{masked(settings.postgres_url)}: {doubt}")
+
+
+async def _roll_back(connection: psycopg.AsyncConnection[Any]) -> None:
+    try:
+        await connection.execute("ROLLBACK")
+    except psycopg.Error:
+        await connection.close()
+
+
+def brief(error: BaseException) -> str:
+    """Return the first line of an error's message, and who says so where a transaction is read-only."""
+    lines = str(error).strip().splitlines()
+    said = lines[0] if lines else type(error).__name__
+    return said + _READ_ONLY if isinstance(error, pg.ReadOnlySqlTransaction) else said
+
+
+def _unquoted(text: str) -> str:
+    return "…".join(text.split(_QUOTED)[::2])

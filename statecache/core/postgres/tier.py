@@ -1,0 +1,263 @@
+"""The Postgres tier as a client sees it: named statements on a pool of connections, opened when first needed.
+
+Every statement runs in a transaction of its own with a statement timeout local to it, so that it works behind a
+transaction-mode pooler. The `cluster` row is compared on every new connection.
+
+Only a primary is asked: a standby may lag, and what it holds of a state must never be installed over what the primary
+has flushed since. Every transaction asks what it met, for behind a pooler a server may change between two of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import errors as pg
+
+from statecache.backoff import LATE_S, Backoff
+from statecache.clock import monotonic
+from statecache.concurrency import TASKS, Concurrency
+from statecache.core.pool import Pool, silent_since
+from statecache.core.postgres.connection import brief, connect, milliseconds
+from statecache.errors import ConfigurationError, PostgresUnavailable
+from statecache.keys import GROUP_RULE, HASH
+from statecache.settings import masked, pin_difference
+from statecache.sql import CODE, statement
+
+if TYPE_CHECKING:
+    from statecache.concurrency import Slot
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+_GRACE_S = 0.05
+"""How much longer than the server's own timeout its answer is waited for, in seconds."""
+_MISFITS = (
+    pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedColumn, pg.UndefinedFunction, pg.InsufficientPrivilege,
+)  # fmt: skip
+_MIGRATE = "Run `statecache migrate`."
+_GRANT = "Grant this role what it needs."
+_ANEW = "Where it was made anew, for the one before is lost for good, `statecache doctor` says which command to run."
+_WHOLE_AGAIN = "Restore the backup again, all of it, into an empty database."
+
+
+class Session:
+    """One connection to Postgres, as a pool lends it."""
+
+    __slots__ = ("__weakref__", "connection", "heard_at", "hold", "silent_since", "slot")
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self.connection = connection
+        self.heard_at = monotonic()
+        self.silent_since = -inf
+        self.slot: Slot | None = None
+        self.hold: Slot | None = None
+
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        if kind is not None:  # it may be in the middle of an exchange, where nothing can be rolled back
+            await self.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection still stands, as far as this side knows."""
+        return not (self.connection.closed or self.connection.broken)
+
+    def abandon(self) -> None:
+        """End a forked parent's connection in this process, with its socket replaced by /dev/null first."""
+        with suppress(OSError, psycopg.Error):
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            try:
+                os.dup2(nowhere, self.connection.fileno(), inheritable=False)
+            finally:
+                os.close(nowhere)
+            self.connection.pgconn.finish()
+
+    def let_go(self) -> None:
+        """Close a connection that nobody uses any more."""
+        self.connection.pgconn.finish()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self.connection.close()
+
+    async def end(self) -> None:
+        """Close the connection, which libpq does at once."""
+        await self.close()
+
+
+class PostgresTier:
+    """Named statements on the Postgres primary; with `standby_too`, for those who only look, on a standby too."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        *,
+        cluster: Callable[[], str] = str,
+        ask_redis: Callable[[float], Awaitable[None]] | None = None,
+        standby_too: bool = False,
+        name: str = "statecache",
+        io: Concurrency = TASKS,
+    ) -> None:
+        self.io = io
+        self._settings = settings
+        self._name = name
+        self._keys = keys
+        self._redis_cluster = cluster
+        self._ask_redis = ask_redis
+        self._standby_too = standby_too
+        self.cluster = ""
+        self._worked: set[str] = set()
+        """Names of the statements that this process has run: what they need was there once."""
+        self.pool = Pool(
+            self.session, io=io, size=settings.postgres_connections_max, busy=PostgresUnavailable, what="Postgres"
+        )
+
+    async def session(self, seconds: float | None = None) -> Session:
+        """Open one connection and compare the cluster's pin.
+
+        Raises PostgresUnavailable, and ConfigurationError where the pin is another one.
+        """
+        end = inf if seconds is None else monotonic() + seconds
+        try:
+            connection = await connect(self._settings, self._name, seconds=seconds, io=self.io)
+        except ConfigurationError as error:
+            if not self.cluster:
+                raise
+            raise self._missing(error.reason) from error
+        session = Session(connection)
+        try:
+            await self._compare(session, max(min(end - monotonic(), self._settings.timeout_s), 0.001))
+        except BaseException:  # a connection that was not compared is never used
+            await session.close()
+            raise
+        return session
+
+    async def _compare(self, session: Session, seconds: float) -> None:
+        rows = await self._run(session, "cluster", {}, seconds)
+        if not rows:
+            raise self._missing("the schema holds no cluster row", _WHOLE_AGAIN)
+        cluster, shards, hashed, rule, prefix, min_code = rows[0]
+        if min_code > CODE:
+            raise ConfigurationError(
+                f"the schema asks for code level {min_code}, this program has {CODE}", hint="Upgrade statecache."
+            )
+        found = {"shards": shards, "hash": hashed, "group rule": rule, "prefix": prefix}
+        ours = (self._keys.shards, HASH, GROUP_RULE, self._keys.prefix)
+        difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
+        if difference:
+            raise ConfigurationError(f"this schema is {difference}", hint=f"{remedy[0].upper()}{remedy[1:]}.")
+        if self._ask_redis is not None and self._fitted(cluster):
+            await self._ask_redis(seconds)  # an operator may have given it this Postgres since
+        self._check_pair(cluster)
+        self.cluster = cluster
+
+    def check_pair(self) -> None:
+        """Raise ConfigurationError where Redis and Postgres are known to be of two clusters.
+
+        A connection to Postgres compares when it is made; the handshake with Redis may have been made only since.
+        """
+        if self.cluster:
+            self._check_pair(self.cluster)
+
+    def _fitted(self, cluster: str) -> bool:
+        """Return whether Redis belongs to another cluster than this one, to the one that Postgres was of before."""
+        return self._redis_cluster() not in ("", cluster) and self._redis_cluster() == self.cluster
+
+    def _check_pair(self, cluster: str) -> None:
+        apart = f"Redis belongs to cluster {self._redis_cluster()}, Postgres to {cluster}"
+        if self._fitted(cluster):
+            detail = f"{masked(self._settings.postgres_url)}: it is another one than before: {apart}"
+            raise PostgresUnavailable("schema", detail=detail, hint=_ANEW)
+        if self._redis_cluster() not in ("", cluster):
+            hint = f"redis_url and postgres_url must name the two tiers of one deployment. {_ANEW}"
+            raise ConfigurationError(apart, hint=hint)
+
+    async def fetch(self, name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement that changes nothing; repeat it after a fault, for that many seconds."""
+        end, backoff = monotonic() + seconds, Backoff(0.01, 0.25)
+        telling: PostgresUnavailable | None = None
+        while True:
+            left = max(end - monotonic(), 0.001)
+            try:
+                session = await self.pool.take(left)
+                try:
+                    return await self._run(session, name, parameters, max(end - monotonic(), 0.001))
+                finally:
+                    self.pool.give(session)
+            except PostgresUnavailable as error:
+                await self.pool.drop_idle()
+                if telling is not None and monotonic() + LATE_S > end:  # the end cut it off: it says nothing
+                    raise telling from error
+                if error.reason not in ("connect", "connection", "standby", "schema") or backoff.outlasts(end):
+                    raise
+                telling = error
+            await self.io.sleep(backoff.take())
+
+    async def _run(
+        self, session: Session, name: str, parameters: Mapping[str, Any], seconds: float
+    ) -> list[tuple[Any, ...]]:
+        work = partial(self._rows, session, name, parameters, seconds)
+        return await self.io.severed(work, session.connection)
+
+    async def _rows(
+        self, session: Session, name: str, parameters: Mapping[str, Any], seconds: float
+    ) -> list[tuple[Any, ...]]:
+        connection = session.connection
+        schema = self._settings.postgres_schema
+        limiting, text = statement("read_limits", schema), statement(name, schema)
+        limit = self.io.timeout(seconds + _GRACE_S, connection)
+        whole, begun = False, monotonic()
+        try:
+            async with limit, connection.transaction(), session:
+                met = await (await connection.execute(limiting, {"statement": milliseconds(seconds)})).fetchone()
+                if not self._standby_too and (met is None or met[-1]):
+                    raise self._standby()
+                rows = await (await connection.execute(text, parameters)).fetchall()
+            whole, session.heard_at = True, monotonic()
+            self._worked.add(name)
+        except _MISFITS as error:
+            right = isinstance(error, pg.InsufficientPrivilege)
+            raise self.misfit(error, _GRANT if right else _MIGRATE, worked=name in self._worked) from error
+        except psycopg.Error as error:
+            where = masked(self._settings.postgres_url)
+            broken = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+            late = limit.expired or isinstance(error, pg.QueryCanceled)
+            reason = "timeout" if late else "connection" if broken else "refused"
+            if late or broken:
+                session.silent_since = silent_since(begun) if late else monotonic()
+            raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}") from error
+        finally:
+            if not whole:
+                await session.close()
+        return rows
+
+    def misfit(self, error: psycopg.Error, hint: str, *, worked: bool) -> PostgresUnavailable | ConfigurationError:
+        """Return the error for a statement that the schema, or a right there, does not fit.
+
+        What worked before, and a table that belongs to a schema which was there, may come back by itself.
+        """
+        if worked or isinstance(error, (pg.UndefinedTable, pg.InvalidSchemaName)):
+            return self._missing(brief(error), hint)
+        return ConfigurationError(f"Postgres: {brief(error)}", hint=hint)
+
+    def _missing(self, what: str, hint: str = _MIGRATE) -> PostgresUnavailable | ConfigurationError:
+        """Return the error for a database or a schema that is not there; where it was, it may just be restored."""
+        if self.cluster:
+            told = f"Where it is being restored, wait; else {hint[0].lower()}{hint[1:]}"
+            return PostgresUnavailable("schema", detail=f"{masked(self._settings.postgres_url)}: {what}", hint=told)
+        return ConfigurationError(f"Postgres: {what}", hint=hint)
+
+    def _standby(self) -> PostgresUnavailable:
+        return PostgresUnavailable(
+            "standby",
+            detail=f"{masked(self._settings.postgres_url)}: it is a standby, which may lack what the primary holds",
+            hint="Name the primary in postgres_url; where it names several hosts, add target_session_attrs=read-write.",
+        )

@@ -1,0 +1,236 @@
+"""A miss: token, Postgres, install.
+
+A state that is not in Redis is loaded from Postgres under a hydration token, which stands for a few seconds and in
+one epoch. Only one reader at a time holds a key's token; others wait for what it brings. The install checks that the
+token and the epoch still stand, and any commit or hydration of the key takes the token away, so a slow reader cannot
+put an older version over a newer one. Every attempt to take a token brings one of its own: an attempt that was held up
+on its way and arrives when all of that is over leaves a token that nobody installs with. The next attempt names those
+before it, whose answers were lost, and takes over what they took. Whoever is hindered, or cancelled, gives back what
+may stand, so that nobody waits for it. While a key is in `unflushed` there is no token: Redis lost its state by hand,
+Postgres does not have it yet, and the flusher will bring it there. Absence is installed like any other record.
+
+What Postgres was read to hold is also given to the caller, whether or not it could be installed: it is no older than
+the moment the read began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from redis.exceptions import ResponseError
+
+from statecache.backoff import Backoff
+from statecache.clock import monotonic
+from statecache.core.redis.tier import patience_for
+from statecache.errors import Backpressure, ConfigurationError, RedisUnavailable, StateCacheError, Unavailable
+from statecache.model import Record
+from statecache.noting import note
+from statecache.records import absence, hash_of, record_of_row
+from statecache.redis_errors import FINAL, found_at, refusal
+
+if TYPE_CHECKING:
+    from statecache.core.epoch.opener import Opener
+    from statecache.core.postgres.tier import PostgresTier
+    from statecache.core.redis.tier import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+_FORGET_S = 0.2
+"""How long giving tokens back may take, in seconds; they also end by themselves."""
+_END_S = 0.05
+"""How long a caller who failed, or was cancelled, waits for that, in seconds."""
+_TOKENS_MAX = 32
+"""How many tokens of lost attempts are remembered; older ones end by themselves."""
+
+
+class _Held(NamedTuple):
+    """What Postgres holds: a shard's epoch and watermark, and of the keys that have a state that and its `recent`."""
+
+    epoch: int
+    flushed: int
+    found: Mapping[str, tuple[Record, str]]
+
+    def reaches(self, epoch: str, flushed: int) -> bool:
+        """Return whether this Postgres holds what a Redis at that epoch, with that watermark, was flushed into.
+
+        One that has gone back, or a copy of it that was taken earlier, holds what is old.
+        """
+        return (self.epoch, self.flushed) >= (int(epoch), flushed)
+
+
+def _why(verdicts: Mapping[str, str]) -> str:
+    if "DIRTY" in verdicts.values():
+        return "not yet in Postgres"
+    if "BEHIND" in verdicts.values():
+        return "this Postgres holds less than was flushed: it is a copy, or went back, and a worker has to compare"
+    return "another reader is loading it"
+
+
+class Hydrator:
+    """The loading of missing states of one group from Postgres into Redis."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        redis: RedisTier,
+        postgres: PostgresTier,
+        opener: Opener,
+        *,
+        new_token: Callable[[], str],
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._redis = redis
+        self._postgres = postgres
+        self._opener = opener
+        self._new_token = new_token
+
+    async def load(self, keys: Sequence[str], *, end: float, to_write: bool = False) -> dict[str, Record]:
+        """Bring the keys of one shard into Redis, and return the records that were read on the way.
+
+        A key that another reader brought in the meantime is not among them, nor are those of a shard whose gate is
+        closed: reading never opens it. A Redis without free memory is enough for reading: what Postgres holds is
+        returned all the same. `to_write` says that the states are needed in Redis, and opens the gate. Raises
+        Unavailable past `end`, and Backpressure where there is no memory for them. A lost exchange is repeated.
+        """
+        shard, tokens = self._keys.shard(keys[0]), list[str]()
+        try:
+            return await self._loaded(shard, list(keys), tokens, end=end, to_write=to_write)
+        except BaseException as error:  # whatever it is, nobody shall wait for what does not come
+            if tokens and not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
+                await self._redis.io.beside(lambda: self._forget(shard, keys, tokens), _END_S)
+            raise
+
+    async def _loaded(
+        self, shard: int, missing: list[str], tokens: list[str], *, end: float, to_write: bool
+    ) -> dict[str, Record]:
+        """Load the missing keys; `tokens` are at any moment those of ours that may stand in Redis."""
+        loaded: dict[str, Record] = {}
+        backoff = Backoff(0.002, 0.1)
+        waiting: Unavailable | None = None
+        while True:
+            try:
+                verdicts, epoch, flushed = await self._begin(shard, missing, tokens, end, to_write=to_write)
+            except RedisUnavailable as error:
+                if error.reason in ("refused", "memory", *FINAL):
+                    raise
+                if backoff.outlasts(end):
+                    raise error if waiting is None else waiting from error
+                note(retries=1)
+                await self._redis.io.sleep(backoff.take())
+                continue
+            if "FENCED" in verdicts.values() and not to_write:
+                return loaded
+            if to_write and "FULL" in verdicts.values():
+                raise Backpressure(shard, reason="Redis is out of memory")
+            taken = [key for key, verdict in verdicts.items() if verdict in ("TAKEN", "FULL")]
+            if taken:
+                note(hydrations=len(taken))
+                held = await self._held(shard, taken, end)
+                if held.reaches(epoch, flushed):
+                    loaded.update(await self._install(shard, taken, held, tokens, epoch, end))
+                else:
+                    await self._forget(shard, taken, tokens)
+                    verdicts |= dict.fromkeys(taken, "BEHIND")
+                tokens.pop()
+            missing = [key for key, verdict in verdicts.items() if verdict in ("DIRTY", "WAIT", "FENCED", "BEHIND")]
+            if not missing:
+                return loaded
+            waiting = Unavailable("hydration", detail=f"{missing[0]!r} is not in Redis and {_why(verdicts)}")
+            if backoff.outlasts(end):
+                raise waiting
+            if "FENCED" not in verdicts.values():
+                await self._redis.io.sleep(backoff.take())
+
+    async def _begin(
+        self, shard: int, missing: list[str], tokens: list[str], end: float, *, to_write: bool
+    ) -> tuple[dict[str, str], str, int]:
+        """Return the verdicts on the keys, and the epoch and the watermark that stood when tokens were taken.
+
+        The fresh token is then the last of `tokens`.
+
+        The token is added where it was taken, and where nobody knows whether it was.
+        """
+        keys, token = self._keys, self._new_token()
+        fixed = [keys.meta(shard), keys.unflushed(shard), keys.hydrating(shard)]
+        token_ms = round(self._settings.hydrate_token_s * 1000)
+        earlier = " ".join(tokens)
+        tokens.append(token)
+        del tokens[:-_TOKENS_MAX]
+        seconds = max(end - monotonic(), 0.001)
+        try:
+            reply: list[bytes] = await self._redis.script(
+                "hydrate_begin",
+                [*fixed, *(keys.state(key) for key in missing)],
+                [self._settings.fence, token, token_ms, earlier, *missing],
+                seconds=seconds * patience_for(seconds),
+            )
+        except ResponseError as error:
+            tokens.pop()
+            raise refusal(error, fixed[2]) from error
+        except RedisUnavailable as error:
+            if error.reason not in ("timeout", "connection"):
+                tokens.pop()
+            raise
+        verdict, *rest = (part.decode("utf-8", "replace") for part in reply)
+        if verdict != "OK" or not {"TAKEN", "FULL"}.intersection(rest[2:]):
+            tokens.pop()
+        if verdict == "FOREIGN":
+            raise found_at(rest[0], rest[1])
+        if verdict == "FENCED":
+            if to_write:
+                await self._opener.open(shard, end=end)
+            return dict.fromkeys(missing, "FENCED"), "", 0
+        return dict(zip(missing, rest[2:], strict=True)), rest[0], int(rest[1] or 0)
+
+    async def _forget(self, shard: int, keys: Sequence[str], tokens: Sequence[str]) -> int:
+        """Give tokens back, so that nobody waits for their end, and return how many stood."""
+        arguments = [" ".join(tokens), *keys]
+        with suppress(StateCacheError, ResponseError):
+            return int(
+                await self._redis.script("hydrate_forget", [self._keys.hydrating(shard)], arguments, seconds=_FORGET_S)
+            )
+        return 0
+
+    async def _held(self, shard: int, keys: Sequence[str], end: float) -> _Held:
+        """Read from Postgres what it holds of keys, and where it stands with their shard."""
+        asked = {"shard": shard, "keys": list(keys)}
+        rows = await self._postgres.fetch("hydrate", asked, seconds=max(end - monotonic(), 0.001))
+        if not rows:
+            raise ConfigurationError(f"Postgres has no row for shard {shard}", hint="Run `statecache migrate`.")
+        found = {row[2]: record_of_row(row[2:]) for row in rows if row[2] is not None}
+        return _Held(rows[0][0], rows[0][1], found)
+
+    async def _install(
+        self, shard: int, taken: list[str], held: _Held, tokens: list[str], epoch: str, end: float
+    ) -> dict[str, Record]:
+        """Install what Postgres holds under the last of the tokens, and return it, whether it was installed or not."""
+        found = held.found
+        arguments: list[Any] = []
+        records: dict[str, Record] = {}
+        for key in taken:
+            record, recent = found.get(key) or (absence(key, int(epoch)), "")
+            ttl_s = self._settings.redis_ttl_s if record.exists else self._settings.absent_ttl_s
+            arguments += hash_of(record, recent, round(ttl_s * 1000))
+            records[key] = record
+        keys = self._keys
+        fixed = [keys.meta(shard), keys.hydrating(shard)]
+        seconds = max(end - monotonic(), 0.001)
+        try:
+            await self._redis.script(
+                "hydrate_install",
+                [*fixed, *(keys.state(key) for key in taken)],
+                [self._settings.fence, tokens[-1], epoch, *arguments],
+                seconds=seconds * patience_for(seconds),
+            )
+        except RedisUnavailable:
+            await self._forget(shard, taken, tokens)
+        except ResponseError as error:
+            refused = refusal(error, fixed[1])
+            if not isinstance(refused, RedisUnavailable):
+                raise refused from error
+            await self._forget(shard, taken, tokens)
+        return records

@@ -1,0 +1,278 @@
+"""Reading one state: from this process, from the primary, or from the primary proven to be the current lineage.
+
+    local     the near cache where it may be believed; else the tracked connection, which fills it; else the primary
+    primary   one round trip: the server is a primary, the shard is open on it, and this is the state
+    fenced    that, and Postgres, asked afterwards, says that its epoch is the current one: at the moment of the read
+              nobody else was the primary
+
+A state that is not in Redis is hydrated. While a shard's gate is closed Redis may hold what is lost or lack what is
+durable, so Postgres answers, unless Redis holds a newer state: that may be what is current, or be gone when the gate
+is open. Reading never opens a gate. It is normally closed for some milliseconds, which are waited for. Where Postgres
+cannot answer there is no answer, unless the setting `stale_reads` accepts what Redis holds. A fenced read waits for the
+gate, and who reads in order to write opens it.
+
+Whatever way it comes, a state that is older than one that this process has seen is not given: it is read again, and
+where that brings nothing newer, it is believed only when the newer one is proven to be gone: the shard is in a later
+epoch (it was lost with its Redis), or Postgres knows the server as the current lineage (it was set aside).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from redis.exceptions import ResponseError
+
+from statecache.backoff import Backoff
+from statecache.clock import boottime, monotonic
+from statecache.errors import ConfigurationError, ForeignData, PostgresUnavailable, RedisUnavailable, Unavailable
+from statecache.records import FIELDS, absence, record_of, record_of_row
+from statecache.redis_errors import found_at, refusal
+
+if TYPE_CHECKING:
+    from statecache.core.epoch.opener import Opener
+    from statecache.core.postgres.tier import PostgresTier
+    from statecache.core.read.hydration import Hydrator
+    from statecache.core.redis.tier import RedisTier
+    from statecache.core.redis.tracking import TrackedConnection
+    from statecache.keys import KeySpace
+    from statecache.model import Record
+    from statecache.near import Near, Reading
+    from statecache.settings import Settings
+
+_GATE_S = 0.5
+"""How long a closed gate is waited for before Postgres is asked, and how long asking may take, in seconds."""
+
+
+class ReadState(NamedTuple):
+    """A state as a primary holds it whose shard is open, with that epoch and the primary's replication id."""
+
+    record: Record
+    epoch: int
+    replid: str
+
+
+class Closed(NamedTuple):
+    """The epoch and version of the state that Redis holds behind a closed gate, or (0, 0)."""
+
+    place: tuple[int, int]
+
+
+class Reader:
+    """The reading of records; what is not in Redis is loaded from Postgres."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        redis: RedisTier,
+        postgres: PostgresTier,
+        *,
+        near: Near,
+        tracked: TrackedConnection,
+        hydrator: Hydrator,
+        opener: Opener,
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._redis = redis
+        self._postgres = postgres
+        self._near = near
+        self._tracked = tracked
+        self._hydrator = hydrator
+        self._opener = opener
+        self._closed: dict[int, tuple[float, float]] = {}  # since when, and when last met so, by shard
+
+    async def record(self, key: str, *, end: float) -> Record:
+        """Return the key's record on the primary, for a caller about to write: a closed gate is opened."""
+        return await self._read(key, end, least=0, to_write=True)
+
+    async def primary(self, key: str, *, end: float, least: int = 0) -> Record:
+        """Return the key's record on the primary, which may be a tombstone or a known absence.
+
+        `least` is a version that it must have reached; a state is never older than what was seen before.
+        """
+        return await self._read(key, end, least=least, to_write=False)
+
+    async def _read(self, key: str, end: float, *, least: int, to_write: bool) -> Record:
+        backoff, asking, begun = Backoff(0.005, 0.25), False, monotonic()
+        unavailable: Unavailable | None = None
+        while True:
+            found = await self._found(key, end, unavailable)
+            if isinstance(found, Closed) and to_write:
+                await self._opener.open(self._keys.shard(key), end=end)
+                continue
+            if isinstance(found, Closed):
+                record, unavailable = await self._behind_the_gate(key, found.place, begun, end)
+            else:
+                record, unavailable = await self._believed(found, end, asking=asking)
+            if record is not None and record.version >= least:
+                return record
+            unavailable = unavailable or Unavailable("version", detail=f"{key!r} has not reached version {least}")
+            if backoff.outlasts(end):
+                raise unavailable
+            await self._redis.io.sleep(backoff.take())
+            asking = True
+
+    async def _believed(
+        self, found: ReadState, end: float, *, asking: bool
+    ) -> tuple[Record | None, Unavailable | None]:
+        """Return the record if it is not older than what was seen, or what was seen is proven to be gone.
+
+        It is gone where the shard is open in a later epoch, or where Postgres, if `asking`, says that this server is
+        the current lineage: then what was seen was set aside as a conflict.
+        """
+        record = found.record
+        if self._is_believed(record, found.epoch):
+            return record, None
+        if asking:
+            if await self._is_current(record.key, found, end):
+                self._near.lowered(record.key, (record.epoch, record.version))
+                return record, None
+            await self._redis.pool.drop_idle(all_of_them=True)
+        detail = f"Redis holds an older state of {record.key!r} than this process has seen, in the same epoch"
+        return None, Unavailable("epoch", detail=detail)
+
+    def _is_believed(self, record: Record, epoch: int) -> bool:
+        """Return whether a state may be given of a shard that is open in that epoch."""
+        place = (record.epoch, record.version)
+        if self._near.seen(record.key, place):
+            return True
+        later = epoch > self._near.epoch_of(record.key)
+        if later:
+            self._near.lowered(record.key, place)
+        return later
+
+    async def _is_current(self, key: str, found: ReadState, end: float) -> bool:
+        """Return whether Postgres knows that server as the current lineage of the key's shard."""
+        asked, seconds = {"shards": [self._keys.shard(key)]}, max((end - monotonic()) / 2, 0.001)
+        try:
+            rows = await self._postgres.fetch("shards", asked, seconds=seconds)
+        except PostgresUnavailable:
+            return False
+        return bool(rows) and tuple(rows[0][1:3]) == (found.epoch, found.replid)
+
+    async def _found(self, key: str, end: float, met: Unavailable | None) -> ReadState | Closed:
+        """Return what is found; raise `met`, an earlier error, where no time was left to look again."""
+        try:
+            return await self._looked(key, end)
+        except Unavailable as error:
+            if met is None or monotonic() < end:
+                raise
+            raise met from error
+
+    async def _looked(self, key: str, end: float) -> ReadState | Closed:
+        """Return the state on a primary whose shard is open, hydrated, or what is behind its closed gate."""
+        shard, redis_key = self._keys.place(key)
+        asked, arguments = [self._keys.meta(shard), redis_key], [self._settings.fence, *FIELDS]
+        while True:
+            seconds = end - monotonic()
+            if seconds <= 0:
+                raise Unavailable("timeout", detail=f"{key!r} could not be read in time")
+            try:
+                ((verdict, *rest),) = await self._redis.read_script("fenced_read", asked, arguments, seconds=seconds)
+            except ResponseError as error:
+                raise refusal(error, redis_key) from error
+            if verdict == b"FOREIGN":
+                raise found_at(rest[0].decode("utf-8", "replace"), rest[1].decode("utf-8", "replace"))
+            if verdict == b"CLOSED":
+                self._met_closed(shard)
+                return Closed((int(rest[0] or 0), int(rest[1] or 0)))
+            self._closed.pop(shard, None)
+            record = record_of(redis_key, key, rest[2])
+            if record is None:
+                record = (await self._hydrator.load([key], end=end)).get(key)
+            if record is not None:
+                return ReadState(record, int(rest[0]), rest[1].decode())
+
+    def _met_closed(self, shard: int) -> None:
+        now = monotonic()
+        since, last = self._closed.get(shard, (now, now))
+        self._closed[shard] = (since if now - last < _GATE_S else now, now)
+
+    async def _behind_the_gate(
+        self, key: str, here: tuple[int, int], begun: float, end: float
+    ) -> tuple[Record | None, Unavailable]:
+        """Return what Postgres holds while the shard's gate is closed, or the reason why nothing can be given yet.
+
+        A gate that was just found closed is left a moment to open. A state is not given where this process has seen a
+        newer one, or Redis holds one.
+        """
+        shard, now = self._keys.shard(key), monotonic()
+        closed = f"the gate of shard {shard} is closed"
+        since, _ = self._closed.get(shard, (now, now))
+        if now < min(since + _GATE_S, begun + (end - begun) / 4):
+            return None, Unavailable("epoch", detail=closed)
+        try:
+            seconds = min(max(end - now, 0.001), _GATE_S)
+            rows = await self._postgres.fetch("states", {"keys": [key]}, seconds=seconds)
+            record = record_of_row(rows[0])[0] if rows else absence(key, self._near.epoch_of(key))
+            place = (record.epoch, record.version)
+            if (place >= here or not here[1]) and self._near.seen(key, place):
+                return record, Unavailable("epoch", detail=closed)
+            why = f"Postgres holds an older state of {key!r}"
+        except PostgresUnavailable as error:
+            why = str(error)
+        stale = await self._unproven(key, end) if self._settings.stale_reads else None
+        return stale, Unavailable("epoch", detail=f"{closed}: {why}")
+
+    async def _unproven(self, key: str, end: float) -> Record | None:
+        """Return what Redis holds although the gate is closed; None where it holds nothing, or less than was seen."""
+        redis_key = self._keys.state(key)
+        (reply,) = await self._redis.read([("HMGET", redis_key, *FIELDS)], seconds=max(end - monotonic(), 0.001))
+        if isinstance(reply, Exception):
+            raise refusal(reply, redis_key) from reply
+        record = record_of(redis_key, key, reply)
+        seen = record is not None and self._near.seen(key, (record.epoch, record.version))
+        return record if seen else None
+
+    async def local(self, key: str, *, end: float, least: int = 0, max_stale: float | None = None) -> Record:
+        """Return the record by way of the tracked connection, so that it is here the next time; else the primary's."""
+        if not (self._near.keeps and self._tracked.is_up()):
+            return await self.primary(key, end=end, least=least)
+        now = boottime()
+        reading, mine = self._near.reserve(key, self._redis.io.signal(), now)
+        if not mine and max_stale is not None and now - reading.begun > max_stale:
+            return await self.primary(key, end=end, least=least)
+        patience = min(max(end - monotonic(), 0.001), self._settings.near_window_s / 2)
+        try:
+            if mine:
+                await self._tracked.ask(reading, seconds=patience)
+            answered = await self._tracked.answered(reading, patience)
+        except RedisUnavailable:
+            answered = False
+        record = self._brought(reading) if answered else None
+        if record is not None and record.version >= least and self._near.seen(key, (record.epoch, record.version)):
+            return record
+        return await self.primary(key, end=end, least=least)
+
+    def _brought(self, reading: Reading) -> Record | None:
+        """Return what a read brought; None where the primary has to be read, or the state loaded."""
+        if isinstance(reading.error, ForeignData):
+            raise reading.error
+        return reading.record
+
+    async def fenced(self, key: str, *, end: float, least: int = 0) -> Record:
+        """Return the record of the lineage that Postgres says is current; raise Unavailable where it cannot be had."""
+        if self._settings.fence != "on":
+            raise ConfigurationError("a fenced read needs the fence", hint="Set fence=on, or read the primary.")
+        backoff, unavailable = Backoff(0.005, 0.25), None
+        while True:
+            found = await self._found(key, end, unavailable)
+            if isinstance(found, Closed):
+                unavailable = Unavailable("epoch", detail=f"the gate of shard {self._keys.shard(key)} is closed")
+            else:
+                seconds = max(end - monotonic(), 0.001)
+                rows = await self._postgres.fetch("shards", {"shards": [self._keys.shard(key)]}, seconds=seconds)
+                record, epoch = found.record, found.epoch
+                current = bool(rows) and tuple(rows[0][1:3]) == (epoch, found.replid)
+                if current and self._is_believed(record, epoch) and record.version >= least:
+                    return record
+                detail = f"the Redis that answers, in epoch {epoch}, is not the current one"
+                unavailable = Unavailable("epoch", detail=detail)
+                if current:
+                    unavailable = Unavailable("version", detail=f"{key!r} has not reached version {least}")
+                else:
+                    await self._redis.pool.drop_idle(all_of_them=True)
+            if backoff.outlasts(end):
+                raise unavailable
+            await self._redis.io.sleep(backoff.take())

@@ -1,0 +1,67 @@
+"""Do a client's Redis and its Postgres belong to one installation? Compared before what Redis says is believed.
+
+The two URLs may name two installations whose keys, prefix and schema are the same; only the identities differ that both
+tiers hold. Postgres is asked once, on the first connection to Redis, and again where a new connection leads to a Redis
+of another identity. Redis serves without Postgres: where that cannot be reached, or has been silent for
+`connect_timeout_s`, and was not heard before, nothing is compared until it is reached; every connection to Postgres
+compares too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from statecache import _process
+from statecache.clock import monotonic
+from statecache.errors import PostgresUnavailable
+
+if TYPE_CHECKING:
+    from statecache.core.postgres.tier import PostgresTier
+    from statecache.settings import Settings
+
+
+class Pairing:
+    """The comparison of a client's two tiers; one of its tasks asks Postgres, and the others wait for the answer."""
+
+    def __init__(self, settings: Settings, postgres: PostgresTier) -> None:
+        self._connect_timeout_s = settings.connect_timeout_s
+        self._postgres = postgres
+        self._reset()
+
+    def _reset(self) -> None:
+        self._turn = self._postgres.io.slots(1)
+        self._patience_s = self._connect_timeout_s
+        self._pid = _process.pid
+
+    async def compare(self, cluster: str, seconds: float) -> None:
+        """Return when a Redis of that cluster may be used; raise ConfigurationError where Postgres is of another."""
+        if cluster == self._postgres.cluster:
+            return
+        if self._pid != _process.pid:
+            self._reset()
+        end = monotonic() + seconds
+        turn = await self._turn.acquire(seconds)
+        if turn is None:
+            raise PostgresUnavailable("timeout", detail="it has not said yet whether it belongs to this Redis")
+        try:
+            if cluster != self._postgres.cluster:
+                await self._ask(end)
+        finally:
+            turn.release()
+
+    async def _ask(self, end: float) -> None:
+        """Ask Postgres, unless it was waited for long enough; raise PostgresUnavailable where it may still answer."""
+        known, began = self._postgres.cluster, monotonic()
+        if not known and self._patience_s <= 0:
+            return
+        seconds = max(min(end - began, self._connect_timeout_s if known else self._patience_s), 0.001)
+        try:
+            session = await self._postgres.session(seconds)  # which compares
+        except PostgresUnavailable:
+            took = monotonic() - began
+            silent = took > seconds * 0.9  # else it refused
+            self._patience_s = self._patience_s - took if silent else 0.0
+            if known or self._patience_s > 0:
+                raise
+        else:
+            await session.close()

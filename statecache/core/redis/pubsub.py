@@ -1,0 +1,142 @@
+"""What the shards announce: one connection of a client listens to the channels that it cares for.
+
+Events are sharded pub/sub: a shard's watermark moved (`<epoch> <flushed n> <excepted n>`, on the shard's channel), a
+waiter for a lock is called (`lock <request> <ms> <key>`, on a channel of the client's own). An event may be lost, with
+the connection or before it stood: who waits for one also looks for itself now and then, and those in `broken` are told
+when the connection broke. Who has to be sure that it will hear what happens from now on waits until the subscription is
+`confirmed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from statecache import _process
+from statecache.clock import monotonic
+from statecache.core.redis.connection import let_go
+from statecache.errors import RedisUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from statecache.concurrency import Background, Signal
+    from statecache.core.redis.connection import Link
+    from statecache.core.redis.tier import RedisTier
+
+_TURN_S = 1.0
+"""How long the listener waits for a message before it checks whether the client was closed, in seconds."""
+
+
+class Subscriptions:
+    """A client's subscriptions to events; nothing is connected before somebody wants to hear."""
+
+    def __init__(self, redis: RedisTier, *, owner: Callable[[], object]) -> None:
+        self._redis = redis
+        self._owner = owner
+        self._closed = False
+        self._inherited: list[object] = []
+        self.broken: list[Callable[[], None]] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._turn = self._redis.io.slots(1)
+        self._link: Link | None = None
+        self._background: Background | None = None
+        self._wanted: dict[str, Callable[[bytes], None]] = {}
+        self._confirmed: dict[str, Signal] = {}
+        self._pid = _process.pid
+
+    async def watch(self, channel: str, hear: Callable[[bytes], None], *, end: float) -> None:
+        """Have `hear` called with what arrives on a channel; where Redis is away, later calls try again."""
+        if self._closed:
+            raise UsageError("it is closed", hint="Make a new client.")
+        if self._pid != _process.pid:
+            if self._link is not None:
+                self._link.abandon()
+            self._inherited += (self._link, self._background)  # kept: even to collect them could harm the parent's
+            self._reset()
+        if self.listens(channel):
+            return
+        turn = await self._turn.acquire(max(end - monotonic(), 0.001))
+        if turn is None:
+            return
+        try:
+            with suppress(RedisUnavailable):
+                await self._subscribe(channel, hear, end)
+        finally:
+            turn.release()
+
+    async def confirmed(self, channel: str, hear: Callable[[bytes], None], *, end: float) -> bool:
+        """Do as `watch`, and return whether every event from now on will be heard, unless the connection breaks."""
+        await self.watch(channel, hear, end=end)
+        signal = self._confirmed.get(channel)
+        return signal is not None and await signal.wait(end - monotonic()) and self.listens(channel)
+
+    def listens(self, channel: str) -> bool:
+        """Return whether what arrives on the channel is heard, as far as is known."""
+        listens = self._background is not None and self._background.alive
+        return listens and channel in self._confirmed and self._link is not None and self._link.alive
+
+    async def _subscribe(self, channel: str, hear: Callable[[bytes], None], end: float) -> None:
+        """Subscribe to one more channel; on a new connection, to all that are wanted."""
+        if self.listens(channel):
+            return
+        self._wanted[channel] = hear
+        new = [channel]
+        if self._link is None or not self._link.alive:
+            self._confirmed = {}
+            new = list(self._wanted)
+            self._link = await self._redis.link(max(end - monotonic(), 0.01))
+        for wanted in new:
+            self._confirmed[wanted] = self._redis.io.signal()
+            await self._link.send(("SSUBSCRIBE", wanted), seconds=max(end - monotonic(), 0.01))
+        if self._background is None or not self._background.alive:
+            self._background = self._redis.io.background(self._listen, name="statecache-events")
+            self._background.start()
+
+    def _goes_on(self, background: Background) -> bool:
+        """Return whether that task or thread is still the one, of a client that somebody has."""
+        return not self._closed and self._background is background and self._owner() is not None
+
+    async def _listen(self, background: Background) -> None:
+        """Take events off the connection until it breaks or the client is closed."""
+        while self._goes_on(background) and (link := self._link) is not None:
+            try:
+                messages = await link.receive(seconds=_TURN_S)
+            except RedisUnavailable:
+                last = self._link is link
+                if last:  # whoever is told now must not take this for a listener
+                    self._background = None
+                for tell in self.broken:
+                    tell()
+                if last:
+                    return
+                continue
+            for message in messages:
+                if isinstance(message, list) and len(message) == 3:
+                    self._heard(message)
+
+    def _heard(self, message: Sequence[Any]) -> None:
+        channel = message[1].decode()
+        if message[0] == b"smessage" and channel in self._wanted:
+            self._wanted[channel](message[2])
+        elif message[0] == b"ssubscribe" and channel in self._confirmed:
+            self._confirmed[channel].set()
+
+    def let_go(self) -> None:
+        """Stop listening, without waiting; it takes no lock, for a finalizer calls it."""
+        self._closed = True
+        if self._pid == _process.pid:
+            let_go(self._background, self._link)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self._closed = True
+        if self._pid != _process.pid:
+            return
+        if self._link is not None:
+            self._link.hang_up()
+        if self._background is not None:
+            await self._background.stop()
+        if self._link is not None:
+            await self._link.close()

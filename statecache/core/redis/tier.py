@@ -1,0 +1,257 @@
+"""The Redis tier: a pool of links whose handshake succeeded, and exchanges on them.
+
+A handshake comes before anyone uses a new connection: the server must be a primary, the pin (shards, hash, prefix,
+schema, cluster) must be ours, and the user must be allowed every command of the scripts, for a script that is refused
+in its middle would leave half a commit. A server that turns out to be a primary no more is left, on all idle
+connections: the next ones may find its successor. What may be repeated after a fault is the caller's to know; `read`
+is for what may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from redis.exceptions import NoScriptError, ResponseError
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from statecache.clock import monotonic
+from statecache.concurrency import TASKS, Concurrency
+from statecache.core.pool import Pool
+from statecache.core.redis.connection import Dial, Link, dialer
+from statecache.errors import ConfigurationError, RedisUnavailable
+from statecache.keys import HASH
+from statecache.lua import script
+from statecache.redis_errors import AGAIN, DEMOTED, FINAL, code_of, no_primary, refusal
+from statecache.settings import pin_difference
+
+if TYPE_CHECKING:
+    from statecache.core.redis.pairing import Pairing
+    from statecache.keys import KeySpace
+    from statecache.packing import Command
+    from statecache.settings import Settings
+
+
+T = TypeVar("T")
+
+_SERVERS = (
+    "Use Redis 7.0, Valkey 7.2 or newer, and take no command away by rename-command; "
+    "behind a proxy that hides what they can do, set fence=off."
+)
+
+
+class RedisTier:
+    """The exchanges of a client with the Redis primary."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        *,
+        dial: Dial | None = None,
+        pairing: Pairing | None = None,
+        io: Concurrency = TASKS,
+    ) -> None:
+        self.io = io
+        self._settings = settings
+        self._keys = keys
+        self._pairing = pairing
+        self._dial = dial or dialer(settings, io=io)
+        self._dial_tracked = None if dial else dialer(settings, io=io, protocol=3)
+        self.cluster = ""
+        self.lacks_rights = False
+        """Whether the last handshake said that the user may not run all that is needed."""
+        self.pool = Pool(self.link, io=io, size=settings.redis_connections_max, busy=RedisUnavailable, what="Redis")
+
+    @property
+    def tracks(self) -> bool:
+        """Whether there can be connections to which the server pushes what was written."""
+        return self._dial_tracked is not None
+
+    async def link(self, seconds: float | None = None) -> Link:
+        """Open one connection, with its handshake, outside of the pool."""
+        return await self._connected(self._dial, seconds)
+
+    async def look_again(self, seconds: float) -> None:
+        """Learn anew to which cluster the server belongs, if it answers."""
+        with suppress(RedisUnavailable):
+            link = await self.link(seconds)
+            await link.close()
+
+    async def tracked_link(self) -> Link:
+        """Open a connection to which the server pushes the names of keys that were read on it and written since.
+
+        Raises ConfigurationError where the server, or a proxy before it, does not do that.
+        """
+        if self._dial_tracked is None:
+            raise ConfigurationError("connections that are dialled by hand are not tracked")
+        link = await self._connected(self._dial_tracked, None)
+        asked = [("CLIENT", "TRACKING", "ON", "OPTIN"), ("CLIENT", "CACHING", "YES"), ("TIME",)]  # which names no key
+        *replies, _ = await link.run(asked, seconds=self._settings.connect_timeout_s)
+        refused = [reply for reply in replies if reply != b"OK"]
+        if refused:
+            await link.close()
+            raise ConfigurationError(f"the server does not track what is read: {refused[0]}")
+        link.hear_invalidations()
+        return link
+
+    async def _connected(self, dial: Dial, seconds: float | None) -> Link:
+        seconds = self._settings.connect_timeout_s if seconds is None else seconds
+        end = monotonic() + seconds
+        link = await Link.open(dial, self._settings, seconds, io=self.io)
+        try:
+            await self._handshake(link, min(max(end - monotonic(), 0.001), self._settings.connect_timeout_s))
+            if self._pairing is not None and self.cluster:
+                await self._pairing.compare(self.cluster, max(end - monotonic(), 0.001))
+        except BaseException:  # a connection without a handshake is never used
+            await link.close()
+            raise
+        return link
+
+    async def _handshake(self, link: Link, seconds: float) -> None:
+        keys = self._keys
+        sent = monotonic()
+        try:
+            reply = await link.script(script("handshake"), keys.handshake(), [self._settings.fence], seconds=seconds)
+        except ResponseError as error:
+            if code_of(error) in AGAIN:
+                reason = "role" if code_of(error) in DEMOTED else "loading"
+                raise RedisUnavailable(reason, detail=str(error)) from error
+            if code_of(error) == "NOPERM":
+                self.lacks_rights = True
+                raise refusal(error, keys.handshake()[-1]) from error
+            raise ConfigurationError(f"Redis refuses the handshake: {error}", hint=_SERVERS) from error
+        shards, hashed, prefix, schema, cluster, now_ms, role, *refused = [
+            part.decode("utf-8", "replace") for part in reply
+        ]
+        if role not in ("master", ""):
+            raise no_primary(self._settings, f"it is a {role}")
+        lacking = dict.fromkeys(what.removeprefix("!") for what in refused if what.startswith("!"))
+        if lacking:
+            raise ConfigurationError(f"this Redis server lacks {', '.join(lacking)}", hint=_SERVERS)
+        self.lacks_rights = bool(refused)
+        if refused:
+            raise ConfigurationError(
+                "the Redis user may not run " + ", ".join(sorted(set(refused))),
+                hint="Grant these commands on these keys.",
+            )
+        link.ahead_ms, link.handshake_s = int(now_ms) - sent * 1000, monotonic() - sent
+        self.cluster = cluster
+        if not shards:
+            return
+        found = {"shards": shards, "hash": hashed, "prefix": prefix, "postgres_schema": schema}
+        ours = (str(keys.shards), HASH, keys.prefix, self._settings.postgres_schema)
+        difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
+        if difference:
+            raise ConfigurationError(f"this Redis is {difference}", hint=f"{remedy[0].upper()}{remedy[1:]}.")
+
+    async def exchange(self, commands: Sequence[Command], *, seconds: float, patience: float = 1.0) -> list[Any]:
+        """Run commands on one connection, once, and return their replies, error replies as values.
+
+        `patience` is the share of `seconds` for which the answer is waited for.
+        """
+        end = monotonic() + seconds
+        link = await self.pool.take(seconds)
+        try:
+            replies = await link.run(commands, seconds=max((end - monotonic()) * patience, 0.001))
+            if replies and isinstance(replies[0], ResponseError) and code_of(replies[0]) in DEMOTED:
+                await self.leave(link)
+                raise no_primary(self._settings, str(replies[0]))
+            return replies
+        except RedisUnavailable:
+            await self.pool.drop_idle()
+            raise
+        finally:
+            self.pool.give(link)
+
+    async def script(self, name: str, keys: Sequence[str], args: Sequence[Any], *, seconds: float) -> Any:
+        """Run the named script once and return its reply; raise an error reply as redis-py's error."""
+        end = monotonic() + seconds
+        link = await self.pool.take(seconds)
+        try:
+            return await link.script(script(name), keys, args, seconds=max(end - monotonic(), 0.001))
+        except RedisUnavailable:
+            await self.pool.drop_idle()
+            raise
+        except ResponseError as error:
+            if code_of(error) in DEMOTED:
+                await self.leave(link)
+            raise
+        finally:
+            self.pool.give(link)
+
+    async def leave(self, link: Link) -> None:
+        """Close a connection to a server that must not be asked any more, and the idle ones with it."""
+        await link.close()
+        await self.pool.drop_idle(all_of_them=True)
+
+    async def read(self, commands: Sequence[Command], *, seconds: float) -> list[Any]:
+        """Run commands that change nothing, again after a fault, for at most that many seconds in all."""
+        return await self._again(
+            lambda left: self.exchange(commands, seconds=left, patience=patience_for(left)), seconds
+        )
+
+    async def read_script(
+        self, name: str, keys: Sequence[str], args: Sequence[Any], *, behind: Sequence[Command] = (), seconds: float
+    ) -> list[Any]:
+        """Run a script that changes nothing and the commands in `behind`, and return its reply and theirs in one list.
+
+        It is run again after a fault, and on another connection where the server is not the primary; another error
+        reply of the script is raised as redis-py's error.
+        """
+        return await self._again(lambda left: self._script_once(name, keys, args, behind, left), seconds)
+
+    async def _script_once(
+        self, name: str, keys: Sequence[str], args: Sequence[Any], behind: Sequence[Command], seconds: float
+    ) -> list[Any]:
+        end, which = monotonic() + seconds * patience_for(seconds), script(name)
+        link = await self.pool.take(seconds)
+        try:
+            replies = await link.run([link.call(which, keys, args), *behind], seconds=max(end - monotonic(), 0.001))
+            if isinstance(replies[0], NoScriptError):
+                link.knows(which, False)
+                replies = await link.run([link.call(which, keys, args), *behind], seconds=max(end - monotonic(), 0.001))
+            if isinstance(replies[0], ResponseError):
+                if code_of(replies[0]) not in DEMOTED:
+                    raise replies[0]
+                await self.leave(link)
+                raise no_primary(self._settings, str(replies[0]))
+            link.knows(which, True)
+            return replies
+        except RedisUnavailable:
+            await self.pool.drop_idle()
+            raise
+        finally:
+            self.pool.give(link)
+
+    async def _again(self, attempt: Callable[[float], Awaitable[T]], seconds: float) -> T:
+        """Return the result of an attempt, which is told its seconds and made again after a fault."""
+        end, telling = monotonic() + seconds, None
+        try:
+            return await attempt(seconds)
+        except RedisUnavailable as error:
+            if error.reason in (*FINAL, "pool") or monotonic() >= end:
+                raise
+            if error.reason in ("role", "loading"):
+                telling = error
+        async for again in AsyncRetrying(
+            retry=retry_if_exception(lambda error: isinstance(error, RedisUnavailable) and error.reason not in FINAL),
+            wait=wait_random_exponential(multiplier=0.02, max=0.5),
+            stop=stop_after_delay(end - monotonic()),
+            sleep=self.io.sleep,
+            reraise=True,
+        ):
+            with again:
+                try:
+                    return await attempt(max(end - monotonic(), 0.001))
+                except RedisUnavailable as error:
+                    if telling is None or error.reason not in ("connect", "timeout", "pool"):
+                        raise
+                    raise telling from error  # the time was up: what was met before tells more
+        raise AssertionError("tenacity gives a result or raises")
+
+
+def patience_for(seconds: float) -> float:
+    """Return the share of the time for one attempt: half, so that another one can follow, unless that is too little."""
+    return 0.5 if seconds > 0.2 else 1.0

@@ -1,0 +1,131 @@
+"""Everything that a client and its namespaces share: the two tiers and what works on them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import finalize, ref
+
+from statecache._process import begins_anew_after_fork, mutex
+from statecache.commits.in_flight import InFlight
+from statecache.commits.unknown import UnknownOutcomes
+from statecache.concurrency import TASKS, Concurrency
+from statecache.core.commit.committer import Committer, new_change_id
+from statecache.core.commit.durable import Durable
+from statecache.core.commit.losses import Losses
+from statecache.core.commit.outcome import OutcomeLookup
+from statecache.core.commit.support import DurabilitySupport
+from statecache.core.epoch.opener import Opener
+from statecache.core.lock.leases import Leases
+from statecache.core.lock.policies import Policies
+from statecache.core.postgres.tier import PostgresTier
+from statecache.core.read.hydration import Hydrator
+from statecache.core.read.listing import Listing
+from statecache.core.read.reader import Reader
+from statecache.core.read.warming import Warmer
+from statecache.core.redis.pairing import Pairing
+from statecache.core.redis.pubsub import Subscriptions
+from statecache.core.redis.tier import RedisTier
+from statecache.core.redis.tracking import TrackedConnection
+from statecache.core.step.claims import Claims
+from statecache.core.step.index import StepIndex
+from statecache.core.update.batons import Batons
+from statecache.core.update.turns import Turns
+from statecache.keys import KeySpace
+from statecache.near import Near
+
+if TYPE_CHECKING:
+    from statecache.core.pool import Pool
+    from statecache.core.redis.connection import Dial
+    from statecache.model import Observer
+    from statecache.settings import Settings
+
+
+class Runtime:
+    """The parts of one client, wired together; nothing is connected before it is needed."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        dial: Dial | None = None,
+        observer: Observer | None = None,
+        io: Concurrency = TASKS,
+    ) -> None:
+        self.io = io
+        self.settings = settings
+        self.observer = observer
+        self.keys = KeySpace(prefix=settings.prefix, shards=settings.shards)
+        self.postgres = PostgresTier(
+            settings, self.keys, io=io,
+            cluster=lambda: redis.cluster, ask_redis=lambda seconds: redis.look_again(seconds),
+        )  # fmt: skip
+        self.redis = redis = RedisTier(settings, self.keys, dial=dial, pairing=Pairing(settings, self.postgres), io=io)
+        self.opener = Opener(settings, self.keys, self.redis, self.postgres)
+        self.hydrator = Hydrator(settings, self.keys, self.redis, self.postgres, self.opener, new_token=new_change_id)
+        self.near = Near(
+            bytes_max=settings.near_bytes_max,
+            entries_max=settings.near_entries_max,
+            window_s=settings.near_window_s,
+            mutex=mutex(),
+        )
+        begins_anew_after_fork(self.near)
+        self.in_flight = InFlight()
+        self.turns = Turns(self.in_flight, io)
+        self.batons = Batons(self.keys, self.redis, self.near, new_token=new_change_id)
+        self.tracked = TrackedConnection(settings, self.keys, self.redis, self.near, owner=ref(self))
+        self.reader = Reader(
+            settings,
+            self.keys,
+            self.redis,
+            self.postgres,
+            near=self.near,
+            tracked=self.tracked,
+            hydrator=self.hydrator,
+            opener=self.opener,
+        )
+        self.warmer = Warmer(self.keys, self.redis, near=self.near, tracked=self.tracked, hydrator=self.hydrator)
+        self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
+        self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
+        self.events = Subscriptions(self.redis, owner=ref(self))
+        self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
+        self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
+        self.step_index = StepIndex(settings, self.keys, self.redis, self.postgres)
+        self.claims = Claims(settings, self.keys, self.redis, self.opener, self.events)
+        self.support = DurabilitySupport(settings)
+        self.unknown_outcomes = UnknownOutcomes()
+        self.losses = Losses(settings, self.postgres, self.in_flight)
+        self.outcome_lookup = OutcomeLookup(
+            settings, self.keys, self.redis, postgres=self.postgres, opener=self.opener,
+            unknown_outcomes=self.unknown_outcomes, in_flight=self.in_flight,
+        )  # fmt: skip
+        self.committer = Committer(
+            settings,
+            self.keys,
+            self.redis,
+            opener=self.opener,
+            hydrator=self.hydrator,
+            durable=self.durable,
+            support=self.support,
+            tracked=self.tracked,
+            unknown_outcomes=self.unknown_outcomes,
+            in_flight=self.in_flight,
+            losses=self.losses,
+            policies=self.policies,
+        )
+        finalize(self, _let_go, self.tracked, self.events, redis.pool, self.postgres.pool).atexit = False
+
+    async def close(self) -> None:
+        """Give the leases back and close every connection; what is under way fails."""
+        await self.claims.close()
+        await self.leases.close()
+        await self.tracked.close()
+        await self.events.close()
+        await self.redis.pool.close()
+        await self.postgres.pool.close()
+        self.in_flight.closing = False  # it is closed
+
+
+def _let_go(*parts: TrackedConnection | Subscriptions | Pool[Any]) -> None:
+    """Close what a client left behind that was not closed and that nobody uses any more."""
+    for part in parts:
+        part.let_go()

@@ -1,0 +1,224 @@
+"""What every verb of a client, a namespace or a lease starts from: names, policy, values and limits of time.
+
+A namespace is the same verbs with names relative to it and a policy of its own; `full` makes a key of a name. Every
+verb takes `timeout=` in seconds (the setting `timeout_s` without it) and raises the errors of `statecache.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from math import inf
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+from statecache.clock import monotonic
+from statecache.codec import codec_for
+from statecache.errors import Quarantined, UsageError
+from statecache.leases import UNGUARDED, Holding, Locks, guards_of
+from statecache.model import (
+    ABSENT,
+    BLIND,
+    DURABILITIES,
+    LOCKINGS,
+    READ_MODES,
+    VALUE_BYTES_MAX,
+    Expected,
+    Policy,
+    Position,
+    Record,
+    State,
+    Write,
+)
+from statecache.records import time_of
+
+if TYPE_CHECKING:
+    from statecache.commits.answers import Committed
+    from statecache.core.runtime import Runtime
+    from statecache.core.update.batons import Baton
+
+D = TypeVar("D")
+_SECONDS_MAX = 1_000_000
+"""The longest timeout, in seconds, about eleven days: servers count it in milliseconds, in 32 bits."""
+
+
+class View(Generic[D]):
+    """What the verbs share; D is the type of values where a call names none."""
+
+    def __init__(self, runtime: Runtime, policy: Policy, prefix: str) -> None:
+        self.runtime = runtime
+        self._policy = policy
+        self._prefix = prefix
+        self._near = runtime.near
+        self._reads = policy.read or runtime.settings.read
+        self._kind = policy.type if policy.type is not None else Any
+        self._codec = codec_for(self._kind, policy.encoding)
+        self.encoding = policy.encoding
+        bytes_max = runtime.settings.value_bytes_max
+        self.value_bytes_max = min(policy.value_bytes_max or bytes_max, bytes_max)
+        self.ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client holds connections and cannot be pickled: make one in each process")
+
+    def full(self, name: str) -> str:
+        """Return the key of a name."""
+        return self._prefix + name if self._prefix and isinstance(name, str) else name
+
+    def end_of(self, timeout: float | None) -> float:
+        """Return the monotonic moment at which a verb's time is up; raise UsageError while the client is closing."""
+        if self.runtime.in_flight.closing:
+            self.runtime.in_flight.refuse_if_closing()
+        return self.moment_of(timeout)
+
+    def moment_of(self, timeout: float | None) -> float:
+        """Return the same moment for a part of a call that is under way already."""
+        seconds = self.runtime.settings.timeout_s if timeout is None else timeout
+        if not (isinstance(seconds, (int, float)) and 0 < seconds < inf):
+            raise UsageError(f"timeout={timeout} is not a number of seconds above 0")
+        return monotonic() + min(seconds, _SECONDS_MAX)
+
+    def durability_of(self, durability: str | None) -> str:
+        """Return the durability level of a call: its own, the namespace's, or the setting."""
+        level = durability or self._policy.durability or self.runtime.settings.durability
+        if level not in DURABILITIES:
+            raise UsageError(f"durability {level!r} is not one of {', '.join(DURABILITIES)}")
+        return level
+
+    def write_of(self, key: str, value: Any, *, expected: str, assume_new: bool = False) -> Write:
+        """Return the write of a value, encoded before any effect."""
+        codec = self._codec
+        return Write(
+            key=key,
+            op="set",
+            expected=expected,
+            value=codec.encode(value, key=key, bytes_max=self.value_bytes_max),
+            encoding=codec.encoding,
+            schema=codec.schema if codec.schema or value.__class__ is dict else codec.of(value).schema,
+            ttl_ms=self.ttl_ms,
+            assume_new=assume_new,
+        )
+
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        """The leases that a commit is made under: none, unless this is a lease."""
+        return ()
+
+    def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks | None:  # noqa: ARG002
+        """Return the locks that a commit of these keys has to heed; None for most commits."""
+        locking = self._policy.locking
+        if locking != "advisory" and self.runtime.policies.enforces(keys[0], locking):
+            return Locks((), guards_of(keys), locking)
+        return None if locking is None else Locks((), (), locking)
+
+    def unguarded(self, key: str) -> Locks | None:
+        """Return the locks of a commit that no lock can be in the way of."""
+        return Locks((), UNGUARDED) if self.runtime.policies.enforces(key, self._policy.locking) else None
+
+    def state_of(self, record: Record, type: Any = None) -> State[Any] | None:  # noqa: A002
+        """Decode a record; return None for a tombstone or an absence, raise Quarantined for a quarantined one."""
+        if not record.exists:
+            if record.op == "quarantined":
+                raise Quarantined(record.key, record.change_id)
+            return None
+        codec = self._codec if type is None else codec_for(type, self._policy.encoding)
+        return State(
+            key=record.key,
+            value=codec.decode(record.value, key=record.key, encoding=record.encoding),
+            epoch=record.epoch,
+            version=record.version,
+            change_id=record.change_id,
+            parent_change_id=record.parent_change_id,
+            position=Position.parse(record.position),
+            updated_at=time_of(record.updated_at),
+            writer=record.writer,
+            schema=record.schema,
+        )
+
+    def refuse_to_drop(self, record: Record, type: Any = None) -> None:  # noqa: A002
+        """Raise SchemaNewer where a record that was read with this type holds more than the type knows."""
+        codec = self._codec if type is None else codec_for(type, self._policy.encoding)
+        if codec.schema != record.schema and record.exists:
+            codec.refuse_to_drop(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
+
+    def committed_state(self, write: Write, value: Any, committed: Committed, at: int) -> State[Any]:
+        """Return the state that a commit's write has made, with the value as it was passed in."""
+        return State(
+            key=write.key,
+            value=value,
+            epoch=committed.position.epoch,
+            version=committed.versions[at],
+            change_id=committed.change_id,
+            parent_change_id=committed.parents[at],
+            position=committed.position,
+            updated_at=time_of(committed.updated_at),
+            writer=self.runtime.settings.writer,
+            schema=write.schema,
+        )
+
+    async def _commit_one(
+        self, write: Write, value: Any, *, durability: str | None, actor: str, reason: str, end: float,
+        change_id: str | None, baton: Baton | None = None,
+    ) -> State[Any]:  # fmt: skip
+        commit = self.runtime.committer.new(
+            [write],
+            self.runtime.keys.shard(write.key),
+            durability=self.durability_of(durability),
+            actor=checked_text(actor, "actor"),
+            reason=checked_text(reason, "reason"),
+            end=end,
+            change_id=change_id if change_id is None else checked_change_id(change_id),
+            locks=self.locks_of((write.key,), repeated=change_id is not None),
+        )
+        commit.baton = baton
+        return self.committed_state(write, value, await self.runtime.committer.commit(commit), 0)
+
+
+def checked_policy(policy: Policy) -> Policy:
+    """Return a namespace's policy unchanged, or raise UsageError."""
+    if policy.durability not in (None, *DURABILITIES):
+        raise UsageError(f"durability {policy.durability!r} is not one of {', '.join(DURABILITIES)}")
+    if policy.read not in (None, *READ_MODES):
+        raise UsageError(f"read {policy.read!r} is not one of {', '.join(READ_MODES)}")
+    if policy.locking not in (None, *LOCKINGS):
+        raise UsageError(f"locking {policy.locking!r} is not one of {', '.join(LOCKINGS)}")
+    if policy.redis_ttl is not None and not policy.redis_ttl > timedelta(0):
+        raise UsageError(f"redis_ttl={policy.redis_ttl} is not a time above 0")
+    if policy.value_bytes_max is not None and not 1 <= policy.value_bytes_max <= VALUE_BYTES_MAX:
+        raise UsageError(f"value_bytes_max={policy.value_bytes_max} is not from 1 to {VALUE_BYTES_MAX}")
+    return policy
+
+
+def expected_of(key: str, expected: Expected) -> str:
+    """Return what a write expects: a change_id that must be current, that there is nothing, or anything.
+
+    An ellipsis stands for an argument that was not given. None, which is what a read returns for an absence, expects
+    one.
+    """
+    if expected is ...:
+        return BLIND
+    if expected is None:
+        return ABSENT
+    if isinstance(expected, State):
+        if expected.key != key:
+            raise UsageError(f"expected= is a state of {expected.key!r}, not of {key!r}")
+        return expected.change_id
+    return checked_change_id(expected)
+
+
+def checked_change_id(text: str) -> str:
+    """Return a change_id unchanged, or raise UsageError."""
+    if not (isinstance(text, str) and 8 <= len(text) <= 64 and text.isascii() and text.isalnum()):
+        raise UsageError(f"{text!r} is not a change_id", hint="A change_id is 8 to 64 ASCII letters and digits.")
+    return text
+
+
+def checked_text(text: str, what: str) -> str:
+    """Return an actor or a reason unchanged, or raise UsageError."""
+    if text == "":
+        return ""
+    try:
+        if isinstance(text, str) and "\0" not in text and len(text.encode()) <= 1024:
+            return text
+    except UnicodeEncodeError:
+        pass
+    raise UsageError(f"{what}= must be text without NUL, at most 1024 UTF-8 bytes")
