@@ -18,7 +18,7 @@ itself too, and where a call was lost; and at once when the lease that it waits 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import inf, isfinite
 from typing import Any
 from weakref import WeakValueDictionary
@@ -66,12 +66,17 @@ def checked_patience(timeout: Any) -> float | None:
     return float(timeout)
 
 
+def _always() -> object:
+    return True
+
+
 class Holding(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     """A lease as its holder knows it. Moments are on a clock that counts suspend.
 
     `request` names it to the server before it has a token, `owner` is the task or thread that locked it. `gone` says
     that the server, or the holder, ended it, `unreturned` that the server was not told; `guarded` that a commit was
-    made under it; `astray` that an attempt to take it was never answered, and may still arrive.
+    made under it; `astray` that an attempt to take it was never answered, and may still arrive. `block` returns what
+    it is held for, or None once that is gone.
     """
 
     key: str
@@ -86,6 +91,7 @@ class Holding(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     unreturned: bool = False
     guarded: bool = False
     astray: bool = False
+    block: Callable[[], object] = _always
 
     def granted(self, started: float) -> None:
         """Note that the server gave or renewed the lease, in an attempt that was sent at that moment."""
@@ -102,14 +108,14 @@ class Holding(msgspec.Struct, kw_only=True, eq=False, weakref=True):
 
 
 class Holdings(WeakValueDictionary[str, Holding]):
-    """The leases that somebody has, by request: one to which nobody refers any more is not among them.
+    """The leases that somebody has, by request: those to which somebody refers, and whose block is not gone.
 
     So a lease whose holder was interrupted before he had it, or on his way to give it back, is not renewed for ever.
     """
 
     def all(self) -> tuple[Holding, ...]:
         """Return those of this moment, whatever other threads do."""
-        return tuple(one for held in self.valuerefs() if (one := held()) is not None)
+        return tuple(one for held in self.valuerefs() if (one := held()) is not None and one.block() is not None)
 
 
 class Locks(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import ref
 
 from statecache._async.observer import observe
 from statecache._async.steps import AsyncStepping
@@ -247,7 +248,9 @@ class AsyncLock(Generic[D]):
             raise
 
     async def __aenter__(self) -> AsyncLease[D]:
-        return await self.take()
+        lease = await self.take()
+        lease._holding.block = ref(self)
+        return lease
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         lease, self._lease = self._lease, None

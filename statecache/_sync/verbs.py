@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import ref
 
 from statecache._sync.observer import observe
 from statecache._sync.steps import Stepping
@@ -250,7 +251,9 @@ class Lock(Generic[D]):
             raise
 
     def __enter__(self) -> Lease[D]:
-        return run(self.take())
+        lease = run(self.take())
+        lease._holding.block = ref(self)
+        return lease
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         lease, self._lease = self._lease, None

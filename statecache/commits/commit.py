@@ -30,7 +30,7 @@ class Passable(Protocol):
         """Note that command's reply."""
 
 
-class Commit(msgspec.Struct, kw_only=True):
+class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     """One commit under way: what it writes, its identity, and what is known of its outcome.
 
     Moments are on the monotonic clock: `end` is when the caller wants an answer, `latest` when the attempt sent last is

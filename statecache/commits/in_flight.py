@@ -3,8 +3,8 @@
 Of acknowledged commits only the highest position of each shard and epoch is kept: within one, positions reach Postgres
 in their order. Across epochs they do not, so a position of an earlier epoch is not replaced by one of a later. The last
 thousand commits are kept one by one, for a failover may take some of them (see `losses`). A call is under way from its
-first step to its last: closing waits for it, and what is called inside of it is part of it. A forked child starts with
-neither.
+first step to its last: closing waits for it, and what is called inside of it is part of it. One that was interrupted at
+whatever place is over once nobody refers to it. A forked child starts with neither.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ from __future__ import annotations
 from collections import deque
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.errors import UsageError
 from statecache.model import Position
+
+if TYPE_CHECKING:
+    from statecache.commits.commit import Commit
 
 Tail = tuple[int, int, int]
 """Shard, epoch, and the highest n acknowledged there."""
@@ -35,11 +40,13 @@ class Acknowledged(NamedTuple):
     key: str
 
 
-_inside: ContextVar[object] = ContextVar("statecache_call", default=None)
+_numbers = count(1)
+_inside: ContextVar[int] = ContextVar("statecache_call", default=0)
+"""The number of the call that this context is in."""
 
 
 class InFlight:
-    """A client's calls under way and acknowledged positions; a commit costs one entry in a set and one comparison."""
+    """A client's calls under way and acknowledged positions; a commit costs an entry and a comparison."""
 
     def __init__(self) -> None:
         self.closing = False
@@ -48,7 +55,7 @@ class InFlight:
 
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
         """Forget what a forked child's parent has under way, and what was acknowledged to it."""
-        self.under_way: set[object] = set()
+        self.under_way: WeakValueDictionary[str | int, Commit | Call] = WeakValueDictionary()
         self._heads: dict[tuple[int, int], int] = {}
         self._newest: dict[int, int] = {}
         self._recent: deque[Acknowledged] = deque(maxlen=RECENT_MAX)
@@ -100,11 +107,12 @@ class InFlight:
 class Call:
     """A call of several steps; it is over when left, even in another context than it was entered in."""
 
-    __slots__ = ("_before", "_in_flight")
+    __slots__ = ("__weakref__", "_before", "_in_flight", "_number")
 
     def __init__(self, in_flight: InFlight) -> None:
         self._in_flight = in_flight
-        self._before: object = None
+        self._before = 0
+        self._number = next(_numbers)
 
     def ending(self) -> ExitStack:
         """Return a block, entered already, at whose end the call is over."""
@@ -114,9 +122,9 @@ class Call:
 
     def __enter__(self) -> None:
         self._before = _inside.get()
-        _inside.set(self)
-        self._in_flight.under_way.add(self)
+        _inside.set(self._number)
+        self._in_flight.under_way[self._number] = self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._in_flight.under_way.discard(self)
+        self._in_flight.under_way.pop(self._number, None)
         _inside.set(self._before)

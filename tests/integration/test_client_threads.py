@@ -19,6 +19,7 @@ from statecache.clock import monotonic
 from statecache.concurrency import run
 from statecache.concurrency.threads import ThreadBackground
 from statecache.core import runtime
+from statecache.core.lock.leases import Leases
 from tests.fixtures.servers import MakeSettings
 from tests.fixtures.tls import tls_files
 
@@ -225,6 +226,26 @@ def test_what_a_client_that_nobody_has_any_more_has_locked_is_free_soon(settings
     _until_none_is_left()
     with StateCache(settings=settings) as other, other.lock("runs/1", ttl=1, timeout=LIMIT_S) as lease:
         assert lease.token.count == 2
+
+
+def test_a_lease_is_not_renewed_once_its_block_is_gone_though_its_name_still_stands(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler ended the leaving of the block before the lease was given back, and the function goes on."""
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with StateCache(settings=settings) as cache, StateCache(settings=settings) as other:
+        with pytest.raises(KeyboardInterrupt):  # noqa: SIM117
+            with cache.lock("runs/1", ttl=1) as lease:
+                monkeypatch.setattr(Leases, "give_back", interrupted)
+        assert not lease.lost
+        with other.lock("runs/1", ttl=1, timeout=LIMIT_S) as second:
+            assert second.token.count == 2
+        with cache.lock("runs/1", ttl=1, timeout=LIMIT_S):
+            assert lease.lost
 
 
 def test_a_thread_whose_start_was_interrupted_gives_way_to_the_next_one(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from statecache.commits.in_flight import RECENT_MAX, InFlight
+from statecache.errors import UsageError
 from statecache.model import Position
 
 
@@ -52,3 +55,16 @@ def test_the_last_commits_are_kept_one_by_one() -> None:
     for n in range(RECENT_MAX + 5):
         in_flight.acknowledge(7, Position(2, n + 1), f"{n}", "runs/1")
     assert [one.n for one in in_flight.recent()] == [*range(6, RECENT_MAX + 6)]
+
+
+def test_a_call_that_was_interrupted_before_its_end_is_over_once_nobody_has_it() -> None:
+    in_flight = InFlight()
+    call = in_flight.call()
+    call.__enter__()
+    in_flight.closing = True
+    in_flight.refuse_if_closing()
+    assert len(in_flight.under_way) == 1
+    del call
+    assert len(in_flight.under_way) == 0
+    with pytest.raises(UsageError, match="it is closing"):
+        in_flight.refuse_if_closing()

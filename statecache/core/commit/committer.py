@@ -122,7 +122,7 @@ class Committer:
 
     async def commit(self, commit: Commit) -> Committed:
         """Apply the commit at most once, and return its outcome at the durability that was asked for."""
-        self._in_flight.under_way.add(commit.change_id)
+        self._in_flight.under_way[commit.change_id] = commit
         try:
             if commit.durability != "memory":
                 await self.prepare(commit.durability, commit.shard, end=commit.end)
@@ -135,7 +135,7 @@ class Committer:
             self._unknown_outcomes.note(commit, error)
             raise
         finally:
-            self._in_flight.under_way.discard(commit.change_id)
+            self._in_flight.under_way.pop(commit.change_id, None)
         if self._in_flight.moved:
             await self._losses.noticed(end=commit.end)
         return committed
@@ -146,7 +146,7 @@ class Committer:
         `leave` gives that connection back, so that repeating outside of MULTI, or waiting, does not keep others from
         theirs.
         """
-        self._in_flight.under_way.add(commit.change_id)
+        self._in_flight.under_way[commit.change_id] = commit
         try:
             replies = await self.attempts.send_watched(commit, link)
             await self._redis.io.called(leave())
@@ -159,7 +159,7 @@ class Committer:
             self._unknown_outcomes.note(commit, error)
             raise
         finally:
-            self._in_flight.under_way.discard(commit.change_id)
+            self._in_flight.under_way.pop(commit.change_id, None)
 
     async def prepare(self, durability: str, shard: int, *, end: float) -> None:
         """Refuse a durability level that these settings cannot give; listen for the shard's watermark if needed."""
