@@ -69,7 +69,8 @@ def check_tls_files(options: Mapping[str, Any]) -> None:
             context.load_cert_chain(certificate, key, password=lambda: options.get("ssl_password") or "")
     except ssl.SSLError as error:
         pair = f"redis_certificate_file {certificate} with redis_key_file {key or certificate}"
-        raise ConfigurationError(f"{pair}: they cannot be used together ({_said(error)})") from error
+        hint = "The certificate must be the key's, and a key that is encrypted has its ssl_password in redis_url."
+        raise ConfigurationError(f"{pair}: they cannot be used together ({_said(error)})", hint=hint) from error
 
 
 def _said(error: ssl.SSLError) -> str:

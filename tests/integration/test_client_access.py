@@ -311,6 +311,13 @@ def test_tls_files_that_cannot_be_used_are_named_at_once(
         make_client(make_settings(redis_url=url, **{name: file for name, file in given.items() if file}))
 
 
+def test_an_option_of_tls_that_does_not_exist_is_named_at_once(
+    make_client: MakeClient, make_settings: MakeSettings, tls: tuple[str, Path]
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"redis_url .*bogus"):
+        make_client(make_settings(redis_url=f"{tls[0]}?ssl_cert_reqs=bogus"))
+
+
 @pytest.mark.parametrize(
     "wrong", ["sslmode=nonsense", "sslnegotiation=direct", "ssl_min_protocol_version=x", "port=99999", "keepalives=a"]
 )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import psycopg
 import pytest
 
+from statecache import Settings, StateCache
 from statecache.sql import statement
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import flush
 from tests.fixtures.servers import MakeSettings
 from tests.support.command_line import CommandLine
 
@@ -36,6 +41,48 @@ def test_what_a_restore_that_was_cut_off_left_out_is_named(
             assert name in one["what"]
             assert one["remedy"].startswith("restore the backup again")
             assert [one["given"] for one in facts.json["levels"] if one["level"] == "postgres"] == [False]
+
+
+async def _flush(settings: Settings) -> None:
+    worker = Worker(settings)
+    try:
+        await flush(worker)
+    finally:
+        await worker.close()
+
+
+@pytest.mark.parametrize("table", ["state", "change", "epoch"])
+def test_a_table_whose_rows_a_restore_left_out_is_named(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], table: str
+) -> None:
+    """Its COPY failed, and pg_restore went on: all else is there, and a state that exists would be created again."""
+    settings = make_settings()
+    cli = CommandLine(settings, monkeypatch, capsys)
+    with StateCache(settings=settings) as cache:
+        cache.set("runs/1", 1)
+    asyncio.run(_flush(settings))
+    with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
+        connection.execute(f"SET search_path = {settings.postgres_schema}".encode())
+        assert "rows of" not in cli("doctor").out
+        connection.execute(f"DELETE FROM {table}".encode())
+    told = cli("doctor")
+    assert told.status == 1
+    assert f"the rows of {table}" in told.out
+    assert f"the rows of {table}" in cli("status").out
+
+
+def test_the_schema_of_an_earlier_release_is_to_be_migrated(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = make_settings()
+    with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
+        connection.execute(f"SET search_path = {settings.postgres_schema}".encode())
+        connection.execute("ALTER TABLE worker DROP COLUMN avoids, DROP COLUMN trouble")
+        connection.execute("DELETE FROM migration WHERE number >= 5")
+    told = CommandLine(settings, monkeypatch, capsys)("doctor")
+    assert told.status == 1
+    assert "migrations 5, 6 are not applied" in " ".join(told.out.split())
+    assert "statecache migrate" in told.out
 
 
 def test_all_that_the_migrations_make_is_looked_for(make_settings: MakeSettings) -> None:

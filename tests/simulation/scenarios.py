@@ -33,7 +33,8 @@ Why the other instruments do not see it:
     tls_handshake  a balancer that ends connections within the TLS handshake: the arenas' proxies end plain ones
     postgres_tls  a Postgres without TLS where it is asked for: no arena can go on with one
     finalizer     a signal handler ends what it interrupts at a place a few instructions long: the soak of threads meets
-                  it once in hours; so with `start_ended`, `lease_of_nobody` and `claim_of_nobody`
+                  it once in hours; so with `start_ended`, `block_gone`, `call_cut_off`, `lease_of_nobody` and
+                  `claim_of_nobody`
 
 The exit status is pytest's of the first that fails.
 """
@@ -166,6 +167,14 @@ SCENARIOS = {
         "test_a_thread_whose_start_was_interrupted_gives_way_to_the_next_one",
     ),
     "lease_of_nobody": ("tests/integration/test_leases.py", "test_a_lease_that_nobody_has_is_not_renewed"),
+    "block_gone": (
+        "tests/integration/test_client_threads.py",
+        "test_a_lease_is_not_renewed_once_its_block_is_gone_though_its_name_still_stands",
+    ),
+    "call_cut_off": (
+        "tests/unit/test_in_flight.py",
+        "test_a_call_that_was_interrupted_before_its_end_is_over_once_nobody_has_it",
+    ),
     "claim_of_nobody": ("tests/integration/test_steps_claimed.py", "test_a_claim_that_nobody_has_is_not_renewed"),
     "decoded": ("tests/unit/test_near_shared.py", "test_what_is_decoded_for_all_readers_counts_too"),
 }

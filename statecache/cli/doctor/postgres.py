@@ -86,27 +86,35 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
     rights = await _one(settings, connection, "doctor_rights", {"schema": settings.postgres_schema})
     tables = rights["tables"] or {}
     applied = cluster = None
-    if rights["usage"] and tables.get("migration", {}).get("SELECT"):
+
+    def readable(*names: str) -> bool:
+        return rights["usage"] and all(tables.get(name, {}).get("SELECT") for name in names)
+
+    if readable("migration"):
         applied = [row[0] for row in await _rows(settings, connection, "migrate_seen", {})]
-    if rights["usage"] and tables.get("cluster", {}).get("SELECT"):
+    if readable("cluster"):
         cluster = next(iter(await _rows(settings, connection, "cluster", {})), None)
     rows: list[ShardRow] = []
     unowned, hindered = None, []
-    if rights["usage"] and all(tables.get(name, {}).get("SELECT") for name in ("worker", "shard")):
+    behind = applied is not None and not {step.number for step in migrations(settings.postgres_schema)} <= {*applied}
+
+    if readable("worker", "shard") and not behind:  # the schema of an earlier release lacks columns
         (row,) = await _rows(settings, connection, "worker_census", {})
         unowned = (row[1], settings.shards)
         hindered = [(row[0], row[1], row[2]) for row in await _rows(settings, connection, "doctor_workers", {})]
-    if rights["usage"] and cluster and tables.get("shard", {}).get("SELECT"):
+    if cluster and readable("shard"):
         asked = {"shards": list(range(settings.shards))}
         rows = [
             ShardRow(shard=shard, epoch=epoch, replid=replid, flushed=flushed, cluster=cluster[0])
             for shard, epoch, replid, flushed, *_ in await _rows(settings, connection, "shard_rows", asked)
         ]
     missing = await _rows(settings, connection, "schema_missing", {"schema": settings.postgres_schema})
-    counted = cluster is not None and cluster[1] == settings.shards and tables.get("shard", {}).get("SELECT")
+    if readable("change", "state", "shard", "epoch"):
+        missing += await _rows(settings, connection, "rows_missing", {})
+    counted = cluster is not None and cluster[1] == settings.shards and readable("shard")
     lacking = lacking_of(
         [row[0] for row in missing],
-        pinned=cluster is not None or not tables.get("cluster", {}).get("SELECT"),
+        pinned=cluster is not None or not readable("cluster"),
         rows=len(rows) if counted else settings.shards,
         shards=settings.shards,
     )

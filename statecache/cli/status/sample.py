@@ -182,6 +182,7 @@ class Sampler:
             rows = await self._postgres.fetch("overview", {"most": COUNTED_MAX + 1}, seconds=self._patience_s)
             asked = {"schema": self.settings.postgres_schema}
             missing = await self._postgres.fetch("schema_missing", asked, seconds=self._patience_s)
+            missing += await self._postgres.fetch("rows_missing", {}, seconds=self._patience_s)
         found: dict[str, Any] = rows[0][0]
         return found | {"missing": [row[0] for row in missing]}
 

@@ -74,6 +74,8 @@ def dialer(settings: Settings, *, protocol: int = 2, io: Concurrency = TASKS) ->
     )
     try:
         kind(**options)
+    except RedisError as error:
+        raise ConfigurationError(f"redis_url {masked(settings.redis_url)}: {error}") from None
     except TypeError as error:
         unknown = str(error).rpartition(" ")[2]
         raise ConfigurationError(

@@ -55,6 +55,20 @@ AGENTS = {
         "                self.__dict__.setdefault('kept', []).append(holding)\n",
         by="scenarios lease_of_nobody",
     ),
+    "block gone": Mutant(
+        "a lease is renewed as long as its name stands, although its block was left by an interruption",
+        "statecache/_sync/verbs.py",
+        "        lease._holding.block = ref(self)\n",
+        "",
+        by="scenarios block_gone",
+    ),
+    "call cut off": Mutant(
+        "a call that was interrupted at its edge is under way for ever",
+        "statecache/commits/in_flight.py",
+        "= WeakValueDictionary()",
+        "= {}  # type: ignore[assignment]",
+        by="scenarios call_cut_off",
+    ),
     "nobody's claim": Mutant(
         "a claim whose taker was interrupted before he had it is renewed for ever",
         "statecache/core/step/claims.py",
