@@ -29,6 +29,8 @@ _PASSING = (
 )
 _PASSING_REASONS = ("TLSV1_ALERT_INTERNAL_ERROR", "TLSV1_ALERT_USER_CANCELLED", "APPLICATION_DATA_AFTER_CLOSE_NOTIFY")
 """OpenSSL's names for what a server says that is just starting or stopping, for which there is no exception class."""
+_REPLACED = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_OR_CRL_FOUND", "PEM lib")
+"""What it says of this side's files, which could be used when the client was made: somebody is replacing them."""
 
 _SAID_BY_LIBPQ = (
     "certificate",
@@ -88,7 +90,7 @@ def is_tls_refused(error: BaseException) -> bool:
         origin = origin.__cause__ or (None if origin.__suppress_context__ else origin.__context__)
     if not isinstance(origin, ssl.SSLError) or isinstance(origin, _PASSING):
         return False
-    return getattr(origin, "reason", None) not in _PASSING_REASONS
+    return getattr(origin, "reason", None) not in _PASSING_REASONS and not any(one in str(origin) for one in _REPLACED)
 
 
 def is_tls_refused_by_libpq(text: str) -> bool:

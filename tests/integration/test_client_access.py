@@ -311,6 +311,26 @@ def test_tls_files_that_cannot_be_used_are_named_at_once(
         make_client(make_settings(redis_url=url, **{name: file for name, file in given.items() if file}))
 
 
+async def test_tls_files_that_are_being_replaced_are_waited_for(
+    make_client: MakeClient, make_settings: MakeSettings, tls: tuple[str, Path], tmp_path: Path
+) -> None:
+    """The new key is there, and the certificate is still the old one."""
+    url, folder = tls
+    for name in ("client.pem", "client.key"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    settings = make_settings(redis_url=url, **tls_files(folder) | tls_files(tmp_path, ca=""))
+    async with FaultProxy("127.0.0.1", urlsplit(url).port or 0) as proxy:
+        client = make_client(through(settings, redis=proxy))
+        await client.set(KEY, 1)
+        (tmp_path / "client.key").write_bytes((folder / "server.key").read_bytes())
+        proxy.cut_all()
+        with pytest.raises(RedisUnavailable) as caught:
+            await client.get(KEY, read="primary", timeout=1)
+        assert caught.value.reason == "connect"
+        (tmp_path / "client.key").write_bytes((folder / "client.key").read_bytes())
+        assert (await client.set(KEY, 2)).version == 2
+
+
 def test_an_option_of_tls_that_does_not_exist_is_named_at_once(
     make_client: MakeClient, make_settings: MakeSettings, tls: tuple[str, Path]
 ) -> None:

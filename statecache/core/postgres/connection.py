@@ -81,14 +81,15 @@ async def connect(
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(f"postgres_url {where}: {_unquoted(brief(error))}") from None
     except psycopg.OperationalError as error:
-        if "does not exist" in str(error):
+        over_tls = is_tls_refused_by_libpq(brief(error))
+        if "does not exist" in str(error) and not over_tls:
             raise ConfigurationError(f"postgres_url {where}: {brief(error)}", hint="Create it first.") from None
         if _INVALID.search(brief(error)) and "FATAL" not in str(error):
             raise ConfigurationError(f"postgres_url {where}: {brief(error)}") from None
         refused = any(words in str(error) for words in ("authentication", "no password supplied", "pg_hba.conf"))
         direct = _DIRECT if "sslnegotiation=direct" in settings.postgres_url else ""
         reason, hint = ("authentication", "Check user and password.") if refused else ("connect", _UP + direct)
-        if not refused and is_tls_refused_by_libpq(brief(error)):
+        if not refused and over_tls:
             reason, hint = "tls", _TLS
         raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}", hint=hint) from None
 
