@@ -115,7 +115,7 @@ async def test_killed_it_loses_nothing_and_repeats_nothing(agents: Agents, setti
             agents.commit((f"runs/{i % 9}", str(i)))
         process.send(signal.SIGKILL)
         assert await process.ended() == -signal.SIGKILL
-    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'statecache%'"
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'statecache worker%'"
     while rows(psql, sessions) != [(0,)]:  # Postgres may still be at what the worker had sent, renewing its leases too
         pass
     psql.execute("UPDATE shard SET lease_until = now() - interval '1 second'")
