@@ -81,7 +81,7 @@ HOT = {
     "tls of Postgres": Mutant(
         "a Postgres whose TLS is refused is asked again until the time is up",
         "statecache/core/postgres/connection.py",
-        "if not refused and is_tls_refused_by_libpq(brief(error)):",
+        "if not refused and over_tls:",
         "if False:",
         by="scenarios postgres_tls",
     ),
