@@ -5,10 +5,10 @@ gate is closed: the commit script refuses, because `meta.replid` is not the serv
 
     open      meta.replid is the server's and the row's, meta.epoch the row's, meta.flushed not above the row's
               watermark and meta.n not below it
-    closed    anything else; somebody who may, claims it
-    claimed   meta.replid is empty, meta.claim holds the claimer's token, meta.claimed the replids that this data set
-              may continue, the server's own last: a claimer that dies leaves enough for the next one
-    open      again, at a higher epoch, after the claimer's own bump of the row in Postgres and the validation
+    closed    anything else; somebody who may, reserves it
+    reserved  meta.replid is empty, meta.reservation holds the opener's token, meta.continues the replids that this data
+              set may continue, the server's own last: an opener that dies leaves enough for the next one
+    open      again, at a higher epoch, after the opener's own bump of the row in Postgres and the validation
 
 A data set **continues** the row when it names the row's replid: a restart, or a promoted replica. It is then a prefix
 of the lineage's one ordered log, so only keys that Postgres holds beyond its end can be stale in it. Anything else is
@@ -107,10 +107,10 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: int | None
     replid: str
-    claimed: tuple[str, ...]
-    claim: str
-    claim_until: str
-    claim_left_ms: int
+    continues: tuple[str, ...]
+    reservation: str
+    reserved_until: str
+    reserved_left_ms: int
     last: tuple[int, int]
     n: int
     totals: Totals | None
@@ -123,7 +123,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lineage(self) -> frozenset[str]:
         """The replids whose epoch this data set continues."""
-        return frozenset((self.replid, *self.claimed)) - {""}
+        return frozenset((self.replid, *self.continues)) - {""}
 
     @property
     def own(self) -> int:
@@ -149,15 +149,15 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 def look_of(parts: Sequence[str]) -> Look:
     """Read the answer of the script `gate_look`; raise ValueError where it is not ours."""
-    epoch, replid, claimed, claim, until, left, last, n, entries, size, flushed, excepted, *pin, server, role = parts
+    epoch, replid, continues, token, until, left, last, n, entries, size, flushed, excepted, *pin, server, role = parts
     last_epoch, _, last_n = last.partition("-")
     return Look(
         epoch=int(epoch) if epoch else None,
         replid=replid,
-        claimed=tuple(claimed.split()),
-        claim=claim,
-        claim_until=until,
-        claim_left_ms=int(left),
+        continues=tuple(continues.split()),
+        reservation=token,
+        reserved_until=until,
+        reserved_left_ms=int(left),
         last=(int(last_epoch), int(last_n)),
         n=int(n or 0),
         totals=Totals(int(entries), int(size)) if entries and size else None,
@@ -208,7 +208,7 @@ def decide(
         return Refusal(why=foreign)
     if _is_open(row, look):
         return None
-    if look.claim and look.claim_left_ms > 0:
+    if look.reservation and look.reserved_left_ms > 0:
         return Refusal(why="another process is opening it", wait=True)
     seen = max(look.epoch or 0, look.last[0], row.epoch, row.now_s if row.epoch and look.is_bare else 0)
     if seen > EPOCH_MAX:
@@ -289,7 +289,7 @@ def _on_a_word(row: ShardRow, vouched: Collection[str], seen: int) -> Opening | 
 
 
 def _adopt(row: ShardRow, look: Look, authority: Authority, vouched: Collection[str], seen: int) -> Opening | Refusal:
-    """Decide about a Redis that holds no data set of ours, but may hold the claim of whoever began to adopt it."""
+    """Decide about a Redis that holds no data set of ours, but maybe the reservation of whoever began to adopt it."""
     begun = row.epoch > 0 and row.replid in look.lineage
     if begun or (authority in ("setup", "worker") and (not row.epoch or row.replid in vouched)):
         return Opening(seen=seen)
@@ -312,7 +312,7 @@ def _sides(row: ShardRow, look: Look) -> str:
 
 
 def _word(row: ShardRow, server: str = "") -> str:
-    return f"an operator's word (`statecache epoch claim all --from {row.replid or server}`)"
+    return f"an operator's word (`statecache epoch adopt all --from {row.replid or server}`)"
 
 
 def _another_pin(found: Pin, ours: Pin, authority: Authority, word: str) -> str:

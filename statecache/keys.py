@@ -95,7 +95,7 @@ class KeySpace:
     _waiters: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _events: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _state: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    _baton: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _turn: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _calls: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class KeySpace:
             raise ConfigurationError(f"the shard count is {self.shards} and must be at least 1")
         for kind in ("meta", "changes", "unflushed", "hydrating", "leases", "waiters", "events"):
             object.__setattr__(self, f"_{kind}", tuple(f"{tag}:{kind}" for tag in self._tags()))
-        for kind in ("state", "baton", "calls"):
+        for kind in ("state", "turn", "calls"):
             object.__setattr__(self, f"_{kind}", tuple(f"{tag}:{kind}:" for tag in self._tags()))
 
     def _tags(self) -> Iterable[str]:
@@ -143,10 +143,10 @@ class KeySpace:
         """Return the name of the hash of a checked key's state."""
         return self._state[self.shard(key)] + key
 
-    def baton(self, key: str) -> tuple[str, str, str]:
+    def turn(self, key: str) -> tuple[str, str, str]:
         """Return three names: the hash of who updates a state next, the list on which others wait, the state's hash."""
         shard = self.shard(key)
-        return self._baton[shard] + key, self._calls[shard] + key, self._state[shard] + key
+        return self._turn[shard] + key, self._calls[shard] + key, self._state[shard] + key
 
     def state_stem(self, shard: int) -> str:
         """Return what the name of the hash of every state of a shard begins with; the key follows."""

@@ -166,7 +166,7 @@ class Settings(BaseSettings):
     hydrate_token_s: float = Field(
         3.0, gt=0, description="how long a loader that died holds others up; at most `timeout_s`"
     )
-    claim_s: float = Field(3.0, gt=0, description="how long an opener that died holds others up")
+    reservation_s: float = Field(3.0, gt=0, description="how long an opener that died holds others up")
     step_claim_s: float = Field(
         10.0, ge=0.2, le=3600, description="how long a step is believed to be running without a word from its agent"
     )

@@ -1,6 +1,5 @@
 """The table of contents of the tests' fixtures. A fixture module may bring hooks too, such as `pytest_report_header`.
 
-batons        the baton of one state, and another process that has it
 deployment    servers with the files of config/, set up as a deployment
 faults        networks that fail to order
 flusher       workers turned by hand, and commits by the real script
@@ -15,12 +14,12 @@ steps         what steps do: charges that are counted
 surroundings  nothing of the caller's terminal, nothing drawn by chance
 time          a clock that moves when the test says so
 tls           a Redis that speaks TLS
+turns         whose turn it is to update one state, and another process that has it
 """
 
 from __future__ import annotations
 
 pytest_plugins = [
-    "tests.fixtures.batons",
     "tests.fixtures.faults",
     "tests.fixtures.flusher",
     "tests.fixtures.locks",
@@ -34,5 +33,6 @@ pytest_plugins = [
     "tests.fixtures.surroundings",
     "tests.fixtures.time",
     "tests.fixtures.tls",
+    "tests.fixtures.turns",
     "tests.fixtures.deployment",
 ]

@@ -122,15 +122,15 @@ class Writes(Reads[D], Generic[D]):
         newer release wrote.
         """
         key, end = checked_key(self.full(name)), self.end_of(timeout)
-        batons = self.runtime.batons
-        with entered(self.runtime.turns.of(key, end=end)) as turn, entered(batons.of(key, end=end)) as baton:
-            record, spread, took = turn.record or self._kept(key), 1, 0.0
+        local, shared = self.runtime.local_queues, self.runtime.shared_queues
+        with entered(local.of(key, end=end)) as here, entered(shared.of(key, end=end)) as turn:
+            record, spread, took = here.record or self._kept(key), 1, 0.0
             while True:
-                if run(baton.comes()):
-                    record = baton.record
-                elif spread > 1 and not baton.held:  # others want it too: spread over as many attempts as it takes
+                if run(turn.comes()):
+                    record = turn.record
+                elif spread > 1 and not turn.held:  # others want it too: spread over as many attempts as it takes
                     run(self.runtime.io.sleep(_RANDOM.uniform(0, min(took * spread, _PAUSE_S_MAX))))
-                begun, fresh = monotonic(), record is None or record is baton.record
+                begun, fresh = monotonic(), record is None or record is turn.record
                 if record is None:
                     record = run(self.runtime.reader.record(key, end=end))
                 try:
@@ -144,18 +144,18 @@ class Writes(Reads[D], Generic[D]):
                 try:
                     state = run(self._commit_one(
                         write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=None,
-                        baton=baton,
+                        turn=turn,
                     ))  # fmt: skip
                 except VersionConflict:
                     if monotonic() >= end:
                         raise
                 else:
-                    turn.committed(record_of_write(write, state))
+                    here.committed(record_of_write(write, state))
                     return state
                 record = None
                 note(retries=1, conflicts=1)
                 if fresh:
-                    baton.crowd()
+                    turn.crowd()
                     spread, took = min(spread * 2, _SPREAD_MAX), monotonic() - begun
 
     def _kept(self, key: str) -> Record | None:

@@ -63,7 +63,7 @@ app.command(short_help="Replay agent runs, kill, audit.")(replay)
 app.command(short_help="Show the version.")(running.version)
 
 epoch = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look after the shards' epochs.")
-epoch.command("claim", short_help="Declare this Redis the primary of shards.")(epochs.claim_command)
+epoch.command("adopt", short_help="Declare this Redis the primary of shards.")(epochs.adopt_command)
 app.add_typer(epoch, name="epoch")
 
 parked = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look after what Postgres refused.")

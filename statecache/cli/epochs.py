@@ -1,4 +1,4 @@
-"""`statecache epoch claim`: opening shards on an operator's word."""
+"""`statecache epoch adopt`: opening shards on an operator's word."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def numbers(words: Sequence[str], shards: int) -> list[int]:
     return sorted(set(found))
 
 
-async def claim(settings: Settings, shards: Sequence[int], *, by: str, given_up: Sequence[str]) -> list[Opened]:
+async def adopt(settings: Settings, shards: Sequence[int], *, by: str, given_up: Sequence[str]) -> list[Opened]:
     """Open the shards whose gates are closed, in the place of the servers `given_up`, and return what was opened.
 
-    There is no handshake first: the pin in a Redis that has to be claimed may be another lineage's.
+    There is no handshake first: the pin in a Redis that has to be adopted may be another lineage's.
     """
     from statecache.core.epoch.gate import Gate
     from statecache.core.postgres.tier import PostgresTier
@@ -74,7 +74,7 @@ async def servers_named(settings: Settings, shards: Sequence[int]) -> list[str]:
         await link.close()
 
 
-def claim_command(
+def adopt_command(
     shards: Annotated[list[str], typer.Argument(metavar="SHARD…|all", help="Shard numbers, or all.")],
     given_up: Annotated[
         list[str] | None,
@@ -92,8 +92,8 @@ def claim_command(
 
     \b
     Examples:
-      statecache epoch claim all --from 0f9e1b0c…
-      statecache epoch claim 7 12 --from 0f9e1b0c…
+      statecache epoch adopt all --from 0f9e1b0c…
+      statecache epoch adopt 7 12 --from 0f9e1b0c…
     """
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     asked = numbers(shards, settings.shards)
@@ -106,9 +106,9 @@ def claim_command(
         raise UsageError(
             f"this declares {masked(settings.redis_url)} the primary of {counted(len(asked), 'shard')}, whatever "
             f"other Redis still serves agents of {masked(settings.postgres_url)}",
-            hint=f"Name the server that is given up: `statecache epoch claim {' '.join(shards)} {named}`.",
+            hint=f"Name the server that is given up: `statecache epoch adopt {' '.join(shards)} {named}`.",
         )
-    opened = asyncio.run(claim(settings, asked, by=f"operator {operator()}", given_up=given_up))
+    opened = asyncio.run(adopt(settings, asked, by=f"operator {operator()}", given_up=given_up))
     if as_json:
         print_json({"opened": opened})
         return OK

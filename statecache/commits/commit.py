@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Passable(Protocol):
-    """A baton that may be passed on with a commit, in the same exchange."""
+    """A turn that may be passed on with a commit, in the same exchange."""
 
     @property
     def held(self) -> bool:
@@ -36,7 +36,7 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     Moments are on the monotonic clock: `end` is when the caller wants an answer, `latest` when the attempt sent last is
     refused for arriving too late, `lingers` the same for attempts that were never answered. `pinned` maps writes that
     now expect the change found at the lookup to what they expected at first. `last_error` is the reason for the last
-    pause, to be raised where no time is left for another attempt. `locks` are the leases it has to show, `baton` is
+    pause, to be raised where no time is left for another attempt. `locks` are the leases it has to show, `turn` is
     passed on with it.
     """
 
@@ -57,12 +57,12 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     lingers: float = 0.0
     last_error: StateCacheError | None = None
     locks: Locks | None = None
-    baton: Passable | None = None
+    turn: Passable | None = None
 
     @property
     def passes(self) -> bool:
-        """Whether a baton is passed on with the commit."""
-        return self.baton is not None and self.baton.held
+        """Whether a turn is passed on with the commit."""
+        return self.turn is not None and self.turn.held
 
     def written(self) -> list[Write]:
         """Return the writes that change a state."""

@@ -28,8 +28,8 @@ from statecache.core.redis.tier import RedisTier
 from statecache.core.redis.tracking import TrackedConnection
 from statecache.core.step.claims import Claims
 from statecache.core.step.index import StepIndex
-from statecache.core.update.batons import Batons
-from statecache.core.update.turns import Turns
+from statecache.core.update.local_queue import LocalQueues
+from statecache.core.update.shared_queue import SharedQueues
 from statecache.keys import KeySpace
 from statecache.near import Near
 
@@ -70,8 +70,8 @@ class Runtime:
         )
         begins_anew_after_fork(self.near)
         self.in_flight = InFlight()
-        self.turns = Turns(self.in_flight, io)
-        self.batons = Batons(self.keys, self.redis, self.near, new_token=new_change_id)
+        self.local_queues = LocalQueues(self.in_flight, io)
+        self.shared_queues = SharedQueues(self.keys, self.redis, self.near, new_token=new_change_id)
         self.tracked = TrackedConnection(settings, self.keys, self.redis, self.near, owner=ref(self))
         self.reader = Reader(
             settings,

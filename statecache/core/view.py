@@ -34,7 +34,7 @@ from statecache.records import time_of
 if TYPE_CHECKING:
     from statecache.commits.answers import Committed
     from statecache.core.runtime import Runtime
-    from statecache.core.update.batons import Baton
+    from statecache.core.update.shared_queue import SharedTurn
 
 D = TypeVar("D")
 _SECONDS_MAX = 1_000_000
@@ -157,7 +157,7 @@ class View(Generic[D]):
 
     async def _commit_one(
         self, write: Write, value: Any, *, durability: str | None, actor: str, reason: str, end: float,
-        change_id: str | None, baton: Baton | None = None,
+        change_id: str | None, turn: SharedTurn | None = None,
     ) -> State[Any]:  # fmt: skip
         commit = self.runtime.committer.new(
             [write],
@@ -169,7 +169,7 @@ class View(Generic[D]):
             change_id=change_id if change_id is None else checked_change_id(change_id),
             locks=self.locks_of((write.key,), repeated=change_id is not None),
         )
-        commit.baton = baton
+        commit.turn = turn
         return self.committed_state(write, value, await self.runtime.committer.commit(commit), 0)
 
 

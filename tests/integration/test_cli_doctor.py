@@ -225,7 +225,7 @@ def test_a_redis_that_takes_the_place_of_another_one_is_an_operators_to_claim(
     assert (status, findings["no data set under the prefix 'sc' has been opened here"]) == (1, "error")
     assert ["every commit is refused" in why for why in levels.values()] == [True] * 4
     told = cli("doctor", "--redis-url", empty)
-    assert f"statecache epoch claim all --from {replid}" in told.out
+    assert f"statecache epoch adopt all --from {replid}" in told.out
     assert "statecache migrate" not in told.out
     psql.execute("UPDATE statecache.shard SET replid = 'another', epoch = 9 WHERE shard = 3")
     try:

@@ -319,7 +319,7 @@ def test_a_hand_edited_value_that_is_no_json_is_said(
 
 def test_setting_up_tells_programs_too(cli: CommandLine) -> None:
     assert cli("migrate", "--json").json["applied"] == []
-    assert cli("epoch", "claim", "all", "--from", "r", "--json").json == {"opened": []}
+    assert cli("epoch", "adopt", "all", "--from", "r", "--json").json == {"opened": []}
     assert cli("version", "--json").json["schema_code"] == 1
 
 
@@ -333,7 +333,7 @@ async def test_all_patience_is_kept_for_servers_that_answer(settings: Settings) 
 @pytest.mark.parametrize(
     "arguments",
     [("get", "runs/1"), ("set", "runs/1", "1"), ("ls", "runs"), ("status",), ("top", "--once"), ("migrate",),
-     ("epoch", "claim", "all", "--from", "r"), ("quarantine", "list"), ("quarantine", "retry", "all")],
+     ("epoch", "adopt", "all", "--from", "r"), ("quarantine", "list"), ("quarantine", "retry", "all")],
     ids=" ".join,
 )  # fmt: skip
 def test_a_wrong_password_is_a_matter_of_configuration_in_every_command(

@@ -174,7 +174,7 @@ async def test_the_least_rights_are_enough(
     assert await client.get(KEY) == first
     assert [state.key async for state in client.list("runs/")] == [KEY]
     meta = keys.meta(keys.shard(KEY))
-    redis_raw.hset(meta, "replid", "a-restart", mapping={"claimed": redis_raw.hget(meta, "replid")})
+    redis_raw.hset(meta, "replid", "a-restart", mapping={"continues": redis_raw.hget(meta, "replid")})
     assert (await client.set(KEY, 2)).version == 2
 
 
@@ -193,17 +193,17 @@ async def test_a_missing_right_is_refused_at_the_door_and_named(
 
 
 @every_redis
-async def test_whoever_may_not_be_called_updates_without_a_baton(
+async def test_whoever_may_not_be_called_updates_without_a_turn(
     make_client: MakeClient, grant: Any, redis_raw: Any, keys: KeySpace
 ) -> None:
-    """Rights that were given before there were batons go on to be enough."""
+    """Rights that were given before there were turns go on to be enough."""
     for more, takes in ((), 0), (("rpush",), 0), (("blmpop",), 0), (("rpush", "blmpop"), 1):
         client = make_client(grant(*NEEDED, *more))
         await client.set(KEY, 1)
-        client.runtime.batons.crowd(KEY)
+        client.runtime.shared_queues.crowd(KEY)
         assert (await client.update(KEY, lambda value: value + 1)).value == 2
-        assert redis_raw.exists(keys.baton(KEY)[0]) == takes
-        assert client.runtime.batons.is_crowded(KEY) == bool(takes), "it is not asked for again and again"
+        assert redis_raw.exists(keys.turn(KEY)[0]) == takes
+        assert client.runtime.shared_queues.is_crowded(KEY) == bool(takes), "it is not asked for again and again"
 
 
 async def test_a_user_of_other_keys_is_refused(make_client: MakeClient, grant: Any) -> None:

@@ -133,7 +133,7 @@ async def test_a_write_that_misses_behind_a_closed_gate_opens_it_first(
 
 def _close_the_gate(redis_raw: Any, keys: KeySpace) -> None:
     meta = keys.meta(keys.shard(KEY))
-    redis_raw.hset(meta, mapping={"replid": "", "claimed": redis_raw.hget(meta, "replid")})
+    redis_raw.hset(meta, mapping={"replid": "", "continues": redis_raw.hget(meta, "replid")})
 
 
 @every_redis

@@ -119,7 +119,7 @@ async def test_a_postgres_that_falls_silent_costs_no_more_than_the_timeout(
     await client.set("runs/first", 1)
     if at == b"begin_epoch(":
         meta = keys.meta(keys.shard("runs/first"))
-        redis_raw.hset(meta, mapping={"replid": "", "claimed": redis_raw.hget(meta, "replid")})
+        redis_raw.hset(meta, mapping={"replid": "", "continues": redis_raw.hget(meta, "replid")})
     fault = postgres_proxy.arm("hold_reply", at=at)
     started = monotonic()
     with pytest.raises(Unavailable) as caught:
@@ -238,17 +238,17 @@ async def _set(client: AsyncStateCache, key: str, value: Any) -> Any:
     return await client.set(key, value)
 
 
-async def test_a_claim_of_somebody_else_costs_no_more_than_the_timeout(
+async def test_a_reservation_of_somebody_else_costs_no_more_than_the_timeout(
     client: AsyncStateCache, redis_raw: Any, keys: KeySpace
 ) -> None:
     await client.set("runs/first", 1)
     meta = keys.meta(keys.shard("runs/first"))
     replid = redis_raw.hget(meta, "replid")
-    claim = {"replid": "", "claim": "somebody", "claimed": replid, "claim_until": 2**52}
-    redis_raw.hset(meta, mapping=claim)
+    reservation = {"replid": "", "reservation": "somebody", "continues": replid, "reserved_until": 2**52}
+    redis_raw.hset(meta, mapping=reservation)
     started = monotonic()
     with pytest.raises(Unavailable, match="another process is opening it"):
         await client.set("runs/first", 2, timeout=1.0)
     assert monotonic() - started < 1.0 + GRACE_S
-    redis_raw.hset(meta, "claim_until", 0)
+    redis_raw.hset(meta, "reserved_until", 0)
     assert (await client.set("runs/first", 2)).version == 2

@@ -206,7 +206,7 @@ async def test_a_transaction_that_is_fenced_needs_no_second_connection(
     meta = keys.meta(keys.shard(KEY))
     single = settings.model_copy(update={"redis_connections_max": 1})
     async with AsyncStateCache(settings=single) as client, client.transaction(KEY, timeout=5) as tx:
-        redis_raw.hset(meta, mapping={"claimed": redis_raw.hget(meta, "replid"), "replid": ""})
+        redis_raw.hset(meta, mapping={"continues": redis_raw.hget(meta, "replid"), "replid": ""})
         tx.set(KEY, 1)
     assert tx.states[KEY].position.epoch == 2  # type: ignore[union-attr]
 
@@ -235,7 +235,7 @@ async def test_a_read_only_postgres_keeps_a_gate_closed_and_says_so(
 ) -> None:
     await client.set(KEY, 1)
     meta = keys.meta(keys.shard(KEY))
-    redis_raw.hset(meta, mapping={"claimed": redis_raw.hget(meta, "replid"), "replid": ""})
+    redis_raw.hset(meta, mapping={"continues": redis_raw.hget(meta, "replid"), "replid": ""})
 
     async def refused(*_: Any, **__: Any) -> Any:
         raise psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT in a read-only transaction")

@@ -139,7 +139,7 @@ async def test_a_restart_takes_out_what_was_written_in_part_too(
     _commit_in_part(limited, keys, (KEY, "2"), (PLAN, "2"), change_id="neverapplied")
     rule(*LOST["ZADD"][1])
     meta = keys.meta(keys.shard(KEY))
-    redis_raw.hset(meta, "replid", "a-restart", mapping={"claimed": redis_raw.hget(meta, "replid")})
+    redis_raw.hset(meta, "replid", "a-restart", mapping={"continues": redis_raw.hget(meta, "replid")})
     await flush(worker)
     assert [(await client.get(key)).value for key in (KEY, PLAN)] == [1, 1]  # type: ignore[union-attr]
     await _write_both(client, 3)

@@ -82,11 +82,11 @@ async def _in_turn(client: AsyncStateCache) -> None:
 
 
 async def _called(client: AsyncStateCache, raw: Any) -> None:
-    """Let an update wait for the baton until it is called."""
-    batons, end = client.runtime.batons, monotonic() + 60
-    batons.crowd("runs/1")
-    async with batons.of("runs/1", end=end) as baton:
-        assert await baton.comes()
+    """Let an update wait for the turn until it is called."""
+    queues, end = client.runtime.shared_queues, monotonic() + 60
+    queues.crowd("runs/1")
+    async with queues.of("runs/1", end=end) as turn:
+        assert await turn.comes()
         update = asyncio.create_task(client.update("runs/1", lambda value: value))
         async with asyncio.timeout(20):
             while raw.info("clients")["blocked_clients"] == 0:  # noqa: ASYNC110
@@ -233,11 +233,11 @@ async def _refused(client: AsyncStateCache) -> str:
 
 async def _uncalled(client: AsyncStateCache, raw: Any) -> str:
     """Update a state that others want too; return the rights lacking if it was done without waiting for its turn."""
-    client.runtime.batons.crowd("runs/1")
-    baton, _, _ = client.runtime.keys.baton("runs/1")
-    raw.delete(baton)
+    client.runtime.shared_queues.crowd("runs/1")
+    turn, _, _ = client.runtime.keys.turn("runs/1")
+    raw.delete(turn)
     await client.update("runs/1", lambda value: value, default=1)
-    return "" if raw.exists(baton) else "rpush or blmpop"
+    return "" if raw.exists(turn) else "rpush or blmpop"
 
 
 async def _trouble(deployment: Deployment, client: AsyncStateCache, raw: Any, worker: Worker) -> str:
@@ -306,7 +306,7 @@ def client_key(key: str) -> str:
 def test_a_branch_that_comes_back_is_set_aside_by_an_operator_with_a_workers_rights(
     deployment: Deployment, raw: Any
 ) -> None:
-    with StateCache(settings=deployment.settings_of("agent", shards=SHARDS, claim_s=0.2)) as client:
+    with StateCache(settings=deployment.settings_of("agent", shards=SHARDS, reservation_s=0.2)) as client:
         client.set("runs/branch", "common")
         before = set_aside(deployment, raw, "before")
         client.set("runs/branch", "of the branch")
@@ -317,8 +317,8 @@ def test_a_branch_that_comes_back_is_set_aside_by_an_operator_with_a_workers_rig
         with pytest.raises((Unavailable, OutcomeUnknown), match="operator's word"):
             client.set("runs/branch", "on the branch", timeout=30)
         servers = [word for row in deployment.sql("SELECT DISTINCT replid FROM shard") for word in ("--from", *row)]
-        claim = ("epoch", "claim", "all", *servers)
-        done = deployment.try_to_run("workers", *claim, STATECACHE_SHARDS=str(SHARDS))
+        adopt = ("epoch", "adopt", "all", *servers)
+        done = deployment.try_to_run("workers", *adopt, STATECACHE_SHARDS=str(SHARDS))
         assert done.returncode == 0, done.stderr
         kept = deployment.sql("SELECT value FROM conflict WHERE key = 'runs/branch'")
         assert kept == [(b'"of the branch"',)]

@@ -147,7 +147,7 @@ def test_an_old_primary_that_is_restarted_is_refused_and_both_servers_are_named(
         with pytest.raises(Unavailable) as refused:
             shard.open(a, authority)
         assert refused.value.reason == "epoch"
-        for part in (f"({shard.replid(a)})", f"of {old},", f"of {shard.replid(b)}:", f":{a.port}/", "epoch claim"):
+        for part in (f"({shard.replid(a)})", f"of {old},", f"of {shard.replid(b)}:", f":{a.port}/", "epoch adopt"):
             assert part in refused.value.detail
         assert a.password not in refused.value.detail
     with pytest.raises(Unavailable, match="operator's word"):
@@ -309,8 +309,8 @@ def test_the_replaced_lineage_may_be_put_back_in_its_turn(shard: World) -> None:
     shard.chain(KEY)
 
 
-def test_writes_during_an_operators_claim_are_in_the_lineage_or_in_conflict(shard: World) -> None:
-    """The old primary's gate is open to its own agents until the claim: what comes between look and claim counts."""
+def test_writes_during_an_operators_adoption_are_in_the_lineage_or_in_conflict(shard: World) -> None:
+    """The old primary's gate is open to its own agents until it is reserved: what comes after the look counts."""
     a, b = parted(shard)
     shard.open(b, "client")
     early = shard.put(a, KEY, "before the look")
@@ -318,12 +318,12 @@ def test_writes_during_an_operators_claim_are_in_the_lineage_or_in_conflict(shar
 
     def agents_go_on(moment: str) -> None:
         if moment == "before gate_claim":
-            late.append(shard.put(a, "runs/43", "between look and claim"))
+            late.append(shard.put(a, "runs/43", "between look and reservation"))
         elif moment == "after gate_claim":
             with pytest.raises(Unavailable):
-                shard.client(a).set("runs/44", "after the claim", timeout=1)
+                shard.client(a).set("runs/44", "after the reservation", timeout=1)
 
-    (opened,) = shard.open(a, "operator", tap=agents_go_on, claim_s=60)
+    (opened,) = shard.open(a, "operator", tap=agents_go_on, reservation_s=60)
     assert opened.conflicts == 2
     assert shard.conflicts() == {early.change_id, late[0].change_id}
     shard.check(a)

@@ -35,7 +35,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("statecache_workers.avoidance.AVOID_S", 0.3)
 
 
-QUICK = {"lease_s": 0.6, "lease_renew_s": 0.1, "claim_s": 0.3}
+QUICK = {"lease_s": 0.6, "lease_renew_s": 0.1, "reservation_s": 0.3}
 
 
 @pytest.fixture

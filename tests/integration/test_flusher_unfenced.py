@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings
-from statecache.cli.epochs import claim
+from statecache.cli.epochs import adopt
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Log, flush, rows, turn_until
@@ -78,11 +78,11 @@ async def test_a_redis_that_came_back_shorter_and_was_written_to_since_is_an_ope
     await turn_until(worker, log, "gate_closed")
     (line,) = log.of("gate_closed")
     assert "changes from 6 on that Postgres does not know" in line["detail"]
-    assert "statecache epoch claim all --from off" in line["detail"]
+    assert "statecache epoch adopt all --from off" in line["detail"]
     assert rows(psql, "SELECT flushed FROM shard") == [(8,)]
     assert redis_raw.hget(keys.meta(0), "flushed") == b"5"
 
-    (opened,) = await claim(settings, [0], by="a person", given_up=["off"])
+    (opened,) = await adopt(settings, [0], by="a person", given_up=["off"])
     assert (opened.start_n, opened.conflicts) == (8, 4)
     assert rows(psql, "SELECT change_id FROM conflict ORDER BY n") == [(state.change_id,) for state in branch]
     worker.refresh()

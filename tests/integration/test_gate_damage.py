@@ -183,9 +183,9 @@ def test_an_entry_that_another_program_adds_while_the_gate_opens_only_delays_it(
     assert opened.start_n == 1
 
 
-@pytest.mark.parametrize("what", [{"epoch": "x"}, {"flushed": "x"}, {"claim": "x", "claim_until": "9" * 13}])
+@pytest.mark.parametrize("what", [{"epoch": "x"}, {"flushed": "x"}, {"reservation": "x", "reserved_until": "9" * 13}])
 def test_a_meta_that_makes_no_sense_is_named_or_outlived(shard: World, what: dict[str, str]) -> None:
-    """A claim whose end lies far ahead, for the server's clock was set back, counts for as long as any claim."""
+    """A reservation whose end lies far ahead, for the server's clock was set back, counts for as long as any other."""
     a = shard.start("a")
     shard.open(a)
     shard.put(a, KEY, 1)
@@ -193,8 +193,8 @@ def test_a_meta_that_makes_no_sense_is_named_or_outlived(shard: World, what: dic
     a.restart()
     meta = shard.keys.meta(SHARD)
     shard.raw(a).hset(meta, mapping=what)
-    if "claim" in what:
-        shard.open(a, "client", claim_s=0.2)
+    if "reservation" in what:
+        shard.open(a, "client", reservation_s=0.2)
     else:
         with pytest.raises(Exception, match="does not hold what statecache wrote there") as refused:
             shard.open(a, "client")
@@ -204,15 +204,15 @@ def test_a_meta_that_makes_no_sense_is_named_or_outlived(shard: World, what: dic
     shard.check(a)
 
 
-def test_a_claim_ends_with_the_server_that_it_was_made_on(shard: World) -> None:
-    """Whoever made it lost its connection; nobody need wait for the claim's time to be over."""
+def test_a_reservation_ends_with_the_server_that_it_was_made_on(shard: World) -> None:
+    """Whoever made it lost its connection; nobody need wait for the reservation's time to be over."""
     a = shard.start("a")
     shard.open(a)
     shard.put(a, KEY, 1)
     a.restart()
     with pytest.raises(ZeroDivisionError):
-        shard.open(a, "client", tap=once("after gate_claim", lambda: 1 // 0), claim_s=600)
-    assert shard.meta(a)["claim"]
+        shard.open(a, "client", tap=once("after gate_reserve", lambda: 1 // 0), reservation_s=600)
+    assert shard.meta(a)["reservation"]
     told: list[str] = []
     a.restart()
     (opened,) = shard.open(a, "client", tap=told.append)
@@ -282,7 +282,7 @@ def test_what_was_read_before_an_opening_is_not_installed_after_it(
 
     async def slowly(name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
         rows = await fetch(name, parameters, seconds=seconds)
-        raw.hset(shard.keys.meta(SHARD), mapping={"replid": "", "claimed": shard.replid(a)})
+        raw.hset(shard.keys.meta(SHARD), mapping={"replid": "", "continues": shard.replid(a)})
         shard.open(a, "client")
         written.append(quick.set(KEY, "new", timeout=9))
         shard.flush(a)

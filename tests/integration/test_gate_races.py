@@ -29,7 +29,7 @@ from tests.support.gate_world import SHARD, World, once, world
 
 KEY = "runs/42"
 PATIENCE_S = 10.0  # a third of the time that is taken for an opening
-STEPS = ["after gate_look", "before gate_claim", "after gate_claim", "after begin_epoch", "before gate_open"]
+STEPS = ["after gate_look", "before gate_reserve", "after gate_reserve", "after begin_epoch", "before gate_open"]
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ class Dies(BaseException):
 
 
 def dying_after(number: int, died: list[str]) -> Callable[[str], None]:
-    """Return a tap that ends an opener after that many answers from its claim on; `died` gets the last one's name."""
+    """Return a tap that ends an opener after that many answers since it reserved; `died` gets the last one's name."""
     answered = 0
 
     def tap(moment: str) -> None:
         nonlocal answered
-        answered += moment == "after gate_claim" or (answered > 0 and moment.startswith("after"))
+        answered += moment == "after gate_reserve" or (answered > 0 and moment.startswith("after"))
         if answered == number:
             died.append(moment)
             raise Dies
@@ -105,7 +105,7 @@ def old_branch(shard: World) -> tuple[Valkey, Authority]:
 
 BACKWARDS = [
     "before gate_open", "after gate_drop", "before gate_drop", "after keys_beyond", "after begin_epoch",
-    "before begin_epoch", "after gate_claim",
+    "before begin_epoch", "after gate_reserve",
 ]  # fmt: skip
 
 
@@ -127,11 +127,11 @@ def test_openers_that_die_one_after_the_other_at_every_step_leave_it_to_the_next
     opened = []
     for tap in [*taps, None]:
         with suppress(Dies):
-            opened = shard.open(server, authority, tap=tap, claim_s=0.1)
+            opened = shard.open(server, authority, tap=tap, reservation_s=0.1)
         if opened:
             break
 
-    assert {"after gate_claim", "after begin_epoch", "after gate_drop"} <= set(died)
+    assert {"after gate_reserve", "after begin_epoch", "after gate_drop"} <= set(died)
     shard.check(server)
     held = {change_id for (change_id,) in shard.sql("SELECT change_id FROM change")} | shard.conflicts()
     assert acknowledged <= held | {entry.change_id for entry in shard.entries(server)}
@@ -163,7 +163,7 @@ def test_of_two_clients_that_saw_the_same_closed_gate_one_opens_it(shard: World)
 def test_an_opener_that_pauses_while_the_server_is_flushed_and_opened_anew_does_no_harm(
     shard: World, step: str
 ) -> None:
-    """FLUSHALL keeps the replid: what was looked at, claimed or raised before it counts for nothing after it."""
+    """FLUSHALL keeps the replid: what was looked at, reserved or raised before it counts for nothing after it."""
     a = shard.start("a")
     shard.open(a)
     shard.put(a, KEY, "durable")
@@ -196,7 +196,7 @@ def opens_nothing(shard: World, server: Valkey, authority: Authority, *, tap: Ta
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_an_opener_that_outlives_its_claim_opens_nothing(shard: World, step: str) -> None:
+def test_an_opener_that_outlives_its_reservation_opens_nothing(shard: World, step: str) -> None:
     """Meta is missing: whoever came last raised the row highest, and the earlier one must not open with its own."""
     a = shard.start("a")
     shard.open(a)
@@ -206,7 +206,7 @@ def test_an_opener_that_outlives_its_claim_opens_nothing(shard: World, step: str
     written = []
 
     def meanwhile() -> None:
-        shard.open(a, "worker", claim_s=PATIENCE_S)
+        shard.open(a, "worker", reservation_s=PATIENCE_S)
         written.append(shard.put(a, KEY, "acknowledged"))
         written.append(shard.put(a, KEY, "acknowledged too"))
 
@@ -218,7 +218,7 @@ def test_an_opener_that_outlives_its_claim_opens_nothing(shard: World, step: str
 
 
 @pytest.mark.parametrize("step", ["after begin_epoch", "before XRANGE", "before rescue_branch", "before gate_drop"])
-def test_an_opener_that_outlives_its_claim_does_not_take_the_next_epochs_changes_for_the_branch(
+def test_an_opener_that_outlives_its_reservation_does_not_take_the_next_epochs_changes_for_the_branch(
     shard: World, step: str
 ) -> None:
     a, authority = old_branch(shard)
@@ -226,7 +226,7 @@ def test_an_opener_that_outlives_its_claim_does_not_take_the_next_epochs_changes
     written: list[str] = []
 
     def meanwhile() -> None:
-        shard.open(a, authority, claim_s=PATIENCE_S)
+        shard.open(a, authority, reservation_s=PATIENCE_S)
         written.extend(shard.put(a, f"runs/{number}", "acknowledged").change_id for number in range(9))
 
     opens_nothing(shard, a, authority, tap=once(step, meanwhile))
@@ -302,7 +302,7 @@ class Several:
         """Close every gate, as a restart would."""
         for number in range(self.settings.shards):
             raw.hset(self.keys.meta(number), "replid", "")
-            raw.hset(self.keys.meta(number), "claimed", raw.info("replication")["master_replid"])
+            raw.hset(self.keys.meta(number), "continues", raw.info("replication")["master_replid"])
 
     def are_open(self, raw: Any) -> list[int]:
         return [n for n in range(self.settings.shards) if raw.hget(self.keys.meta(n), "replid")]
@@ -347,7 +347,7 @@ def test_one_stuck_row_holds_up_its_own_shard_alone(several: Several) -> None:
 
         opened = several.open(tap)
         assert while_stuck == [0, 1, 2, 4, 5, 6, 7]
-        assert told.count("after gate_claim") == 1, "what was held is waited for, not claimed again and again"
+        assert told.count("after gate_reserve") == 1, "what was held is waited for, not reserved again and again"
         assert sorted(opened) == several.are_open(raw) == [*range(8)]
 
 

@@ -70,13 +70,13 @@ def test_a_reader_of_postgres_cannot_raise_epochs_and_is_told_what_it_lacks(shar
     reader = shard.client(a, postgres_url=as_role(shard, may_open=False))
     with pytest.raises(ConfigurationError, match="may not run begin_epoch"):
         reader.set(KEY, 2)
-    assert "claim" not in shard.meta(a)
+    assert "reservation" not in shard.meta(a)
     assert shard.epochs() == epochs
     assert shard.put(a, KEY, 2).version == 2
     shard.check(a)
 
 
-def test_what_only_a_worker_can_set_aside_a_client_leaves_to_it_unclaimed(shard: World) -> None:
+def test_what_only_a_worker_can_set_aside_a_client_leaves_to_it_unreserved(shard: World) -> None:
     a = shard.start("a")
     shard.open(a)
     shard.put(a, KEY, 1)
@@ -85,7 +85,7 @@ def test_what_only_a_worker_can_set_aside_a_client_leaves_to_it_unclaimed(shard:
     agent = shard.client(a, writer="of a new agent")
     with pytest.raises(Unavailable, match="entries of another program, which a worker has to set aside"):
         agent.set(KEY, 2, timeout=2)
-    assert "claim" not in shard.meta(a)
+    assert "reservation" not in shard.meta(a)
     (opened,) = shard.open(a, "worker")
     assert (opened.start_n, opened.conflicts) == (1, 0)
     shard.check(a)
@@ -175,7 +175,7 @@ def test_a_flushed_server_is_adopted_by_a_worker_that_has_flushed_from_it(shard:
 
 
 def test_a_wrong_url_takes_no_epoch(shard: World) -> None:
-    """Production's Postgres and any other Redis, by a migration, a worker that has just started, a careless claim."""
+    """Production's Postgres and any other Redis, by a migration, a worker just started, a careless adoption."""
     a, wrong = shard.start("a"), shard.start("wrong")
     shard.open(a)
     shard.put(a, KEY, 1)
@@ -183,7 +183,7 @@ def test_a_wrong_url_takes_no_epoch(shard: World) -> None:
 
     with pytest.raises(Unavailable, match="holds no data set of ours") as refused:
         run(migrate(shard.on(wrong), io=THREADS))
-    for part in (f"({shard.replid(wrong)})", f":{wrong.port}/", f"epoch claim all --from {row.replid}"):
+    for part in (f"({shard.replid(wrong)})", f":{wrong.port}/", f"epoch adopt all --from {row.replid}"):
         assert part in refused.value.detail
     with pytest.raises(Unavailable, match="holds no data set of ours"):
         shard.open(wrong, "worker", vouched=[])
@@ -280,7 +280,7 @@ def test_a_key_of_another_type_is_named_and_the_gate_opens_when_it_is_gone(shard
             a.restart()
         else:
             raw.hset(shard.keys.meta(SHARD), "replid", "closed")
-            raw.hset(shard.keys.meta(SHARD), "claimed", shard.replid(a))
+            raw.hset(shard.keys.meta(SHARD), "continues", shard.replid(a))
         with pytest.raises((ForeignData, ConfigurationError)) as refused:
             shard.open(a, authority)
         assert name in str(refused.value) or isinstance(refused.value, ConfigurationError)

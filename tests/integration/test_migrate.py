@@ -265,15 +265,15 @@ def test_an_operator_claims_shards_that_nobody_else_may_open(
         monkeypatch.setenv(f"STATECACHE_{name.upper()}", str(getattr(fresh, name)))
     assert run(["migrate"]) == 0
     (replid,) = rows(fresh, "SELECT DISTINCT replid FROM {schema}.shard")[0]
-    assert run(["epoch", "claim", "all", "--from", replid]) == 0
+    assert run(["epoch", "adopt", "all", "--from", replid]) == 0
     assert capsys.readouterr().out.endswith("nothing to do: these shards are open\n")
     with plain_client(fresh.redis_url) as client:
         client.hset(KeySpace(fresh.prefix, SHARDS).meta(2), "replid", "f" * 40)
     assert run(["migrate"]) == 4
-    assert f"`statecache epoch claim all --from {replid}`" in capsys.readouterr().err
-    assert run(["epoch", "claim", "2", "--from", "f" * 40]) == 4
+    assert f"`statecache epoch adopt all --from {replid}`" in capsys.readouterr().err
+    assert run(["epoch", "adopt", "2", "--from", "f" * 40]) == 4
     assert f"say `--from {replid}`" in capsys.readouterr().err
-    assert run(["epoch", "claim", "2", "--from", "f" * 40, "--from", replid]) == 0
+    assert run(["epoch", "adopt", "2", "--from", "f" * 40, "--from", replid]) == 0
     assert capsys.readouterr().out.startswith("shard 2: epoch 2, ")
     assert run(["migrate"]) == 0
 

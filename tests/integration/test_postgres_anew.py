@@ -42,7 +42,7 @@ def test_the_commands_that_the_messages_name_put_it_to_work(
         made_anew(own.postgres_url)
         leaving.set(KEY, 2)
         refused = cli("migrate")
-        make, claim = re.findall(r"`statecache (.+?)`", refused.err)
+        make, adopt = re.findall(r"`statecache (.+?)`", refused.err)
         assert refused.status == 3
         assert cli(*make.split()).status == 0
         with pytest.raises(PostgresUnavailable, match="another one than before"):
@@ -51,9 +51,9 @@ def test_the_commands_that_the_messages_name_put_it_to_work(
             leaving.lost(timeout=0.5)
         left = leaving.close(drain=0.5)
         assert (left.shards, left.nothing) == ((keys.shard(KEY),), False)
-        assert f"statecache {claim}\n" in cli("doctor").out
-        assert f"`statecache {claim}`" in cli("epoch", "claim", "all").err
-        assert cli(*claim.split()).status == 0
+        assert f"statecache {adopt}\n" in cli("doctor").out
+        assert f"`statecache {adopt}`" in cli("epoch", "adopt", "all").err
+        assert cli(*adopt.split()).status == 0
         assert idle.close(drain=20).nothing
         assert client.set(KEY, 3, durability="postgres").version == 3
         assert client.lost() == ()

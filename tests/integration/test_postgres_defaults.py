@@ -126,7 +126,7 @@ async def test_a_role_that_reads_only_by_default_is_taken_at_its_word_and_says_s
             with pytest.raises(PostgresUnavailable, match=READ_ONLY):
                 await cache.namespace("runs", locking="enforced").set("new", 1)
             meta = (keys := KeySpace(settings.prefix, settings.shards)).meta(keys.shard(KEY))
-            redis_raw.hset(meta, mapping={"claimed": redis_raw.hget(meta, "replid"), "replid": ""})
+            redis_raw.hset(meta, mapping={"continues": redis_raw.hget(meta, "replid"), "replid": ""})
             with pytest.raises(Unavailable, match=READ_ONLY) as caught:
                 await cache.set(KEY, 2, timeout=1)
         assert caught.value.reason == "epoch"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 GIVEN_WAY = {
+    "baton": "turn",
+    "batons": "turns",
     "doubts": "unknown outcomes",
     "greet": "handshake",
     "greeted": "handshake",

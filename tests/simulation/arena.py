@@ -54,7 +54,7 @@ SETTINGS = {
     "timeout_s": "4",
     "connect_timeout_s": "2",
     "hydrate_token_s": "0.3",
-    "claim_s": "1.5",
+    "reservation_s": "1.5",
     "retention_s": "2",
     "redis_ttl_s": "600",
     "absent_ttl_s": "5",
@@ -235,7 +235,7 @@ class Arena:
         said, _ = await process.communicate()
         return process.returncode, said.decode(errors="replace")
 
-    async def claim(self) -> tuple[int | None, str]:
+    async def adopt(self) -> tuple[int | None, str]:
         """Give an operator's word that this Redis takes the place of whatever server the rows name."""
 
         def named() -> list[str]:
@@ -244,7 +244,7 @@ class Arena:
                 return [str(replid) for (replid,) in connection.execute(query.encode())]
 
         given_up = await asyncio.to_thread(named)
-        return await self.statecache("epoch", "claim", "all", *(f"--from={replid}" for replid in given_up))
+        return await self.statecache("epoch", "adopt", "all", *(f"--from={replid}" for replid in given_up))
 
     async def restart(self, name: str) -> None:
         """Start a killed server again, in a thread, so that the loop goes on."""

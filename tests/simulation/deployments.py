@@ -119,7 +119,7 @@ class DeploymentsFaults(Faults):
                 changed = [f"{one} became {two}" for one, two in zip(was, after[name], strict=True) if one != two]
                 self.findings.append(f"taken over: {who} with {where} changed {name}: {changed[:3]}")
         if after != before:  # else nothing else could be seen any more
-            await here.claim()
+            await here.adopt()
         with redis.Redis.from_url(here.empty.url) as raw:
             raw.flushall()
         return True

@@ -18,7 +18,7 @@ from tests.simulation.checker import Evidence, Loss, Row, Verdict, check
 from tests.simulation.history import Operation, digest_of, read_journals
 
 _LOST = re.compile(r"Lost: Change (\w+) of .* (?:began without|Postgres went past) its position (\d+)-(\d+),")
-_OF_A_MOMENT = re.compile(rb"[^:]+:\{\d+\}:(?:baton|calls):")
+_OF_A_MOMENT = re.compile(rb"[^:]+:\{\d+\}:(?:turn|calls):")
 """Redis keys that stand for a second while processes update one state in turn."""
 _FIELDS = ("key", "op", "version", "epoch", "change_id", "value")
 

@@ -71,7 +71,7 @@ class PostgresFaults(PostgresLimits):
             self._retained_until(since)
         return True
 
-    async def _put_back(self, copy: Any, what: str, *, claimed: bool = False) -> None:
+    async def _put_back(self, copy: Any, what: str, *, adopted: bool = False) -> None:
         """Restore a copy; one that names a Redis which forgot everything since needs a person's word for this one."""
         workers = [*self._here.workers.values()]
         for worker in workers:
@@ -81,16 +81,16 @@ class PostgresFaults(PostgresLimits):
         await self._wait(UNSEEN_S)
         for worker in workers:
             worker.resume()
-        if claimed:
+        if adopted:
             await self._claimed()
         await self._flushed_again(what)
 
     async def _claimed(self) -> None:
         servers = await self._here.sql("SELECT DISTINCT replid FROM statecache.shard")
         given_up = [word for (server,) in servers for word in ("--from", server)]
-        status, said = await self._here.statecache("epoch", "claim", "all", *given_up)
+        status, said = await self._here.statecache("epoch", "adopt", "all", *given_up)
         if status:
-            self.findings.append(f"claim: `statecache epoch claim` ended with {status}: {said}")
+            self.findings.append(f"adopt: `statecache epoch adopt` ended with {status}: {said}")
 
     @asynccontextmanager
     async def _restoring(self) -> AsyncIterator[None]:
@@ -124,8 +124,8 @@ class PostgresFaults(PostgresLimits):
             copy, at = self._base
             if monotonic() - at < RETENTION_S + 4:
                 return False
-            claimed = self._forgotten_at > at
-            await self._put_back(copy, "a restore of what was retained no more", claimed=claimed)
+            adopted = self._forgotten_at > at
+            await self._put_back(copy, "a restore of what was retained no more", adopted=adopted)
             self.told.losses.append(Loss(since=at, until=monotonic(), levels=EVERYTHING))
             self._base = None
         return True

@@ -292,9 +292,9 @@ class RolesFaults(ForkFaults):
 
     async def _claimed(self) -> None:
         """Give an operator's word that this is the primary."""
-        status, said = await self._roles.claim()
+        status, said = await self._roles.adopt()
         if status:
-            self.findings.append(f"claim: `statecache epoch claim` ended with {status}: {said}")
+            self.findings.append(f"adopt: `statecache epoch adopt` ended with {status}: {said}")
 
     # What the product has to live with.
 

@@ -28,7 +28,7 @@ import psycopg
 import redis
 
 from statecache import Settings
-from statecache.cli.epochs import claim
+from statecache.cli.epochs import adopt
 from statecache.clock import monotonic
 from statecache.errors import OutcomeUnknown, Unavailable
 from statecache.keys import KeySpace
@@ -327,7 +327,7 @@ class Story(LockStory):
         if not await world.comes_about(world.is_open, within_s=ADOPTION_S):
             # The worker that may adopt it was killed, and who came after that one knows nothing of the server before.
             given_up = [row[0] for row in world.psql.execute("SELECT DISTINCT replid FROM shard")]
-            await claim(world.settings, range(world.keys.shards), by="a person", given_up=given_up)
+            await adopt(world.settings, range(world.keys.shards), by="a person", given_up=given_up)
         await actor.get(B)
         await actor.set(A)
         world.look()

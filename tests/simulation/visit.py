@@ -269,7 +269,7 @@ def _settings(urls: tuple[str, str], name: str) -> Settings:
     """Return settings with short leases, tokens and claims, whose streams drop entries by size, never the newest."""
     return Settings(
         redis_url=urls[0], postgres_url=urls[1], prefix=name, postgres_schema=name, shards=2, timeout_s=4.0,
-        connect_timeout_s=2.0, hydrate_token_s=0.3, claim_s=0.4, lease_s=LEASE_S, lease_renew_s=LEASE_S / 4,
+        connect_timeout_s=2.0, hydrate_token_s=0.3, reservation_s=0.4, lease_s=LEASE_S, lease_renew_s=LEASE_S / 4,
         near_window_s=0.6, step_claim_s=1.0,
         retention_s=60.0, retention_bytes_max=2 * 250 * ENTRIES_KEPT, redis_ttl_s=600.0, absent_ttl_s=60.0, drain_s=3.0,
         writer="agent",

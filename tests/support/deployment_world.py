@@ -208,7 +208,7 @@ async def at_work(deployment: Deployment, **more: Any) -> AsyncIterator[Worker]:
 
 def agent(deployment: Deployment, **more: Any) -> AsyncStateCache:
     """Return an agent's client with an agent's rights."""
-    return AsyncStateCache(settings=deployment.settings_of("agent", shards=SHARDS, claim_s=0.2, **more))
+    return AsyncStateCache(settings=deployment.settings_of("agent", shards=SHARDS, reservation_s=0.2, **more))
 
 
 class Ran:

@@ -28,8 +28,8 @@ class TappedLink:
         """Run a script as the link does."""
         if not calls:
             return []
-        claims = which.name == "gate_look" and len(calls[0][1]) > 1
-        name = "gate_claim" if claims else which.name
+        reserves = which.name == "gate_look" and len(calls[0][1]) > 1
+        name = "gate_reserve" if reserves else which.name
         return await self._told(name, lambda: self._link.scripts(which, calls, seconds=seconds))
 
     async def _told(self, name: str, work: Callable[[], Any]) -> Any:

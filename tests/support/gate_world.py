@@ -34,7 +34,7 @@ from tests.fixtures.servers import found
 from tests.support.dirtiness import dirty_keys
 from tests.support.gate_taps import Tap, TappedConnection, TappedLink
 
-CLAIM_S = 0.2
+RESERVATION_S = 0.2
 SHARD = 0
 SYNC_MS = 20_000
 
@@ -151,7 +151,7 @@ class World:
         Unless it is said for which servers they vouch, an operator names the one that the row names, and a worker has
         run ever since the first epoch.
         """
-        settings = self.on(server, **{"claim_s": CLAIM_S} | more)
+        settings = self.on(server, **{"reservation_s": RESERVATION_S} | more)
         link = run(RedisTier(settings, self.keys, io=THREADS).link())
         session = run(PostgresTier(settings, self.keys, io=THREADS).session())
         try:
@@ -258,7 +258,7 @@ class World:
         meta, row = self.meta(server), self.row()
         assert (meta["epoch"], meta["replid"]) == (str(row.epoch), row.replid)
         assert meta["replid"] == self.replid(server)
-        assert not {"claim", "claimed", "claim_until"} & meta.keys()
+        assert not {"reservation", "continues", "reserved_until"} & meta.keys()
         n, flushed = int(meta["n"]), int(meta["flushed"])
         assert flushed == row.flushed <= n
         behind = [int(meta[name]) - int(meta[f"flushed_{name}"]) for name in ("entries", "bytes")]
@@ -299,7 +299,7 @@ class WorkersGate:
 
     def __init__(self, world: World, server: Valkey) -> None:
         self._world = world
-        self._settings = world.on(server, claim_s=CLAIM_S)
+        self._settings = world.on(server, reservation_s=RESERVATION_S)
         self._gate = Gate(self._settings, world.keys, by="the worker", authority="worker")
 
     @property

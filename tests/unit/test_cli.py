@@ -33,7 +33,7 @@ from statecache.settings import process_environment
 COMMANDS = (
     *(["get"], ["set"], ["rm"], ["ls"], ["where"], ["status"], ["top"], ["doctor"], ["migrate"], ["worker"], ["dev"]),
     *(["quarantine", name] for name in ("list", "show", "retry", "drop")),
-    *(["replay"], ["demo"], ["epoch", "claim"], ["version"]),
+    *(["replay"], ["demo"], ["epoch", "adopt"], ["version"]),
 )
 FOR_PROGRAMS = [command for command in COMMANDS if command not in (["worker"], ["dev"])]
 NOBODY = "127.0.0.1:1"
@@ -138,10 +138,10 @@ def test_the_main_help_names_every_command_and_exit_status(capsys: pytest.Captur
         (["dev", "--redis-port", "0"], "--redis-port"),
         (["dev", "--postgres-port", "65536"], "--postgres-port"),
         (["dev", "--redis-port", "7000", "--postgres-port", "7000"], "cannot share port 7000"),
-        (["epoch", "claim", "99", "--from", "r"], "'99' is not a shard"),
-        (["epoch", "claim", "all"], "the primary of 64 shards, whatever other Redis still serves agents of "),
-        (["epoch", "claim", "7"], "the primary of 1 shard, whatever other Redis still serves agents of "),
-        (["epoch", "claim", "7"], "Name the server that is given up: `statecache epoch claim 7 --from REPLID`"),
+        (["epoch", "adopt", "99", "--from", "r"], "'99' is not a shard"),
+        (["epoch", "adopt", "all"], "the primary of 64 shards, whatever other Redis still serves agents of "),
+        (["epoch", "adopt", "7"], "the primary of 1 shard, whatever other Redis still serves agents of "),
+        (["epoch", "adopt", "7"], "Name the server that is given up: `statecache epoch adopt 7 --from REPLID`"),
     ],
 )
 def test_wrong_use_is_one_line_and_status_2(

@@ -37,8 +37,8 @@ NOW_S = 1_800_000_000
 DATED = msgspec.structs.replace(ROW, now_s=NOW_S)
 FRESH = ShardRow(shard=7, epoch=0, replid="")
 EMPTY = Look(
-    epoch=None, replid="", claimed=(), claim="", claim_until="", claim_left_ms=0, last=(0, 0), n=0, totals=None,
-    flushed=0, pin=Pin("", "", ""), server="s", role="master",
+    epoch=None, replid="", continues=(), reservation="", reserved_until="", reserved_left_ms=0, last=(0, 0), n=0,
+    totals=None, flushed=0, pin=Pin("", "", ""), server="s", role="master",
 )  # fmt: skip
 OURS = msgspec.structs.replace(EMPTY, epoch=5, replid="a", last=(5, 100), n=100, totals=Totals(100, 9000), pin=PIN)
 ASKERS: tuple[tuple[Authority, bool], ...] = (
@@ -78,18 +78,19 @@ def verdicts(row: ShardRow, seen: Look, pin: Pin = PIN) -> list[str]:
         ("a restart", look(), ROW, ["above 5"] * 5),
         ("a restart that lost its tail", look(last=(5, 90), n=90), ROW, ["above 5"] * 5),
         ("a replica", look(server="a", role="slave"), ROW, ["wait"] * 5),
-        ("somebody is opening it", look(replid="", claimed=("a",), claim="x", claim_left_ms=9), ROW, ["wait"] * 5),
-        ("whoever was opening it died", look(replid="", claimed=("a", "s"), claim="x"), ROW, ["above 5"] * 5),
-        ("died after the row was raised", look(replid="", claimed=("a", "s"), claim="x"),
+        ("somebody is opening it", look(replid="", continues=("a",), reservation="x", reserved_left_ms=9), ROW,
+         ["wait"] * 5),
+        ("whoever was opening it died", look(replid="", continues=("a", "s"), reservation="x"), ROW, ["above 5"] * 5),
+        ("died after the row was raised", look(replid="", continues=("a", "s"), reservation="x"),
          ShardRow(shard=7, epoch=6, replid="s"), ["above 6"] * 5),
-        ("died, and another server was opened", look(replid="", claimed=("a", "s"), claim="x"),
+        ("died, and another server was opened", look(replid="", continues=("a", "s"), reservation="x"),
          ShardRow(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
         ("an old primary", look(server="a"), ShardRow(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
         ("an old primary, restarted", look(), ShardRow(shard=7, epoch=6, replid="b"), [*REFUSED, "above 6"]),
         ("nothing at all", EMPTY, ROW, [*WAIT, "above 5", "above 5"]),
         ("nothing at all: Postgres may have forgotten epochs, too", EMPTY, DATED, [*WAIT, *[f"above {NOW_S}"] * 2]),
         ("a data set tells its epoch: no need for a clock", look(server="s"), DATED, ["above 5"] * 5),
-        ("nothing, and somebody died adopting it", look(EMPTY, claim="x", claimed=("s",)), ROW,
+        ("nothing, and somebody died adopting it", look(EMPTY, reservation="x", continues=("s",)), ROW,
          [*WAIT, "above 5", "above 5"]),
         ("meta was deleted", look(EMPTY, last=(5, 100), n=100), ROW, [*WAIT, "above 5", "above 5"]),
         ("nothing, and nobody was ever here, by the clock", EMPTY, msgspec.structs.replace(FRESH, now_s=NOW_S),
@@ -97,7 +98,7 @@ def verdicts(row: ShardRow, seen: Look, pin: Pin = PIN) -> list[str]:
         ("nothing, and nobody was ever here", EMPTY, FRESH, ["wait", *["above 0"] * 4]),
         ("another database of the server that the row names", look(EMPTY, server="a"), ROW,
          [*WAIT, "above 5", "above 5"]),
-        ("died adopting it, after the row was raised", look(EMPTY, claim="x", claimed=("s",)),
+        ("died adopting it, after the row was raised", look(EMPTY, reservation="x", continues=("s",)),
          ShardRow(shard=7, epoch=6, replid="s"), ["above 6"] * 5),
         ("nothing, and no fence by which it could be told", look(EMPTY, server="off"),
          ShardRow(shard=7, epoch=5, replid="off"), [*WAIT, "above 5", "above 5"]),
@@ -129,7 +130,7 @@ def test_a_refusal_names_both_servers_and_the_way_out() -> None:
     assert isinstance(refusal, Refusal)
     assert "(s) holds epoch 5 of a" in refusal.why
     assert "epoch 6 of b" in refusal.why
-    assert "statecache epoch claim all --from b" in refusal.why
+    assert "statecache epoch adopt all --from b" in refusal.why
 
 
 def test_an_operator_names_the_server_that_is_given_up() -> None:
@@ -194,7 +195,7 @@ def test_what_both_hold_tells_whether_a_data_set_continues_what_postgres_has(
         (look(server="a", flushed=60), 120, (60, 100)),
         (look(server="a", flushed=100), 120, None),
         (look(server="s", flushed=60), 80, None),  # it names the row's replid, not its own: a restart, fenced
-        (look(replid="", claimed=("off",), server="off", flushed=60), 80, (60, 80)),
+        (look(replid="", continues=("off",), server="off", flushed=60), 80, (60, 80)),
         (look(EMPTY, server="off"), 80, None),
     ],
 )
@@ -248,12 +249,12 @@ class Server:
         self.epoch = epoch
         self.replid = replid
         self.server = server
-        self.claimed: tuple[str, ...] = ()
+        self.continues: tuple[str, ...] = ()
 
     def look(self) -> Look:
         last = (self.epoch or 0, len(self.log))
         return look(
-            EMPTY, epoch=self.epoch, replid=self.replid, claimed=self.claimed, last=last, n=len(self.log),
+            EMPTY, epoch=self.epoch, replid=self.replid, continues=self.continues, last=last, n=len(self.log),
             server=self.server,
         )  # fmt: skip
 
@@ -284,7 +285,7 @@ class History:
         """Promote a replica that lacks the tail, or restart a server that lost it; the old one may go on."""
         log = server.log[: max(0, len(server.log) - tail)]
         copy = Server(log, epoch=server.epoch, replid=server.replid, server=str(len(self.servers)))
-        copy.claimed = server.claimed
+        copy.continues = server.continues
         self.servers.append(copy)
 
     def open(self, server: Server, authority: Authority, *, dies: bool) -> None:
@@ -302,14 +303,14 @@ class History:
         assert verdict.seen >= max(self.starts, default=0)
         self.row = ShardRow(shard=0, epoch=verdict.seen + 1, replid=server.server)
         self.starts[self.row.epoch] = start
-        server.claimed = (*server.claimed, server.replid, server.server) if server.epoch is not None else ()
+        server.continues = (*server.continues, server.replid, server.server) if server.epoch is not None else ()
         server.replid = ""
         if dies:
             self.abandoned = True
             return
         server.log = self.flushed + server.log[len(self.flushed) : at]
         assert len(server.log) == start, "n has a hole"
-        server.epoch, server.replid, server.claimed = self.row.epoch, server.server, ()
+        server.epoch, server.replid, server.continues = self.row.epoch, server.server, ()
         self.current = server.log
 
 

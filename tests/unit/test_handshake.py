@@ -39,8 +39,8 @@ def test_what_only_a_lock_needs_is_asked_for_by_the_lock_before_it_writes() -> N
     assert asked < min(found.start() for found in re.finditer(r"call\(\s*'(HINCRBY|SPUBLISH)'", text))
 
 
-def test_what_only_a_baton_needs_is_asked_for_before_anyone_has_it() -> None:
-    text = script("baton").text
+def test_what_only_a_turn_needs_is_asked_for_before_anyone_has_it() -> None:
+    text = script("turn").text
     asked = [text.index(f"check('{command}'") for command in ("RPUSH", "BLMPOP")]
     assert max(asked) < min(text.index(f"redis.call('{command}'") for command in ("DEL", "RPUSH", "HSET", "PEXPIRE"))
 

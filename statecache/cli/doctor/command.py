@@ -137,8 +137,8 @@ def between(redis: RedisFacts | None, postgres: PostgresFacts | None, settings: 
 def _apart(redis: RedisFacts, postgres: PostgresFacts) -> Finding:
     """Return the finding on two tiers that belong to two clusters, with the command that joins them."""
     given_up = {row.replid for row in postgres.rows} - {""} or {redis.info.get("master_replid", UNFENCED)}
-    claim = " ".join(["statecache epoch claim all", *(f"--from {replid}" for replid in sorted(given_up))])
-    lost = f"where the Postgres of this Redis is lost for good, and this one takes its place: {claim}"
+    adopt = " ".join(["statecache epoch adopt all", *(f"--from {replid}" for replid in sorted(given_up))])
+    lost = f"where the Postgres of this Redis is lost for good, and this one takes its place: {adopt}"
     what = f"Redis belongs to cluster {redis.pin[4]}, Postgres to {postgres.cluster[0] if postgres.cluster else ''}"
     return error("both", what, "clients and workers refuse them", f"name the two tiers of one deployment; {lost}")
 
@@ -160,15 +160,15 @@ def _closed(redis: RedisFacts, postgres: PostgresFacts | None, settings: Setting
     refused = refusals(redis, postgres, settings)
     servers = sorted({row.replid for row in postgres.rows if row.shard in refused}) if postgres is not None else []
     named = " ".join(f"--from {replid}" for replid in servers if replid)
-    claim = f"name the deployment's Redis in STATECACHE_REDIS_URL; if this one is: statecache epoch claim all {named}"
+    adopt = f"name the deployment's Redis in STATECACHE_REDIS_URL; if this one is: statecache epoch adopt all {named}"
     if not redis.pin and redis.info:
         return [error("redis", f"no data set under the prefix {settings.prefix!r} has been opened here",
                       "every commit is refused until it is adopted, if this is the right Redis",
-                      claim if named else "statecache migrate")]  # fmt: skip
+                      adopt if named else "statecache migrate")]  # fmt: skip
     if named and list(redis.pin[:2]) == [str(settings.shards), HASH]:
         shard, reason = min(refused.items())
         return [error("both", f"{len(refused)} of {settings.shards} shards may not be opened, {shard} first: "
-                      f"{reason.why}", "commits to them are refused", claim)]  # fmt: skip
+                      f"{reason.why}", "commits to them are refused", adopt)]  # fmt: skip
     return []
 
 

@@ -18,7 +18,7 @@ NEW = "24 hours"
 """What happened longer ago calls for nobody."""
 _NAMED = 3
 GATES = (
-    "if it stays so, see which Redis is the primary, and with its URL: `statecache epoch claim all --from REPLID`, "
+    "if it stays so, see which Redis is the primary, and with its URL: `statecache epoch adopt all --from REPLID`, "
     "which says without --from what to name"
 )
 

@@ -50,13 +50,13 @@ class Attempts:
     async def send(self, link: Link, commit: Commit, seconds: float) -> list[Any]:
         """Run the script once, and WAIT behind it on the same connection where the durability level needs it."""
         attempt_s = seconds if seconds < 0.2 else seconds * 0.4
-        commands, baton = [self.call(link, commit, attempt_s)], commit.baton
-        if baton is not None and commit.passes:
-            commands.append(baton.passing(link, commit.change_id))
+        commands, turn = [self.call(link, commit, attempt_s)], commit.turn
+        if turn is not None and commit.passes:
+            commands.append(turn.passing(link, commit.change_id))
         replies = await self._run(link, commands, commit, seconds=attempt_s, wait_ms=round(attempt_s * 800))
         replies[0] = await self.answered(link, commit, replies[0])
-        if baton is not None and commit.passes and len(replies) > 1:
-            baton.passed(link, replies.pop(1))
+        if turn is not None and commit.passes and len(replies) > 1:
+            turn.passed(link, replies.pop(1))
         await self.noted(link, replies[0])
         return replies
 

@@ -40,12 +40,12 @@ class Candidate:
         return decide(row, look, self.authority, pin=pin, vouched=self.vouched)
 
     def outlived(self, shard: int, look: Look) -> Look:
-        """Return the look without a claim that has stood for its whole time by our clock: Redis' may be set back."""
-        claim = f"{look.claim} {look.claim_until}"
+        """Return the look without a reservation that has stood its whole time by our clock: Redis' may be set back."""
+        reservation = f"{look.reservation} {look.reserved_until}"
         now = monotonic()
         known, since = self._standing.get(shard, ("", now))
-        if known != claim:
-            self._standing[shard] = (claim, now)
-        elif now - since > self.settings.claim_s:
-            return msgspec.structs.replace(look, claim_left_ms=0)
+        if known != reservation:
+            self._standing[shard] = (reservation, now)
+        elif now - since > self.settings.reservation_s:
+            return msgspec.structs.replace(look, reserved_left_ms=0)
         return look

@@ -1,4 +1,4 @@
-"""What an opening takes out of a data set while its claim stands: stale states, forks, and what is of no lineage."""
+"""What an opening deletes of a data set while its reservation stands: stale states, forks, and those of no lineage."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ KEYS_PER_CALL = 500
 
 
 class Deletion:
-    """The deletions of an opening, counted by shard in states; -1 for a shard whose claim was lost."""
+    """The deletions of an opening, counted by shard in states; -1 for a shard whose reservation was lost."""
 
-    def __init__(self, calls: Calls, keys: KeySpace, shards: Iterable[int], *, token: str, claim_ms: int) -> None:
+    def __init__(self, calls: Calls, keys: KeySpace, shards: Iterable[int], *, token: str, reserve_ms: int) -> None:
         self._calls = calls
         self._keys = keys
         self._token = token
-        self._claim_ms = claim_ms
+        self._reserve_ms = reserve_ms
         self.counts = dict.fromkeys(shards, 0)
 
     async def delete(self, what: Sequence[tuple[int, Iterable[tuple[str, str]], Sequence[bytes]]]) -> None:
@@ -38,7 +38,7 @@ class Deletion:
                 ids = entries[start : start + KEYS_PER_CALL]
                 redis_keys = [*fixed, *(keys.state(key) for key, _ in some)]
                 named = [*(key for key, _ in some), *(change_id for _, change_id in some)]
-                calls.append((redis_keys, [self._token, self._claim_ms, len(some), *named, *ids]))
+                calls.append((redis_keys, [self._token, self._reserve_ms, len(some), *named, *ids]))
                 order.append(shard)
         for shard, reply in zip(order, await self._calls.scripts("gate_drop", calls), strict=True):
             self.counts[shard] = -1 if reply < 0 or self.counts[shard] < 0 else self.counts[shard] + reply

@@ -64,7 +64,7 @@ class Gate:
         Raises Unavailable(reason="epoch") where one of them may not be opened by this authority, or not in time, and
         ForeignData where one of its keys is another program's; the others are opened all the same.
         """
-        token, end = self.new_token(), monotonic() + 3 * self.settings.claim_s
+        token, end = self.new_token(), monotonic() + 3 * self.settings.reservation_s
         backoff = Backoff(0.01, 0.25)
         opened: list[Opened] = []
         final: dict[int, Refusal] = {}
@@ -93,7 +93,7 @@ class Gate:
         token: str,
         seconds: float,
     ) -> AttemptResult:
-        """Try once, with exchanges of at most that many seconds; the token of an earlier attempt keeps its claims.
+        """Try once, with exchanges of at most that many seconds; an earlier attempt's token keeps its reservations.
 
         Error replies of Redis are translated, Postgres' errors are psycopg's.
         """

@@ -1,16 +1,16 @@
-"""One attempt at opening gates: look, claim, raise the row, validate, open.
+"""One attempt at opening gates: look, reserve, raise the row, validate, open.
 
 What is decided stands in `epochs`; here it is carried out, for many shards at once. Each step is safe to die after:
-the claim expires and keeps what the next claimer needs, a raised row only makes the next epoch higher, what is set
+the reservation expires and keeps what the next opener needs, a raised row only makes the next epoch higher, what is set
 aside is kept before it is taken out, and nothing of the new epoch is written to the shard before the last script.
 
     look      what the data set says of itself
-    claim     closes the gate where all is still as it was looked at, and tells where the data set ends from then on
-    raise     the row in Postgres, by compare-and-set on what was read before the claim, so of several openers one wins
+    reserve   closes the gate where all is still as it was looked at, and tells where the data set ends from then on
+    raise     the row in Postgres, by compare-and-set on what was read before reserving it: of several openers one wins
     validate  what Postgres holds beyond the common point is stale here; what this data set holds beyond it is kept
               in `conflict` and taken out, its states before its entries: whoever goes on must still find it; forks that
               were set aside, and of which it was not told, are deleted
-    open      the claim and the server must be the same, once more; only whoever's own bump succeeded opens
+    open      the reservation and the server must be the same, once more; only whoever's own bump succeeded opens
 
 Rows are locked in shard order, each for one statement, free ones first: who is stuck holds up its own shards alone.
 """
@@ -75,7 +75,7 @@ class Attempt:
         self._token = token
         self._seconds = seconds
         self._calls = Calls(link, connection, candidate.settings.postgres_schema, seconds=seconds)
-        self._claim_ms = round(candidate.settings.claim_s * 1000)
+        self._reserve_ms = round(candidate.settings.reservation_s * 1000)
         self._may_begin = False
         self._policies = "0 "
         self._looks: dict[int, Look] = {}
@@ -91,14 +91,14 @@ class Attempt:
         refused |= dict.fromkeys(set(shards).difference(row.shard for row in rows), _NO_ROW)
         seen = await self._compare(await self._confirm(rows, seen, refused), refused)
         await self._rescue(refused)
-        claimed = await self._claim(seen)
+        reserved = await self._reserve(seen)
         opened: list[Opened] = []
         for wait in (False, True):
-            raised = await self._raise(claimed, wait=wait)
+            raised = await self._raise(reserved, wait=wait)
             opened += await self._validate_and_open(raised)
             ours = {one.shard for one in raised}
-            claimed = [one for one in claimed if one.row.shard not in ours]
-            if not claimed:
+            reserved = [one for one in reserved if one.row.shard not in ours]
+            if not reserved:
                 break
         done = {one.shard for one in opened}
         refused |= {one.row.shard: _MEANWHILE for one in seen if one.row.shard not in done}
@@ -149,10 +149,10 @@ class Attempt:
 
     def _looked(self, shard: int, reply: Sequence[bytes]) -> Look | Refusal:
         look = self._parsed(shard, reply)
-        if isinstance(look, Refusal) or not look.claim:
+        if isinstance(look, Refusal) or not look.reservation:
             return look
-        if look.claim == self._token:
-            return msgspec.structs.replace(look, claim_left_ms=0)
+        if look.reservation == self._token:
+            return msgspec.structs.replace(look, reserved_left_ms=0)
         return self._candidate.outlived(shard, look)
 
     def _parsed(self, shard: int, reply: Sequence[bytes]) -> Look | Refusal:
@@ -167,7 +167,7 @@ class Attempt:
     async def _confirm(self, rows: Sequence[ShardRow], seen: Sequence[Seen], refused: dict[int, Refusal]) -> list[Seen]:
         """Return those whose rows did not change since they were read: others may just have opened, or flushed.
 
-        What they opened after we read their row is no refusal, and to claim it would close it again.
+        What they opened after we read their row is no refusal, and to reserve it would close it again.
         """
         before = {row.shard: row for row in rows}
         doubtful = [shard for shard, refusal in refused.items() if not refusal.wait]
@@ -180,9 +180,9 @@ class Attempt:
         return [one for one in seen if one.row.shard not in refused and one.is_closed(now[one.row.shard].flushed)]
 
     async def _compare(self, seen: Sequence[Seen], refused: dict[int, Refusal]) -> list[Seen]:
-        """Return the shards to claim, with what their common points follow from; refuse those beyond our rights.
+        """Return the shards to reserve, with what their common points follow from; refuse those beyond our rights.
 
-        Rights are looked at before the claim: a claim that leads to nothing would hold up those who may.
+        Rights are looked at before the reservation: a reservation that leads to nothing would hold up those who may.
         """
         if not seen:
             return []
@@ -259,25 +259,25 @@ class Attempt:
         found = await parted(self._link, fetch, shard, changes, one.look, span, seconds=self._seconds)
         return min((n for n in (found, self._strange.get(shard)) if n is not None), default=None)
 
-    async def _claim(self, seen: Sequence[Seen]) -> list[Seen]:
-        calls = [(self._fixed(one.row.shard), self._claim_arguments(one.look)) for one in seen]
-        claimed: list[Seen] = []
+    async def _reserve(self, seen: Sequence[Seen]) -> list[Seen]:
+        calls = [(self._fixed(one.row.shard), self._reserving_arguments(one.look)) for one in seen]
+        reserved: list[Seen] = []
         for one, reply in zip(seen, await self._calls.scripts("gate_look", calls), strict=True):
             look = self._parsed(one.row.shard, reply)
-            if isinstance(look, Look) and look.claim == self._token and look.own == one.look.own:
+            if isinstance(look, Look) and look.reservation == self._token and look.own == one.look.own:
                 verdict = msgspec.structs.replace(one.verdict, seen=max(one.verdict.seen, look.last[0]))
-                claimed.append(msgspec.structs.replace(one, look=look, verdict=verdict))
-        return claimed
+                reserved.append(msgspec.structs.replace(one, look=look, verdict=verdict))
+        return reserved
 
-    def _claim_arguments(self, look: Look) -> list[Any]:
+    def _reserving_arguments(self, look: Look) -> list[Any]:
         epoch = "" if look.epoch is None else look.epoch
-        return [self._settings.fence, self._token, self._claim_ms, epoch, look.replid, look.claim, look.server]
+        return [self._settings.fence, self._token, self._reserve_ms, epoch, look.replid, look.reservation, look.server]
 
-    async def _raise(self, claimed: Sequence[Seen], *, wait: bool) -> list[Raised]:
+    async def _raise(self, reserved: Sequence[Seen], *, wait: bool) -> list[Raised]:
         """Raise the epochs of rows that are as they were read; with `wait`, also of those that somebody has locked."""
         raised: list[Raised] = []
-        for server in sorted({one.look.server for one in claimed}):
-            group = {one.row.shard: one for one in claimed if one.look.server == server}
+        for server in sorted({one.look.server for one in reserved}):
+            group = {one.row.shard: one for one in reserved if one.look.server == server}
             parameters = {
                 "shards": list(group),
                 "epochs": [one.row.epoch for one in group.values()],
@@ -304,7 +304,7 @@ class Attempt:
 
     async def _validate_and_open(self, raised: Sequence[Raised]) -> list[Opened]:
         branches = {one.shard: await self._set_aside(one) for one in raised}
-        deletion = Deletion(self._calls, self._keys, branches, token=self._token, claim_ms=self._claim_ms)
+        deletion = Deletion(self._calls, self._keys, branches, token=self._token, reserve_ms=self._reserve_ms)
         spans = [
             (one.shard, one.seen.common, one.flushed)
             for one in raised

@@ -69,7 +69,7 @@ class Branch(msgspec.Struct):
 
 
 class Rescue:
-    """One shard's stream as it was when it was claimed, to be gone through."""
+    """One shard's stream as it was when it was reserved, to be gone through."""
 
     def __init__(
         self, link: Link, connection: psycopg.AsyncConnection[Any], settings: Settings, *, seconds: float

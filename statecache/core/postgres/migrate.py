@@ -201,7 +201,7 @@ def _another_cluster(settings: Settings, of_redis: str, of_postgres: str, *, ser
     return ConfigurationError(
         f"Redis belongs to cluster {of_redis}, {where}, to {of_postgres or 'none yet'}",
         hint="Name the Postgres of this Redis, or another Redis. Where that Postgres is lost for good: "
-        f"`statecache migrate --no-redis`, then `statecache epoch claim all --from {server}`; workers go on by "
+        f"`statecache migrate --no-redis`, then `statecache epoch adopt all --from {server}`; workers go on by "
         "themselves, start those that ended.",
     )
 

@@ -1,10 +1,10 @@
--- Tells what a shard's data set says of itself, for whoever wants to open it; with a token, claims its gate first where
--- all is still as it was looked at. A claim closes the gate, so what is told with it stays true.
+-- Tells what a shard's data set says of itself, for whoever wants to open it; with a token, reserves its gate first where
+-- all is still as it was looked at. A reservation closes the gate, so what is told with it stays true.
 --
 -- KEYS  1 meta  2 changes  3 unflushed  4 hydrating
--- ARGV  1 fence (on|off)  and to claim: 2 token  3 ms that the claim stands  as looked at: 4 epoch  5 replid  6 claim
---       7 server's replid
--- Gives { epoch, replid, claimed, claim, until when it stands, ms that are left of it, last generated id,
+-- ARGV  1 fence (on|off)  and to reserve: 2 token  3 ms that the reservation stands  as looked at: 4 epoch  5 replid
+--       6 reservation  7 server's replid
+-- Gives { epoch, replid, continues, reservation, until when it stands, ms that are left of it, last generated id,
 --         n, entries and bytes of the newest commit, flushed, excepted, shards, hash, cluster, server's replid, role };
 --         '' for what is missing; or { 'FOREIGN', Redis key, reason }.
 
@@ -12,8 +12,8 @@ for i, kind in ipairs({ 'hash', 'stream', 'zset', 'hash' }) do
   local found = redis.call('TYPE', KEYS[i]).ok
   if found ~= kind and found ~= 'none' then return { 'FOREIGN', KEYS[i], 'it is a ' .. found .. ', not a ' .. kind } end
 end
-local names = { 'epoch', 'replid', 'claimed', 'claim', 'claim_until', 'n', 'entries', 'bytes', 'flushed', 'excepted',
-  'shards', 'hash', 'cluster' }
+local names = { 'epoch', 'replid', 'continues', 'reservation', 'reserved_until', 'n', 'entries', 'bytes', 'flushed',
+  'excepted', 'shards', 'hash', 'cluster' }
 local values, meta = redis.call('HMGET', KEYS[1], unpack(names)), {}
 for i, name in ipairs(names) do meta[name] = values[i] or '' end
 local fence = ARGV[1]
@@ -22,22 +22,23 @@ local now = redis.call('TIME')
 local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 
 -- The replids that this data set may continue are kept, the server's own last.
-if ARGV[2] and meta.epoch == ARGV[4] and meta.replid == ARGV[5] and meta.claim == ARGV[6] and server == ARGV[7] then
-  local claimed = {}
-  for replid in string.gmatch(meta.claimed .. ' ' .. meta.replid, '%S+') do
-    if replid ~= server then claimed[#claimed + 1] = replid end
+if ARGV[2] and meta.epoch == ARGV[4] and meta.replid == ARGV[5] and meta.reservation == ARGV[6] and server == ARGV[7] then
+  local continues = {}
+  for replid in string.gmatch(meta.continues .. ' ' .. meta.replid, '%S+') do
+    if replid ~= server then continues[#continues + 1] = replid end
   end
-  claimed[#claimed + 1] = server
-  meta.claimed = table.concat(claimed, ' ')
-  meta.replid, meta.claim, meta.claim_until = '', ARGV[2], string.format('%.0f', ms + tonumber(ARGV[3]))
-  redis.call('HDEL', KEYS[1], 'claim_until') -- first: a script that has removed something may go on when memory is full
-  redis.call('HSET', KEYS[1], 'replid', '', 'claimed', meta.claimed, 'claim', meta.claim, 'claim_until', meta.claim_until)
+  continues[#continues + 1] = server
+  meta.continues = table.concat(continues, ' ')
+  meta.replid, meta.reservation, meta.reserved_until = '', ARGV[2], string.format('%.0f', ms + tonumber(ARGV[3]))
+  redis.call('HDEL', KEYS[1], 'reserved_until') -- first: a script that has removed something may go on when memory is full
+  redis.call('HSET', KEYS[1], 'replid', '', 'continues', meta.continues, 'reservation', meta.reservation,
+    'reserved_until', meta.reserved_until)
 end
 
--- A claim ends with the server that it was made on: nothing of what the claimer still sends can take effect.
-local left = (tonumber(meta.claim_until) or 0) - ms
-local claimed_on = string.match(meta.claimed, '(%S+)$')
-if claimed_on and claimed_on ~= server then left = 0 end
+-- A reservation ends with the server that it was made on: nothing of what the opener still sends can take effect.
+local left = (tonumber(meta.reserved_until) or 0) - ms
+local reserved_on = string.match(meta.continues, '(%S+)$')
+if reserved_on and reserved_on ~= server then left = 0 end
 
 local last = '0-0'
 if redis.call('EXISTS', KEYS[2]) == 1 then
@@ -53,5 +54,5 @@ if redis.call('EXISTS', KEYS[2]) == 1 then
     end
   end
 end
-return { meta.epoch, meta.replid, meta.claimed, meta.claim, meta.claim_until, string.format('%.0f', left), last,
-  meta.n, meta.entries, meta.bytes, meta.flushed, meta.excepted, meta.shards, meta.hash, meta.cluster, server, role }
+return { meta.epoch, meta.replid, meta.continues, meta.reservation, meta.reserved_until, string.format('%.0f', left),
+  last, meta.n, meta.entries, meta.bytes, meta.flushed, meta.excepted, meta.shards, meta.hash, meta.cluster, server, role }

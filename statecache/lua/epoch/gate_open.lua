@@ -1,16 +1,16 @@
 -- Opens a shard's gate at its new epoch and makes every fixed key of the shard exist.
 --
 -- KEYS  1 meta  2 changes  3 unflushed  4 hydrating  5 leases  6 waiters
--- ARGV  1 token  2 server's replid at the claim  3 fence (on|off)  4 epoch  5 n  6 entries  7 bytes
+-- ARGV  1 token  2 server's replid at the reservation  3 fence (on|off)  4 epoch  5 n  6 entries  7 bytes
 --       8 flushed  9 flushed entries  10 flushed bytes  11 excepted
 --       12 shards  13 hash  14 prefix  15 schema  16 cluster
 --       17 the policies of namespaces, which begin with their revision
 --       18… pairs: key, n of its newest change still to be flushed (where the stream was gone through)
--- Gives 1, or 0 where the claim is lost, the server is another, or the stream has gone beyond the new epoch meanwhile.
+-- Gives 1, or 0 where the reservation is lost, the server is another, or the stream has gone beyond the new epoch.
 
 local fence = ARGV[3]
 -- include lineage
-if redis.call('HGET', KEYS[1], 'claim') ~= ARGV[1] or server ~= ARGV[2] then return 0 end
+if redis.call('HGET', KEYS[1], 'reservation') ~= ARGV[1] or server ~= ARGV[2] then return 0 end
 redis.call('DEL', KEYS[4]) -- first: a script that has removed something may go on when memory is full
 local start = ARGV[4] .. '-' .. ARGV[5]
 local added = redis.pcall('XADD', KEYS[2], start, '_', '_')
@@ -25,5 +25,5 @@ redis.call('HSET', KEYS[1], 'epoch', ARGV[4], 'replid', server, 'n', ARGV[5], 'e
   'shards', ARGV[12], 'hash', ARGV[13], 'prefix', ARGV[14], 'schema', ARGV[15], 'cluster', ARGV[16])
 local known = tonumber(string.match(redis.call('HGET', KEYS[1], 'enforced') or '', '^%d+')) or 0
 if tonumber(string.match(ARGV[17], '^%d+')) > known then redis.call('HSET', KEYS[1], 'enforced', ARGV[17]) end
-redis.call('HDEL', KEYS[1], 'claim', 'claimed', 'claim_until')
+redis.call('HDEL', KEYS[1], 'reservation', 'continues', 'reserved_until')
 return 1

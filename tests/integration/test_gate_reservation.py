@@ -1,4 +1,4 @@
-"""What a claim, a row and a script each check for themselves, where the other two would let an opener through."""
+"""What a reservation, a row and a script each check for themselves, where the other two would let an opener through."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
 def test_a_server_that_was_replaced_under_its_opener_is_not_opened_for_the_row_that_names_its_former_self(
     shard: World,
 ) -> None:
-    """Claim and connection outlive two promotions: opened so, it would take writes that nobody may ever flush."""
+    """Reservation and connection outlive two promotions: opened so, it would take writes that nobody may ever flush."""
     a = shard.start("a")
     shard.open(a)
     b = shard.replica(a, "b")
@@ -40,7 +40,7 @@ def test_a_server_that_was_replaced_under_its_opener_is_not_opened_for_the_row_t
         shard.promote(b)
         shard.demote(a, b)
         shard.promote(a)
-        assert shard.meta(a)["claim"]
+        assert shard.meta(a)["reservation"]
 
     raised = shard.row().epoch + 1
     (opened,) = shard.open(a, "client", tap=once("before gate_open", replaced))
@@ -54,7 +54,7 @@ def test_a_server_that_was_replaced_under_its_opener_is_not_opened_for_the_row_t
 
 
 def test_an_opener_whose_own_bump_failed_does_not_open_with_anothers_epoch(shard: World) -> None:
-    """Its claim stands, for a FLUSHALL made all as it was looked at: the row alone tells that an epoch was used up."""
+    """Its reservation stands, for a FLUSHALL made all as it was looked at: the row alone tells of an epoch used up."""
     a = shard.start("a")
     shard.open(a)
     shard.raw(a).flushall()
@@ -66,7 +66,7 @@ def test_an_opener_whose_own_bump_failed_does_not_open_with_anothers_epoch(shard
         shard.raw(a).flushall()
 
     told: list[str] = []
-    flushed = once("before gate_claim", another_opens_and_all_is_flushed)
+    flushed = once("before gate_reserve", another_opens_and_all_is_flushed)
 
     def tap(moment: str) -> None:
         told.append(moment)
@@ -75,7 +75,7 @@ def test_an_opener_whose_own_bump_failed_does_not_open_with_anothers_epoch(shard
     (opened,) = shard.open(a, "worker", tap=tap)
 
     assert opened.epoch > written[0].epoch
-    assert told.count("after gate_claim") == 2, "its first claim stood, and its bump came to nothing"
+    assert told.count("after gate_reserve") == 2, "its first reservation stood, and its bump came to nothing"
     assert [epoch for epoch, _ in shard.epochs()] == [1, written[0].epoch, opened.epoch]
     shard.check(a)
 

@@ -1,4 +1,4 @@
-"""Taking turns: of one client's callers who update one state, each begins where the one before it has ended.
+"""The update queue of one client: of its callers who update one state, each begins where the one before has ended.
 
 Without it they would read the same state, and all but one would have done their work in vain. The one whose turn it is
 starts from the state that the one before it committed, without reading it. A turn is a courtesy and no lock: the
@@ -32,7 +32,7 @@ class _Queue:
         self.record: Record | None = None
 
 
-class Turns:
+class LocalQueues:
     """A queue for every state that is being updated."""
 
     def __init__(self, in_flight: InFlight, io: Concurrency) -> None:
@@ -45,11 +45,11 @@ class Turns:
         self._queues: dict[str, _Queue] = {}
         self._pid = _process.pid
 
-    def of(self, key: str, *, end: float) -> Turn:
+    def of(self, key: str, *, end: float) -> LocalTurn:
         """Return a turn at the state, to be entered."""
         if self._pid != _process.pid:
             self._begin()
-        return Turn(self, key, end, self._in_flight.call())
+        return LocalTurn(self, key, end, self._in_flight.call())
 
     def join(self, key: str) -> _Queue:
         """Put a caller into the state's queue, and return the queue."""
@@ -68,14 +68,14 @@ class Turns:
                 del self._queues[key]
 
 
-class Turn:
+class LocalTurn:
     """One caller's turn, from its entry to its exit."""
 
-    __slots__ = ("_call", "_end", "_key", "_mine", "_queue", "_turns")
+    __slots__ = ("_call", "_end", "_key", "_mine", "_queue", "_queues")
 
-    def __init__(self, turns: Turns, key: str, end: float, call: Call) -> None:
+    def __init__(self, queues: LocalQueues, key: str, end: float, call: Call) -> None:
         self._call = call
-        self._turns = turns
+        self._queues = queues
         self._key = key
         self._end = end
         self._mine: Slot | None = None
@@ -89,8 +89,8 @@ class Turn:
         """Tell the next caller where to begin."""
         self._queue.record = record
 
-    async def __aenter__(self) -> Turn:
-        self._queue = self._turns.join(self._key)
+    async def __aenter__(self) -> LocalTurn:
+        self._queue = self._queues.join(self._key)
         self._call.__enter__()
         slots, entered = self._queue.slots, False
         try:
@@ -108,5 +108,5 @@ class Turn:
         self._leave()
 
     def _leave(self) -> None:
-        self._turns.leave(self._key, self._queue)
+        self._queues.leave(self._key, self._queue)
         self._call.__exit__()

@@ -1,4 +1,4 @@
-"""Processes that update one state take turns once they have met: whoever has the baton goes next, with what came."""
+"""Processes that update one state take turns once they have met: whoever has the turn goes next, with what came."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 
 from statecache import AsyncStateCache, NotFound, Settings
 from statecache_workers.worker import Worker
-from tests.fixtures.batons import LIMIT_S, Count, Street, counted_reads, quicker, scripts_sent
 from tests.fixtures.flusher import flush
 from tests.fixtures.servers import MakeClient, every_redis
+from tests.fixtures.turns import LIMIT_S, Count, Street, counted_reads, quicker, scripts_sent
 from tests.support.local_reads import KEY, until
 
 # After a conflict.
 
 
 @every_redis
-async def test_after_a_conflict_the_state_comes_with_the_baton_and_is_not_read_again(
+async def test_after_a_conflict_the_state_comes_with_the_turn_and_is_not_read_again(
     one: AsyncStateCache, settings: Settings, street: Street, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await one.set(KEY, 1)
@@ -31,7 +31,7 @@ async def test_after_a_conflict_the_state_comes_with_the_baton_and_is_not_read_a
     assert sent == [KEY]
 
 
-async def test_nobody_asks_for_a_baton_without_a_reason(
+async def test_nobody_asks_for_a_turn_without_a_reason(
     one: AsyncStateCache, street: Street, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await one.set(KEY, 1)
@@ -41,7 +41,7 @@ async def test_nobody_asks_for_a_baton_without_a_reason(
     assert (street.token, sent) == (None, [])
 
 
-async def test_a_tombstone_comes_with_the_baton_like_any_state(one: AsyncStateCache, settings: Settings) -> None:
+async def test_a_tombstone_comes_with_the_turn_like_any_state(one: AsyncStateCache, settings: Settings) -> None:
     await one.set(KEY, 1)
     add = Count(quicker(settings, None))
     assert (await one.update(KEY, add, default=100)).value == 101
@@ -52,10 +52,10 @@ async def test_a_tombstone_comes_with_the_baton_like_any_state(one: AsyncStateCa
     assert add.given == [101]
 
 
-async def test_a_known_absence_comes_with_the_baton(one: AsyncStateCache, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_known_absence_comes_with_the_turn(one: AsyncStateCache, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await one.get(KEY) is None
     sent = counted_reads(one, monkeypatch)
-    one.runtime.batons.crowd(KEY)
+    one.runtime.shared_queues.crowd(KEY)
     with pytest.raises(NotFound):
         await one.update(KEY, Count())
     assert (await one.update(KEY, Count(), default=100)).value == 101
@@ -69,18 +69,18 @@ async def test_a_state_that_is_not_in_redis_is_read(
     street.take()
     assert street.pass_on() == 1
     assert street.calls == [b"the-next-token"]
-    one.runtime.batons.crowd(KEY)
+    one.runtime.shared_queues.crowd(KEY)
     with pytest.raises(NotFound):
         await one.update(KEY, Count())
     assert sent == [KEY]
 
 
-async def test_what_comes_with_the_baton_is_not_believed_below_what_was_seen(
+async def test_what_comes_with_the_turn_is_not_believed_below_what_was_seen(
     one: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = await one.set(KEY, 1)
     one.runtime.near.seen(KEY, (state.epoch, state.version + 1))
-    one.runtime.batons.crowd(KEY)
+    one.runtime.shared_queues.crowd(KEY)
     sent = counted_reads(one, monkeypatch)
     assert (await one.update(KEY, Count())).value == 2
     assert sent == [KEY], "it is read, which finds out what is true"
@@ -92,7 +92,7 @@ async def test_a_large_value_does_not_go_with_the_call_and_is_read(
 ) -> None:
     large = "x" * (64 * 1024)
     await one.set(KEY, large)
-    one.runtime.batons.crowd(KEY)
+    one.runtime.shared_queues.crowd(KEY)
     sent = counted_reads(one, monkeypatch)
     street.take()
     update = asyncio.create_task(one.update(KEY, lambda value: value, timeout=2 * LIMIT_S))
@@ -117,7 +117,7 @@ async def test_who_waits_is_called_in_order_of_arrival_and_begins_with_what_the_
     street.take()
     updates = []
     for number, (client, add) in enumerate(zip(clients, adds, strict=True), 1):
-        client.runtime.batons.crowd(KEY)
+        client.runtime.shared_queues.crowd(KEY)
         updates.append(asyncio.create_task(client.update(KEY, add, timeout=2 * LIMIT_S)))
         await street.waited_for_by(number)
     assert street.pass_on() == 1
@@ -128,13 +128,13 @@ async def test_who_waits_is_called_in_order_of_arrival_and_begins_with_what_the_
 
 
 @pytest.mark.usefixtures("no_hurry")
-async def test_who_met_a_conflict_keeps_the_baton_until_its_commit_is_applied(
+async def test_who_met_a_conflict_keeps_the_turn_until_its_commit_is_applied(
     one: AsyncStateCache, other: AsyncStateCache, settings: Settings, street: Street
 ) -> None:
-    """Somebody who asks for no baton writes while it is held: whoever waits is not called for that."""
+    """Somebody who asks for no turn writes while it is held: whoever waits is not called for that."""
     await one.set(KEY, 1)
     for client in (one, other):
-        client.runtime.batons.crowd(KEY)
+        client.runtime.shared_queues.crowd(KEY)
     street.take()
     somebody = quicker(settings, 10)
     first, second = Count(somebody), Count()
@@ -147,9 +147,9 @@ async def test_who_met_a_conflict_keeps_the_baton_until_its_commit_is_applied(
     assert (first.given, second.given) == ([1, 10], [11])
 
 
-async def test_who_raises_passes_the_baton_on(one: AsyncStateCache, street: Street) -> None:
+async def test_who_raises_passes_the_turn_on(one: AsyncStateCache, street: Street) -> None:
     await one.set(KEY, 1)
-    one.runtime.batons.crowd(KEY)
+    one.runtime.shared_queues.crowd(KEY)
 
     def refuse(value: int) -> int:
         assert street.calls == []
@@ -161,9 +161,9 @@ async def test_who_raises_passes_the_baton_on(one: AsyncStateCache, street: Stre
 
 
 @pytest.mark.usefixtures("no_hurry")
-async def test_whoever_is_cancelled_passes_the_baton_on(cache: AsyncStateCache, street: Street) -> None:
+async def test_whoever_is_cancelled_passes_the_turn_on(cache: AsyncStateCache, street: Street) -> None:
     await cache.set(KEY, 1)
-    cache.runtime.batons.crowd(KEY)
+    cache.runtime.shared_queues.crowd(KEY)
     inside = asyncio.Event()
 
     async def endless(value: int) -> int:
@@ -184,7 +184,7 @@ async def test_what_lies_there_is_as_the_state_is_by_now(
 ) -> None:
     await one.set(KEY, 1)
     for client in (one, other):
-        client.runtime.batons.crowd(KEY)
+        client.runtime.shared_queues.crowd(KEY)
     await one.update(KEY, Count())
     assert street.calls[3] == b"2"
     await one.set(KEY, 20)
@@ -193,24 +193,24 @@ async def test_what_lies_there_is_as_the_state_is_by_now(
     assert add.given == [20]
 
 
-async def test_a_commit_that_waits_for_its_durability_has_passed_the_baton_on(
+async def test_a_commit_that_waits_for_its_durability_has_passed_the_turn_on(
     one: AsyncStateCache, street: Street, redis_raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk's answer comes behind that of the passing: neither is taken for the other."""
     redis_raw.config_set("appendfsync", "always")
     await one.set(KEY, 1)
-    one.runtime.batons.crowd(KEY)
+    one.runtime.shared_queues.crowd(KEY)
     sent = scripts_sent(one, monkeypatch)
     assert (await one.update(KEY, Count(), durability="disk")).value == 2
     assert street.calls[3] == b"2"
     assert sent == [], "all of it went with the asking and with the commit"
 
 
-async def test_a_commit_that_waits_for_postgres_has_passed_the_baton_on(
+async def test_a_commit_that_waits_for_postgres_has_passed_the_turn_on(
     one: AsyncStateCache, street: Street, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await one.set(KEY, 1)
-    one.runtime.batons.crowd(KEY)
+    one.runtime.shared_queues.crowd(KEY)
     sent = scripts_sent(one, monkeypatch)
     updating = asyncio.ensure_future(one.update(KEY, Count(), durability="postgres", timeout=LIMIT_S))
     await until(lambda: street.calls[3:4] == [b"2"])

@@ -1,4 +1,4 @@
-"""What becomes of batons that are not passed on, that come too late, or that cannot be waited for."""
+"""What becomes of turns that are not passed on, that come too late, or that cannot be waited for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from statecache import AsyncStateCache, Settings
 from statecache.clock import monotonic
 from statecache.concurrency import Concurrency, Tasks, Threads
-from tests.fixtures.batons import LIMIT_S, THEIRS, Count, Street, counted_reads, quicker
 from tests.fixtures.servers import MakeClient
+from tests.fixtures.turns import LIMIT_S, THEIRS, Count, Street, counted_reads, quicker
 from tests.support.local_reads import KEY
 
 
@@ -20,17 +20,17 @@ async def test_who_does_not_pass_it_on_is_not_waited_for_for_ever(
 ) -> None:
     await one.set(KEY, 1)
     street.take()
-    patience(0.1)
-    one.runtime.batons.crowd(KEY)
-    before = one.runtime.batons._crowded[KEY]
+    patience(0.5)
+    one.runtime.shared_queues.crowd(KEY)
+    before = one.runtime.shared_queues._crowded[KEY]
     assert (await one.update(KEY, Count())).value == 2
-    assert one.runtime.batons._crowded[KEY] > before, "who had to wait will ask for it the next time too"
+    assert one.runtime.shared_queues._crowded[KEY] > before, "who had to wait will ask for it the next time too"
     assert (street.token, street.calls) == (THEIRS, []), "it is not passed on by whoever does not have it"
 
 
-async def test_a_baton_ends_by_itself(one: AsyncStateCache, street: Street) -> None:
+async def test_a_turn_ends_by_itself(one: AsyncStateCache, street: Street) -> None:
     await one.set(KEY, 1)
-    one.runtime.batons.crowd(KEY)
+    one.runtime.shared_queues.crowd(KEY)
     lasted: list[int] = []
     await one.update(KEY, Count(lambda: lasted.append(street.lasts_ms()[0])))
     await one.update(KEY, Count())
@@ -53,7 +53,7 @@ async def test_who_comes_too_late_passes_nothing_on(one: AsyncStateCache, street
 async def test_whoever_waits_leaves_itself_time_for_the_update(one: AsyncStateCache, street: Street) -> None:
     await one.set(KEY, 1)
     street.take()
-    one.runtime.batons.crowd(KEY)
+    one.runtime.shared_queues.crowd(KEY)
     async with asyncio.timeout(LIMIT_S / 2):
         assert (await one.update(KEY, Count(), timeout=2)).value == 2
 
@@ -66,7 +66,7 @@ async def test_whoever_has_waited_leaves_its_place_to_the_next(
     await client.set(KEY, 1)
     sent = counted_reads(client, monkeypatch)
     for value in (2, 3, 4):
-        client.runtime.batons.crowd(KEY)
+        client.runtime.shared_queues.crowd(KEY)
         assert (await client.update(KEY, Count())).value == value
     assert sent == []
 
@@ -79,14 +79,14 @@ async def test_where_no_connection_is_to_spare_nobody_waits(
     client = make_client(settings.model_copy(update={"redis_connections_max": 1}))
     await client.set(KEY, 1)
     street.take()
-    client.runtime.batons.crowd(KEY)
+    client.runtime.shared_queues.crowd(KEY)
     begun = monotonic()
     assert (await client.update(KEY, Count(), timeout=2 * LIMIT_S)).value == 2
     assert monotonic() - begun < LIMIT_S
 
 
 @pytest.mark.parametrize(("connections", "pauses"), [(1, 3), (2, 0)])
-async def test_where_no_baton_is_to_be_had_a_pause_follows_every_conflict(
+async def test_where_no_turn_is_to_be_had_a_pause_follows_every_conflict(
     make_client: MakeClient,
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
@@ -119,7 +119,7 @@ async def test_where_no_baton_is_to_be_had_a_pause_follows_every_conflict(
 async def test_a_client_that_is_closed_waits_no_longer(one: AsyncStateCache, street: Street) -> None:
     await one.set(KEY, 1)
     street.take()
-    one.runtime.batons.crowd(KEY)
+    one.runtime.shared_queues.crowd(KEY)
     begun = monotonic()
     update = asyncio.create_task(one.update(KEY, Count(), timeout=2 * LIMIT_S))
     await street.waited_for_by(1)
