@@ -2,9 +2,9 @@
 
 Writing goes in three steps, before any effect: encode; read the bytes back as a reader will; compare with the value.
 What cannot be read back is refused, for it would break all readers. What comes back otherwise is looked at for what it
-lost (`losses`). Datetimes without a time zone are refused on both ways. Nesting ends at NESTING_MAX levels, for readers
-have stacks of their own. Pydantic's models are known by their methods and stored as its JSON mode has them. Reasons
-name places, types and remedies, not values: they end up in logs.
+lost (`value_loss`). Datetimes without a time zone are refused on both ways. Nesting ends at NESTING_MAX levels, for
+readers have stacks of their own. Pydantic's models are known by their methods and stored as its JSON mode has them.
+Reasons name places, types and remedies, not values: they end up in logs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import msgspec
 from msgspec import inspect
 
 from statecache.errors import CodecError, LimitExceeded, SchemaNewer, UsageError
-from statecache.losses import (
+from statecache.model import VALUE_BYTES_MAX, Encoding
+from statecache.schemas import judged, left_out, schema_of
+from statecache.value_loss import (
     NAIVE,
     NESTING_MAX,
     is_model,
@@ -35,8 +37,6 @@ from statecache.losses import (
     step_of,
     walk,
 )
-from statecache.model import VALUE_BYTES_MAX, Encoding
-from statecache.schemas import judged, left_out, schema_of
 
 CODECS_MAX = 256
 """How many codecs are kept for reuse."""

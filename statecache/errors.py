@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from statecache.facts import StateCacheError as StateCacheError
-from statecache.facts import unended
+from statecache.error_facts import StateCacheError as StateCacheError
+from statecache.error_facts import unended
 
 if TYPE_CHECKING:
     from statecache.model import Position

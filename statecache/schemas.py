@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 from msgspec import inspect
 
-from statecache.losses import is_model, is_record, step_of
+from statecache.value_loss import is_model, is_record, step_of
 
 _FINGERPRINT_DIGITS = 8
 _PLAIN = frozenset({str, int, float, bool, type(None), bytes})

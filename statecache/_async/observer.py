@@ -12,8 +12,8 @@ import functools
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, Self
 
+from statecache.call_notes import Observation, under_way
 from statecache.clock import monotonic
-from statecache.noting import Observation, under_way
 
 if TYPE_CHECKING:
     from statecache._async.transaction import AsyncTransaction

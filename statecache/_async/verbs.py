@@ -14,6 +14,7 @@ from statecache._async.observer import observe
 from statecache._async.steps import AsyncStepping
 from statecache._async.transaction import AsyncTransaction
 from statecache.backoff import Backoff
+from statecache.call_notes import note
 from statecache.clock import boottime, monotonic
 from statecache.commits.in_flight import Acknowledged
 from statecache.core.commit.durable import NOWHERE, PASSED
@@ -22,7 +23,6 @@ from statecache.errors import InvalidKey, LeaseLost, Lost, UsageError, VersionCo
 from statecache.keys import checked_key, group_of
 from statecache.leases import Locks, checked_patience, checked_ttl
 from statecache.model import Durability, Outcome, Policy, Position, State
-from statecache.noting import note
 
 if TYPE_CHECKING:
     from statecache.core.runtime import Runtime

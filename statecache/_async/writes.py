@@ -7,13 +7,13 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statecache._async.reads import AsyncReads
+from statecache.call_notes import note
 from statecache.clock import boottime, monotonic
 from statecache.commits.answers import Absent
 from statecache.core.view import expected_of
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.model import ABSENT, PRESENT, Durability, Expected, State, Write
-from statecache.noting import note
 from statecache.records import record_of_write
 
 if TYPE_CHECKING:

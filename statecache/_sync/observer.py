@@ -14,9 +14,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
+from statecache.call_notes import Observation, under_way
 from statecache.clock import monotonic
 from statecache.concurrency import iterated, run
-from statecache.noting import Observation, under_way
 
 if TYPE_CHECKING:
     from statecache._sync.transaction import Transaction

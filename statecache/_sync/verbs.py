@@ -16,6 +16,7 @@ from statecache._sync.observer import observe
 from statecache._sync.steps import Stepping
 from statecache._sync.transaction import Transaction
 from statecache.backoff import Backoff
+from statecache.call_notes import note
 from statecache.clock import boottime, monotonic
 from statecache.commits.in_flight import Acknowledged
 from statecache.concurrency import entered, run
@@ -25,7 +26,6 @@ from statecache.errors import InvalidKey, LeaseLost, Lost, UsageError, VersionCo
 from statecache.keys import checked_key, group_of
 from statecache.leases import Locks, checked_patience, checked_ttl
 from statecache.model import Durability, Outcome, Policy, Position, State
-from statecache.noting import note
 
 if TYPE_CHECKING:
     from statecache.core.runtime import Runtime

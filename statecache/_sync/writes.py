@@ -9,6 +9,7 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statecache._sync.reads import Reads
+from statecache.call_notes import note
 from statecache.clock import boottime, monotonic
 from statecache.commits.answers import Absent
 from statecache.concurrency import entered, run
@@ -16,7 +17,6 @@ from statecache.core.view import expected_of
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.model import ABSENT, PRESENT, Durability, Expected, State, Write
-from statecache.noting import note
 from statecache.records import record_of_write
 
 if TYPE_CHECKING:

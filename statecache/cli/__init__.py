@@ -27,6 +27,6 @@ def _status() -> int:
     except ModuleNotFoundError:
         print(NEEDS, file=sys.stderr)
         return CONFIGURATION
-    from statecache.cli.run import run
+    from statecache.cli.main import run
 
     return run(sys.argv[1:])

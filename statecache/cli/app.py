@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from statecache.cli import epochs, lost, policy, quarantine, running
+from statecache.cli import deployment, epochs, lost, policy, quarantine
 from statecache.cli.demo.command import demo
 from statecache.cli.doctor.command import doctor
 from statecache.cli.locks.command import locks
@@ -55,12 +55,12 @@ app.command(short_help="Show how a deployment stands.")(status)
 app.command(short_help="List what was acknowledged and is lost.")(lost.lost)
 app.command(short_help="Watch a deployment live.")(top)
 app.command(short_help="Check servers, settings, rights.")(doctor)
-app.command(short_help="Bring the Postgres schema up to date.")(running.migrate)
-app.command(short_help="Run a worker until SIGTERM.")(running.worker)
-app.command(short_help="Run servers to develop against.")(running.dev)
+app.command(short_help="Bring the Postgres schema up to date.")(deployment.migrate)
+app.command(short_help="Run a worker until SIGTERM.")(deployment.worker)
+app.command(short_help="Run servers to develop against.")(deployment.dev)
 app.command(short_help="See it survive kills: agents at work, then an audit.")(demo)
 app.command(short_help="Replay agent runs, kill, audit.")(replay)
-app.command(short_help="Show the version.")(running.version)
+app.command(short_help="Show the version.")(deployment.version)
 
 epoch = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look after the shards' epochs.")
 epoch.command("adopt", short_help="Declare this Redis the primary of shards.")(epochs.adopt_command)

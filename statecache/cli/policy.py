@@ -30,7 +30,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 async def recorded(settings: Settings) -> list[Recorded]:
     """Return what is recorded."""
     from statecache._async.client import AsyncStateCache
-    from statecache.cli.reach import patient
+    from statecache.cli.connecting import patient
 
     async with AsyncStateCache(settings=await patient(settings)) as cache:
         rows = await cache.runtime.postgres.fetch("namespaces", {}, seconds=cache.settings.timeout_s)
@@ -41,7 +41,7 @@ async def recorded(settings: Settings) -> list[Recorded]:
 async def record(settings: Settings, namespace: str, locking: Locking) -> None:
     """Record how a namespace's locks are kept."""
     from statecache._async.client import AsyncStateCache
-    from statecache.cli.reach import patient
+    from statecache.cli.connecting import patient
 
     settings = (await patient(settings)).model_copy(update={"writer": f"operator {operator()}"})
     async with AsyncStateCache(settings=settings) as cache:

@@ -28,8 +28,8 @@ from statecache.records import text_of
 
 if TYPE_CHECKING:
     from statecache.settings import Settings
-    from statecache_workers.parked import Parked
-    from statecache_workers.release import Done
+    from statecache_workers.parked_entries import Parked
+    from statecache_workers.quarantine_release import Done
 
 EXCERPT_BYTES = 400
 Ids = Annotated[list[str], typer.Argument(metavar="ID…", help="As `list` shows them, like 58:3-1207.")]
@@ -53,7 +53,7 @@ def list_command(dropped: Dropped = False, postgres_url: PostgresUrl = None, as_
     if not found:
         print("nothing is in quarantine")
         return OK
-    from statecache_workers.parked import reason_text
+    from statecache_workers.parked_entries import reason_text
 
     now = wall()
     rows = [
@@ -68,7 +68,7 @@ def list_command(dropped: Dropped = False, postgres_url: PostgresUrl = None, as_
 
 
 async def _listed(settings: Settings, *, dropped: bool) -> list[Parked]:
-    from statecache_workers.release import opened
+    from statecache_workers.quarantine_release import opened
 
     async with opened(settings) as quarantine:
         return await quarantine.listed(dropped=dropped)
@@ -99,7 +99,7 @@ def show(
       statecache quarantine show 58:3-1207
       statecache quarantine show 58:3-1207 --json
     """
-    from statecache_workers.parked import ParkedAt, reason_text
+    from statecache_workers.parked_entries import ParkedAt, reason_text
 
     place = ParkedAt.parse(id)
     parked = asyncio.run(_found(settings_of(postgres_url=postgres_url), place))
@@ -123,7 +123,7 @@ def show(
 
 
 def _print_fields(pairs: list[tuple[bytes, bytes]]) -> None:
-    from statecache_workers.parked import excerpt
+    from statecache_workers.parked_entries import excerpt
 
     print()
     for name, value in pairs:
@@ -132,7 +132,7 @@ def _print_fields(pairs: list[tuple[bytes, bytes]]) -> None:
 
 
 async def _found(settings: Settings, place: Any) -> Parked | None:
-    from statecache_workers.release import opened
+    from statecache_workers.quarantine_release import opened
 
     async with opened(settings) as quarantine:
         return await quarantine.found(place)
@@ -155,8 +155,8 @@ def retry(
       statecache quarantine retry 58:3-1207
       statecache quarantine retry all
     """
-    from statecache_workers.parked import ParkedAt
-    from statecache_workers.release import retry as run
+    from statecache_workers.parked_entries import ParkedAt
+    from statecache_workers.quarantine_release import retry as run
 
     places = None if ids == ["all"] else [ParkedAt.parse(one) for one in ids]
     done = asyncio.run(run(settings_of(redis_url=redis_url, postgres_url=postgres_url), places))
@@ -183,9 +183,9 @@ def drop(
     Examples:
       statecache quarantine drop 58:3-1207 --yes --reason "test data"
     """
-    from statecache_workers.parked import ParkedAt
-    from statecache_workers.release import drop as run
-    from statecache_workers.release import missing
+    from statecache_workers.parked_entries import ParkedAt
+    from statecache_workers.quarantine_release import drop as run
+    from statecache_workers.quarantine_release import missing
 
     places = [ParkedAt.parse(one) for one in ids]
     level = checked_durability(durability)
@@ -203,7 +203,7 @@ def drop(
 
 
 def _report(done: list[Done], verb: str, *, as_json: bool) -> int:
-    from statecache_workers.release import NOT_THERE
+    from statecache_workers.quarantine_release import NOT_THERE
 
     whole = all(one.done for one in done)
     if as_json:

@@ -2,7 +2,7 @@
 
 Of acknowledged commits only the highest position of each shard and epoch is kept: within one, positions reach Postgres
 in their order. Across epochs they do not, so a position of an earlier epoch is not replaced by one of a later. The last
-thousand commits are kept one by one, for a failover may take some of them (see `losses`). A call is under way from its
+thousand commits are kept one by one, for a failover may take some of them (see `lost`). A call is under way from its
 first step to its last: closing waits for it, and what is called inside of it is part of it. One that was interrupted at
 whatever place is over once nobody refers to it. A forked child starts with neither.
 """

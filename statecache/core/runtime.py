@@ -11,7 +11,7 @@ from statecache.commits.unknown import UnknownOutcomes
 from statecache.concurrency import TASKS, Concurrency
 from statecache.core.commit.committer import Committer, new_change_id
 from statecache.core.commit.durable import Durable
-from statecache.core.commit.losses import Losses
+from statecache.core.commit.lost import Losses
 from statecache.core.commit.outcome import OutcomeLookup
 from statecache.core.commit.support import DurabilitySupport
 from statecache.core.epoch.opener import Opener

@@ -10,7 +10,7 @@ import pytest
 from statecache import AsyncStateCache, Settings, VersionConflict
 from statecache.errors import Quarantined
 from statecache.keys import KeySpace
-from statecache_workers import release
+from statecache_workers import quarantine_release
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, MakeWorker, flush, flushing, rows
@@ -335,7 +335,7 @@ async def test_nothing_is_marked_as_dropped_before_postgres_holds_what_was_befor
 async def test_all_of_more_entries_than_a_listing_shows_are_taken_in(
     cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(release.Quarantine.listed, "__kwdefaults__", {"limit": 2})
+    monkeypatch.setattr(quarantine_release.Quarantine.listed, "__kwdefaults__", {"limit": 2})
     psql.execute(POISON)
     for i in range(5):
         agents.commit((f"runs/{i}", BIG))

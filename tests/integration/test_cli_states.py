@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings, StateCache
-from statecache.cli.reach import patient
+from statecache.cli.connecting import patient
 from statecache.keys import KeySpace
 from statecache.model import VALUE_BYTES_MAX
 from statecache_workers.worker import Worker

@@ -15,7 +15,7 @@ from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache.settings import masked
 from statecache.sql import statement
-from statecache_workers.arrays import integers, register
+from statecache_workers.postgres_arrays import integers, register
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
 from tests.fixtures.servers import every_redis

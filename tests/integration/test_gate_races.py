@@ -14,7 +14,7 @@ import pytest
 from statecache import Settings
 from statecache.clock import monotonic
 from statecache.concurrency import THREADS, run
-from statecache.core.epoch import deletion, opening, rescue
+from statecache.core.epoch import attempt, deletion, rescue
 from statecache.core.epoch.gate import Gate
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.tier import RedisTier
@@ -115,7 +115,7 @@ def test_openers_that_die_one_after_the_other_at_every_step_leave_it_to_the_next
     shard: World, story: Callable[[World], tuple[Valkey, Authority]], order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deletion, "KEYS_PER_CALL", 2)
-    monkeypatch.setattr(opening, "_POSITIONS_PER_PAGE", 3)
+    monkeypatch.setattr(attempt, "_POSITIONS_PER_PAGE", 3)
     monkeypatch.setattr(rescue, "_PAGE", 2)
     server, authority = story(shard)
     acknowledged = {entry.change_id for entry in shard.entries(server)}

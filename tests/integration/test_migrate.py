@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from statecache import ConfigurationError, PostgresUnavailable, RedisUnavailable, Settings
-from statecache.cli.run import run
+from statecache.cli.main import run
 from statecache.core.postgres import migrate as module
 from statecache.core.postgres.migrate import MigrationReport, migrate
 from statecache.keys import KeySpace

@@ -14,7 +14,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from statecache import AsyncStateCache, Settings
-from statecache.cli.run import run
+from statecache.cli.main import run
 from statecache.settings import process_environment
 from statecache.testing.workers import Workers
 from tests.fixtures.servers import plain_client

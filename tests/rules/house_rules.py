@@ -15,18 +15,18 @@ from functools import cache
 from pathlib import PurePosixPath
 
 LAYERS = (
-    ("statecache.model", "statecache.facts", "statecache.errors", "statecache.agent_run"),
+    ("statecache.model", "statecache.error_facts", "statecache.errors", "statecache.agent_run"),
     tuple(
         f"statecache.{name}"
         for name in (
             "keys",
-            "losses",
+            "value_loss",
             "schemas",
             "codec",
             "records",
             "outcomes",
             "entries",
-            "packing",
+            "resp",
             "epochs",
             "reconcile",
             "near",
@@ -45,7 +45,7 @@ LAYERS = (
         "statecache._signals",
         "statecache._tls",
     ),
-    ("statecache.commits", "statecache.redis_errors", "statecache.noting"),
+    ("statecache.commits", "statecache.redis_errors", "statecache.call_notes"),
     ("statecache.core",),
     ("statecache._async", "statecache._sync"),
     ("statecache",),

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args
 import psycopg
 
 from statecache import lua, sql
-from statecache.core.epoch.calls import Calls
+from statecache.core.epoch.requests import Calls
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.connection import Link
 from statecache.errors import PostgresUnavailable, RedisUnavailable

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from statecache import Settings
-from statecache.cli.run import run
+from statecache.cli.main import run
 from statecache.settings import process_environment
 
 WAIT_S = 60.0

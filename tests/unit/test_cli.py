@@ -13,10 +13,10 @@ import pytest
 
 from statecache.cli import NEEDS
 from statecache.cli.epochs import numbers
+from statecache.cli.error_text import line_of
 from statecache.cli.exits import status_of
-from statecache.cli.run import run
+from statecache.cli.main import run
 from statecache.cli.states import command as states
-from statecache.cli.told import line_of
 from statecache.errors import (
     ConfigurationError,
     DurabilityRefused,

@@ -12,7 +12,7 @@ from statecache.cli.options import operator
 from statecache.cli.screen import plain, size_text, time_text
 from statecache.cli.status.attention import GATES
 from statecache.cli.status.command import _show, backlog_of, lag_of, overview_of
-from statecache.cli.status.looks import Looks
+from statecache.cli.status.rates import Looks
 from statecache.cli.status.sample import Sample, Server, Shard, WorkerSeen, from_redis, sample_of
 from statecache.cli.top.command import _once
 from statecache.cli.top.view import View, lines_of, shortened

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from statecache.cli.run import run
+from statecache.cli.main import run
 from statecache.cli.states.where import Where, where
 from statecache.errors import ConfigurationError, InvalidKey
 from statecache.settings import Settings

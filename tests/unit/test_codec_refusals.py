@@ -16,8 +16,8 @@ import pytest
 
 from statecache.codec import Codec, codec_for
 from statecache.errors import CodecError, LimitExceeded, UsageError
-from statecache.losses import NESTING_MAX
 from statecache.model import Encoding
+from statecache.value_loss import NESTING_MAX
 from tests.unit.sample_values import (
     ACCOUNT,
     AWARE,

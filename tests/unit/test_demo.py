@@ -13,7 +13,7 @@ from rich.console import Console
 from statecache import Settings
 from statecache.cli.demo import view as demo_view
 from statecache.cli.demo.command import lines_to_try, program, status_of
-from statecache.cli.run import run
+from statecache.cli.main import run
 from statecache.replay.audit import AuditRow, Evidence
 from statecache.replay.progress import Casualties, ReplayProgress
 from statecache.replay.report import Report

@@ -15,7 +15,6 @@ from psycopg.adapt import PyFormat, Transformer
 from statecache.reconcile import Tip
 from statecache.settings import Settings
 from statecache_workers import runner
-from statecache_workers.arrays import blobs, integers, texts, times, truths
 from statecache_workers.holdings import (
     BRIEF_S,
     MISFITS_MAX,
@@ -27,8 +26,9 @@ from statecache_workers.holdings import (
     shares,
     turn_after,
 )
-from statecache_workers.places import StreamPlace
-from statecache_workers.room import shortage
+from statecache_workers.postgres_arrays import blobs, integers, texts, times, truths
+from statecache_workers.redis_memory import shortage
+from statecache_workers.stream_places import StreamPlace
 from statecache_workers.streams import Slice, sliced
 from statecache_workers.tip_cache import TipCache
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import statecache._async.observer as async_observing
 import statecache._sync.observer as sync_observing
-import statecache.noting as async_noting
+import statecache.call_notes as async_noting
 from statecache import (
     AsyncStateCache,
     ConfigurationError,

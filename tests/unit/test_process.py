@@ -11,7 +11,7 @@ import pytest
 
 from statecache._process import Mutex
 from statecache.errors import UsageError
-from statecache.packing import packed
+from statecache.resp import packed
 
 LIMIT_S = 60.0
 

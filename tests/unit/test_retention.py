@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as some
 
-from statecache_workers.places import StreamPlace
 from statecache_workers.retention import MARKS_MAX, STEPS, Retention
+from statecache_workers.stream_places import StreamPlace
 
 flushes = some.lists(some.tuples(some.floats(0, 30), some.integers(1, 50), some.integers(0, 100_000)), max_size=200)
 

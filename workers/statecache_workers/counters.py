@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from statecache_workers.batch_writing import WriteResult
     from statecache_workers.holdings import Heads
     from statecache_workers.streams import Slice
-    from statecache_workers.writing import WriteResult
 
 CAUSES = ("behind", "sibling", "descendant", "companion", "branch")
 """Why a change becomes a conflict: the flusher's rulings, and `branch` for what an old branch brought back."""

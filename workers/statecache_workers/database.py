@@ -27,8 +27,8 @@ from statecache.core.postgres.connection import BEGIN, Warnings, connect, doubt_
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.settings import masked
 from statecache.sql import statement
-from statecache_workers.arrays import register
 from statecache_workers.logs import whisper
+from statecache_workers.postgres_arrays import register
 
 if TYPE_CHECKING:
     from statecache.core.postgres.tier import Session

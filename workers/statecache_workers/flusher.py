@@ -29,7 +29,7 @@ from statecache.clock import monotonic
 from statecache.errors import PostgresUnavailable, RedisUnavailable
 from statecache.reconcile import NOTHING, Tip
 from statecache_workers.acknowledgement import Acknowledgement
-from statecache_workers.arrays import integers, texts
+from statecache_workers.batch_writing import Judged, WriteResult, judged, mark_of, watermarks, writes
 from statecache_workers.counters import Counters
 from statecache_workers.database import Call, Database, Poison
 from statecache_workers.foreign_entries import find_foreign_entries
@@ -45,16 +45,16 @@ from statecache_workers.holdings import (
     turn_after,
 )
 from statecache_workers.logs import alarm, warn, whisper
-from statecache_workers.places import StreamPlace
+from statecache_workers.lost_tails import gap_call
+from statecache_workers.postgres_arrays import integers, texts
 from statecache_workers.quarantine import write_carefully
 from statecache_workers.read_ahead import Lookout, ReadAhead, still_next
 from statecache_workers.recall import Recall
 from statecache_workers.repair import Repair
 from statecache_workers.sizing import BatchSize
+from statecache_workers.stream_places import StreamPlace
 from statecache_workers.streams import Entry, Slice, Streams, Wanted
-from statecache_workers.tails import gap_call
 from statecache_workers.tip_cache import TipCache
-from statecache_workers.writing import Judged, WriteResult, judged, mark_of, watermarks, writes
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link

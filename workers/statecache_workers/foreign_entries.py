@@ -22,8 +22,8 @@ from statecache.model import ChangeSet, Position
 from statecache_workers.database import Database, Poison
 from statecache_workers.holdings import Holding, misplaced, set_apart
 from statecache_workers.logs import alarm
-from statecache_workers.places import place_of
 from statecache_workers.quarantine import UNREADABLE, Raw, park_raw
+from statecache_workers.stream_places import place_of
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link

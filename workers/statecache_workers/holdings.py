@@ -16,8 +16,8 @@ from statecache.epochs import UNFENCED
 from statecache.errors import InvalidKey
 from statecache.keys import checked_key
 from statecache_workers.logs import alarm
-from statecache_workers.places import StreamPlace
 from statecache_workers.retention import Retention
+from statecache_workers.stream_places import StreamPlace
 
 if TYPE_CHECKING:
     from statecache.keys import KeySpace

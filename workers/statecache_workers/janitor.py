@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from statecache.clock import monotonic as real_monotonic
 from statecache_workers.database import Call, Database
 from statecache_workers.holdings import Holding, misplaced, set_apart
-from statecache_workers.places import StreamPlace, place_of
 from statecache_workers.retention import Retention
+from statecache_workers.stream_places import StreamPlace, place_of
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
     from statecache.keys import KeySpace
-    from statecache.packing import Command
+    from statecache.resp import Command
     from statecache.settings import Settings
     from statecache_workers.streams import Streams
 

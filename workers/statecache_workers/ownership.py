@@ -23,10 +23,10 @@ import msgspec
 
 from statecache.entries import storable
 from statecache.errors import RedisUnavailable
-from statecache_workers.arrays import integers
 from statecache_workers.database import Call, Database, Transaction
 from statecache_workers.holdings import Head, OwnedRow, agree
 from statecache_workers.logs import warn
+from statecache_workers.postgres_arrays import integers
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link

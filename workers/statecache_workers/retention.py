@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from statecache_workers.places import StreamPlace
+from statecache_workers.stream_places import StreamPlace
 
 STEPS = 16
 """Into how many steps time and bytes are divided: what is kept too long is a step's part."""

@@ -24,12 +24,12 @@ from statecache.lua import script
 from statecache.model import ChangeSet, Position
 from statecache.redis_errors import DEMOTED, code_of, no_primary
 from statecache_workers.holdings import Head, Heads, Holding, head_of, set_apart
-from statecache_workers.places import StreamPlace
+from statecache_workers.stream_places import StreamPlace
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
     from statecache.keys import KeySpace
-    from statecache.packing import Command
+    from statecache.resp import Command
     from statecache.settings import Settings
 
 WAIT_GRACE_S = 0.25

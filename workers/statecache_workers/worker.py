@@ -32,12 +32,12 @@ from statecache_workers.gatekeeper import Gatekeeper
 from statecache_workers.holdings import Head, Heads, Holding, set_apart
 from statecache_workers.janitor import Janitor
 from statecache_workers.logs import alarm, say, warn, whisper
+from statecache_workers.lost_tails import tell_of_tails
 from statecache_workers.ownership import Ownership, Share, look_again
 from statecache_workers.policies import Policies
+from statecache_workers.redis_memory import ASK, ROOM_S, shortage
 from statecache_workers.resync import resync
-from statecache_workers.room import ASK, ROOM_S, shortage
 from statecache_workers.streams import Stock, Woken
-from statecache_workers.tails import tell_of_tails
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link

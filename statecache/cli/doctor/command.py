@@ -11,10 +11,10 @@ import msgspec
 import typer
 
 from statecache.cli.doctor.findings import Finding, LevelSeen, error, warning
+from statecache.cli.error_text import origin_told, text_of
 from statecache.cli.exits import FINDING, OK, refuses_user, status_of
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import counted, print_json, print_labelled, print_table
-from statecache.cli.told import origin_told, text_of
 from statecache.clock import monotonic
 from statecache.epochs import UNFENCED, Pin, Refusal, decide
 from statecache.errors import ConfigurationError, DurabilityRefused, StateCacheError, Unavailable

@@ -10,7 +10,7 @@ import msgspec
 import psycopg
 
 from statecache.cli.doctor.findings import Finding, error, note, warning
-from statecache.cli.whole import WHOLE_AGAIN, lacking_of
+from statecache.cli.schema_check import WHOLE_AGAIN, lacking_of
 from statecache.clock import wall
 from statecache.core.postgres.connection import brief, connect
 from statecache.epochs import ShardRow

@@ -21,7 +21,7 @@ from statecache.epochs import Look, look_of
 from statecache.keys import HASH, KeySpace
 from statecache.lua import script
 from statecache.settings import pin_difference
-from statecache_workers.room import shortage
+from statecache_workers.redis_memory import shortage
 
 if TYPE_CHECKING:
     from statecache.settings import Settings

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache._async.client import AsyncStateCache
-from statecache.cli.reach import patient
+from statecache.cli.connecting import patient
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError
 from statecache.leases import StandingLease, lease_of, queue_of

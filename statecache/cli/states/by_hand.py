@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from statecache._async.client import AsyncStateCache
-from statecache.cli.reach import patient
+from statecache.cli.connecting import patient
 from statecache.errors import CodecError, PostgresUnavailable
 from statecache.lua import script
 from statecache.model import Position, Record, State
 from statecache.redis_errors import refusal
 from statecache.settings import Settings
-from statecache_workers.parked import ParkedAt
+from statecache_workers.parked_entries import ParkedAt
 
 _LAST = "\U0010ffff"
 """No key is above it."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from statecache.cli.error_text import origin_told
 from statecache.cli.exits import FINDING, OK, UNREACHABLE
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import counted, print_json, print_labelled, size_text, time_text
 from statecache.cli.status.attention import BACKLOG_LIMIT, NEW, Overview, attention_of
-from statecache.cli.told import origin_told
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache.cli.exits import CONFIGURATION, status_of
+from statecache.cli.schema_check import WHOLE_AGAIN, lacking_of
 from statecache.cli.screen import size_text
-from statecache.cli.whole import WHOLE_AGAIN, lacking_of
 from statecache.clock import monotonic, wall
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.tier import RedisTier
@@ -24,7 +24,7 @@ from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache.records import time_of
 from statecache.settings import masked
-from statecache_workers.room import shortage
+from statecache_workers.redis_memory import shortage
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link

@@ -21,7 +21,7 @@ from statecache.cli.exits import OK, UNREACHABLE
 from statecache.cli.options import PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import console, is_terminal, print_json, print_table
 from statecache.cli.status.command import WORST_MAX
-from statecache.cli.status.looks import EVERY_S, Figures, Looks
+from statecache.cli.status.rates import EVERY_S, Figures, Looks
 from statecache.errors import UsageError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from rich.text import Text
 from statecache.cli.screen import plain, size_text, styled, time_text
 from statecache.cli.status.attention import BACKLOG_LIMIT
 from statecache.cli.status.command import backlog_text, lag_text, server_text, shards_text
-from statecache.cli.status.looks import EVERY_S, LOOKS_MAX, Figures
+from statecache.cli.status.rates import EVERY_S, LOOKS_MAX, Figures
 from statecache.cli.status.sample import COUNTED_MAX
 
 WIDE = 110

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commits.answers import Committed
 from statecache.commits.commit import Commit
@@ -35,13 +36,12 @@ from statecache.errors import (
     StateCacheError,
 )
 from statecache.model import COMMIT_BYTES_MAX
-from statecache.noting import note
 
 if TYPE_CHECKING:
     from statecache.commits.in_flight import InFlight
     from statecache.commits.unknown import UnknownOutcomes
     from statecache.core.commit.durable import Durable
-    from statecache.core.commit.losses import Losses
+    from statecache.core.commit.lost import Losses
     from statecache.core.commit.support import DurabilitySupport
     from statecache.core.epoch.opener import Opener
     from statecache.core.lock.policies import Policies

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commits.answers import Committed, Found
 from statecache.commits.decision import Again, Fail, Pause, Refuse, Wait, after_error, after_lookup, hindered
@@ -21,7 +22,6 @@ from statecache.errors import (
     StateCacheError,
     Unavailable,
 )
-from statecache.noting import note
 from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from statecache.core.epoch.hashes import held_states
+from statecache.core.epoch.evicted_meta import held_states
 from statecache.entries import INTEGER_MAX, salvaged
 from statecache.epochs import HeldChange, Look, continues, parting
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from statecache.core.epoch.calls import Calls
+    from statecache.core.epoch.requests import Calls
     from statecache.keys import KeySpace
 
 ANY = ""

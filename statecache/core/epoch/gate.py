@@ -1,6 +1,6 @@
 """Opening shards' gates: who asks, how long it is tried, and what is said when it may not be.
 
-An attempt (`opening`) opens what may be opened now. What others are just opening, or hold, is tried again; what this
+An attempt (`attempt`) opens what may be opened now. What others are just opening, or hold, is tried again; what this
 authority may not open is refused with the reason, and the other shards are open all the same.
 """
 
@@ -15,9 +15,9 @@ from redis.exceptions import ResponseError
 
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
-from statecache.core.epoch.candidate import Candidate
-from statecache.core.epoch.facts import AttemptResult, Opened
-from statecache.core.epoch.opening import Attempt
+from statecache.core.epoch.attempt import Attempt
+from statecache.core.epoch.authority import Candidate
+from statecache.core.epoch.stages import AttemptResult, Opened
 from statecache.epochs import Authority, Refusal
 from statecache.errors import ForeignData, Unavailable
 from statecache.redis_errors import refusal

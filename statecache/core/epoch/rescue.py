@@ -19,7 +19,7 @@ import msgspec
 import psycopg
 from psycopg import errors as pg
 
-from statecache.core.epoch.hashes import beyond
+from statecache.core.epoch.evicted_meta import beyond
 from statecache.core.postgres.connection import committed
 from statecache.entries import (
     INTEGER_MAX,

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from redis.exceptions import ResponseError
 
 from statecache.backoff import Backoff
+from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.core.redis.tier import patience_for
 from statecache.errors import Backpressure, ConfigurationError, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
-from statecache.noting import note
 from statecache.records import absence, hash_of, record_of_row
 from statecache.redis_errors import FINAL, found_at, refusal
 

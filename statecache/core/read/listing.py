@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.near import Near
-    from statecache.packing import Command
+    from statecache.resp import Command
     from statecache.settings import Settings
 
 _GATE_S = 0.5

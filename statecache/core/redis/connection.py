@@ -32,7 +32,7 @@ from statecache.concurrency import TASKS, Concurrency
 from statecache.concurrency.sockets import is_buffered, unread_bytes
 from statecache.core.pool import silent_since
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
-from statecache.packing import Command, packed
+from statecache.resp import Command, packed
 from statecache.settings import masked
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from statecache.settings import pin_difference
 if TYPE_CHECKING:
     from statecache.core.redis.pairing import Pairing
     from statecache.keys import KeySpace
-    from statecache.packing import Command
+    from statecache.resp import Command
     from statecache.settings import Settings
 
 

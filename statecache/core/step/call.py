@@ -24,6 +24,7 @@ import msgspec
 
 from statecache import steps
 from statecache.backoff import Backoff, pause_s
+from statecache.call_notes import note
 from statecache.clock import monotonic, wall
 from statecache.codec import codec_for
 from statecache.core.commit.committer import new_change_id
@@ -46,7 +47,6 @@ from statecache.errors import (
 )
 from statecache.keys import checked_key
 from statecache.model import ABSENT, Encoding, Position, Record, Write
-from statecache.noting import note
 from statecache.steps import Done, NotDone, Retry, Step, StepRecord
 
 if TYPE_CHECKING:

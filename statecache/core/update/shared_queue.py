@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.model import Record
     from statecache.near import Near
-    from statecache.packing import Command
+    from statecache.resp import Command
 
 _LASTS_MS = 1000
 """How long whoever has a turn is waited for, in ms."""

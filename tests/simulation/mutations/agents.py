@@ -134,7 +134,7 @@ AGENTS = {
     ),
     "typed losses": Mutant(
         "what a subclass adds inside of a container is left out when it is stored",
-        "statecache/losses.py",
+        "statecache/value_loss.py",
         "    if typed and kind is not gets and is_record(kind) and is_record(gets):\n",
         "    if False:\n",
         by="model",

@@ -14,7 +14,7 @@ GATES = {
     ),
     "untold forks": Mutant(
         "a gate is opened with forks in place that Postgres has set aside",
-        "statecache/core/epoch/opening.py",
+        "statecache/core/epoch/attempt.py",
         "            await deletion.delete_forks(one.shard, one.seen.look.excepted, one.excepted, upto=one.flushed)\n",
         "            pass\n",
         by="failpoints",
@@ -98,7 +98,7 @@ GATES = {
     ),
     "old tail": Mutant(
         "what an old primary still takes is wiped with it",
-        "statecache/core/epoch/opening.py",
+        "statecache/core/epoch/attempt.py",
         "        if not old:\n",
         "        if True:\n",
         by="scenarios old_tail",
@@ -140,7 +140,7 @@ GATES = {
     ),
     "loaded elsewhere": Mutant(
         "what was loaded from another Postgres stays in Redis",
-        "statecache/core/epoch/opening.py",
+        "statecache/core/epoch/attempt.py",
         "        await self._forget_loaded(raised, deletion)\n",
         "",
         by="scenarios loaded_by_mistake",
@@ -175,7 +175,7 @@ GATES = {
     ),
     "trimmed branch": Mutant(
         "what an old Redis holds of what Postgres lost is looked for in its stream alone",
-        "statecache/core/epoch/opening.py",
+        "statecache/core/epoch/attempt.py",
         "one.shard in self._strange or look.flushed > common",
         "one.shard in self._strange",
         by="scenarios trimmed",

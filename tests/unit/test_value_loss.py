@@ -12,8 +12,8 @@ import pytest
 
 from statecache import AgentRun
 from statecache.codec import codec_for
-from statecache.losses import NESTING_MAX, slot_of
 from statecache.model import Encoding
+from statecache.value_loss import NESTING_MAX, slot_of
 from tests.unit.sample_values import KEY, LongRun, Loose, Message, Run, Step, both, refused, returned, stored
 
 

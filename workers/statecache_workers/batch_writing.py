@@ -9,8 +9,8 @@ import msgspec
 
 from statecache.model import Token
 from statecache.reconcile import Fate, Fork, Judgement, Tip, judge
-from statecache_workers.arrays import blobs, integers, texts, times, truths
 from statecache_workers.database import Call, Transaction
+from statecache_workers.postgres_arrays import blobs, integers, texts, times, truths
 
 if TYPE_CHECKING:
     from statecache.model import ChangeSet

@@ -10,7 +10,7 @@ import pytest
 from statecache.errors import UsageError
 from statecache.keys import KeySpace
 from statecache.model import Change, ChangeSet, Position
-from statecache_workers.parked import (
+from statecache_workers.parked_entries import (
     Parked,
     ParkedAt,
     Spot,

@@ -10,9 +10,9 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from statecache.errors import PostgresUnavailable
-from statecache_workers.arrays import texts
 from statecache_workers.database import Call, Database
 from statecache_workers.logs import alarm, warn
+from statecache_workers.postgres_arrays import texts
 
 if TYPE_CHECKING:
     from statecache_workers.streams import Gap, Slice

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import typer
 
 from statecache.cli.app import app
+from statecache.cli.error_text import facts_of, given_by, line_of, origin_told
 from statecache.cli.exits import INTERRUPTED, OK, USAGE, status_of
 from statecache.cli.screen import print_json
-from statecache.cli.told import facts_of, given_by, line_of, origin_told
 from statecache.errors import StateCacheError
 from statecache.settings import process_environment
 

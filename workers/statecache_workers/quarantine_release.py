@@ -28,7 +28,7 @@ from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache.model import Write
 from statecache_workers.database import Call, Database, Poison, Transaction
-from statecache_workers.parked import (
+from statecache_workers.parked_entries import (
     Parked,
     ParkedAt,
     Spot,

@@ -25,12 +25,12 @@ import psycopg
 from psycopg import errors as pg
 from redis.exceptions import NoPermissionError
 
-from statecache.core.epoch.calls import Calls
 from statecache.core.epoch.comparison import continued, parted, states_parted
 from statecache.core.epoch.deletion import ANY, Deletion
-from statecache.core.epoch.facts import AttemptResult, Opened, Raised, Seen
-from statecache.core.epoch.hashes import ends, held_states
+from statecache.core.epoch.evicted_meta import ends, held_states
+from statecache.core.epoch.requests import Calls
 from statecache.core.epoch.rescue import Branch, Rescue
+from statecache.core.epoch.stages import AttemptResult, Opened, Raised, Seen
 from statecache.epochs import (
     Look,
     Pin,
@@ -50,7 +50,7 @@ from statecache.errors import ConfigurationError
 from statecache.keys import HASH
 
 if TYPE_CHECKING:
-    from statecache.core.epoch.candidate import Candidate
+    from statecache.core.epoch.authority import Candidate
     from statecache.core.redis.connection import Link
 
 _POSITIONS_PER_PAGE = 20_000

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from statecache.cli import reach
+from statecache.cli import connecting
+from statecache.cli.connecting import patient
+from statecache.cli.error_text import facts_of, line_of
 from statecache.cli.exits import status_of
-from statecache.cli.reach import patient
-from statecache.cli.run import run
+from statecache.cli.main import run
 from statecache.cli.states import by_hand
 from statecache.cli.states import command as states
-from statecache.cli.told import facts_of, line_of
 from statecache.clock import monotonic
 from statecache.errors import (
     AlreadyExists,
@@ -205,7 +205,7 @@ def test_a_url_that_nobody_gave_is_called_the_default(
 
 async def test_patience_is_short_where_a_server_refuses_connections() -> None:
     nobody = Settings(redis_url=f"redis://{NOBODY}/0", postgres_url=f"postgresql://{NOBODY}/x")
-    assert (await patient(nobody)).timeout_s == reach.REFUSED_S
+    assert (await patient(nobody)).timeout_s == connecting.REFUSED_S
     assert (await patient(nobody.model_copy(update={"timeout_s": 0.5}))).timeout_s == 0.5
 
 
@@ -222,7 +222,7 @@ BY_HAND: dict[str, Callable[[Settings], Awaitable[Any]]] = {
 async def test_a_command_by_hand_gives_up_soon_where_a_server_refuses_connections(
     monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    monkeypatch.setattr(reach, "REFUSED_S", 0.2)
+    monkeypatch.setattr(connecting, "REFUSED_S", 0.2)
     nobody = Settings(redis_url=f"redis://{NOBODY}/0", postgres_url=f"postgresql://{NOBODY}/x", timeout_s=60.0)
     before = monotonic()
     with pytest.raises(RedisUnavailable):
