@@ -329,6 +329,7 @@ async def test_all_patience_is_kept_for_servers_that_answer(settings: Settings) 
         assert (await patient(settings.model_copy(update=away))).timeout_s < settings.timeout_s
 
 
+@pytest.mark.own_servers("they ask for a password")
 @pytest.mark.parametrize("tier", ["redis", "postgres"])
 @pytest.mark.parametrize(
     "arguments",
@@ -360,6 +361,7 @@ def test_a_database_that_is_not_there_is_a_matter_of_configuration(
     assert 'FATAL: database "nowhere" does not exist' in ended.out + ended.err
 
 
+@pytest.mark.own_servers("they ask for a password")
 @pytest.mark.parametrize("tier", ["redis", "postgres"])
 def test_the_doctor_counts_a_wrong_password_as_one_error(cli: CommandLine, settings: Settings, tier: str) -> None:
     url = re.sub(r":[^:@/]*@", ":not-the-password@", getattr(settings, f"{tier}_url"))

@@ -66,6 +66,7 @@ async def test_all_is_well(cli: CommandLine, agents: Agents, worker: Worker) -> 
     assert found["openings"][0]["shards"] == 4
 
 
+@pytest.mark.own_servers("they ask for a password")
 async def test_the_urls_are_shown_without_their_passwords(cli: CommandLine, settings: Settings) -> None:
     password = settings.redis_url.partition("default:")[2].partition("@")[0]
     shown = await cli.beside("status")
@@ -143,7 +144,7 @@ async def test_a_backlog_near_its_limit_calls_for_a_person(
 
 
 @pytest.mark.parametrize(
-    ("option", "url", "seen"), [("--redis-url", NOWHERE, "Postgres 1"), ("--postgres-url", NO_POSTGRES, "Valkey")]
+    ("option", "url", "seen"), [("--redis-url", NOWHERE, "Postgres 1"), ("--postgres-url", NO_POSTGRES, "primary, ")]
 )
 async def test_with_one_server_away_the_other_is_shown(cli: CommandLine, option: str, url: str, seen: str) -> None:
     for command in (["status"], ["top", "--once"]):
@@ -207,6 +208,7 @@ async def test_a_look_reads_no_more_of_large_entries_than_it_may(agents: Agents,
     assert [one.lag_s for one in seen.shards if one.lag_entries] == [None]
 
 
+@pytest.mark.own_servers("it ends the connections of others")
 async def test_looking_survives_an_outage_of_either_server(settings: Settings, redis_raw: Any, psql: Psql) -> None:
     sampler = Sampler(settings, patience_s=WAIT_S)
     assert (await sampler.take()).redis.reachable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,7 @@ async def test_a_wrong_password_of_redis(make_client: MakeClient, settings: Sett
     assert "Check user and password" in str(error)
 
 
+@pytest.mark.own_servers("they ask for a password")
 async def test_no_password_of_redis(make_client: MakeClient, settings: Settings) -> None:
     host = urlsplit(settings.redis_url).netloc.rpartition("@")[2]
     error = await _refusal(make_client(settings.model_copy(update={"redis_url": f"redis://{host}/0"})))
@@ -84,6 +86,7 @@ async def test_no_password_of_redis(make_client: MakeClient, settings: Settings)
     assert error.reason == "authentication"
 
 
+@pytest.mark.own_servers("they ask for a password")
 async def test_a_wrong_password_of_postgres(make_client: MakeClient, settings: Settings) -> None:
     for url in (
         _with_user(settings.postgres_url, "postgres"),
@@ -97,6 +100,7 @@ async def test_a_wrong_password_of_postgres(make_client: MakeClient, settings: S
         assert "Check user and password" in str(error)
 
 
+@pytest.mark.own_servers("they ask for a password")
 async def test_no_password_of_postgres(make_client: MakeClient, settings: Settings) -> None:
     parts = urlsplit(settings.postgres_url)
     without = parts._replace(netloc=f"postgres@{parts.netloc.rpartition('@')[2]}").geturl()
@@ -210,7 +214,7 @@ async def test_a_user_of_other_keys_is_refused(make_client: MakeClient, grant: A
     error = await _refusal(make_client(grant("@all", keys="~other:*")))
     assert isinstance(error, ConfigurationError)
     assert "lacks rights" in str(error)
-    assert "No permissions to access a key" in str(error)
+    assert re.search("no permissions to access", str(error), re.IGNORECASE)
 
 
 async def test_a_role_without_rights_is_told_what_it_lacks(
@@ -233,6 +237,7 @@ async def test_a_role_without_rights_is_told_what_it_lacks(
 # Sockets and TLS.
 
 
+@pytest.mark.own_servers("they have a socket file")
 async def test_a_unix_socket_of_redis(make_client: MakeClient, settings: Settings, redis_raw: Any) -> None:
     path = redis_raw.config_get("unixsocket").get("unixsocket")
     if not path:
@@ -242,6 +247,7 @@ async def test_a_unix_socket_of_redis(make_client: MakeClient, settings: Setting
     assert (await client.set(KEY, 1)).version == 1
 
 
+@pytest.mark.own_servers("they have a socket file")
 async def test_a_unix_socket_of_postgres(
     make_client: MakeClient, settings: Settings, psql: psycopg.Connection[Any]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -143,6 +144,7 @@ async def test_a_command_is_sent_once_whatever_becomes_of_its_reply(
     assert redis_raw.getdel(f"{settings.prefix}-a-counter") == b"1"
 
 
+@pytest.mark.own_servers("it makes the server forget its scripts")
 async def test_what_a_pipeline_could_not_run_because_the_script_was_forgotten_is_run_again(
     settings: Settings, proxy: FaultProxy, redis_raw: Any, keys: KeySpace
 ) -> None:
@@ -168,6 +170,7 @@ async def test_a_read_is_repeated_when_its_reply_is_lost(behind: AsyncStateCache
     assert fault.struck
 
 
+@pytest.mark.own_servers("it ends the connections of others")
 async def test_connections_that_the_server_has_closed_are_replaced(
     client: AsyncStateCache, redis_raw: Any, psql: psycopg.Connection[Any]
 ) -> None:
@@ -185,7 +188,7 @@ def _nowhere(settings: Settings, **urls: str) -> Settings:
 
 async def test_a_url_that_leads_to_another_kind_of_server(make_client: MakeClient, settings: Settings) -> None:
     redis_at, postgres_at = (
-        url.partition("@")[2].partition("/")[0] for url in (settings.redis_url, settings.postgres_url)
+        urlsplit(url).netloc.rpartition("@")[2] for url in (settings.redis_url, settings.postgres_url)
     )
     with pytest.raises(Unavailable):
         await make_client(_nowhere(settings, redis_url=f"redis://{postgres_at}")).get("runs/first", timeout=0.2)

@@ -108,6 +108,7 @@ async def test_many_wait_at_once_on_one_listener(client: AsyncStateCache, settin
         assert len(listeners) <= 2
 
 
+@pytest.mark.own_servers("it ends the connections of others")
 async def test_a_waiter_whose_listener_is_killed_looks_for_itself(
     client: AsyncStateCache, worker: Worker, redis_raw: Any
 ) -> None:

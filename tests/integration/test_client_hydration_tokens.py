@@ -162,6 +162,7 @@ async def test_a_silent_redis_does_not_keep_a_reader_from_being_cancelled(
     assert monotonic() - started < 2.0
 
 
+@pytest.mark.own_servers("it changes settings of the server")
 @pytest.mark.usefixtures("unhurried")
 async def test_an_install_for_which_redis_has_no_memory_leaves_no_token(
     make_client: MakeClient, settings: Settings, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace

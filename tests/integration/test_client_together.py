@@ -82,6 +82,7 @@ async def test_a_connection_that_does_not_know_the_script_is_sent_its_text_once(
     assert seen == [["EVAL", *["EVALSHA"] * (MANY - 1)]]
 
 
+@pytest.mark.own_servers("it makes the server forget its scripts")
 async def test_a_server_that_forgot_the_script_is_sent_it_again(behind: AsyncStateCache, redis_raw: Any) -> None:
     redis_raw.script_flush()
     assert [state.version for state in await _all(behind, 2)] == [2] * MANY

@@ -171,6 +171,7 @@ async def test_what_touches_a_watched_state_without_changing_it_is_no_conflict(
     assert tx.states == {}
 
 
+@pytest.mark.own_servers("it ends the connections of others")
 async def test_a_transaction_begins_although_the_server_has_closed_its_connection(
     client: AsyncStateCache, redis_raw: Any
 ) -> None:
@@ -202,6 +203,7 @@ async def test_a_transaction_of_a_key_that_is_evicted_meanwhile_goes_on_from_pos
     assert tx.states["runs/1"].version == 1
 
 
+@pytest.mark.own_servers("it makes the server forget its scripts")
 async def test_many_transactions_on_few_connections_do_not_starve_each_other(
     settings: Settings, redis_raw: Any
 ) -> None:

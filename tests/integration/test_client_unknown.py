@@ -317,6 +317,7 @@ async def test_who_waits_behind_anothers_dial_waits_no_longer_than_its_time(
     await asyncio.wait([patient])
 
 
+@pytest.mark.own_servers("it changes settings of the server")
 async def test_a_repeat_that_could_not_write_vouches_for_no_copy(make_settings: MakeSettings, redis_raw: Any) -> None:
     """Redis has no memory, so the repeat leaves nothing behind which a WAIT would wait for."""
     async with AsyncStateCache(settings=make_settings()) as client:

@@ -335,6 +335,7 @@ async def test_a_write_takes_the_time_to_live_from_a_clean_state(
     assert redis_raw.pttl(keys.state(KEY)) == -1
 
 
+@pytest.mark.own_servers("it makes the server forget its scripts")
 @every_redis
 async def test_the_scripts_may_be_forgotten_by_the_server(
     client: AsyncStateCache, redis_raw: Any, changes: Changes
@@ -365,6 +366,7 @@ async def test_numbers_stay_whole_however_large(client: AsyncStateCache, redis_r
     assert (await client.get(KEY)).position == state.position  # type: ignore[union-attr]
 
 
+@pytest.mark.own_servers("it changes settings of the server")
 @every_redis
 async def test_a_server_without_memory_refuses_and_nothing_is_applied(
     client: AsyncStateCache, redis_raw: Any, changes: Changes, psql: psycopg.Connection[Any]

@@ -317,9 +317,9 @@ def test_writes_during_an_operators_adoption_are_in_the_lineage_or_in_conflict(s
     late = []
 
     def agents_go_on(moment: str) -> None:
-        if moment == "before gate_claim":
+        if moment == "before gate_reserve":
             late.append(shard.put(a, "runs/43", "between look and reservation"))
-        elif moment == "after gate_claim":
+        elif moment == "after gate_reserve":
             with pytest.raises(Unavailable):
                 shard.client(a).set("runs/44", "after the reservation", timeout=1)
 

@@ -295,6 +295,7 @@ async def test_a_state_that_postgres_did_not_take_gets_no_time_to_live(
     assert redis_raw.ttl(keys.state(good)) > 0
 
 
+@pytest.mark.own_servers("it changes settings of the server")
 @every_redis
 async def test_a_full_redis_is_acknowledged_and_tidied(
     agents: Agents, tidy: Worker, redis_raw: Any, keys: KeySpace, log: Log

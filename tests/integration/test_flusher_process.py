@@ -186,6 +186,7 @@ async def test_a_variable_that_is_no_setting_is_logged(settings: Settings) -> No
         assert (told["level"], told["variables"]) == ("warning", ["STATECACHE_LEASE"])
 
 
+@pytest.mark.own_servers("they ask for a password")
 @pytest.mark.parametrize("which", ["redis_url", "postgres_url"])
 async def test_a_wrong_password_is_told_at_once_and_never_shown(settings: Settings, which: str) -> None:
     url = getattr(settings, which)

@@ -91,6 +91,7 @@ async def test_more_than_a_glance_takes_in_is_flushed_by_the_turns_behind_it(
     assert rows(psql, "SELECT count(*), bool_or(gap) FROM change") == [(31, False)]
 
 
+@pytest.mark.own_servers("it makes the server forget its scripts")
 async def test_a_glance_at_a_server_that_has_forgotten_its_scripts_takes_no_entry_that_was_read_too_early(
     agents: Agents, worker: Worker, psql: Psql, redis_raw: Any
 ) -> None:
@@ -235,6 +236,7 @@ async def test_what_a_survey_read_before_everything_was_wiped_is_not_flushed(
     assert rows(psql, f"SELECT change_id, epoch > 1 FROM change WHERE key = '{key}'") == [("a" * 24, True)]
 
 
+@pytest.mark.own_servers("it makes the server forget its scripts")
 async def test_a_survey_of_a_server_that_has_forgotten_its_scripts_takes_no_entry_that_was_read_too_early(
     agents: Agents, worker: Worker, psql: Psql, redis_raw: Any
 ) -> None:

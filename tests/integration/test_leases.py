@@ -7,6 +7,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -301,16 +302,17 @@ async def test_a_user_that_may_not_call_the_next_one_may_not_lock(
     settings: Settings, redis_raw: Any, place: Place, lacking: list[str]
 ) -> None:
     """Else the last script of a block would fail in its middle, with others waiting."""
-    redis_raw.execute_command("ACL", "SETUSER", "deaf", "reset", "on", ">secret", "~*", *lacking)
+    name = f"deaf-{settings.prefix}"
+    redis_raw.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", "~*", *lacking)
     try:
-        url = f"redis://deaf:secret@{settings.redis_url.rpartition('@')[2] or settings.redis_url}"
+        url = f"redis://{name}:secret@{urlsplit(settings.redis_url).netloc.rpartition('@')[2]}"
         async with AsyncStateCache(settings=settings.model_copy(update={"redis_url": url})) as lesser:
             await lesser.set(KEY, 1)
             with pytest.raises(ConfigurationError, match="SPUBLISH"):
                 await entered(lesser)
         assert place.lease() is None
     finally:
-        redis_raw.acl_deluser("deaf")
+        redis_raw.acl_deluser(name)
 
 
 @pytest.fixture
@@ -324,6 +326,7 @@ def full(redis_raw: Any) -> Iterator[Any]:
         redis_raw.config_set(name, value)
 
 
+@pytest.mark.own_servers("it changes settings of the server")
 @every_redis
 async def test_no_lease_is_evicted_and_a_holder_keeps_it_where_memory_is_full(
     client: AsyncStateCache, cache: AsyncStateCache, place: Place, redis_raw: Any, request: pytest.FixtureRequest

@@ -78,6 +78,7 @@ async def test_who_waits_is_called(client: AsyncStateCache, place: Place, nobody
             assert await waiting == Token(1, 2)
 
 
+@pytest.mark.own_servers("it ends the connections of others")
 async def test_a_call_that_is_lost_with_its_connection_is_made_up_for(
     client: AsyncStateCache, place: Place, nobody_asks_again: None
 ) -> None:

@@ -161,6 +161,7 @@ async def test_redis_away_is_unavailable_and_the_schema_is_done(fresh: Settings)
     assert await migrate(fresh) == MigrationReport(shards_opened=SHARDS)
 
 
+@pytest.mark.own_servers("they ask for a password")
 async def test_postgres_away_and_a_wrong_password_are_unavailable(fresh: Settings) -> None:
     with pytest.raises(PostgresUnavailable, match="connect"):
         await migrate(with_other(fresh, postgres_url="postgresql://127.0.0.1:1/x"))

@@ -171,6 +171,7 @@ async def test_another_server_behind_the_same_address_is_noticed_by_the_heartbea
     await kept(one)
 
 
+@pytest.mark.own_servers("it makes the server forget its scripts")
 @every_redis
 async def test_heartbeats_survive_a_server_that_forgets_its_scripts(
     one: AsyncStateCache, other: AsyncStateCache, redis_raw: Any, settings: Settings

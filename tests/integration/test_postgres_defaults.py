@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
@@ -48,7 +49,7 @@ Psql = psycopg.Connection[Any]
 @contextmanager
 def _database(site: Site, encoding: str = "UTF8") -> Iterator[tuple[str, str]]:
     """Make a database and a superuser of its own, and give the name of both and the URL."""
-    name = f"odd{next(_numbers)}"
+    name = f"odd{os.getpid()}_{next(_numbers)}"
     locale = "LOCALE_PROVIDER libc LC_COLLATE 'C' LC_CTYPE 'C'"
     site.postgres.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' {locale}".encode())
     site.postgres.execute(f"CREATE ROLE {name} LOGIN SUPERUSER PASSWORD 'odd'".encode())

@@ -193,6 +193,7 @@ async def test_what_lies_there_is_as_the_state_is_by_now(
     assert add.given == [20]
 
 
+@pytest.mark.own_servers("it changes settings of the server")
 async def test_a_commit_that_waits_for_its_durability_has_passed_the_turn_on(
     one: AsyncStateCache, street: Street, redis_raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
