@@ -16,7 +16,6 @@ from statecache._async.transaction import AsyncTransaction
 from statecache.backoff import Backoff
 from statecache.call_notes import note
 from statecache.clock import boottime, monotonic
-from statecache.commits.in_flight import Acknowledged
 from statecache.core.commit.durable import NOWHERE, PASSED
 from statecache.core.view import checked_change_id, checked_text
 from statecache.errors import InvalidKey, LeaseLost, Lost, UsageError, VersionConflict
@@ -107,8 +106,8 @@ class AsyncVerbs(AsyncStepping[D], Generic[D]):
         while ended := await durable.wait(shard, position, state.change_id, [state.key], end=end, ask=True):
             again = await durable.moved(shard, state.change_id, state.key, position, end=end)
             if again is None:
-                died = Acknowledged(shard, *position, state.change_id, state.key)
-                await self.runtime.losses.met(died, seconds=max(end - monotonic(), 0.001))
+                seconds = max(end - monotonic(), 0.001)
+                await self.runtime.losses.met(shard, position, state.change_id, (state.key,), seconds=seconds)
                 ended = position.epoch if ended <= PASSED else ended
                 raise Lost(state.key, state.change_id, position=state.position, epoch=ended)
             position = again

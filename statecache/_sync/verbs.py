@@ -18,7 +18,6 @@ from statecache._sync.transaction import Transaction
 from statecache.backoff import Backoff
 from statecache.call_notes import note
 from statecache.clock import boottime, monotonic
-from statecache.commits.in_flight import Acknowledged
 from statecache.concurrency import entered, run
 from statecache.core.commit.durable import NOWHERE, PASSED
 from statecache.core.view import checked_change_id, checked_text
@@ -110,8 +109,8 @@ class Verbs(Stepping[D], Generic[D]):
         while ended := run(durable.wait(shard, position, state.change_id, [state.key], end=end, ask=True)):
             again = run(durable.moved(shard, state.change_id, state.key, position, end=end))
             if again is None:
-                died = Acknowledged(shard, *position, state.change_id, state.key)
-                run(self.runtime.losses.met(died, seconds=max(end - monotonic(), 0.001)))
+                seconds = max(end - monotonic(), 0.001)
+                run(self.runtime.losses.met(shard, position, state.change_id, (state.key,), seconds=seconds))
                 ended = position.epoch if ended <= PASSED else ended
                 raise Lost(state.key, state.change_id, position=state.position, epoch=ended)
             position = again

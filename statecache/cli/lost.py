@@ -90,9 +90,9 @@ def lost(
     now = wall()
     rows = [
         (
-            str(one.shard), str(one.ended_by), str(one.first_n), str(one.last_n), str(one.lost),
-            time_text((now - one.reported_at).total_seconds()), one.cause, one.opened_by or "", one.reported_by,
-            ", ".join(one.keys),
+            str(one.shard), str(one.ended_by) if one.cause == "tail" else "", str(one.first_n), str(one.last_n),
+            str(one.lost), time_text((now - one.reported_at).total_seconds()), one.cause,
+            one.opened_by or "", one.reported_by, ", ".join(one.keys),
         )
         for one in found
     ]  # fmt: skip

@@ -79,6 +79,42 @@ async def test_a_commit_that_is_gone_with_its_entry_is_lost_for_all_who_ask_and_
     assert (left.lost, left.shards, str(left)) == ((told,), (), "1 acknowledged commits were lost")
 
 
+async def test_what_a_state_remembers_of_a_lost_commit_outlives_the_state(
+    client: AsyncStateCache, make_client: MakeClient, settings: Settings, worker: Worker, psql: Psql, redis_raw: Any,
+    keys: KeySpace,
+) -> None:  # fmt: skip
+    """Whoever repeats it later would write over what came behind it, as Redis has let go of the state."""
+    gone = await client.set(A, "first")
+    _dropped(redis_raw, keys)
+    await client.set(A, "later")
+    await flush(worker)
+    redis_raw.delete(keys.state(A))
+    for asking in (make_client(settings), client):
+        for durability in ("memory", "postgres"):
+            with pytest.raises(Lost, match=f"Postgres went past its position {gone.position}"):
+                await asking.set(A, "first", change_id=gone.change_id, durability=durability)
+        outcome = await asking.outcome(gone.change_id, A, timeout=60)
+        assert (outcome.verdict, outcome.position) == ("lost", gone.position)
+    await flush(worker)
+    assert rows(psql, "SELECT version, op FROM change ORDER BY n") == [(2, "set")]
+    assert (await make_client(settings).set(B, "first", change_id=gone.change_id)).version == 1, "another key's change"
+
+
+async def test_what_only_the_writer_remembers_of_a_lost_commit_is_kept_once_it_was_told(
+    client: AsyncStateCache, make_client: MakeClient, settings: Settings, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    gone = await client.set(A, "first")
+    for value in range(7):
+        await client.set(A, value)
+    _dropped(redis_raw, keys)
+    await client.set(A, "later")
+    await flush(worker)
+    with pytest.raises(Lost):
+        await client.set(A, "first", change_id=gone.change_id)
+    with pytest.raises(Lost):
+        await make_client(settings).set(A, "first", change_id=gone.change_id)
+
+
 @pytest.mark.parametrize("again", [A, B])
 async def test_a_commit_of_which_a_part_is_gone_is_lost_at_each_of_its_keys(
     client: AsyncStateCache, make_client: MakeClient, settings: Settings, worker: Worker, psql: Psql, redis_raw: Any,

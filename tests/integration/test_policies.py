@@ -234,13 +234,15 @@ async def test_what_was_recorded_by_somebody_who_died_before_the_shards_knew_is_
 
 
 async def test_a_word_takes_effect_whatever_postgres_has_forgotten(
-    client: AsyncStateCache, cache: AsyncStateCache, psql: Psql
+    client: AsyncStateCache, cache: AsyncStateCache, psql: Psql, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("runs", "users"):
         await cache.runtime.policies.record(name, "enforced", seconds=10.0)
     psql.execute("DELETE FROM namespace")
     psql.execute("INSERT INTO namespace VALUES ('jobs', 'enforced', 2, 'somebody')")
     await cache.runtime.policies.record("runs", "advisory", seconds=10.0)
+    (told,) = [record.getMessage() for record in caplog.records if "went back" in record.getMessage()]
+    assert "locks of jobs, runs, users are recorded again; those of jobs may have been taken back since" in told
     async with cache.lock(KEY), cache.lock("users/a"), cache.lock("jobs/a"):
         await client.set(KEY, 1)
         for key in ("users/a", "jobs/a"):

@@ -97,6 +97,14 @@ SCENARIOS = {
         "tests/integration/test_lost_in_gap.py",
         "test_a_commit_that_is_gone_with_its_entry_is_lost_for_all_who_ask_and_never_applied_again",
     ),
+    "lost_for_good": (
+        "tests/integration/test_lost_in_gap.py",
+        "test_what_a_state_remembers_of_a_lost_commit_outlives_the_state",
+    ),
+    "lost_by_its_writer": (
+        "tests/integration/test_lost_in_gap.py",
+        "test_what_only_the_writer_remembers_of_a_lost_commit_is_kept_once_it_was_told",
+    ),
     "half_lost_write": (
         "tests/integration/test_lost_in_gap.py",
         "test_a_durable_transaction_of_which_a_part_is_gone_is_lost",

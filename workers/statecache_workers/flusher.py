@@ -45,7 +45,7 @@ from statecache_workers.holdings import (
     turn_after,
 )
 from statecache_workers.logs import alarm, warn, whisper
-from statecache_workers.lost_tails import gap_call
+from statecache_workers.lost_tails import gap_calls
 from statecache_workers.postgres_arrays import integers, texts
 from statecache_workers.quarantine import write_carefully
 from statecache_workers.read_ahead import Lookout, ReadAhead, still_next
@@ -322,7 +322,7 @@ class Flusher:
         return done
 
     def _gaps(self, slices: Sequence[Slice]) -> list[Call]:
-        return [gap_call(one, gap, by=self._owner) for one in slices for gap in one.gaps]
+        return [call for one in slices for gap in one.gaps for call in gap_calls(one, gap, by=self._owner)]
 
     def _lock(self, slices: Sequence[Slice]) -> Call:
         return Call("flush_lock", {"shards": integers(sorted(one.shard for one in slices)), "owner": self._owner})

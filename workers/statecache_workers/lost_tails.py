@@ -15,7 +15,8 @@ from statecache_workers.logs import alarm, warn
 from statecache_workers.postgres_arrays import texts
 
 if TYPE_CHECKING:
-    from statecache_workers.streams import Gap, Slice
+    from statecache_workers.stream_places import Gap
+    from statecache_workers.streams import Slice
 
 
 async def tell_of_tails(
@@ -25,7 +26,7 @@ async def tell_of_tails(
 
     A role that may not do it goes on flushing.
     """
-    told = [(*place, n) for place, n in ended.items() if place[0] in shards]
+    told = [(*place, n, "", "") for place, n in ended.items() if place[0] in shards]
     if not told:
         return
     try:
@@ -37,19 +38,22 @@ async def tell_of_tails(
         if not database.alive:
             raise
         return
-    for shard, epoch, _ in told:
+    for shard, epoch, *_ in told:
         ended.pop((shard, epoch), None)
     for shard, _, n, _, _, epoch, start_n, *_ in rows:
         alarm("lost_tail", shard=shard, epoch=epoch, first=start_n + 1, last=n)
 
 
-def gap_call(one: Slice, gap: Gap, *, by: str) -> Call:
-    """Return the call that records what is lost in a gap, in the transaction that passes it."""
+def gap_calls(one: Slice, gap: Gap, *, by: str) -> list[Call]:
+    """Return the calls that record what is lost in a gap, in the transaction that passes it."""
     facts = {"shard": one.shard, "epoch": one.holding.row.epoch, "first": gap.first, "last": gap.last}
-    return Call("record_gap", facts | {"positions": gap.lost, "keys": texts(gap.keys), "by": by})
+    calls = [Call("record_gap", facts | {"positions": gap.lost, "keys": texts(gap.keys), "by": by})]
+    if gap.changes:
+        told = [(one.shard, change.epoch, change.n, change.change_id, change.key) for change in gap.changes]
+        calls.append(Call("report_lost", _columns(told) | {"by": by}))
+    return calls
 
 
-def _columns(told: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
-    empty = [""] * len(told)
-    shards, epochs, ns = (list(column) for column in zip(*told, strict=True))
-    return {"shards": shards, "epochs": epochs, "ns": ns, "change_ids": empty, "keys": empty}
+def _columns(told: Sequence[tuple[int, int, int, str, str]]) -> dict[str, Any]:
+    shards, epochs, ns, change_ids, keys = (list(column) for column in zip(*told, strict=True))
+    return {"shards": shards, "epochs": epochs, "ns": ns, "change_ids": change_ids, "keys": keys}

@@ -10,7 +10,7 @@ same, for what came later builds on them, and the position counts as lost. What 
 tell that: the shard's count of bytes shows then that something is missing, and not where.
 
 Keys of what is lost are named by those who still know: the list of what is dirty, and the last commits that each state
-remembers.
+remembers. These are kept by their change_ids too, so that they are not applied again when the state has forgotten them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from statecache.entries import ForeignEntry, change_set_of_states, position_of
 from statecache.model import Position
 from statecache_workers.holdings import set_apart
 from statecache_workers.logs import alarm
-from statecache_workers.streams import Entry, Gap, Slice, Streams, weight
+from statecache_workers.stream_places import Gap, LostChange
+from statecache_workers.streams import Entry, Slice, Streams, weight
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
@@ -42,11 +43,12 @@ _ASKED_MAX = 1000
 
 
 class _Rebuilt(msgspec.Struct):
-    """How far a gap was gone through, the positions that are whole again, and keys of others, by position."""
+    """How far a gap was gone through, the positions that are whole again, and keys and changes of the others."""
 
     end: int
     whole: set[int] = set()
     keys: dict[int, list[str]] = {}
+    changes: dict[int, set[LostChange]] = {}
 
     def name(self, n: int, key: str) -> None:
         """Note a key that was written at a position which is lost."""
@@ -55,12 +57,13 @@ class _Rebuilt(msgspec.Struct):
             names.append(key)
 
     def name_earlier(self, states: Sequence[_State], first: int) -> None:
-        """Note the keys of states whose earlier commits, as they remember them, are lost."""
+        """Note the states whose earlier commits, as they remember them, are lost, and the changes that these were."""
         for state in states:
-            for one in state.get("recent", b"").split():
-                n = one.rpartition(b"-")[2]
-                if n.isdigit() and first <= int(n) <= self.end and int(n) not in self.whole:
-                    self.name(int(n), state.get("key", b"").decode("utf-8", "replace"))
+            key = _text(state.get("key", b""))
+            for change_id, epoch, n in map(_remembered, state.get("recent", b"").split()):
+                if first <= n <= self.end and n not in self.whole:
+                    self.name(n, key)
+                    self.changes.setdefault(n, set()).add(LostChange(change_id, key, epoch, n))
 
     def lost(self, first: int) -> list[Gap]:
         """Return the runs of positions that are lost, each with keys of its commits."""
@@ -70,8 +73,12 @@ class _Rebuilt(msgspec.Struct):
                 runs[-1].append(n)
             elif n not in self.whole:
                 runs.append([n])
-        named = [list(dict.fromkeys(key for n in run for key in self.keys.get(n, ()))) for run in runs]
-        return [Gap(run[0], run[-1], len(run), keys[:KEYS_MAX]) for run, keys in zip(runs, named, strict=True)]
+        return [self._gap(run) for run in runs]
+
+    def _gap(self, run: Sequence[int]) -> Gap:
+        keys = list(dict.fromkeys(key for n in run for key in self.keys.get(n, ())))
+        changes = [change for n in run for change in sorted(self.changes.get(n, ()))]
+        return Gap(run[0], run[-1], len(run), keys[:KEYS_MAX], changes)
 
 
 class Repair:
@@ -153,6 +160,14 @@ class Repair:
 
 def _text(name: bytes | str) -> str:
     return name if isinstance(name, str) else name.decode("utf-8", "replace")
+
+
+def _remembered(one: bytes) -> tuple[str, int, int]:
+    """Return change_id, epoch and n of a commit that a state remembers, `<change_id>@<epoch>-<n>`; 0 for no number."""
+    change_id, _, place = one.partition(b"@")
+    epoch, _, n = place.partition(b"-")
+    known = epoch.isdigit() and n.isdigit()
+    return _text(change_id), int(epoch) if known else 0, int(n) if known else 0
 
 
 def _parts(state: Mapping[str, bytes]) -> int:

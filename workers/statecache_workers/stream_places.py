@@ -1,7 +1,8 @@
-"""Places in a shard's stream."""
+"""Places in a shard's stream, and gaps in it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from statecache.model import Position
@@ -14,6 +15,25 @@ class StreamPlace(NamedTuple):
     n: int
     entries: int
     bytes: int
+
+
+class LostChange(NamedTuple):
+    """A change at a position that is lost, as a state remembers it."""
+
+    change_id: str
+    key: str
+    epoch: int
+    n: int
+
+
+class Gap(NamedTuple):
+    """Positions in a gap of which so many are lost, whole or in part, keys that they wrote, and the changes known."""
+
+    first: int
+    last: int
+    lost: int
+    keys: Sequence[str]
+    changes: Sequence[LostChange] = ()
 
 
 def place_of(entry_id: bytes) -> Position:

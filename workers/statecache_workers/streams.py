@@ -24,7 +24,7 @@ from statecache.lua import script
 from statecache.model import ChangeSet, Position
 from statecache.redis_errors import DEMOTED, code_of, no_primary
 from statecache_workers.holdings import Head, Heads, Holding, head_of, set_apart
-from statecache_workers.stream_places import StreamPlace
+from statecache_workers.stream_places import Gap, StreamPlace
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
@@ -75,15 +75,6 @@ class Wanted(NamedTuple):
     head: Head
     start: StreamPlace
     most: int
-
-
-class Gap(NamedTuple):
-    """Positions in a gap of which so many are lost, whole or in part, and keys that they wrote."""
-
-    first: int
-    last: int
-    lost: int
-    keys: Sequence[str]
 
 
 class Slice(msgspec.Struct, kw_only=True):

@@ -132,7 +132,7 @@ class Committer:
             if commit.durability != "memory":
                 committed = await self._endured(commit, committed)
         except BaseException as error:  # its caller may never learn what became of it
-            self._unknown_outcomes.note(commit, error)
+            await self._failed(commit, error)
             raise
         finally:
             self._in_flight.under_way.pop(commit.change_id, None)
@@ -156,10 +156,17 @@ class Committer:
                 committed = await self._apply(commit)
             return await self._endured(commit, committed)
         except BaseException as error:  # its caller may never learn what became of it
-            self._unknown_outcomes.note(commit, error)
+            await self._failed(commit, error)
             raise
         finally:
             self._in_flight.under_way.pop(commit.change_id, None)
+
+    async def _failed(self, commit: Commit, error: BaseException) -> None:
+        """Note what became of a commit that raises; a lost one is recorded, for it must never be applied again."""
+        self._unknown_outcomes.note(commit, error)
+        if isinstance(error, Lost) and error.position is not None:
+            keys, seconds = [write.key for write in commit.written()], max(commit.end - monotonic(), 0.001)
+            await self._losses.met(commit.shard, error.position, commit.change_id, keys, seconds=seconds)
 
     async def prepare(self, durability: str, shard: int, *, end: float) -> None:
         """Refuse a durability level that these settings cannot give; listen for the shard's watermark if needed."""

@@ -162,6 +162,8 @@ class Durable:
         branch = [Position(row.epoch, row.n) for row in rows if row.found == "branch"]
         if ask and position in branch:
             raise Forked(keys[0], change_id)
+        if any(row.found == "lost" and row.key in keys for row in rows):
+            return PASSED
         if any(row.found == "part" for row in rows):
             return PART if _taken_in([*map(_held, rows)], change_id, keys) else PASSED
         ended = next((row.epoch for row in rows if row.found == "ended"), None)
@@ -253,7 +255,8 @@ def _is_passed(rows: Sequence[Recorded], position: Position) -> bool:
 
 def _refuse_lost(rows: Sequence[Recorded], change_id: str, keys: Sequence[str], position: Position | None) -> None:
     """Raise Lost for a commit that Postgres has passed without holding it whole."""
-    part = next((Position(row.epoch, row.n) for row in rows if row.found == "part"), None)
+    gone = (row for row in rows if row.found == "part" or (row.found == "lost" and row.key in keys))
+    part = next((Position(row.epoch, row.n) for row in gone), None)
     if part is not None or (position is not None and _is_passed(rows, position)):
         place = part or position or NOWHERE
         raise Lost(keys[0], change_id, position=place, epoch=place.epoch)

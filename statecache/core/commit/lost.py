@@ -5,7 +5,8 @@ unless its writer applied it again. Its number and its version are given to anot
 position was reached tells Postgres, which keeps how far each lost tail came (`statecache lost`): a client does when the
 answer to a commit shows that a new epoch has begun, when it meets a dead position, and when it closes. Its own commits
 among the lost ones are logged, each once; so are those that are lost with their entry in the stream, which Postgres has
-passed in their lineage without holding them whole.
+passed in their lineage without holding them whole. Of these it keeps change_id and keys too: what came later may build
+on them, so a repeat must find that they were applied once, when the state and this client have forgotten it.
 """
 
 from __future__ import annotations
@@ -82,12 +83,12 @@ class Losses:
             self._in_flight.moved, self._not_before = True, now + _AGAIN_S
             _logger.debug("what was lost with the epoch before is not known yet: %s", error)
 
-    async def met(self, one: Acknowledged, *, seconds: float) -> None:
-        """Record a lost position that somebody asked for; a failure is only logged."""
+    async def met(self, shard: int, position: Position, change_id: str, keys: Sequence[str], *, seconds: float) -> None:
+        """Record a lost change that somebody asked for, at its keys; a failure is only logged."""
         try:
-            await self.report([one], seconds=seconds)
+            await self.report([Acknowledged(shard, *position, change_id, key) for key in keys], seconds=seconds)
         except StateCacheError as error:
-            _logger.debug("that %s was lost is not recorded: %s", one.change_id, error)
+            _logger.debug("that %s was lost is not recorded: %s", change_id, error)
 
     def _tell(self, lost: Sequence[LostCommit], ours: Mapping[str, Acknowledged]) -> None:
         with self._mutex:

@@ -203,7 +203,8 @@ def _passed(
     position: Position, told: Told, mine: Mapping[str, tuple[Any, ...]], rows: Sequence[tuple[Any, ...]]
 ) -> Position | None:
     """Return where a change stood that Postgres has passed in its lineage, and does not hold whole."""
-    part = next((Position(row[4], row[5]) for row in rows if row[0] == "part"), None)
+    told_lost = mine.get("lost") or next((row for row in rows if row[0] == "part"), None)
+    part = None if told_lost is None else Position(told_lost[4], told_lost[5])
     if part is None and told.version is not None:
         part = told.position
     elif part is None and position != NOWHERE and "ended" not in mine:

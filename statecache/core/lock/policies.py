@@ -12,12 +12,13 @@ Postgres went back, and what it has forgotten is recorded again before anything 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError, UsageError
-from statecache.leases import Locks, forgotten, guards_of
+from statecache.leases import Locks, forgotten, guards_of, taken_back
 from statecache.lua import script
 from statecache.redis_errors import refusal
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 _SHARDS_PER_EXCHANGE = 256
+_logger = logging.getLogger("statecache")
 
 
 class Policies:
@@ -130,6 +132,12 @@ class Policies:
         copies = await self._copies(end)
         ((recorded,),) = await self._postgres.fetch("enforced_locks", {}, seconds=max(end - monotonic(), 0.001))
         seen, names = forgotten(recorded, copies)
+        if names:
+            back = taken_back(recorded, copies)
+            _logger.warning(
+                "Postgres went back: enforced locks of %s are recorded again%s", ", ".join(names),
+                f"; those of {', '.join(back)} may have been taken back since" if back else "",
+            )  # fmt: skip
         for name in names:
             parameters = {"name": name, "locking": "enforced", "by": self._by, "seen": seen}
             await self._postgres.fetch("set_locking", parameters, seconds=max(end - monotonic(), 0.001))

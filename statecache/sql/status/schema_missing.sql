@@ -1,10 +1,10 @@
 -- Gives what the migrations make and this schema lacks, each by its kind and name.
 WITH made (kind, name) AS (
     VALUES ('table', 'change'), ('table', 'cluster'), ('table', 'conflict'), ('table', 'epoch'), ('table', 'lock_token'),
-           ('table', 'lost'), ('table', 'migration'), ('table', 'namespace'), ('table', 'quarantine'), ('table', 'shard'),
+           ('table', 'lost'), ('table', 'lost_change'), ('table', 'migration'), ('table', 'namespace'), ('table', 'quarantine'), ('table', 'shard'),
            ('table', 'state'), ('table', 'worker'),
            ('primary key', 'change_pkey'), ('primary key', 'cluster_pkey'), ('primary key', 'conflict_pkey'),
-           ('primary key', 'epoch_pkey'), ('primary key', 'lock_token_pkey'), ('primary key', 'lost_pkey'),
+           ('primary key', 'epoch_pkey'), ('primary key', 'lock_token_pkey'), ('primary key', 'lost_pkey'), ('primary key', 'lost_change_pkey'),
            ('primary key', 'migration_pkey'), ('primary key', 'namespace_pkey'), ('primary key', 'quarantine_pkey'),
            ('primary key', 'shard_pkey'), ('primary key', 'state_pkey'), ('primary key', 'worker_pkey'),
            ('index', 'change_change_id_key_key'), ('index', 'change_position'), ('index', 'conflict_position'),

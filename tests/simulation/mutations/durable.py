@@ -111,6 +111,20 @@ DURABLE = {
         "        if False:\n",
         by="scenarios half_lost_write",
     ),
+    "forgotten loss": Mutant(
+        "a commit that is gone with its entry is applied again once the state has left Redis",
+        "workers/statecache_workers/lost_tails.py",
+        "    if gap.changes:\n",
+        "    if False:\n",
+        by="scenarios lost_for_good",
+    ),
+    "unsaid loss": Mutant(
+        "what only its writer knows of a commit that is gone is told to nobody else",
+        "statecache/core/commit/committer.py",
+        "        if isinstance(error, Lost) and error.position is not None:\n",
+        "        if False:\n",
+        by="scenarios lost_by_its_writer",
+    ),
     "untold gap": Mutant(
         "what is gone with its entry is not among what a client has lost",
         "statecache/sql/epoch/report_lost.sql",

@@ -85,8 +85,9 @@ GATES = {
     "lost recorded": Mutant(
         "a dead position that somebody asks for is not recorded as lost",
         "statecache/_async/verbs.py",
-        "                await self.runtime.losses.met(died, seconds=max(end - monotonic(), 0.001))\n",
-        "                del died\n",
+        "                await self.runtime.losses.met("
+        "shard, position, state.change_id, (state.key,), seconds=seconds)\n",
+        "                del seconds\n",
         by="model",
     ),
     "unfenced continuation": Mutant(
