@@ -56,7 +56,7 @@ from statecache.model import (
     Token,
     Unsettled,
 )
-from statecache.steps import Done, NotDone, Retry, Step
+from statecache.rules.steps import Done, NotDone, Retry, Step
 
 if TYPE_CHECKING:
     from statecache._async.client import AsyncStateCache

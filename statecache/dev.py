@@ -25,7 +25,7 @@ from statecache.errors import Unavailable
 from statecache.testing import refuse_unfit_platform
 
 if TYPE_CHECKING:
-    from statecache.testing.kept import Kept
+    from statecache.testing.dev_servers import Kept
 
 REVIVALS_MAX = 5
 REVIVALS_WINDOW_S = 60.0
@@ -47,7 +47,7 @@ def run_dev(
     where another one runs in the folder, and Unavailable where a server does not start.
     """
     refuse_unfit_platform()
-    from statecache.testing.kept import Kept
+    from statecache.testing.dev_servers import Kept
 
     voice = _Voice(as_json=as_json)
     with (

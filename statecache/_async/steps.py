@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from statecache import steps
 from statecache._async.writes import AsyncWrites
 from statecache.clock import monotonic, wall
 from statecache.codec import codec_for
@@ -15,7 +14,8 @@ from statecache.core.view import checked_text
 from statecache.errors import NotFound, UsageError
 from statecache.keys import checked_key
 from statecache.model import Durability, State
-from statecache.steps import Retry, Step
+from statecache.rules import steps
+from statecache.rules.steps import Retry, Step
 
 if TYPE_CHECKING:
     from statecache.core.step.claims import Claim

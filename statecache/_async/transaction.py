@@ -26,8 +26,8 @@ from statecache.records import FIELDS, record_of
 from statecache.redis_errors import DEMOTED, FINAL, code_of, found_at, refusal
 
 if TYPE_CHECKING:
-    from statecache.commits.answers import Committed
-    from statecache.commits.commit import Commit
+    from statecache.commit_protocol.answers import Committed
+    from statecache.commit_protocol.commit import Commit
     from statecache.core.redis.connection import Link
     from statecache.core.view import View
 

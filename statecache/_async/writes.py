@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from statecache._async.reads import AsyncReads
 from statecache.call_notes import note
 from statecache.clock import boottime, monotonic
-from statecache.commits.answers import Absent
+from statecache.commit_protocol.answers import Absent
 from statecache.core.view import expected_of
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
 from statecache.keys import checked_key

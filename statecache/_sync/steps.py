@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from statecache import steps
 from statecache._sync.writes import Writes
 from statecache.clock import monotonic, wall
 from statecache.codec import codec_for
@@ -18,7 +17,8 @@ from statecache.core.view import checked_text
 from statecache.errors import NotFound, UsageError
 from statecache.keys import checked_key
 from statecache.model import Durability, State
-from statecache.steps import Retry, Step
+from statecache.rules import steps
+from statecache.rules.steps import Retry, Step
 
 if TYPE_CHECKING:
     from statecache.core.step.claims import Claim

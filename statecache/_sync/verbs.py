@@ -23,14 +23,14 @@ from statecache.core.commit.durable import NOWHERE, PASSED
 from statecache.core.view import checked_change_id, checked_text
 from statecache.errors import InvalidKey, LeaseLost, Lost, UsageError, VersionConflict
 from statecache.keys import checked_key, group_of
-from statecache.leases import Locks, checked_patience, checked_ttl
 from statecache.model import Durability, Outcome, Policy, Position, State
+from statecache.rules.leases import Locks, checked_patience, checked_ttl
 
 if TYPE_CHECKING:
     from statecache.core.runtime import Runtime
     from statecache.core.view import View
-    from statecache.leases import Holding
     from statecache.model import Token
+    from statecache.rules.leases import Holding
 
 D = TypeVar("D")
 V = TypeVar("V")

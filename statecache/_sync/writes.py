@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from statecache._sync.reads import Reads
 from statecache.call_notes import note
 from statecache.clock import boottime, monotonic
-from statecache.commits.answers import Absent
+from statecache.commit_protocol.answers import Absent
 from statecache.concurrency import entered, run
 from statecache.core.view import expected_of
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict

@@ -3,7 +3,7 @@
     refused      every call that begins from now on: UsageError, it is closing
     let end      the calls under way: commits, updates, transactions, and whatever is on a connection
     given back   the leases, so that others need not wait for their end
-    waited for   until Postgres holds what this client was acknowledged, or has set it aside (see `commits.in_flight`)
+    waited for   until Postgres holds what this client was acknowledged, or has set it aside (see `in_flight`)
     left         what the deadline cut off, told at the end, and logged in one line
 
 Postgres alone is asked how far it is. A position of an earlier epoch counts only where Postgres holds it: a failover
@@ -27,7 +27,7 @@ from statecache.model import DrainReport, LostCommit
 from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
-    from statecache.commits.in_flight import Tail
+    from statecache.commit_protocol.in_flight import Tail
     from statecache.core.runtime import Runtime
 
 KEYS_TOLD_MAX = 100

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import finalize, ref
 
 from statecache._process import begins_anew_after_fork, mutex
-from statecache.commits.in_flight import InFlight
-from statecache.commits.unknown import UnknownOutcomes
+from statecache.commit_protocol.in_flight import InFlight
+from statecache.commit_protocol.unknown_outcomes import UnknownOutcomes
 from statecache.concurrency import TASKS, Concurrency
 from statecache.core.commit.committer import Committer, new_change_id
+from statecache.core.commit.durability_support import DurabilitySupport
 from statecache.core.commit.durable import Durable
 from statecache.core.commit.lost import Losses
 from statecache.core.commit.outcome import OutcomeLookup
-from statecache.core.commit.support import DurabilitySupport
 from statecache.core.epoch.opener import Opener
 from statecache.core.lock.leases import Leases
 from statecache.core.lock.policies import Policies
@@ -22,7 +22,7 @@ from statecache.core.read.hydration import Hydrator
 from statecache.core.read.listing import Listing
 from statecache.core.read.reader import Reader
 from statecache.core.read.warming import Warmer
-from statecache.core.redis.pairing import Pairing
+from statecache.core.redis.installation import Pairing
 from statecache.core.redis.pubsub import Subscriptions
 from statecache.core.redis.tier import RedisTier
 from statecache.core.redis.tracking import TrackedConnection

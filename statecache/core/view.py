@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from statecache.clock import monotonic
 from statecache.codec import codec_for
 from statecache.errors import Quarantined, UsageError
-from statecache.leases import UNGUARDED, Holding, Locks, guards_of
 from statecache.model import (
     ABSENT,
     BLIND,
@@ -30,9 +29,10 @@ from statecache.model import (
     Write,
 )
 from statecache.records import time_of
+from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
 
 if TYPE_CHECKING:
-    from statecache.commits.answers import Committed
+    from statecache.commit_protocol.answers import Committed
     from statecache.core.runtime import Runtime
     from statecache.core.update.shared_queue import SharedTurn
 

@@ -14,7 +14,7 @@ _MEANINGS = {
     "statecache.model": "values, facts, errors",
     "statecache.keys": "rules, decided from values alone",
     "statecache.lua": "scripts, statements, settings, clocks, and what differs between tasks and threads",
-    "statecache.commits": "what comes next for a commit, and what Redis' errors mean: decided without waiting",
+    "statecache.commit_protocol": "what comes next for a commit, and what Redis' errors mean: decided without waiting",
     "statecache.core": "all that asks Redis and Postgres, written once as coroutines",
     "statecache._async": "the verbs of the two clients; _sync is generated from _async",
     "statecache": "the public names",

@@ -18,7 +18,7 @@ from statecache import (
     Settings,
     VersionConflict,
 )
-from statecache.commits.commit import Commit
+from statecache.commit_protocol.commit import Commit
 from statecache.core.commit.attempts import Attempts
 from statecache.core.redis.connection import Link
 from statecache.keys import KeySpace

@@ -27,8 +27,8 @@ from statecache.concurrency import Concurrency, Tasks
 from statecache.core.epoch import opener
 from statecache.core.epoch.gate import AttemptResult, Gate
 from statecache.core.redis.connection import Link
-from statecache.epochs import Refusal
 from statecache.keys import KeySpace
+from statecache.rules.epochs import Refusal
 from tests.fixtures.faults import through
 from tests.fixtures.servers import MakeSettings
 from tests.support.fault_proxy import FaultProxy

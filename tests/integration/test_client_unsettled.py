@@ -19,7 +19,7 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
-from statecache.commits import unknown
+from statecache.commit_protocol import unknown_outcomes
 from statecache.core.redis.connection import Link
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
@@ -355,7 +355,7 @@ def test_an_interrupted_commit_of_a_thread_is_asked_about(settings: Settings, mo
 async def test_what_is_kept_has_a_limit(
     settings: Settings, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(unknown, "UNSETTLED_MAX", 3)
+    monkeypatch.setattr(unknown_outcomes, "UNSETTLED_MAX", 3)
     async with AsyncStateCache(settings=through(settings, redis=proxy)) as client:
         await client.get(KEY)
         for number in range(5):

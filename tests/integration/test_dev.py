@@ -21,7 +21,7 @@ import psycopg
 import pytest
 import redis
 
-from statecache.testing.kept import Remembered
+from statecache.testing.dev_servers import Remembered
 from statecache.testing.ports import free_port
 from statecache.testing.process import descendants, identity, wait_for_end
 from tests.fixtures.surroundings import short_folder
@@ -40,9 +40,9 @@ if sys.argv[1] == "worker":
 """
 DEV = f"""
 import pathlib, sys
-from statecache.testing import kept, workers
+from statecache.testing import dev_servers, workers
 workers.STATECACHE = (sys.executable, "-c", {STAND_IN!r})
-kept.SYSTEM_DATA = pathlib.Path(sys.argv[3])
+dev_servers.SYSTEM_DATA = pathlib.Path(sys.argv[3])
 from statecache.dev import run_dev
 from statecache.errors import StateCacheError
 try:

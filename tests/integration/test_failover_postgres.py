@@ -14,8 +14,8 @@ import pytest
 from statecache import Settings
 from statecache.cli.status.sample import Sample, Sampler
 from statecache.clock import monotonic
-from statecache.epochs import Authority
 from statecache.errors import PostgresUnavailable, Unavailable
+from statecache.rules.epochs import Authority
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from statecache_workers.worker import Worker

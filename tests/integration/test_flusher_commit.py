@@ -15,7 +15,8 @@ import pytest
 from statecache import Settings
 from statecache.errors import PostgresUnavailable, RedisUnavailable
 from statecache.testing import servers
-from statecache_workers.database import Call, Database, Poison, Transaction, translated
+from statecache_workers.database import Call, Database, Transaction
+from statecache_workers.postgres_errors import Poison, translated
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows
 from tests.fixtures.servers import MakeSettings, plain_client

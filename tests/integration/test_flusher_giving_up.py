@@ -32,7 +32,7 @@ BOUND_S = 20.0
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is given up is avoided for a moment only."""
-    monkeypatch.setattr("statecache_workers.avoidance.AVOID_S", 0.3)
+    monkeypatch.setattr("statecache_workers.avoided_shards.AVOID_S", 0.3)
 
 
 QUICK = {"lease_s": 0.6, "lease_renew_s": 0.1, "reservation_s": 0.3}

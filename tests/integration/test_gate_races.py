@@ -18,9 +18,9 @@ from statecache.core.epoch import attempt, deletion, rescue
 from statecache.core.epoch.gate import Gate
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.tier import RedisTier
-from statecache.epochs import Authority
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
+from statecache.rules.epochs import Authority
 from statecache.sql import statement
 from statecache.testing.valkey import Valkey
 from tests.fixtures.servers import MakeSettings, plain_client

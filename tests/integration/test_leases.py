@@ -24,9 +24,9 @@ from statecache import (
     Token,
     UsageError,
 )
-from statecache import leases as rules
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
+from statecache.rules import leases as rules
 from tests.fixtures.faults import through
 from tests.fixtures.locks import KEY, LONG, NEVER, Place, entered
 from tests.fixtures.servers import MakeClient, every_redis

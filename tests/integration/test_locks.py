@@ -14,10 +14,10 @@ from statecache import (
     Settings,
     Token,
 )
-from statecache import leases as rules
 from statecache.clock import monotonic
 from statecache.core.lock import leases
-from statecache.leases import call_of
+from statecache.rules import leases as rules
+from statecache.rules.leases import call_of
 from tests.fixtures.faults import through
 from tests.fixtures.locks import KEY, LONG, NEVER, Place, entered, until_calm
 from tests.fixtures.servers import MakeClient, every_redis

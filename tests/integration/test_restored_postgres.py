@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from statecache import Lost
-from statecache.epochs import Authority
 from statecache.errors import Unavailable
+from statecache.rules.epochs import Authority
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from tests.fixtures.servers import MakeSettings

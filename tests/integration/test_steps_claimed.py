@@ -15,7 +15,7 @@ from statecache import AsyncStateCache, LeaseLost, Settings, StaleToken, Step, S
 from statecache.clock import monotonic, wall
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
-from statecache.steps import claim_of, fingerprint_of, intent
+from statecache.rules.steps import claim_of, fingerprint_of, intent
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import rows
 from tests.fixtures.servers import MakeClient, MakeSettings

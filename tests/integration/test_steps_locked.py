@@ -9,7 +9,7 @@ import pytest
 
 from statecache import AgentRun, AsyncStateCache, LockHeld, Settings, Step, StepUnknown
 from statecache.clock import wall
-from statecache.steps import fingerprint_of, intent
+from statecache.rules.steps import fingerprint_of, intent
 from tests.fixtures.servers import MakeSettings
 from tests.fixtures.steps import Bank, Receipt, charged
 from tests.integration.test_client_durability import at_work

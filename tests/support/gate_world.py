@@ -24,10 +24,10 @@ from statecache.core.postgres.migrate import migrate
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.tier import RedisTier
 from statecache.entries import ForeignEntry, change_set
-from statecache.epochs import Authority
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache.model import ChangeSet
+from statecache.rules.epochs import Authority
 from statecache.testing.binaries import valkey_server
 from statecache.testing.valkey import Valkey
 from tests.fixtures.servers import found

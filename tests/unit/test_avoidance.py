@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statecache_workers.avoidance import AVOID_S, AVOID_S_MAX, GIVE_UP_LEASES, Avoidance
+from statecache_workers.avoided_shards import AVOID_S, AVOID_S_MAX, GIVE_UP_LEASES, Avoidance
 
 LEASE_S = 5.0
 PATIENCE_S = GIVE_UP_LEASES * LEASE_S

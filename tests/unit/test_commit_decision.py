@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from redis._parsers.base import BaseParser
 
-from statecache.commits.answers import Absent, Committed, Found
-from statecache.commits.commit import Commit
-from statecache.commits.decision import (
+from statecache.commit_protocol.answers import Absent, Committed, Found
+from statecache.commit_protocol.commit import Commit
+from statecache.commit_protocol.decision import (
     Again,
     Applied,
     Fail,
@@ -39,7 +39,7 @@ from statecache.errors import (
     VersionConflict,
 )
 from statecache.model import ABSENT, BLIND, PRESENT, Position, Write
-from statecache.outcomes import content_of
+from statecache.rules.outcomes import content_of
 
 NOW = 100.0
 LOST = RedisUnavailable("connection", detail="the reply was lost")

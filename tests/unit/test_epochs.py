@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statecache.epochs import (
+from statecache.rules.epochs import (
     EPOCH_MAX,
     Authority,
     HeldChange,

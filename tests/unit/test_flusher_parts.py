@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 from psycopg.adapt import PyFormat, Transformer
 
-from statecache.reconcile import Tip
+from statecache.rules.reconcile import Tip
 from statecache.settings import Settings
 from statecache_workers import runner
-from statecache_workers.holdings import (
+from statecache_workers.owned_shards import (
     BRIEF_S,
     MISFITS_MAX,
     Head,

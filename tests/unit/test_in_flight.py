@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statecache.commits.in_flight import RECENT_MAX, InFlight
+from statecache.commit_protocol.in_flight import RECENT_MAX, InFlight
 from statecache.errors import UsageError
 from statecache.model import Position
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from statecache_workers.counters import Buckets
-from statecache_workers.holdings import Head, Heads, Holding, OwnedRow
 from statecache_workers.lag import lag_of
+from statecache_workers.owned_shards import Head, Heads, Holding, OwnedRow
 from statecache_workers.streams import Stock
 
 SEEN = 100.0

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from statecache import Token, UsageError
-from statecache.leases import (
+from statecache.rules.leases import (
     ASK_S,
     COMING_S,
     Holding,

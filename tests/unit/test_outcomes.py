@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from statecache.model import Write
-from statecache.outcomes import Fate, Recorded, another, content_of, fate_of
+from statecache.rules.outcomes import Fate, Recorded, another, content_of, fate_of
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)
 A, B = "runs/1", "runs/1/plan"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from statecache.settings import Settings
-from statecache_workers.holdings import Head, Heads, Holding, OwnedRow
+from statecache_workers.owned_shards import Head, Heads, Holding, OwnedRow
 from statecache_workers.read_ahead import ENTRIES_MAX, ReadAhead, entries_of_each, pending, still_next, whole
 from statecache_workers.streams import Slice
 

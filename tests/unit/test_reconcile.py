@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from statecache.model import Change, ChangeSet, Position, Token
-from statecache.reconcile import NOTHING, Fate, Fates, Judgement, Tip, judge
+from statecache.rules.reconcile import NOTHING, Fate, Fates, Judgement, Tip, judge
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 K = "runs/1"

@@ -13,7 +13,7 @@ import pytest
 
 from statecache import CodecError, InvalidKey, Retry, StepMismatch, StepUnknown, UsageError
 from statecache.keys import checked_key
-from statecache.steps import (
+from statecache.rules.steps import (
     ERROR_CHARACTERS_MAX,
     NEVER,
     Status,

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from statecache_workers.holdings import set_apart
+from statecache_workers.owned_shards import set_apart
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
     from statecache.keys import KeySpace
-    from statecache_workers.holdings import Holding
+    from statecache_workers.owned_shards import Holding
     from statecache_workers.streams import Streams
 
 FORKS_PER_ACK = 500

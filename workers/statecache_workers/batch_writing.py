@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from statecache.model import Token
-from statecache.reconcile import Fate, Fork, Judgement, Tip, judge
+from statecache.rules.reconcile import Fate, Fork, Judgement, Tip, judge
 from statecache_workers.database import Call, Transaction
 from statecache_workers.postgres_arrays import blobs, integers, texts, times, truths
 

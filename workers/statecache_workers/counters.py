@@ -15,7 +15,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from statecache_workers.batch_writing import WriteResult
-    from statecache_workers.holdings import Heads
+    from statecache_workers.owned_shards import Heads
     from statecache_workers.streams import Slice
 
 CAUSES = ("behind", "sibling", "descendant", "companion", "branch")

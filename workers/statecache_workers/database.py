@@ -1,13 +1,10 @@
 """A worker's one connection to Postgres, and what counts as committed on it.
 
 A transaction is opened with its first statements and bounded by local settings only, so it works behind a
-transaction-mode pooler. What counts as committed is said in `postgres_connection`.
+transaction-mode pooler. What counts as committed is said in `statecache.core.postgres.connection`.
 
 An answer that does not come soon is asked after over another connection: a session that waits for us while we wait for
 it, or that is gone, will never answer. It is given up at once, and ended there, for it may hold rows.
-
-Errors come out in two kinds. `Poison` (classes 22, 23 and 54) blames the data. Everything else, PostgresUnavailable,
-blames the circumstances: disk full, read only, shut down, deadlock, rights, a lost connection. It is waited out.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
-from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 
 from statecache.concurrency.bounding import TaskTimeout
@@ -29,25 +25,16 @@ from statecache.settings import masked
 from statecache.sql import statement
 from statecache_workers.logs import whisper
 from statecache_workers.postgres_arrays import register
+from statecache_workers.postgres_errors import Poison, translated
 
 if TYPE_CHECKING:
     from statecache.core.postgres.tier import Session
     from statecache.settings import Settings
 
-_POISON = ("22", "23", "54")
 PROBE_S = 2.0
 """After how many seconds without an answer another connection is asked whether one can come."""
 _GRACE_S = 2.0
 """How much longer than Postgres itself this side waits before it gives a connection up."""
-
-
-class Poison(Exception):
-    """Raised where Postgres refuses the data itself."""
-
-    def __init__(self, sqlstate: str, reason: str) -> None:
-        super().__init__(f"{sqlstate}: {reason}")
-        self.sqlstate = sqlstate
-        self.reason = reason
 
 
 class Call(NamedTuple):
@@ -227,12 +214,3 @@ class Database:
         """Close the connection; Postgres rolls back what was open on it."""
         with contextlib.suppress(psycopg.Error, OSError):
             await self.session.close()
-
-
-def translated(error: psycopg.Error, where: str) -> Poison | PostgresUnavailable:
-    """Return an error as one of the data (Poison) or of the circumstances; neither shows a value."""
-    state = error.sqlstate or ""
-    reason = error.diag.message_primary or str(error).partition("\n")[0] or type(error).__name__
-    if state.startswith(_POISON) or (not state and isinstance(error, pg.DataError)):
-        return Poison(state or "22000", reason)
-    return PostgresUnavailable(state or "connection", detail=f"{where}: {reason}")

@@ -27,13 +27,15 @@ import msgspec
 
 from statecache.clock import monotonic
 from statecache.errors import PostgresUnavailable, RedisUnavailable
-from statecache.reconcile import NOTHING, Tip
+from statecache.rules.reconcile import NOTHING, Tip
 from statecache_workers.acknowledgement import Acknowledgement
 from statecache_workers.batch_writing import Judged, WriteResult, judged, mark_of, watermarks, writes
 from statecache_workers.counters import Counters
-from statecache_workers.database import Call, Database, Poison
+from statecache_workers.database import Call, Database
 from statecache_workers.foreign_entries import find_foreign_entries
-from statecache_workers.holdings import (
+from statecache_workers.logs import alarm, warn, whisper
+from statecache_workers.lost_tails import gap_calls
+from statecache_workers.owned_shards import (
     Head,
     Heads,
     Holding,
@@ -44,9 +46,8 @@ from statecache_workers.holdings import (
     shares,
     turn_after,
 )
-from statecache_workers.logs import alarm, warn, whisper
-from statecache_workers.lost_tails import gap_calls
 from statecache_workers.postgres_arrays import integers, texts
+from statecache_workers.postgres_errors import Poison
 from statecache_workers.quarantine import write_carefully
 from statecache_workers.read_ahead import Lookout, ReadAhead, still_next
 from statecache_workers.recall import Recall

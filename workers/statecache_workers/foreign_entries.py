@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 from statecache.entries import ForeignEntry, NewerFormat, change_set, salvaged
 from statecache.errors import RedisUnavailable
 from statecache.model import ChangeSet, Position
-from statecache_workers.database import Database, Poison
-from statecache_workers.holdings import Holding, misplaced, set_apart
+from statecache_workers.database import Database
 from statecache_workers.logs import alarm
+from statecache_workers.owned_shards import Holding, misplaced, set_apart
+from statecache_workers.postgres_errors import Poison
 from statecache_workers.quarantine import UNREADABLE, Raw, park_raw
 from statecache_workers.stream_places import place_of
 

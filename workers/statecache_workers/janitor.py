@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache.clock import monotonic as real_monotonic
 from statecache_workers.database import Call, Database
-from statecache_workers.holdings import Holding, misplaced, set_apart
+from statecache_workers.owned_shards import Holding, misplaced, set_apart
 from statecache_workers.retention import Retention
 from statecache_workers.stream_places import StreamPlace, place_of
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from statecache_workers.holdings import Head, Heads, Holding
+from statecache_workers.owned_shards import Head, Heads, Holding
 from statecache_workers.streams import Stock
 
 

@@ -24,14 +24,14 @@ import msgspec
 from statecache.entries import storable
 from statecache.errors import RedisUnavailable
 from statecache_workers.database import Call, Database, Transaction
-from statecache_workers.holdings import Head, OwnedRow, agree
 from statecache_workers.logs import warn
+from statecache_workers.owned_shards import Head, OwnedRow, agree
 from statecache_workers.postgres_arrays import integers
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
     from statecache.settings import Settings
-    from statecache_workers.avoidance import Avoidance
+    from statecache_workers.avoided_shards import Avoidance
     from statecache_workers.streams import Streams
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from statecache.errors import PostgresUnavailable
-from statecache.leases import forgotten, revision_of, taken_back
 from statecache.lua import script
+from statecache.rules.leases import forgotten, revision_of, taken_back
 from statecache_workers.database import Call, Database
 from statecache_workers.logs import alarm, warn
 

@@ -14,11 +14,12 @@ import msgspec
 
 from statecache.entries import INTEGER_MAX, salvaged, storable
 from statecache.model import ChangeSet, Position
-from statecache.reconcile import NOTHING, Tip
+from statecache.rules.reconcile import NOTHING, Tip
 from statecache_workers.batch_writing import WriteResult, judged, writes
-from statecache_workers.database import Call, Poison, Transaction
+from statecache_workers.database import Call, Transaction
 from statecache_workers.logs import alarm
 from statecache_workers.postgres_arrays import texts
+from statecache_workers.postgres_errors import Poison
 
 if TYPE_CHECKING:
     from statecache_workers.streams import Entry

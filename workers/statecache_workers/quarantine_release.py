@@ -27,7 +27,7 @@ from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnav
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache.model import Write
-from statecache_workers.database import Call, Database, Poison, Transaction
+from statecache_workers.database import Call, Database, Transaction
 from statecache_workers.parked_entries import (
     Parked,
     ParkedAt,
@@ -40,6 +40,7 @@ from statecache_workers.parked_entries import (
     reason_text,
     together,
 )
+from statecache_workers.postgres_errors import Poison
 
 if TYPE_CHECKING:
     from statecache.model import ChangeSet

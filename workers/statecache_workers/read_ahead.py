@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from statecache.clock import monotonic
 from statecache.concurrency import TASKS
-from statecache_workers.holdings import Head, Heads, Holding, agree
+from statecache_workers.owned_shards import Head, Heads, Holding, agree
 from statecache_workers.pace import Pace
 from statecache_workers.streams import Slice, Streams
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from statecache.errors import RedisUnavailable
-from statecache_workers.holdings import Holding
 from statecache_workers.logs import alarm, say
+from statecache_workers.owned_shards import Holding
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link

@@ -23,8 +23,8 @@ import msgspec
 
 from statecache.entries import ForeignEntry, change_set_of_states, position_of
 from statecache.model import Position
-from statecache_workers.holdings import set_apart
 from statecache_workers.logs import alarm
+from statecache_workers.owned_shards import set_apart
 from statecache_workers.stream_places import Gap, LostChange
 from statecache_workers.streams import Entry, Slice, Streams, weight
 

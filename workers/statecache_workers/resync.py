@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecache_workers.database import Call, Database
-from statecache_workers.holdings import Head, Heads, Holding, agree, set_apart
+from statecache_workers.owned_shards import Head, Heads, Holding, agree, set_apart
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link

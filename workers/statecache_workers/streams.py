@@ -23,7 +23,7 @@ from statecache.errors import RedisUnavailable
 from statecache.lua import script
 from statecache.model import ChangeSet, Position
 from statecache.redis_errors import DEMOTED, code_of, no_primary
-from statecache_workers.holdings import Head, Heads, Holding, head_of, set_apart
+from statecache_workers.owned_shards import Head, Heads, Holding, head_of, set_apart
 from statecache_workers.stream_places import Gap, StreamPlace
 
 if TYPE_CHECKING:

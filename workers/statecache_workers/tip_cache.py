@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from statecache.reconcile import Tip
+    from statecache.rules.reconcile import Tip
 
 _Kept = tuple[int, int, "Tip"]
 

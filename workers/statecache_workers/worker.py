@@ -23,16 +23,16 @@ from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.tier import RedisTier
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.keys import KeySpace
-from statecache_workers.avoidance import Avoidance
+from statecache_workers.avoided_shards import Avoidance
 from statecache_workers.counters import SECONDS, Buckets
 from statecache_workers.database import Database
 from statecache_workers.flusher import Flusher, Progress
 from statecache_workers.foreign_entries import expel
 from statecache_workers.gatekeeper import Gatekeeper
-from statecache_workers.holdings import Head, Heads, Holding, set_apart
 from statecache_workers.janitor import Janitor
 from statecache_workers.logs import alarm, say, warn, whisper
 from statecache_workers.lost_tails import tell_of_tails
+from statecache_workers.owned_shards import Head, Heads, Holding, set_apart
 from statecache_workers.ownership import Ownership, Share, look_again
 from statecache_workers.policies import Policies
 from statecache_workers.redis_memory import ASK, ROOM_S, shortage

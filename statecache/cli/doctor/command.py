@@ -16,10 +16,10 @@ from statecache.cli.exits import FINDING, OK, refuses_user, status_of
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import counted, print_json, print_labelled, print_table
 from statecache.clock import monotonic
-from statecache.epochs import UNFENCED, Pin, Refusal, decide
 from statecache.errors import ConfigurationError, DurabilityRefused, StateCacheError, Unavailable
 from statecache.keys import HASH
 from statecache.model import DURABILITIES
+from statecache.rules.epochs import UNFENCED, Pin, Refusal, decide
 from statecache.settings import masked, variable_of
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _all_closed(redis: RedisFacts, postgres: PostgresFacts | None, settings: Set
 
 async def _refusals(settings: Settings) -> dict[str, str]:
     """Ask as a client does, and return each level's reason for being refused, empty where it is given."""
-    from statecache.core.commit.support import DurabilitySupport
+    from statecache.core.commit.durability_support import DurabilitySupport
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
 

@@ -13,9 +13,9 @@ from statecache.cli.doctor.findings import Finding, error, note, warning
 from statecache.cli.schema_check import WHOLE_AGAIN, lacking_of
 from statecache.clock import wall
 from statecache.core.postgres.connection import brief, connect
-from statecache.epochs import ShardRow
 from statecache.errors import PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
+from statecache.rules.epochs import ShardRow
 from statecache.settings import masked, pin_difference
 from statecache.sql import CODE, migrations, statement
 

@@ -17,9 +17,9 @@ from statecache.cli.doctor.findings import Finding, error, note, warning
 from statecache.cli.status.sample import info_of, software
 from statecache.clock import wall
 from statecache.core.redis.connection import Link, dialer
-from statecache.epochs import Look, look_of
 from statecache.keys import HASH, KeySpace
 from statecache.lua import script
+from statecache.rules.epochs import Look, look_of
 from statecache.settings import pin_difference
 from statecache_workers.redis_memory import shortage
 

@@ -10,9 +10,9 @@ from statecache._async.client import AsyncStateCache
 from statecache.cli.connecting import patient
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError
-from statecache.leases import StandingLease, lease_of, queue_of
 from statecache.model import Token
 from statecache.redis_errors import refusal
+from statecache.rules.leases import StandingLease, lease_of, queue_of
 from statecache.settings import masked
 
 if TYPE_CHECKING:

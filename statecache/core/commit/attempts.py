@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from redis.exceptions import NoScriptError
 
 from statecache.clock import monotonic
-from statecache.core.commit.support import COPIED
+from statecache.core.commit.durability_support import COPIED
 from statecache.errors import RedisUnavailable
 from statecache.lua import parts_of, script
 from statecache.model import COMMIT_BYTES_MAX
 from statecache.redis_errors import DEMOTED, code_of
 
 if TYPE_CHECKING:
-    from statecache.commits.answers import Found
-    from statecache.commits.commit import Commit
-    from statecache.core.commit.support import DurabilitySupport
+    from statecache.commit_protocol.answers import Found
+    from statecache.commit_protocol.commit import Commit
+    from statecache.core.commit.durability_support import DurabilitySupport
     from statecache.core.redis.connection import Link
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace

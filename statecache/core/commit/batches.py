@@ -16,7 +16,7 @@ from statecache.core.commit.attempts import Attempts
 from statecache.errors import RedisUnavailable
 
 if TYPE_CHECKING:
-    from statecache.commits.commit import Commit
+    from statecache.commit_protocol.commit import Commit
     from statecache.concurrency import Batcher, Request
     from statecache.core.redis.connection import Link
     from statecache.core.redis.tier import RedisTier

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from statecache.call_notes import note
 from statecache.clock import monotonic
-from statecache.commits.answers import Committed
-from statecache.commits.commit import Commit
-from statecache.commits.decision import Applied, HeedPolicy, Load, LookUp, OpenShard, hindered, next_step
+from statecache.commit_protocol.answers import Committed
+from statecache.commit_protocol.commit import Commit
+from statecache.commit_protocol.decision import Applied, HeedPolicy, Load, LookUp, OpenShard, hindered, next_step
 from statecache.core.commit.attempts import Attempts
 from statecache.core.commit.batches import BatchedAttempts
 from statecache.core.commit.durable import HELD, PASSED
@@ -38,11 +38,11 @@ from statecache.errors import (
 from statecache.model import COMMIT_BYTES_MAX
 
 if TYPE_CHECKING:
-    from statecache.commits.in_flight import InFlight
-    from statecache.commits.unknown import UnknownOutcomes
+    from statecache.commit_protocol.in_flight import InFlight
+    from statecache.commit_protocol.unknown_outcomes import UnknownOutcomes
+    from statecache.core.commit.durability_support import DurabilitySupport
     from statecache.core.commit.durable import Durable
     from statecache.core.commit.lost import Losses
-    from statecache.core.commit.support import DurabilitySupport
     from statecache.core.epoch.opener import Opener
     from statecache.core.lock.policies import Policies
     from statecache.core.read.hydration import Hydrator
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from statecache.core.redis.tier import RedisTier
     from statecache.core.redis.tracking import TrackedConnection
     from statecache.keys import KeySpace
-    from statecache.leases import Locks
     from statecache.model import Position, Write
+    from statecache.rules.leases import Locks
     from statecache.settings import Settings
 
 _ELSEWHERE = "it is applied in a Redis whose epoch has ended, and Postgres has been flushed past it without it"

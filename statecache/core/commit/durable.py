@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecache.clock import monotonic
-from statecache.commits.answers import Found, found_in
+from statecache.commit_protocol.answers import Found, found_in
 from statecache.errors import (
     Forked,
     Lost,
@@ -35,9 +35,9 @@ from statecache.errors import (
     Unavailable,
 )
 from statecache.model import Position
-from statecache.outcomes import Content, Recorded, fate_of
 from statecache.records import text_of
 from statecache.redis_errors import refusal
+from statecache.rules.outcomes import Content, Recorded, fate_of
 
 if TYPE_CHECKING:
     from statecache.concurrency import Signal

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
-from statecache.commits.in_flight import Acknowledged
+from statecache.commit_protocol.in_flight import Acknowledged
 from statecache.errors import StateCacheError
 from statecache.model import LostCommit, Position
 
 if TYPE_CHECKING:
-    from statecache.commits.in_flight import InFlight
+    from statecache.commit_protocol.in_flight import InFlight
     from statecache.core.postgres.tier import PostgresTier
     from statecache.settings import Settings
 

@@ -11,7 +11,7 @@ will be the lineage.
                                                                              lost, if its position is known and died
     lost, too, is what Postgres has passed in its lineage and does not hold whole, wherever Redis still remembers it
 
-Whether an attempt may still be executed knows only the client that sent it (see `commits.unknown`); to others what is
+Whether an attempt may still be executed knows only the client that sent it (see `unknown_outcomes`); to others what is
 nowhere is unknown.
 """
 
@@ -24,15 +24,15 @@ import msgspec
 
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
-from statecache.commits.answers import found_in
+from statecache.commit_protocol.answers import found_in
 from statecache.core.commit.durable import NOWHERE
 from statecache.errors import ConfigurationError, Unavailable, UsageError
 from statecache.model import Outcome, Position, Verdict
 from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
-    from statecache.commits.in_flight import InFlight
-    from statecache.commits.unknown import UnknownOutcome, UnknownOutcomes
+    from statecache.commit_protocol.in_flight import InFlight
+    from statecache.commit_protocol.unknown_outcomes import UnknownOutcome, UnknownOutcomes
     from statecache.core.epoch.opener import Opener
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.redis.tier import RedisTier

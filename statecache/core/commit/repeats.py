@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from statecache.call_notes import note
 from statecache.clock import monotonic
-from statecache.commits.answers import Committed, Found
-from statecache.commits.decision import Again, Fail, Pause, Refuse, Wait, after_error, after_lookup, hindered
-from statecache.core.commit.support import COPIED
+from statecache.commit_protocol.answers import Committed, Found
+from statecache.commit_protocol.decision import Again, Fail, Pause, Refuse, Wait, after_error, after_lookup, hindered
+from statecache.core.commit.durability_support import COPIED
 from statecache.errors import (
     ConfigurationError,
     ForeignData,
@@ -25,11 +25,11 @@ from statecache.errors import (
 from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
-    from statecache.commits.commit import Commit
-    from statecache.commits.in_flight import InFlight
+    from statecache.commit_protocol.commit import Commit
+    from statecache.commit_protocol.in_flight import InFlight
     from statecache.core.commit.attempts import Attempts
+    from statecache.core.commit.durability_support import DurabilitySupport
     from statecache.core.commit.durable import Durable
-    from statecache.core.commit.support import DurabilitySupport
     from statecache.core.redis.connection import Link
     from statecache.core.redis.tier import RedisTier
     from statecache.core.redis.tracking import TrackedConnection

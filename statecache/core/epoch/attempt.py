@@ -1,6 +1,6 @@
 """One attempt at opening gates: look, reserve, raise the row, validate, open.
 
-What is decided stands in `epochs`; here it is carried out, for many shards at once. Each step is safe to die after:
+What is decided stands in `rules.epochs`; here it is carried out, for many shards at once. Each step is safe to die after:
 the reservation expires and keeps what the next opener needs, a raised row only makes the next epoch higher, what is set
 aside is kept before it is taken out, and nothing of the new epoch is written to the shard before the last script.
 
@@ -31,7 +31,9 @@ from statecache.core.epoch.evicted_meta import ends, held_states
 from statecache.core.epoch.requests import Calls
 from statecache.core.epoch.rescue import Branch, Rescue
 from statecache.core.epoch.stages import AttemptResult, Opened, Raised, Seen
-from statecache.epochs import (
+from statecache.errors import ConfigurationError
+from statecache.keys import HASH
+from statecache.rules.epochs import (
     Look,
     Pin,
     Refusal,
@@ -46,8 +48,6 @@ from statecache.epochs import (
     parted_refusal,
     unproven,
 )
-from statecache.errors import ConfigurationError
-from statecache.keys import HASH
 
 if TYPE_CHECKING:
     from statecache.core.epoch.authority import Candidate

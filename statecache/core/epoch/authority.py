@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecache.clock import monotonic
-from statecache.epochs import Authority, Look, Opening, Pin, Refusal, ShardRow, decide
+from statecache.rules.epochs import Authority, Look, Opening, Pin, Refusal, ShardRow, decide
 
 if TYPE_CHECKING:
     from statecache.keys import KeySpace
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Candidate:
     """A process that opens shards on the word of `authority`: a client, a worker, or an operator.
 
-    `vouched` are the replids of servers in whose place its Redis stands (see `epochs.decide`). `rescued` counts the
+    `vouched` are the replids of servers in whose place its Redis stands (see `rules.epochs`). `rescued` counts the
     changes that it kept of old primaries that go on by themselves, in attempts that ended in an error too.
     """
 

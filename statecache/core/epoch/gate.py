@@ -18,9 +18,9 @@ from statecache.clock import monotonic
 from statecache.core.epoch.attempt import Attempt
 from statecache.core.epoch.authority import Candidate
 from statecache.core.epoch.stages import AttemptResult, Opened
-from statecache.epochs import Authority, Refusal
 from statecache.errors import ForeignData, Unavailable
 from statecache.redis_errors import refusal
+from statecache.rules.epochs import Authority, Refusal
 from statecache.settings import masked
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Gate:
     """The opening of shards on the authority of a client, a worker, or an operator.
 
-    `vouched` are the replids of servers in whose place this Redis stands (see `epochs.decide`).
+    `vouched` are the replids of servers in whose place this Redis stands (see `rules.epochs`).
 
     It counts the epochs that it opened and the changes that it set aside.
     """

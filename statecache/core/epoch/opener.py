@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from statecache.concurrency import Slots
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.redis.tier import RedisTier
-    from statecache.epochs import Refusal
     from statecache.keys import KeySpace
+    from statecache.rules.epochs import Refusal
     from statecache.settings import Settings
 
 

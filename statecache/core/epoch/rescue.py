@@ -30,8 +30,8 @@ from statecache.entries import (
     salvaged,
     storable,
 )
-from statecache.epochs import BRANCH, Look, Totals
 from statecache.model import Change, ChangeSet, Position
+from statecache.rules.epochs import BRANCH, Look, Totals
 from statecache.sql import statement
 
 if TYPE_CHECKING:

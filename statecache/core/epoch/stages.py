@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from statecache.epochs import Look, Opening, Refusal, ShardRow, Totals, common_point
+from statecache.rules.epochs import Look, Opening, Refusal, ShardRow, Totals, common_point
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,9 +27,9 @@ from statecache import _process
 from statecache.clock import boottime, monotonic
 from statecache.core.lock.requests import Answer, LeaseRequests
 from statecache.errors import LimitExceeded, LockTimeout, StateCacheError, UsageError
-from statecache.leases import COMING_S, TTL_S_MIN, WAITERS_MAX, Holding, Holdings, Waiting, call_of
 from statecache.lua import parts_of
 from statecache.model import Token
+from statecache.rules.leases import COMING_S, TTL_S_MIN, WAITERS_MAX, Holding, Holdings, Waiting, call_of
 
 if TYPE_CHECKING:
     from statecache.concurrency import Background, Signal

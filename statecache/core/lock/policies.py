@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError, UsageError
-from statecache.leases import Locks, forgotten, guards_of, taken_back
 from statecache.lua import script
 from statecache.redis_errors import refusal
+from statecache.rules.leases import Locks, forgotten, guards_of, taken_back
 
 if TYPE_CHECKING:
-    from statecache.commits.commit import Commit
+    from statecache.commit_protocol.commit import Commit
     from statecache.core.epoch.opener import Opener
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.redis.tier import RedisTier

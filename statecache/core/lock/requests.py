@@ -10,9 +10,9 @@ from redis.exceptions import ResponseError
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
 from statecache.errors import RedisUnavailable
-from statecache.leases import COMING_S, PLACE_S, WAITERS_MAX, Holding, shown_holder
 from statecache.lua import parts_of, script
 from statecache.redis_errors import AGAIN, DEMOTED, FINAL, code_of, found_at, refusal
+from statecache.rules.leases import COMING_S, PLACE_S, WAITERS_MAX, Holding, shown_holder
 
 if TYPE_CHECKING:
     from statecache.core.epoch.opener import Opener

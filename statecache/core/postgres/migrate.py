@@ -29,9 +29,9 @@ from statecache.core.epoch.gate import Gate
 from statecache.core.postgres.connection import brief, connect
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.tier import RedisTier
-from statecache.epochs import UNFENCED
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable
 from statecache.keys import GROUP_RULE, HASH, KeySpace
+from statecache.rules.epochs import UNFENCED
 from statecache.settings import masked
 from statecache.sql import CODE, Migration, migrations, statement
 

@@ -27,7 +27,7 @@ from statecache.redis_errors import AGAIN, DEMOTED, FINAL, code_of, no_primary, 
 from statecache.settings import pin_difference
 
 if TYPE_CHECKING:
-    from statecache.core.redis.pairing import Pairing
+    from statecache.core.redis.installation import Pairing
     from statecache.keys import KeySpace
     from statecache.resp import Command
     from statecache.settings import Settings

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from statecache.commits.answers import Committed
-    from statecache.commits.commit import Commit
+    from statecache.commit_protocol.answers import Committed
+    from statecache.commit_protocol.commit import Commit
     from statecache.concurrency import Background
     from statecache.core.redis.connection import Link
     from statecache.core.redis.tier import RedisTier

@@ -1,4 +1,4 @@
-"""One call of a step, from its claim to its end; `statecache.steps` says what its record means.
+"""One call of a step, from its claim to its end; `statecache.rules.steps` says what its record means.
 
     record ──▶ claim ──▶ intent, in Postgres before the function ──▶ function ──▶ result and state, one commit
 
@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache import steps
 from statecache.backoff import Backoff, pause_s
 from statecache.call_notes import note
 from statecache.clock import monotonic, wall
 from statecache.codec import codec_for
 from statecache.core.commit.committer import new_change_id
+from statecache.core.commit.durability_support import COPIED
 from statecache.core.commit.durable import HELD, PART
-from statecache.core.commit.support import COPIED
 from statecache.core.step.records import Held, held_step, record_write
 from statecache.errors import (
     AlreadyExists,
@@ -47,12 +46,13 @@ from statecache.errors import (
 )
 from statecache.keys import checked_key
 from statecache.model import ABSENT, Encoding, Position, Record, Write
-from statecache.steps import Done, NotDone, Retry, Step, StepRecord
+from statecache.rules import steps
+from statecache.rules.steps import Done, NotDone, Retry, Step, StepRecord
 
 if TYPE_CHECKING:
-    from statecache.commits.commit import Commit
+    from statecache.commit_protocol.commit import Commit
     from statecache.core.view import View
-    from statecache.leases import Locks
+    from statecache.rules.leases import Locks
 
 _LEAVE_S = 2.0
 """How long noting why a step was left may take, in seconds: its caller is gone, or waits for its error."""

@@ -32,10 +32,10 @@ from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import boottime, monotonic
 from statecache.core.lock.leases import Leases
 from statecache.errors import RedisUnavailable, StateCacheError
-from statecache.leases import Holding, Holdings
 from statecache.lua import parts_of
 from statecache.redis_errors import DEMOTED, code_of
-from statecache.steps import Watch, claim_of
+from statecache.rules.leases import Holding, Holdings
+from statecache.rules.steps import Watch, claim_of
 
 if TYPE_CHECKING:
     from statecache.concurrency import Background, Batcher, Request
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from statecache.core.redis.pubsub import Subscriptions
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
+    from statecache.rules.steps import StepRecord
     from statecache.settings import Settings
-    from statecache.steps import StepRecord
 
 _END_S = 0.05
 """How long a caller who has no time left waits for a claim to be given back, in seconds."""

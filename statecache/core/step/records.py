@@ -9,7 +9,7 @@ import msgspec
 from statecache.codec import codec_for
 from statecache.errors import Quarantined
 from statecache.model import ABSENT, Encoding, Record, Write
-from statecache.steps import StepRecord
+from statecache.rules.steps import StepRecord
 
 if TYPE_CHECKING:
     from statecache.core.runtime import Runtime

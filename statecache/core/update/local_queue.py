@@ -14,7 +14,7 @@ from statecache import _process
 from statecache.clock import monotonic
 
 if TYPE_CHECKING:
-    from statecache.commits.in_flight import Call, InFlight
+    from statecache.commit_protocol.in_flight import Call, InFlight
     from statecache.concurrency import Concurrency, Slot, Slots
     from statecache.model import Record
 

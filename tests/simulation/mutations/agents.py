@@ -64,7 +64,7 @@ AGENTS = {
     ),
     "call cut off": Mutant(
         "a call that was interrupted at its edge is under way for ever",
-        "statecache/commits/in_flight.py",
+        "statecache/commit_protocol/in_flight.py",
         "= WeakValueDictionary()",
         "= {}  # type: ignore[assignment]",
         by="scenarios call_cut_off",

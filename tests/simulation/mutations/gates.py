@@ -7,7 +7,7 @@ from tests.simulation.mutations.mutant import Mutant, Piece
 GATES = {
     "went back": Mutant(
         "a Postgres that went back begins no epoch",
-        "statecache/epochs.py",
+        "statecache/rules/epochs.py",
         "    told = look.flushed == row.flushed or (look.flushed < row.flushed and look.server != UNFENCED)\n",
         "    told = True\n",
         by="failpoints",
@@ -49,7 +49,7 @@ GATES = {
     ),
     "adoption": Mutant(
         "an empty Redis is adopted by whoever sets a deployment up, whatever Postgres knows of another one",
-        "statecache/epochs.py",
+        "statecache/rules/epochs.py",
         '    if begun or (authority in ("setup", "worker") and (not row.epoch or row.replid in vouched)):\n',
         '    if begun or authority in ("setup", "worker"):\n',
         by="deployments migrate_empty workers_empty",
@@ -63,7 +63,7 @@ GATES = {
     ),
     "shard given up": Mutant(
         "a worker that cannot serve a shard keeps it for good",
-        "workers/statecache_workers/avoidance.py",
+        "workers/statecache_workers/avoided_shards.py",
         "        return sorted(shard for shard, served in self._served.items() if now - served > patience_s)\n",
         "        return sorted(shard for shard in () if patience_s < now)\n",
         by="roles left_forgotten",
@@ -92,7 +92,7 @@ GATES = {
     ),
     "unfenced continuation": Mutant(
         "without a fence, what came back shorter and was written to is not compared with Postgres",
-        "statecache/epochs.py",
+        "statecache/rules/epochs.py",
         "    return (after, upto) if after < upto else None\n",
         "    return None\n",
         by="scenarios shorter",
@@ -113,7 +113,7 @@ GATES = {
     ),
     "continuation": Mutant(
         "of a data set that is at a higher epoch than its row it is not asked whether both hold the same",
-        "statecache/epochs.py",
+        "statecache/rules/epochs.py",
         "        return Opening(seen=seen, doubtful=True)\n",
         "        pass\n",
         by="scenarios restarts",
@@ -127,14 +127,14 @@ GATES = {
     ),
     "numbers of epochs": Mutant(
         "an epoch on an empty Redis takes the next number, which a Postgres that went back may have issued before",
-        "statecache/epochs.py",
+        "statecache/rules/epochs.py",
         "row.now_s if row.epoch and look.is_bare else 0",
         "0",
         by="scenarios issued_twice",
     ),
     "strange epochs": Mutant(
         "what was written while another Postgres was there is taken for flushed",
-        "statecache/epochs.py",
+        "statecache/rules/epochs.py",
         "    return look.epoch is not None and look.epoch > row.epoch\n",
         "    return False\n",
         by="scenarios by_mistake",
@@ -162,7 +162,7 @@ GATES = {
     ),
     "copy taken": Mutant(
         "whoever is pointed at a copy of Postgres takes the epochs of the live Redis",
-        "statecache/epochs.py",
+        "statecache/rules/epochs.py",
         '    if authority in ("client", "setup") and (went_back or is_strange(row, look)):\n',
         "    if False:\n",
         by="scenarios copy_taken",

@@ -59,7 +59,7 @@ HOT = {
     ),
     "replicas counted": Mutant(
         "nobody counts how many replicas have acknowledged",
-        "statecache/core/commit/support.py",
+        "statecache/core/commit/durability_support.py",
         "        if reached < wanted:\n",
         "        if False:\n",
         by="roles replica_freeze",

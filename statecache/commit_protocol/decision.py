@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 from redis.exceptions import NoScriptError
 
-from statecache.commits.answers import Committed, Found, committed_of, error_of, is_lasting
-from statecache.commits.commit import Commit
+from statecache.commit_protocol.answers import Committed, Found, committed_of, error_of, is_lasting
+from statecache.commit_protocol.commit import Commit
 from statecache.errors import (
     Backpressure,
     ChangeIdReused,
@@ -33,8 +33,8 @@ from statecache.errors import (
     StateCacheError,
 )
 from statecache.model import Position
-from statecache.outcomes import another
 from statecache.redis_errors import AGAIN, FINAL, code_of, refusal
+from statecache.rules.outcomes import another
 
 _NOWHERE_ELSE = "it is applied in Redis, but its entry was removed from the stream before it was flushed"
 

@@ -21,7 +21,7 @@ from statecache.errors import UsageError
 from statecache.model import Position
 
 if TYPE_CHECKING:
-    from statecache.commits.commit import Commit
+    from statecache.commit_protocol.commit import Commit
 
 Tail = tuple[int, int, int]
 """Shard, epoch, and the highest n acknowledged there."""

@@ -21,7 +21,7 @@ from statecache.errors import OutcomeUnknown, RedisUnavailable, StateCacheError
 from statecache.model import Unsettled
 
 if TYPE_CHECKING:
-    from statecache.commits.commit import Commit
+    from statecache.commit_protocol.commit import Commit
 
 UNSETTLED_MAX = 10_000
 _EARLIER = "an earlier attempt of this change was never answered"

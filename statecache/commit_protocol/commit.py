@@ -9,8 +9,8 @@ import msgspec
 
 from statecache.backoff import LATE_S, Backoff
 from statecache.errors import OutcomeUnknown, StateCacheError
-from statecache.leases import Locks
 from statecache.model import ABSENT, BLIND, PRESENT, Write
+from statecache.rules.leases import Locks
 
 if TYPE_CHECKING:
     from statecache.settings import Settings

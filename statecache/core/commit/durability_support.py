@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from statecache.clock import monotonic
-from statecache.commits.answers import too_few_replicas
+from statecache.commit_protocol.answers import too_few_replicas
 from statecache.errors import DurabilityNotMet, DurabilityRefused, UsageError
 from statecache.model import DURABILITIES
 from statecache.redis_errors import code_of

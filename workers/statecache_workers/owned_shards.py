@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from statecache.epochs import UNFENCED
 from statecache.errors import InvalidKey
 from statecache.keys import checked_key
+from statecache.rules.epochs import UNFENCED
 from statecache_workers.logs import alarm
 from statecache_workers.retention import Retention
 from statecache_workers.stream_places import StreamPlace

@@ -20,12 +20,12 @@ from statecache.errors import (
     VersionConflict,
 )
 from statecache.model import ABSENT, PRESENT, Position
-from statecache.outcomes import Content, content_of
 from statecache.records import text_of
 from statecache.redis_errors import found_at
+from statecache.rules.outcomes import Content, content_of
 
 if TYPE_CHECKING:
-    from statecache.commits.commit import Commit
+    from statecache.commit_protocol.commit import Commit
 
 
 class Committed(msgspec.Struct, frozen=True):

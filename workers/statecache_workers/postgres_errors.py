@@ -1,0 +1,33 @@
+"""Errors of Postgres, which come out in two kinds.
+
+`Poison` (classes 22, 23 and 54) blames the data, which goes into quarantine. Everything else, PostgresUnavailable,
+blames the circumstances: disk full, read only, shut down, deadlock, rights, a lost connection. It is waited out.
+"""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import errors as pg
+
+from statecache.errors import PostgresUnavailable
+
+_POISON = ("22", "23", "54")
+"""Classes of SQLSTATE: data exceptions, constraints, limits of the program."""
+
+
+class Poison(Exception):
+    """Raised where Postgres refuses the data itself."""
+
+    def __init__(self, sqlstate: str, reason: str) -> None:
+        super().__init__(f"{sqlstate}: {reason}")
+        self.sqlstate = sqlstate
+        self.reason = reason
+
+
+def translated(error: psycopg.Error, where: str) -> Poison | PostgresUnavailable:
+    """Return an error as one of the data (Poison) or of the circumstances; neither shows a value."""
+    state = error.sqlstate or ""
+    reason = error.diag.message_primary or str(error).partition("\n")[0] or type(error).__name__
+    if state.startswith(_POISON) or (not state and isinstance(error, pg.DataError)):
+        return Poison(state or "22000", reason)
+    return PostgresUnavailable(state or "connection", detail=f"{where}: {reason}")
