@@ -25,6 +25,7 @@ from statecache.clock import monotonic
 from statecache.settings import process_environment
 from statecache.testing.process import descendants, identity
 from tests.fixtures.surroundings import short_folder
+from tests.support.polling import pause_thread
 
 WAIT_S = 120.0
 IN_TERMINAL = """
@@ -165,6 +166,7 @@ def test_a_signal_while_the_servers_start_ends_it(folder: Path) -> None:
         demo.until("starting servers")
         while not descendants(demo.process.pid):
             assert demo.process.poll() is None
+            pause_thread()
         assert demo.end(signal.SIGTERM) == 130
         assert "Traceback" not in "".join(demo.lines)
 
@@ -183,6 +185,7 @@ def test_in_a_terminal_it_draws_a_panel_that_fits_and_ctrl_c_ends_it(folder: Pat
         os.write(screen, b"\x03")
         while all(identity(pid) == known for pid, known in below):
             assert process.poll() is None
+            pause_thread()
         os.write(screen, b"\x03")  # the end has begun, and is not to be disturbed
         seen += _read(screen)
         assert process.wait(WAIT_S) == 130

@@ -19,6 +19,7 @@ from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush
 from tests.fixtures.servers import MakeSettings
 from tests.support.command_line import CommandLine
+from tests.support.polling import pause_thread
 
 Psql = psycopg.Connection[Any]
 
@@ -123,6 +124,7 @@ def _saved(raw: Any, status: str) -> None:
         told = raw.info("persistence")
         if not told["rdb_bgsave_in_progress"] and told["rdb_last_bgsave_status"] == status:
             return
+        pause_thread()
 
 
 async def _gate_closed(world: World) -> None:
@@ -224,7 +226,12 @@ CONDITIONS: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CONDITIONS)
+_OWN = pytest.mark.own_servers("it changes settings of the server")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=_OWN if name.startswith("Redis") else ()) for name in CONDITIONS]
+)
 async def test_status_tells_of_it_and_what_to_do(world: World, shown: CommandLine, name: str) -> None:
     bring_about, said = CONDITIONS[name]
     await flush(world.worker)

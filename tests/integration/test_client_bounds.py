@@ -15,6 +15,7 @@ from statecache.errors import LockTimeout, StateCacheError, Unavailable
 from tests.fixtures.faults import through
 from tests.fixtures.servers import MakeClient
 from tests.support.fault_proxy import FaultProxy
+from tests.support.polling import pause
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -215,6 +216,7 @@ async def _begin(clients: dict[str, AsyncStateCache], connected: bool) -> None:
             async with asyncio.timeout(LONG_S):
                 while not client.near.trusted:
                     await client.get(KEY, read="local")
+                    await pause()
 
 
 async def _seconds(call: Awaitable[Any]) -> float:

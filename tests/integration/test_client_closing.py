@@ -17,6 +17,7 @@ from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, flush, flushing, rows
 from tests.fixtures.servers import MakeClient
 from tests.support.fault_proxy import FaultProxy
+from tests.support.polling import pause
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -36,8 +37,8 @@ async def _closes(client: AsyncStateCache, *, drain: float) -> asyncio.Task[Drai
     """Begin to close the client; when this returns, new calls are refused."""
     closing = asyncio.create_task(_as_coroutine(client.close(drain=drain)))
     async with asyncio.timeout(60):
-        while not _tier(client).in_flight.closing:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while not _tier(client).in_flight.closing:
+            await pause()
     return closing
 
 

@@ -28,6 +28,7 @@ from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, flush, rows
 from tests.fixtures.servers import MakeClient, MakeSettings, every_redis, plain_client
 from tests.support.fault_proxy import FaultProxy
+from tests.support.polling import pause
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -115,8 +116,8 @@ async def test_a_waiter_whose_listener_is_killed_looks_for_itself(
     state = await client.set(KEY, 1)
     waiting = asyncio.create_task(_as_coroutine(client.wait_durable(state)))
     async with asyncio.timeout(WAIT_S):
-        while not redis_raw.client_kill_filter(_type="pubsub"):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while not redis_raw.client_kill_filter(_type="pubsub"):
+            await pause()
     await flush(worker)
     assert await waiting == state
 
@@ -128,8 +129,8 @@ async def test_a_waiter_survives_an_outage_of_redis(
     state = await client.set(KEY, 1)
     waiting = asyncio.create_task(_as_coroutine(client.wait_durable(state, timeout=20)))
     async with asyncio.timeout(WAIT_S):
-        while not _listeners(redis_raw, keys):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while not _listeners(redis_raw, keys):
+            await pause()
     proxy.refusing = True
     proxy.cut_all()
     await flush(worker)
@@ -206,8 +207,8 @@ async def test_a_commit_that_was_lost_with_its_redis_is_applied_again(make_clien
         writing = asyncio.create_task(_as_coroutine(client.set(KEY, "precious", durability="postgres")))
         with plain_client(mortal.redis_url) as raw, psycopg.connect(mortal.postgres_url) as connection:
             async with asyncio.timeout(WAIT_S):
-                while not raw.exists(KeySpace(shards=1).state(KEY)):  # noqa: ASYNC110
-                    await asyncio.sleep(0)
+                while not raw.exists(KeySpace(shards=1).state(KEY)):
+                    await pause()
             raw.flushall()
             async with at_work(settings, flushed_from=[raw.info("replication")["master_replid"]]):
                 for number in range(3):

@@ -27,6 +27,7 @@ from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush
 from tests.support.fault_proxy import FaultProxy
+from tests.support.polling import pause
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -201,10 +202,11 @@ async def _flushed_on(worker: Worker, until: asyncio.Future[Any]) -> None:
     """Flush again and again until the future is done."""
     while not until.done():
         await flush(worker)
+        await pause()
 
 
 async def executed(proxy: FaultProxy) -> None:
     """Wait until the proxy has nothing left to hand on: what it held was answered, or its server has it."""
     async with asyncio.timeout(60):
-        while proxy.holding:  # noqa: ASYNC110 - the proxy runs on this loop
-            await asyncio.sleep(0)
+        while proxy.holding:  # the proxy runs on this loop
+            await pause()

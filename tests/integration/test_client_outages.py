@@ -24,6 +24,7 @@ from statecache.testing.embedded import Servers
 from tests.fixtures.faults import through
 from tests.fixtures.servers import MakeClient
 from tests.support.fault_proxy import FaultProxy
+from tests.support.polling import pause
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -137,8 +138,8 @@ async def test_a_client_that_is_cancelled_while_it_connects_leaves_nothing_open(
     async with AsyncStateCache(settings=through(settings, redis=proxy)) as cache:
         reading = asyncio.create_task(cache.get("runs/first"))
         async with asyncio.timeout(WAIT_S):
-            while not proxy.requests:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            while not proxy.requests:
+                await pause()
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading

@@ -16,6 +16,7 @@ import pytest
 from statecache import AsyncStateCache, Settings
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flushing
+from tests.support.polling import pause_thread
 
 KEY = "runs/42"
 WAIT_S = 30.0
@@ -171,3 +172,4 @@ def _handled(pid: int, number: int) -> None:
             pending = [int(line.split()[1], 16) for line in status if line.startswith(("SigPnd", "ShdPnd"))]
         if not any(mask & bit for mask in pending):
             return
+        pause_thread()

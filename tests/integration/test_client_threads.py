@@ -22,6 +22,7 @@ from statecache.core import runtime
 from statecache.core.lock.leases import Leases
 from tests.fixtures.servers import MakeSettings
 from tests.fixtures.tls import tls_files
+from tests.support.polling import pause_thread
 
 LIMIT_S = 60.0
 
@@ -277,3 +278,4 @@ def test_a_thread_whose_start_was_interrupted_gives_way_to_the_next_one(
         while cache.near.hits == 0:
             assert (state := cache.get("runs/1")) is not None
             assert state.value == 1
+            pause_thread()

@@ -27,6 +27,7 @@ from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, flush, rows
 from tests.fixtures.servers import MakeClient
 from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.polling import pause
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -283,8 +284,8 @@ async def test_commits_of_every_verb_are_kept(verb: str, settings: Settings, pro
 async def test_a_commit_that_was_cancelled_while_it_waited_for_postgres_is_kept(cache: AsyncStateCache) -> None:
     writing = asyncio.create_task(_as_coroutine(cache.set(KEY, 1, durability="postgres")))
     async with asyncio.timeout(60):
-        while await cache.get(KEY) is None:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while await cache.get(KEY) is None:
+            await pause()
     writing.cancel()
     await asyncio.wait([writing])
     (lost,) = cache.unsettled()

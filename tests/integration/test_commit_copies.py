@@ -30,6 +30,7 @@ from tests.fixtures.flusher import flush
 from tests.fixtures.servers import MakeClient, MakeSettings, plain_client
 from tests.integration.test_client_durability import at_work
 from tests.support.fault_proxy import FaultProxy
+from tests.support.polling import pause_thread
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -197,7 +198,7 @@ async def test_too_few_replicas_are_refused_at_the_call_with_nothing_written(
         follows = [replica.info("replication")[name] for name in ("master_host", "master_port")]
         replica.replicaof("NO", "ONE")
     while pair_raw.info("replication")["connected_slaves"]:
-        pass
+        pause_thread()
     try:
         begun = monotonic()
         for _ in range(2):
@@ -213,7 +214,7 @@ async def test_too_few_replicas_are_refused_at_the_call_with_nothing_written(
         with plain_client(pair.url("replica-1")) as replica:
             replica.replicaof(*follows)
         while pair_raw.info("replication").get("slave0", {}).get("state") != "online":
-            pass
+            pause_thread()
     assert (await client.set(KEY, 5, durability="replica")).version == 3
 
 

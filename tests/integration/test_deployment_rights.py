@@ -29,6 +29,7 @@ from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, Log, flush, flush_through, turn_until
 from tests.support.deployment_files import grants
 from tests.support.deployment_world import SHARDS, Deployment, Ran, agent, at_work, denied, granted
+from tests.support.polling import pause
 
 
 @contextmanager
@@ -77,8 +78,8 @@ async def _in_turn(client: AsyncStateCache) -> None:
             await lease.update("runs/1", lambda value: value)
             holds.set()
             async with asyncio.timeout(60):
-                while not waits.waiting:  # noqa: ASYNC110
-                    await asyncio.sleep(0)
+                while not waits.waiting:
+                    await pause()
 
 
 async def _called(client: AsyncStateCache, raw: Any) -> None:
@@ -89,8 +90,8 @@ async def _called(client: AsyncStateCache, raw: Any) -> None:
         assert await turn.comes()
         update = asyncio.create_task(client.update("runs/1", lambda value: value))
         async with asyncio.timeout(20):
-            while raw.info("clients")["blocked_clients"] == 0:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            while raw.info("clients")["blocked_clients"] == 0:
+                await pause()
     await update
 
 
@@ -175,7 +176,7 @@ async def test_agents_run_everything_that_they_are_granted_and_need_no_more(depl
             durable = asyncio.create_task(client.set("runs/1", "kept", durability="postgres"))
             while not durable.done():
                 await flush_through(worker)
-                await asyncio.sleep(0)
+                await pause()
             assert (await client.wait_durable(await durable)).value == "kept"
             raw.unlink(worker.keys.state("runs/1"))
             with ran.noting(raw):

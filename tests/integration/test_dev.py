@@ -25,6 +25,7 @@ from statecache.testing.dev_servers import Remembered
 from statecache.testing.ports import free_port
 from statecache.testing.process import descendants, identity, wait_for_end
 from tests.fixtures.surroundings import short_folder
+from tests.support.polling import pause_thread
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
@@ -255,6 +256,7 @@ def test_told_to_stop_in_the_middle_of_its_start_it_leaves_nothing(folder: Path)
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     while not (folder / "redis.pid").exists():
         assert process.poll() is None
+        pause_thread()
     process.send_signal(signal.SIGINT)
     assert process.wait(WAIT_S) == 0
     assert list(folder.glob("*.pid")) == []

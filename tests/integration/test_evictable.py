@@ -11,6 +11,7 @@ from statecache import AsyncStateCache, Settings
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, MakeWorker, flush, rows
+from tests.support.polling import pause
 
 Psql = psycopg.Connection[Any]
 TURNS_MAX = 200
@@ -55,4 +56,5 @@ async def test_states_that_were_recalled_after_postgres_went_back_may_be_evicted
     async with asyncio.timeout(30.0):
         while rows(psql, "SELECT count(*) FROM state") != [(1,)]:
             await second.turn()
+            await pause()
     await until_evictable(second, redis_raw, keys.state(key))

@@ -20,6 +20,7 @@ from statecache_workers.postgres_errors import Poison, translated
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows
 from tests.fixtures.servers import MakeSettings, plain_client
+from tests.support.polling import pause_thread
 
 Psql = psycopg.Connection[Any]
 
@@ -115,6 +116,7 @@ def _until_commits_wait(url: str, admin: Psql) -> None:
         while not rows(admin, waits, pid):
             if committing.done():
                 committing = threads.submit(witness.execute, statement)
+            pause_thread()
         admin.execute("SELECT pg_cancel_backend(%s)", [pid])
         committing.result()
 

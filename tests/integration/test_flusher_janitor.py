@@ -16,6 +16,7 @@ from statecache_workers.janitor import TOKEN_GRACE_MS
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, rows
 from tests.fixtures.servers import every_redis
+from tests.support.polling import pause
 
 Psql = psycopg.Connection[Any]
 
@@ -192,6 +193,7 @@ async def test_what_postgres_forgot_and_holds_again_is_kept_for_a_whole_retentio
     async with asyncio.timeout(30.0):
         while rows(psql, "SELECT count(*) FROM state") != [(1,)]:
             await worker.turn()
+            await pause()
     ahead = 100.0
     await flush(worker)
     await _retire(worker)

@@ -21,6 +21,7 @@ from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from tests.fixtures.flusher import Agents, rows
 from tests.fixtures.servers import MakeSettings, plain_client
+from tests.support.polling import pause_thread
 
 Psql = psycopg.Connection[Any]
 WAIT_S = 60.0
@@ -117,7 +118,7 @@ async def test_killed_it_loses_nothing_and_repeats_nothing(agents: Agents, setti
         assert await process.ended() == -signal.SIGKILL
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'statecache worker%'"
     while rows(psql, sessions) != [(0,)]:  # Postgres may still be at what the worker had sent, renewing its leases too
-        pass
+        pause_thread()
     psql.execute("UPDATE shard SET lease_until = now() - interval '1 second'")
     psql.execute("DELETE FROM worker")
     async with _ready(settings) as process:

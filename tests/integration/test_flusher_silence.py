@@ -20,6 +20,7 @@ from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
 from tests.support.fault_proxy import FaultProxy
+from tests.support.polling import pause
 
 Psql = psycopg.Connection[Any]
 
@@ -117,6 +118,7 @@ async def test_the_next_owner_ends_the_session_of_a_lapsed_lease(
         await turn_until(heir, log, "session_ended")
         while not sum(flushed(psql).values()):
             await flush_through(heir)
+            await pause()
     postgres_proxy.cut_all()
     with pytest.raises(PostgresUnavailable):
         await turning

@@ -26,6 +26,7 @@ from statecache.testing.valkey import Valkey
 from tests.fixtures.servers import MakeSettings, plain_client
 from tests.support.gate_taps import Tap, TappedConnection, TappedLink
 from tests.support.gate_world import SHARD, World, once, world
+from tests.support.polling import pause_thread
 
 KEY = "runs/42"
 PATIENCE_S = 10.0  # a third of the time that is taken for an opening
@@ -390,11 +391,10 @@ def test_rows_are_locked_in_the_order_in_which_a_flush_locks_them(several: Sever
         flush.commit()
         flush.execute(f"SELECT 1 FROM {table} WHERE shard = 1 FOR UPDATE".encode())
         with psycopg.connect(settings.postgres_url, autocommit=True) as watch:
-            raised = threads.submit(open_both)
-            deadline = monotonic() + 10
+            raised, deadline = threads.submit(open_both), monotonic() + 10
             while watch.execute(waits.encode()).fetchone() == (0,):
                 assert monotonic() < deadline
                 assert not raised.done()
-        flush.execute(f"SELECT 1 FROM {table} WHERE shard = 6 FOR UPDATE NOWAIT".encode())
-        flush.commit()
+                pause_thread()
+        flush.execute(f"SELECT 1 FROM {table} WHERE shard = 6 FOR UPDATE NOWAIT; COMMIT".encode())
         assert sorted(row[0] for row in raised.result()) == [1, 6]

@@ -24,6 +24,7 @@ from statecache_workers.health import Page
 from tests.fixtures.flusher import Agents, MakeWorker
 from tests.fixtures.servers import plain_client
 from tests.integration.test_flusher_process import Process
+from tests.support.polling import pause
 from tests.support.probing import Answer, ask, samples
 
 pytestmark = pytest.mark.counts_seconds
@@ -51,7 +52,7 @@ class Watched(NamedTuple):
         """Ask until the answer fits, as a probe does again and again."""
         async with asyncio.timeout(WAIT_S):
             while not fits(answer := await self.ask(path)):
-                pass
+                await pause()
         return answer
 
     async def until_metric(self, fits: Callable[[dict[str, float]], bool]) -> dict[str, float]:

@@ -31,6 +31,7 @@ from tests.fixtures.faults import through
 from tests.fixtures.locks import KEY, LONG, NEVER, Place, entered
 from tests.fixtures.servers import MakeClient, every_redis
 from tests.support.fault_proxy import FaultProxy
+from tests.support.polling import pause
 
 pytestmark = pytest.mark.counts_seconds
 EVICTIONS_MAX = 1000
@@ -93,8 +94,8 @@ async def test_a_block_that_wrote_by_its_lease_ends_well_though_the_lease_was_lo
         await lease.set(KEY, 1)
         place.redis.hdel(place.leases, KEY)
         async with asyncio.timeout(LONG):
-            while not lease.lost:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            while not lease.lost:
+                await pause()
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with cache.lock(KEY, ttl=1.5):
             place.redis.hdel(place.leases, KEY)

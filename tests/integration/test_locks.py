@@ -23,6 +23,7 @@ from tests.fixtures.locks import KEY, LONG, NEVER, Place, entered, until_calm
 from tests.fixtures.servers import MakeClient, every_redis
 from tests.support.fault_proxy import FaultProxy
 from tests.support.local_reads import kept
+from tests.support.polling import pause
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -87,8 +88,8 @@ async def test_a_call_that_is_lost_with_its_connection_is_made_up_for(
             waiting = tasks.create_task(entered(client, ttl=600, timeout=LONG))
             await place.until_waiting(1)
             async with asyncio.timeout(LONG):
-                while not place.redis.client_kill_filter(_type="pubsub"):  # noqa: ASYNC110
-                    await asyncio.sleep(0)
+                while not place.redis.client_kill_filter(_type="pubsub"):
+                    await pause()
         async with asyncio.timeout(LONG):
             assert await waiting == Token(1, 2)
 

@@ -18,6 +18,7 @@ from tests.fixtures.flusher import flush, rows
 from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
 from tests.support.fault_proxy import FaultProxy
 from tests.support.local_reads import KEY, LIMIT_S, kept, reads, until
+from tests.support.polling import pause
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -70,8 +71,8 @@ async def test_absences_and_tombstones_are_kept_too(one: AsyncStateCache, other:
     await kept(one)
     await other.delete(KEY)
     async with asyncio.timeout(LIMIT_S):
-        while await one.get(KEY) is not None:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while await one.get(KEY) is not None:
+            await pause()
     await kept(one)
 
 

@@ -19,6 +19,7 @@ from tests.fixtures.flusher import flush
 from tests.fixtures.servers import MakeClient, MakeSettings
 from tests.support.fault_proxy import FaultProxy
 from tests.support.local_reads import KEY, LIMIT_S, kept, until
+from tests.support.polling import pause
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -75,8 +76,8 @@ async def test_what_is_warm_stays_coherent(one: AsyncStateCache, other: AsyncSta
     assert await one.warm([KEY]) == 1
     await other.set(KEY, 2)
     async with asyncio.timeout(LIMIT_S):
-        while (await one.get(KEY)).value != 2:  # type: ignore[union-attr]  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while (await one.get(KEY)).value != 2:  # type: ignore[union-attr]
+            await pause()
 
 
 async def test_a_slow_network_brings_them_all_the_same(
@@ -129,8 +130,8 @@ async def woken(waiting: asyncio.Task[Any]) -> Any:
 async def waits(client: AsyncStateCache) -> None:
     """Wait until somebody waits for the key on that client."""
     async with asyncio.timeout(LIMIT_S):
-        while KEY not in client.runtime.near._watchers:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while KEY not in client.runtime.near._watchers:
+            await pause()
 
 
 async def test_the_next_change_wakes_who_waits(one: AsyncStateCache, other: AsyncStateCache) -> None:

@@ -22,6 +22,7 @@ from tests.fixtures.servers import MakeClient, MakeSettings
 from tests.fixtures.steps import Bank, Receipt
 from tests.integration.test_client_durability import at_work
 from tests.support.fault_proxy import FaultProxy
+from tests.support.polling import pause
 
 KEY = "runs/42"
 RECORD = f"{KEY}/steps/charge"
@@ -51,8 +52,8 @@ def leases(keys: KeySpace) -> str:
 async def _until(true: Any) -> None:
     """Wait until it is true."""
     async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while not true():
+            await pause()
 
 
 class Slow:

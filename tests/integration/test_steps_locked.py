@@ -13,6 +13,7 @@ from statecache.rules.steps import fingerprint_of, intent
 from tests.fixtures.servers import MakeSettings
 from tests.fixtures.steps import Bank, Receipt, charged
 from tests.integration.test_client_durability import at_work
+from tests.support.polling import pause
 
 KEY = "runs/42"
 RECORD = f"{KEY}/steps/charge"
@@ -35,8 +36,8 @@ async def working(settings: Settings) -> AsyncIterator[None]:
 async def _leased(cache: AsyncStateCache) -> None:
     """Wait until the running step has its claim."""
     async with asyncio.timeout(60):
-        while not cache.runtime.claims.held:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while not cache.runtime.claims.held:
+            await pause()
 
 
 async def test_a_lasting_step_ends_well_where_locks_are_enforced(cache: AsyncStateCache, bank: Bank) -> None:

@@ -72,6 +72,8 @@ _IMPURE_NAMES = re.compile(rf"uuid\.uuid[1-7]|{_NOW}|builtins\.(open|input|print
 _ENVIRONMENT = re.compile(r"os\.(environb?|getenvb?|putenv|unsetenv)\b")
 _TIME = re.compile(rf"time(\..*)?|asyncio\.sleep|sched(\..*)?|{_NOW}")
 _SLEEP = re.compile(r"(time|asyncio|anyio|statecache\.clock)\.sleep|(TASKS|THREADS)\.sleep")
+POLLING = "tests/support/polling.py"
+_BLOCKS = (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Try, ast.If)
 _FIXED_KEYS = "meta|changes|unflushed|hydrating|leases|waiters|events|state"
 _REDIS_KEY = re.compile(rf":state:|sc:\{{|:\{{$|\}}:({_FIXED_KEYS})\b|^:({_FIXED_KEYS})$")
 _GROUPS = re.compile(r"(?i)\b(xgroup|xreadgroup|xack)(?![a-z])")
@@ -244,16 +246,21 @@ def _loop_times(text: str) -> Iterator[int]:
 
 
 def sleeps(path: str, text: str) -> Findings:
-    """Find tests that sleep; a sleep of 0 only gives way and is let through."""
+    """Find tests that sleep; one of 0 only gives way and is let through, but in a loop, which would spin."""
+    if path == POLLING:
+        return []
     gives_way = {
         id(node.func)
         for node in ast.walk(parsed(text))
         if isinstance(node, ast.Call) and [ast.unparse(argument) for argument in node.args] == ["0"]
     }
+    loops = [loop for loop in ast.walk(parsed(text)) if isinstance(loop, ast.While)]
+    steps = [part for loop in loops for part in loop.body if not isinstance(part, _BLOCKS)]
+    spins = {id(node) for part in steps for node in ast.walk(part)}
     return [
-        f"{path}:{node.lineno}: a test waits on a signal, it never sleeps"
+        f"{path}:{node.lineno}: a test waits on a signal, it never sleeps; where there is none, {POLLING} looks again"
         for name, node in references(path, text)
-        if _SLEEP.fullmatch(name) and id(node) not in gives_way
+        if _SLEEP.fullmatch(name) and (id(node) not in gives_way or id(node) in spins)
     ]
 
 

@@ -94,6 +94,11 @@ BAD = [
     (house_rules.sleeps, "tests/unit/test_a.py", "from time import sleep as nap\nnap(1)"),
     (house_rules.sleeps, "tests/unit/test_a.py", "import asyncio\nasync def f():\n    await asyncio.sleep (0.1)"),
     (house_rules.sleeps, "tests/unit/test_a.py", "from statecache import clock\nclock.sleep(1)"),
+    (
+        house_rules.sleeps,
+        "tests/unit/test_a.py",
+        "from asyncio import sleep\nasync def f():\n while g():\n  await sleep(0)",
+    ),
     (house_rules.function_sizes, "statecache/codec.py", "def f():\n" + "    x = 1\n" * 70),
     (house_rules.function_sizes, "tests/a.py", "class A:\n  async def f():\n" + "    x = 1\n" * 70),
     (house_rules.file_size, "statecache/lua/a.lua", "\n" * 401),

@@ -15,6 +15,7 @@ from tests.simulation import coherence
 from tests.simulation.coherence import Result, run
 from tests.simulation.reader import KEYS, PROCESSES, Board, Tasks, Threads
 from tests.simulation.severing import FIRST_S, LASTS, PER_20_S, Severing, enough, plan, wanted
+from tests.support.polling import pause
 
 SEED, SECONDS = 7, 6.0
 WAIT_S = 60.0
@@ -131,6 +132,6 @@ async def test_an_answer_at_once_is_a_hit(cache: AsyncStateCache, settings: Sett
             while not at_once:
                 before = client.cache.near
                 _, at_once = await client.get(KEYS[0], {"read": "local"})
-                await asyncio.sleep(0)
+                await pause()
         assert client.cache.near.hits == before.hits + 1
         assert client.cache.near.misses == before.misses > 0

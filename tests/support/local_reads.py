@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from statecache import AsyncStateCache
+from tests.support.polling import pause
 
 KEY = "runs/1"
 LIMIT_S = 20.0
@@ -15,15 +16,15 @@ LIMIT_S = 20.0
 async def until(holds: Callable[[], Any]) -> None:
     """Give way until the condition holds."""
     async with asyncio.timeout(LIMIT_S):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while not holds():
+            await pause()
 
 
 async def reads(client: AsyncStateCache, value: Any, key: str = KEY) -> None:
     """Read until the value is there."""
     async with asyncio.timeout(LIMIT_S):
-        while (state := await client.get(key)) is None or state.value != value:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while (state := await client.get(key)) is None or state.value != value:
+            await pause()
 
 
 async def kept(client: AsyncStateCache, key: str = KEY) -> None:
@@ -34,4 +35,4 @@ async def kept(client: AsyncStateCache, key: str = KEY) -> None:
             await client.get(key)
             if client.near.hits > hits:
                 return
-            await asyncio.sleep(0)
+            await pause()

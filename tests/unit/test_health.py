@@ -15,6 +15,7 @@ from statecache import ConfigurationError
 from statecache_workers import health
 from statecache_workers.health import HealthServer, Page, Pulse, verdict
 from tests.fixtures.time import ManualClock
+from tests.support.polling import pause, pause_thread
 from tests.support.probing import PROBE_S, Answer, ask
 
 Serve = Callable[..., HealthServer]
@@ -109,12 +110,12 @@ async def test_a_blocked_loop_is_seen_from_outside_while_it_is_blocked(
     beating = asyncio.create_task(pulse.keep())
     async with asyncio.timeout(PROBE_S):
         while (await asyncio.to_thread(ask, server.port, "/healthz")).status != 200:
-            pass
+            await pause()
     while (answer := ask(server.port, "/healthz")).status == 200:
-        pass
+        pause_thread()
     assert (answer.status, answer.body[:34]) == (503, "the event loop has stood still for")
     while (await asyncio.to_thread(ask, server.port, "/healthz")).status == 503:
-        pass
+        await pause()
     beating.cancel()
     await asyncio.wait([beating])
 

@@ -13,6 +13,7 @@ import pytest
 from statecache import AsyncStateCache, DrainReport, StateCache, UsageError
 from statecache._signals import SIGNALS, AsyncStopRequest, StopRequest
 from tests.fixtures.redis import FakeDeployment
+from tests.support.polling import pause
 
 HERE = signal.SIGUSR1
 WAIT_S = 20.0
@@ -151,8 +152,8 @@ async def test_a_second_signal_ends_the_draining_too(fake: FakeDeployment, befor
     task = asyncio.create_task(work())
     await draining.wait()
     async with asyncio.timeout(WAIT_S):
-        while not cache.runtime.in_flight.closing:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while not cache.runtime.in_flight.closing:
+            await pause()
         signal.raise_signal(HERE)
         signal.raise_signal(HERE)
     done, _ = await asyncio.wait([task], timeout=WAIT_S)

@@ -1,6 +1,6 @@
 """One attempt at opening gates: look, reserve, raise the row, validate, open.
 
-What is decided stands in `rules.epochs`; here it is carried out, for many shards at once. Each step is safe to die after:
+What is decided stands in `rules.epochs`; here it is carried out, for many shards at once. Each is safe to die after:
 the reservation expires and keeps what the next opener needs, a raised row only makes the next epoch higher, what is set
 aside is kept before it is taken out, and nothing of the new epoch is written to the shard before the last script.
 
