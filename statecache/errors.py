@@ -72,8 +72,8 @@ class NotFound(StateCacheError):
     hint = "Give default= or create() it first."
     key: str
 
-    def __init__(self, key: str) -> None:
-        super().__init__(key=key)
+    def __init__(self, key: str, *, hint: str = "") -> None:
+        super().__init__(key=key, hint=hint)
 
 
 class NotChanged(StateCacheError, TimeoutError):

@@ -76,8 +76,7 @@ class AsyncStepping(AsyncWrites[D], Generic[D]):
         `timeout` bounds what comes before the function, and again what comes after it, in seconds; not the function.
         """
         key = checked_key(self.full(name))
-        if not callable(function):
-            raise UsageError("the function of a step cannot be called")
+        steps.check_calls(function, args, apply=apply, check=check)
         terms = Terms(
             type=type,
             apply=apply,
@@ -144,7 +143,7 @@ class AsyncStepping(AsyncWrites[D], Generic[D]):
         while True:
             _, held = await held_step(self.runtime, record_key, end=end)
             if held is None:
-                raise NotFound(record_key)
+                raise NotFound(record_key, hint="The step never began: look at its name, or call step() to run it.")
             steps.check_unknown(held.step, key=key)
             if claim.covers(held.step, held.change_id) or await claim.take(held.step, held.change_id, end=end):
                 return held

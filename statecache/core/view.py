@@ -181,9 +181,11 @@ def checked_policy(policy: Policy) -> Policy:
         raise UsageError(f"read {policy.read!r} is not one of {', '.join(READ_MODES)}")
     if policy.locking not in (None, *LOCKINGS):
         raise UsageError(f"locking {policy.locking!r} is not one of {', '.join(LOCKINGS)}")
-    if policy.redis_ttl is not None and not policy.redis_ttl > timedelta(0):
-        raise UsageError(f"redis_ttl={policy.redis_ttl} is not a time above 0")
-    if policy.value_bytes_max is not None and not 1 <= policy.value_bytes_max <= VALUE_BYTES_MAX:
+    ttl = policy.redis_ttl
+    if ttl is not None and not (isinstance(ttl, timedelta) and ttl > timedelta(0)):
+        raise UsageError(f"redis_ttl={ttl!r} is not a timedelta above 0", hint="Say redis_ttl=timedelta(seconds=5).")
+    size = policy.value_bytes_max
+    if size is not None and not (isinstance(size, int) and 1 <= size <= VALUE_BYTES_MAX):
         raise UsageError(f"value_bytes_max={policy.value_bytes_max} is not from 1 to {VALUE_BYTES_MAX}")
     return policy
 

@@ -22,6 +22,7 @@ taken for dead and wakes cannot overwrite what happened since.
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
@@ -165,6 +166,30 @@ def checked_retry(retry: int | Retry) -> Retry:
 
 
 _written = msgspec.json.Encoder(enc_hook=dumped, order="sorted").encode
+
+
+def check_calls(
+    function: object, args: Sequence[object], *, apply: object | None = None, check: object | None = None
+) -> None:
+    """Raise UsageError where a step's functions cannot be called as they will be; later nobody would know what ran."""
+    calls = [
+        ("the function", function, ("step", *args), f"(step{', …' if args else ''})"),
+        ("apply=", apply, ("value", "result"), "(value, result)"),
+        ("check=", check, ("step",), "(step)"),
+    ]
+    for what, called, given, spelled in calls:
+        if called is None and what != "the function":
+            continue
+        if not callable(called):
+            raise UsageError(f"{what} of a step cannot be called")
+        try:
+            signature = inspect.signature(called)
+        except (TypeError, ValueError):  # some builtins do not tell
+            continue
+        try:
+            signature.bind(*given)
+        except TypeError as error:
+            raise UsageError(f"{what} of a step cannot be called as {spelled}: {error}") from None
 
 
 def fingerprint_of(args: Sequence[Any], *, key: str) -> str:

@@ -262,6 +262,13 @@ async def test_other_bad_calls_are_refused_before_any_effect(client: AsyncStateC
         await client.step("runs", "charge", bank.charge, "order 7")
     with pytest.raises(UsageError, match="cannot be called"):
         await client.step(KEY, "charge", "charge")  # type: ignore[call-overload]
+    for unfit in (
+        {"function": lambda: 1}, {"function": bank.charge, "args": ()}, {"apply": lambda value: value},
+        {"check": lambda: None}, {"check": "charge"},
+    ):  # fmt: skip
+        fit: dict[str, Any] = {"function": bank.charge, "args": ("order 7",)} | unfit
+        with pytest.raises(UsageError, match="of a step cannot be called"):
+            await client.step(KEY, "charge", fit.pop("function"), *fit.pop("args"), **fit)
     with pytest.raises(CodecError, match="partial"):
         await client.step(KEY, "charge", bank.charge, object())
     with pytest.raises(UsageError, match="retry"):

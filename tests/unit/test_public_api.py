@@ -197,8 +197,11 @@ def test_a_namespace_is_checked_when_it_is_made(kind: Any) -> None:
         client.namespace("runs", encoding="xml")
     with pytest.raises(UsageError, match="durability"):
         client.namespace("runs", durability="forever")
-    with pytest.raises(UsageError, match="redis_ttl"):
-        client.namespace("runs", redis_ttl=timedelta(0))
+    for ttl in (timedelta(0), 5):
+        with pytest.raises(UsageError, match=r"redis_ttl=.* is not a timedelta above 0"):
+            client.namespace("runs", redis_ttl=ttl)
+    with pytest.raises(UsageError, match="value_bytes_max"):
+        client.namespace("runs", value_bytes_max="1 MB")
     with pytest.raises(UsageError, match="value_bytes_max"):
         client.namespace("runs", value_bytes_max=0)
     with pytest.raises(UsageError, match="value_bytes_max"):
