@@ -97,6 +97,12 @@ SCENARIOS = {
         "tests/integration/test_lost_in_gap.py",
         "test_a_commit_that_is_gone_with_its_entry_is_lost_for_all_who_ask_and_never_applied_again",
     ),
+    "near_dropped": ("tests/unit/test_near_shared.py", "test_dropping_goes_well_while_other_threads_read"),
+    "tls_shared": (
+        "tests/integration/test_client_threads.py",
+        "test_of_threads_that_share_a_tls_connection_one_at_a_time_uses_it",
+    ),
+    "sending_broke": ("tests/unit/test_connection.py", "test_a_sending_that_broke_closes_its_connection"),
     "lost_for_good": (
         "tests/integration/test_lost_in_gap.py",
         "test_what_a_state_remembers_of_a_lost_commit_outlives_the_state",

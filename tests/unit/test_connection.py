@@ -59,6 +59,15 @@ async def test_an_exchange_that_broke_closes_its_connection(fault: Any, kind: ty
     assert not link.alive
 
 
+@pytest.mark.parametrize(("fault", "kind"), FAULTS)
+async def test_a_sending_that_broke_closes_its_connection(fault: Any, kind: type[BaseException]) -> None:
+    """How much was sent, and so which answer belongs to which command, nobody would know."""
+    link = Link(FakeConnection([], at_sending=fault), "somewhere", TASKS)
+    with pytest.raises(kind):
+        await link.send(("GET", "a"), seconds=5)
+    assert not link.alive
+
+
 async def test_an_error_reply_is_a_reply_and_the_connection_stays() -> None:
     link = Link(FakeConnection([redis.ResponseError("WRONGTYPE"), b"two"]), "somewhere", TASKS)
     first, second = await link.run([("GET", "a"), ("GET", "b")], seconds=5)
