@@ -67,6 +67,8 @@ GRANT USAGE ON SCHEMA :"schema" TO statecache_worker, statecache_agent, statecac
 -- Everybody reads. What was granted otherwise is taken back first.
 REVOKE ALL ON ALL TABLES IN SCHEMA :"schema" FROM statecache_worker, statecache_agent, statecache_inspector;
 GRANT SELECT ON ALL TABLES IN SCHEMA :"schema" TO statecache_worker, statecache_agent, statecache_inspector;
+ALTER DEFAULT PRIVILEGES FOR ROLE statecache_migrate IN SCHEMA :"schema" -- what a later migration makes, from its first moment
+    GRANT SELECT ON TABLES TO statecache_worker, statecache_agent, statecache_inspector;
 ALTER ROLE statecache_inspector SET default_transaction_read_only = on;
 ALTER ROLE statecache_inspector SET statement_timeout = '60s';
 

@@ -26,8 +26,8 @@ from tests.support.deployment_world import Deployment, servers
 
 WAIT_S = 60.0
 BUILD_S = 120.0
-TABLES = ("change", "cluster", "conflict", "epoch", "lock_token", "lost", "migration", "namespace", "quarantine",
-          "shard", "state", "worker")  # fmt: skip
+TABLES = ("change", "cluster", "conflict", "epoch", "lock_token", "lost", "lost_change", "migration", "namespace",
+          "quarantine", "shard", "state", "worker")  # fmt: skip
 WORKER_MAY = {
     ("change", "INSERT"), ("conflict", "INSERT"), ("lost", "INSERT"), ("quarantine", "INSERT"), ("state", "INSERT"),
     ("worker", "INSERT"),
@@ -136,6 +136,16 @@ def test_only_workers_write_and_only_what_they_must(deployment: Deployment) -> N
             ("statecache_migrate", True),
             ("statecache_worker", True),
         ]
+
+
+def test_what_a_later_migration_makes_is_read_by_all_from_its_first_moment(deployment: Deployment) -> None:
+    """Nobody can apply the file again in the same moment; agents ask for it at once."""
+    deployment.sql("CREATE TABLE statecache.later (a int)", user="migrate")
+    try:
+        for user in ("agent", "inspector", "worker"):
+            assert deployment.sql("SELECT * FROM later", user=user) == []
+    finally:
+        deployment.sql("DROP TABLE statecache.later", user="migrate")
 
 
 @pytest.mark.parametrize("user", ["agent", "inspector", "worker"])
