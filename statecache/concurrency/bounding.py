@@ -19,6 +19,8 @@ from weakref import ref
 
 import psycopg
 
+from statecache.concurrency.starting import start
+
 T = TypeVar("T")
 _SEVERED_S = 0.05
 """How long an exchange may take to end whose connection was shut."""
@@ -56,7 +58,6 @@ class TaskTimeout:
 class ThreadTimeout:
     """The same bound, watched by a thread; it is none any more once nobody refers to it.
 
-
     Whoever was interrupted by a signal handler before the end of it has not called the thread off.
     """
 
@@ -69,7 +70,7 @@ class ThreadTimeout:
         self.expired = False
 
     async def __aenter__(self) -> ThreadTimeout:
-        self._timer.start()
+        start(self._timer)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -123,7 +124,7 @@ def thread_opened(open_one: Callable[[], T], seconds: float | None) -> T:
             if late.is_set() and hasattr(result, "close"):
                 result.close()
 
-    threading.Thread(target=work, name="statecache-opening", daemon=True).start()
+    start(threading.Thread(target=work, name="statecache-opening", daemon=True))
     try:
         found = results.get(timeout=seconds)
     except BaseException as error:  # out of time, or a signal handler raised

@@ -26,6 +26,7 @@ from statecache.concurrency.sockets import (
     thread_sending,
     thread_wake,
 )
+from statecache.concurrency.starting import start
 from statecache.concurrency.waking import ThreadSignal
 
 T = TypeVar("T")
@@ -93,7 +94,7 @@ class Threads(Concurrency):
     async def beside(self, work: Callable[[], Coroutine[Any, Any, object]], seconds: float) -> None:
         """Start work in a thread, and wait for it for at most that many seconds."""
         thread = threading.Thread(target=lambda: run(work()), name="statecache-beside", daemon=True)
-        thread.start()
+        start(thread)
         thread.join(seconds)
 
     async def called(self, value: Any) -> Any:
@@ -147,7 +148,7 @@ class ThreadBackground:
 
     def start(self) -> None:
         """Have the function run from now on."""
-        self._thread.start()
+        start(self._thread)
 
     @property
     def alive(self) -> bool:

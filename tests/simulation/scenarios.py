@@ -97,6 +97,14 @@ SCENARIOS = {
         "tests/integration/test_lost_in_gap.py",
         "test_a_commit_that_is_gone_with_its_entry_is_lost_for_all_who_ask_and_never_applied_again",
     ),
+    "nobody_left": (
+        "tests/integration/test_client_threads.py",
+        "test_a_client_that_nobody_has_any_more_leaves_no_thread_and_no_descriptor",
+    ),
+    "start_interrupted": (
+        "tests/unit/test_starting.py",
+        "test_what_interrupts_the_start_is_raised_and_not_what_breaks_of_it",
+    ),
     "near_dropped": ("tests/unit/test_near_shared.py", "test_dropping_goes_well_while_other_threads_read"),
     "tls_shared": (
         "tests/integration/test_client_threads.py",

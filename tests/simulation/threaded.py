@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
-from traceback import format_stack
+from traceback import FrameSummary, extract_tb, format_stack
 from typing import Any, Self
 
 from statecache import StateCache
@@ -187,7 +187,8 @@ class Soak:
         try:
             work(*args)
         except Exception as error:  # whatever it is, it must be seen
-            self.failures.append(f"{work.__name__}: {type(error).__name__}: {error}")
+            way = " < ".join(f"{frame.name} {Path(frame.filename).name}:{frame.lineno}" for frame in _frames(error))
+            self.failures.append(f"{work.__name__}: {type(error).__name__}: {error} ({way})")
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _session(self, recorder: Recorder, name: str) -> tuple[Session, Random]:
@@ -257,6 +258,12 @@ class Soak:
             if number % 2:
                 cache.close()
             del cache
+
+
+def _frames(error: BaseException) -> list[FrameSummary]:
+    """Return where an error comes from, and what it came in the middle of: the innermost frames first."""
+    chain = [error, *([error.__context__] if error.__context__ is not None else [])]
+    return [frame for one in chain for frame in extract_tb(one.__traceback__)[-6:][::-1]]
 
 
 def _status(child: int) -> int:

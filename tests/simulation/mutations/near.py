@@ -52,7 +52,14 @@ NEAR = {
         "statecache/core/runtime.py",
         "finalize(self, _let_go, self.tracked, self.events, redis.pool, self.postgres.pool).atexit = False",
         "pass",
-        by="threads evict",
+        by="threads evict, scenarios nobody_left",
+    ),
+    "start interrupted": Mutant(
+        "a signal handler that raises while a thread is started ends its caller with a RuntimeError about a lock",
+        "statecache/concurrency/starting.py",
+        "        raise error.__context__ from None\n",
+        "        raise\n",
+        by="scenarios start_interrupted",
     ),
     "finalizer ended": Mutant(
         "a client that nobody closed leaves its threads behind where a signal handler ended its finalizer",

@@ -1,0 +1,21 @@
+"""Starting threads, where a signal handler may raise meanwhile."""
+
+from __future__ import annotations
+
+from threading import Thread
+
+_BROKEN = "release unlocked lock"
+
+
+def start(thread: Thread) -> None:
+    """Start a thread; raise what a signal handler raised meanwhile.
+
+    `Thread.start` waits until the thread runs. A handler that raises as that wait ends has Python release a lock that it
+    has not taken back yet, and a RuntimeError about that hides what was raised: Ctrl-C would look like a defect.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if str(error) != _BROKEN or error.__context__ is None:
+            raise
+        raise error.__context__ from None

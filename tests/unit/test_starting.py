@@ -1,0 +1,43 @@
+"""What a signal handler raises while a thread is started is what its caller sees."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from statecache.concurrency.starting import start
+
+
+class Interrupted(threading.Thread):
+    """A thread whose start is interrupted as it waits: Python then releases a lock that it has not taken back."""
+
+    def start(self) -> None:
+        """Start, and be interrupted where the wait takes its lock back."""
+        condition = threading.Condition(threading.Lock())
+        condition._acquire_restore = self._interrupt  # type: ignore[attr-defined]
+        super().start()
+        with condition:
+            condition.wait(0)
+
+    def _interrupt(self, _: object) -> None:
+        raise KeyboardInterrupt
+
+
+def test_what_interrupts_the_start_is_raised_and_not_what_breaks_of_it() -> None:
+    ran = threading.Event()
+    with pytest.raises(RuntimeError, match="release unlocked lock"):
+        Interrupted(target=ran.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        start(Interrupted(target=ran.set))
+    assert ran.wait(60)
+
+
+def test_a_thread_that_cannot_be_started_says_so() -> None:
+    thread = threading.Thread(target=int)
+    start(thread)
+    try:
+        raise KeyError
+    except KeyError:
+        with pytest.raises(RuntimeError, match="once"):
+            start(thread)
