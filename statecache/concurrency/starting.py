@@ -10,8 +10,8 @@ _BROKEN = "release unlocked lock"
 def start(thread: Thread) -> None:
     """Start a thread; raise what a signal handler raised meanwhile.
 
-    `Thread.start` waits until the thread runs. A handler that raises as that wait ends has Python release a lock that it
-    has not taken back yet, and a RuntimeError about that hides what was raised: Ctrl-C would look like a defect.
+    `Thread.start` waits until the thread runs. A handler that raises as that wait ends has Python release a lock that
+    it has not taken back yet, and a RuntimeError about that hides what was raised: Ctrl-C would look like a defect.
     """
     try:
         thread.start()
