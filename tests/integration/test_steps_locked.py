@@ -58,7 +58,7 @@ async def test_a_step_left_by_the_dead_is_resolved_where_locks_are_enforced(cach
     left = intent(None, "charge", fingerprint_of((), key=RECORD), new_key="k" * 24, at=wall())
     await cache.set(RECORD, left)
     with pytest.raises(StepUnknown, match="never ended"):
-        await runs.step("42", "charge", bank.charge)
+        await runs.step("42", "charge", lambda step: bank.charged.append(step.idempotency_key))
     await runs.resolve_step("42", "charge", not_done=True)
     await runs.step("42", "charge", lambda step: bank.charged.append(step.idempotency_key))
     assert bank.charged == [left.idempotency_key]
