@@ -13,7 +13,7 @@ help:  ## Show these targets
 	@echo '  ARGS="…" goes to what is run, as in: make test ARGS="-n 0 -k keys"'
 
 test: $(STAMP)  ## Run the tests, two at a time
-	@$(PY) -m pytest -n 2 $(ARGS)
+	@$(PY) -m pytest -n 4 $(ARGS)
 
 lint: $(STAMP)  ## Check style, layout, types and what is generated
 	@$(PY) -m ruff check .

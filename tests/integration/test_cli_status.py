@@ -218,7 +218,9 @@ async def test_looking_survives_an_outage_of_either_server(settings: Settings, r
     assert (away.postgres.reachable, away.committed_total, away.shards[0].open) == (True, None, None)
     assert (await sampler.take()).redis.reachable
     psql.execute("ALTER TABLE shard RENAME TO away")
-    away = await sampler.take()
+    impatient = Sampler(settings, patience_s=2.0)
+    away = await impatient.take()
+    await impatient.close()
     assert not away.postgres.reachable
     assert (away.redis.reachable, away.workers, away.shards[0].owned) == (True, None, None)
     psql.execute("ALTER TABLE away RENAME TO shard")

@@ -145,8 +145,10 @@ def test_the_main_help_names_every_command_and_exit_status(capsys: pytest.Captur
     ],
 )
 def test_wrong_use_is_one_line_and_status_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
+    monkeypatch.setenv("STATECACHE_TIMEOUT_S", "1")  # where nobody listens
+    monkeypatch.setenv("STATECACHE_HYDRATE_TOKEN_S", "1")
     status, out, err = told(capsys, *arguments)
     assert (status, out) == (2, "")
     assert message in err
