@@ -12,7 +12,7 @@ help:  ## Show these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo '  ARGS="…" goes to what is run, as in: make test ARGS="-n 0 -k keys"'
 
-test: $(STAMP)  ## Run the tests, two at a time
+test: $(STAMP)  ## Run the tests, four at a time: most of them wait
 	@$(PY) -m pytest -n 4 $(ARGS)
 
 lint: $(STAMP)  ## Check style, layout, types and what is generated
