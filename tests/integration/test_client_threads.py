@@ -130,8 +130,8 @@ def handler(*_):
         refused += 1
     inside = False
 
-with StateCache(redis_url=sys.argv[1], postgres_url=sys.argv[2], prefix=sys.argv[3], postgres_schema=sys.argv[3],
-                shards=int(sys.argv[4])) as cache:
+with StateCache(redis_url=sys.argv[1], postgres_url=sys.argv[2], prefix=sys.argv[3], postgres_schema=sys.argv[4],
+                shards=int(sys.argv[5])) as cache:
     for number in range(5):
         cache.set(f"runs/{number}", number)
     signal.signal(signal.SIGALRM, handler)
@@ -146,7 +146,8 @@ print(calls, refused)
 
 def test_a_signal_handler_that_calls_the_client_waits_for_nobody_for_ever(settings: Settings) -> None:
     """It interrupts its own thread, which may hold what it would need: then it is refused, and the thread goes on."""
-    given = [settings.redis_url, settings.postgres_url, settings.prefix, str(settings.shards)]
+    names = [settings.prefix, settings.postgres_schema]
+    given = [settings.redis_url, settings.postgres_url, *names, str(settings.shards)]
     done = subprocess.run(
         [sys.executable, "-c", _INTERRUPTED, *given], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )

@@ -7,10 +7,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import Settings
+from statecache import Settings, StateCache
 from statecache.concurrency import THREADS, run
 from statecache.core.postgres.migrate import MigrationReport, migrate
-from tests.fixtures.servers import MakeSettings, Site, plain_client, set_up
+from tests.fixtures.schemas import Schemas, set_up
+from tests.fixtures.servers import MakeSettings, Site, plain_client
 
 POSTGRES = {
     "relations": """
@@ -64,7 +65,7 @@ def _left(settings: Settings) -> dict[str, str]:
     assert row is not None
 
     def nameless(text: str) -> str:
-        return text.replace(settings.prefix, "NAME").replace(row[0], "ID")
+        return text.replace(settings.prefix, "NAME").replace(settings.postgres_schema, "NAME").replace(row[0], "ID")
 
     both = _in_postgres(settings) | _in_redis(settings)
     return {nameless(name): nameless(text) for name, text in both.items()}
@@ -83,3 +84,41 @@ def test_a_deployment_that_was_set_up_is_one_that_was_migrated(fresh: tuple[Sett
     assert _left(other) == _left(one)
     assert len(_in_redis(one)) > one.shards
     assert run(migrate(other, io=THREADS)) == MigrationReport()
+
+
+def test_a_deployment_in_a_schema_that_was_used_is_one_that_was_migrated(
+    fresh: tuple[Settings, Settings], site: Site
+) -> None:
+    one, other = fresh
+    run(migrate(one, io=THREADS))
+    schemas = Schemas()
+    used = schemas.set_up(other, site.postgres)
+    with StateCache(settings=used) as cache:
+        cache.set("runs/1", 1)
+    site.postgres.execute(f"INSERT INTO {used.postgres_schema}.namespace VALUES ('runs', 'enforced', 1, 'x')".encode())
+    schemas.give(used.postgres_schema, site.postgres)
+    again = schemas.set_up(used.model_copy(update={"prefix": f"{used.prefix}_again"}), site.postgres)
+    assert again.postgres_schema == used.postgres_schema
+    assert _left(again) == _left(one)
+    assert run(migrate(again, io=THREADS)) == MigrationReport()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE NAME.lost ADD COLUMN extra text",
+        "DROP TABLE NAME.lost_change",
+        "DROP INDEX NAME.change_position",
+        "GRANT SELECT ON NAME.shard TO PUBLIC",
+        "CREATE FUNCTION NAME.one() RETURNS int LANGUAGE sql RETURN 1",
+        "ALTER DEFAULT PRIVILEGES IN SCHEMA NAME GRANT SELECT ON TABLES TO PUBLIC",
+        "CREATE TRIGGER t BEFORE INSERT ON NAME.shard EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+        "INSERT INTO NAME.migration SELECT n, 'x' FROM generate_series(100, 40000) AS n",
+    ],
+)
+def test_a_schema_that_was_altered_is_not_used_again(fresh: tuple[Settings, Settings], site: Site, change: str) -> None:
+    schemas = Schemas()
+    used = schemas.set_up(fresh[0], site.postgres)
+    site.postgres.execute(change.replace("NAME", used.postgres_schema).encode())
+    schemas.give(used.postgres_schema, site.postgres)
+    assert schemas.set_up(fresh[1], site.postgres).postgres_schema == fresh[1].postgres_schema
