@@ -16,7 +16,7 @@ from statecache.concurrency import THREADS, run
 from statecache.core.drain import checked_drain, leave
 from statecache.core.runtime import Runtime
 from statecache.core.view import checked_policy
-from statecache.keys import checked_namespace
+from statecache.keys import checked_key, checked_namespace
 from statecache.model import (
     DrainReport,
     Durability,
@@ -44,11 +44,53 @@ V = TypeVar("V")
 class Namespace(Verbs[D], Generic[D]):
     """A typed view of one namespace: every verb, with names relative to it and its policy in force."""
 
+    @overload
+    def namespace(
+        self, name: str, *, encoding: Encoding | None = ..., durability: Durability | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ...,
+    ) -> Namespace[Any]: ...  # fmt: skip
+    @overload
+    def namespace(
+        self, name: str, *, type: type[V], encoding: Encoding | None = ..., durability: Durability | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ...,
+    ) -> Namespace[V]: ...  # fmt: skip
+    def namespace(
+        self,
+        name: str,
+        *,
+        type: Any = None,  # noqa: A002
+        encoding: Encoding | None = None,
+        durability: Durability | None = None,
+        read: ReadMode | None = None,
+        redis_ttl: timedelta | None = None,
+        value_bytes_max: int | None = None,
+        locking: Locking | None = None,
+    ) -> Namespace[Any]:
+        """Return a view of the keys under `name/`: values of that type, and a policy for what is written.
+
+        What is None is as in this view, or else the client's setting; see `Policy`. In a view, `name` is of one or more
+        segments: `cache.namespace("runs").namespace("42")` is about `runs/42/…`. `locking="enforced"` is recorded for
+        the namespace before the first lock or commit, and binds all who write to it from then on, through whatever
+        view. A view without `locking` takes what is recorded. A view with `"advisory"` where enforced is recorded
+        raises UsageError at its first commit. `statecache policy` changes what is recorded. Raises InvalidKey for a
+        name that cannot be one, and UsageError for a policy that is not one.
+        """
+        given = {
+            "type": type, "encoding": encoding, "durability": durability, "read": read, "redis_ttl": redis_ttl,
+            "value_bytes_max": value_bytes_max, "locking": locking,
+        }  # fmt: skip
+        more = {what: value for what, value in given.items() if value is not None}
+        policy = msgspec.structs.replace(self._policy, **more)
+        inner = checked_key(self.full(name)) if self._prefix else checked_namespace(name)
+        return Namespace(self.runtime, checked_policy(policy), inner + "/")
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._prefix!r})"
 
 
-class StateCache(Verbs[Any]):
+class StateCache(Namespace[Any]):
     """A client that reads and writes agent state shared by many processes.
 
     Settings come from `settings`, or from STATECACHE_* variables with keyword arguments winning over them. Nothing is
@@ -87,48 +129,9 @@ class StateCache(Verbs[Any]):
             self.runtime.near.statistics(boottime()), untrusted_reason=self.runtime.tracked.untrusted_reason
         )
 
-    @overload
-    def namespace(
-        self, name: str, *, encoding: Encoding = ..., durability: Durability | None = ...,
-        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
-        value_bytes_max: int | None = ..., locking: Locking | None = ...,
-    ) -> Namespace[Any]: ...  # fmt: skip
-    @overload
-    def namespace(
-        self, name: str, *, type: type[V], encoding: Encoding = ..., durability: Durability | None = ...,
-        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
-        value_bytes_max: int | None = ..., locking: Locking | None = ...,
-    ) -> Namespace[V]: ...  # fmt: skip
-    def namespace(
-        self,
-        name: str,
-        *,
-        type: Any = None,  # noqa: A002
-        encoding: Encoding = "json",
-        durability: Durability | None = None,
-        read: ReadMode | None = None,
-        redis_ttl: timedelta | None = None,
-        value_bytes_max: int | None = None,
-        locking: Locking | None = None,
-    ) -> Namespace[Any]:
-        """Return a view of the keys under `name/`: values of that type, and a policy for what is written.
-
-        What is None takes the client's setting; see `Policy`. `locking="enforced"` is recorded for the namespace before
-        the first lock or commit, and binds all who write to it from then on, through whatever view. A view without
-        `locking` takes what is recorded. A view with `"advisory"` where enforced is recorded raises UsageError at its
-        first commit. `statecache policy` changes what is recorded. Raises InvalidKey for a name that no namespace can
-        have, and UsageError for a policy that is not one.
-        """
-        policy = Policy(
-            type=type,
-            encoding=encoding,
-            durability=durability,
-            read=read,
-            redis_ttl=redis_ttl,
-            value_bytes_max=value_bytes_max,
-            locking=locking,
-        )
-        return Namespace(self.runtime, checked_policy(policy), checked_namespace(name) + "/")
+    def namespaces(self, *, timeout: float | None = None) -> list[str]:
+        """Return the names of the namespaces that hold states, sorted; `timeout` bounds each exchange, in seconds."""
+        return run(self.runtime.listing.namespaces(seconds=self.end_of(timeout) - monotonic()))
 
     def unsettled(self) -> tuple[Unsettled, ...]:
         """Return this client's commits whose outcome no caller learnt, the oldest first; ask `outcome` about them.

@@ -6,17 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import SystemRandom
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from statecache._sync.reads import Reads
+from statecache.backoff import Backoff
 from statecache.call_notes import note
 from statecache.clock import boottime, monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.concurrency import entered, run
-from statecache.core.view import expected_of
+from statecache.core.view import checked_text, expected_of
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
-from statecache.keys import checked_key
-from statecache.model import ABSENT, PRESENT, Durability, Expected, State, Write
+from statecache.keys import checked_key, group_of
+from statecache.model import ABSENT, BLIND, PRESENT, Durability, Expected, State, Write
 from statecache.records import record_of_write
 
 if TYPE_CHECKING:
@@ -216,3 +217,87 @@ class Writes(Reads[D], Generic[D]):
         record = run(self.runtime.reader.record(key, end=end))
         if record.exists:
             raise VersionConflict(key, None, record.change_id)
+
+    def copy(
+        self,
+        name: str,
+        to: str,
+        *,
+        replace: bool = False,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        timeout: float | None = None,
+    ) -> State[Any]:
+        """Write the current value of `name`, as it is stored, to `to`, and return the new state.
+
+        Raises NotFound where there is nothing to copy, and AlreadyExists where `to` exists, unless `replace`. Within
+        one group the value is still the current one when it is written. `timeout` is in seconds.
+        """
+        return run(
+            self._moved(
+                name, to, "check", replace=replace, durability=durability, actor=actor, reason=reason, timeout=timeout
+            )
+        )
+
+    def rename(
+        self,
+        name: str,
+        to: str,
+        *,
+        replace: bool = False,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        timeout: float | None = None,
+    ) -> State[Any]:
+        """Move the current value of `name`, as it is stored, to `to` of the same group, and return the new state.
+
+        One commit deletes the one and writes the other. The new state begins a chain of its own, and steps of `name`
+        stay where they are. Raises NotFound where there is nothing to rename, AlreadyExists where `to` exists, unless
+        `replace`, and InvalidKey where it is of another group. `timeout` is in seconds.
+        """
+        return run(
+            self._moved(
+                name, to, "delete", replace=replace, durability=durability, actor=actor, reason=reason, timeout=timeout
+            )
+        )
+
+    def _moved(
+        self, name: str, to: str, op: Literal["check", "delete"], *, replace: bool, durability: Durability | None,
+        actor: str, reason: str, timeout: float | None,
+    ) -> State[Any]:  # fmt: skip
+        """Write one state's value to another key; again where the one has changed meanwhile."""
+        source, target, end = checked_key(self.full(name)), checked_key(self.full(to)), self.end_of(timeout)
+        if source == target:
+            raise UsageError(f"{source!r} cannot be copied or renamed to itself")
+        together = op == "delete" or group_of(source) == group_of(target)
+        keys = (source, target) if together else (target,)
+        shard, backoff = self.runtime.keys.one_group(keys), Backoff(0.001, 0.1)
+        while True:
+            record = run(self.runtime.reader.record(source, end=end))
+            found = self.state_of(record)
+            if found is None:
+                raise NotFound(source)
+            writes = [
+                Write(key=source, op=op, expected=record.change_id, ttl_ms=self.ttl_ms if op == "delete" else None),
+                Write(
+                    key=target, op="set", expected=BLIND if replace else ABSENT, value=record.value,
+                    encoding=record.encoding, schema=record.schema, ttl_ms=self.ttl_ms,
+                ),
+            ]  # fmt: skip
+            commit = self.runtime.committer.new(
+                writes if together else writes[1:], shard, durability=self.durability_of(durability),
+                actor=checked_text(actor, "actor"), reason=checked_text(reason, "reason"), end=end,
+                locks=self.locks_of(keys if op == "delete" else (target,)),
+            )  # fmt: skip
+            try:
+                committed = run(self.runtime.committer.commit(commit))
+                return self.committed_state(writes[1], found.value, committed, len(commit.written()) - 1)
+            except VersionConflict as error:
+                if error.key == target:
+                    raise AlreadyExists(target) from None
+                if backoff.outlasts(end):
+                    raise
+            note(retries=1, conflicts=1)
+            run(self.runtime.io.sleep(backoff.take()))

@@ -10,14 +10,10 @@ import msgspec
 from statecache._async.client import AsyncStateCache
 from statecache.cli.connecting import patient
 from statecache.errors import CodecError, PostgresUnavailable
-from statecache.lua import script
 from statecache.model import Position, Record, State
 from statecache.redis_errors import refusal
 from statecache.settings import Settings
 from statecache_workers.parked_entries import ParkedAt
-
-_LAST = "\U0010ffff"
-"""No key is above it."""
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,24 +196,6 @@ async def ls(settings: Settings, prefix: str, *, newest: bool, limit: int) -> tu
 
 
 async def namespaces(settings: Settings) -> list[str]:
-    """Return the namespaces that hold live states, or changes that are not yet in Postgres, sorted.
-
-    Postgres is asked for the first key behind each namespace in turn: so many look-ups in the index as there are.
-    """
+    """Return the namespaces that hold states, or changes that are not yet in Postgres, sorted."""
     async with AsyncStateCache(settings=await patient(settings)) as cache:
-        seconds, keys = cache.settings.timeout_s, cache.runtime.keys
-        found = set()
-        text = script("dirty").text
-        commands = [("EVAL", text, 2, keys.meta(shard), keys.unflushed(shard)) for shard in range(keys.shards)]
-        for shard, reply in enumerate(await cache.runtime.redis.read(commands, seconds=seconds)):
-            if isinstance(reply, Exception):
-                raise refusal(reply, keys.unflushed(shard)) from reply
-            found |= {one.decode("utf-8", "replace").partition("/")[0] for one in reply if b"/" in one}
-        after = ""
-        while True:
-            asked = {"prefix": "", "beyond": _LAST, "after": after, "limit": 1}
-            _, *rows = await cache.runtime.postgres.fetch("list_by_key", asked, seconds=seconds)
-            if not rows:
-                return sorted(found, key=str.encode)
-            found.add(namespace := rows[0][0].partition("/")[0])
-            after = namespace + chr(ord("/") + 1)
+        return await cache.namespaces()

@@ -112,6 +112,24 @@ class Listing:
                 given += 1
                 yield sight
 
+    async def namespaces(self, *, seconds: float) -> list[str]:
+        """Return the namespaces of live states, and of changes that are not yet in Postgres, sorted.
+
+        Postgres is asked for the first key behind each namespace in turn: so many look-ups in the index as there are.
+        """
+        names, text, found = self._keys, script("dirty").text, set[str]()
+        shards = range(names.shards)
+        commands = [("EVAL", text, 2, names.meta(shard), names.unflushed(shard)) for shard in shards]
+        for shard, reply in zip(shards, await self._redis.read(commands, seconds=seconds), strict=True):
+            found |= {key.partition("/")[0] for key in _keys_in(reply, names.unflushed(shard), b"") if "/" in key}
+        parameters = {"prefix": "", "beyond": _beyond(""), "after": "", "limit": 1}
+        while True:
+            rows, _ = await self._page("list_by_key", parameters, seconds)
+            if not rows:
+                return sorted(found)
+            found.add(namespace := rows[0][0].partition("/")[0])
+            parameters["after"] = namespace + chr(ord("/") + 1)
+
     async def _dirty(
         self, prefix: str, shards: Sequence[int], seconds: float, watermarks: Mapping[int, int] | None = None
     ) -> Overlay:
