@@ -42,6 +42,8 @@ from statecache.errors import (
     VersionConflict,
 )
 from statecache.model import (
+    Create,
+    Delete,
     DrainReport,
     Durability,
     LostCommit,
@@ -52,6 +54,7 @@ from statecache.model import (
     Policy,
     Position,
     ReadMode,
+    Set,
     State,
     Token,
     Unsettled,
@@ -76,6 +79,8 @@ __all__ = [
     "ChangeIdReused",
     "CodecError",
     "ConfigurationError",
+    "Create",
+    "Delete",
     "Done",
     "DrainReport",
     "Durability",
@@ -107,6 +112,7 @@ __all__ = [
     "RedisUnavailable",
     "Retry",
     "SchemaNewer",
+    "Set",
     "Settings",
     "StaleToken",
     "State",

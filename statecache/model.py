@@ -120,6 +120,32 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.op == "set"
 
 
+class Mutation(msgspec.Struct, frozen=True):
+    """What `commit` does to one state: a Set, a Create or a Delete."""
+
+    name: str
+
+
+class Set(Mutation, frozen=True):
+    """A value to be written by `commit`; `expected` as in `set`."""
+
+    value: Any
+    expected: Expected = ...
+
+
+class Create(Mutation, frozen=True):
+    """A first value to be written by `commit`; `assume_new` as in `create`."""
+
+    value: Any
+    assume_new: bool = False
+
+
+class Delete(Mutation, frozen=True):
+    """A state to be deleted by `commit`; `expected` as in `delete`."""
+
+    expected: Expected = ...
+
+
 class Write(msgspec.Struct, frozen=True, kw_only=True):
     """One state's part in a commit, as asked for: `expected` is a change_id, BLIND, ABSENT or PRESENT.
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -14,10 +14,23 @@ from statecache.call_notes import note
 from statecache.clock import boottime, monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.concurrency import entered, run
-from statecache.core.view import checked_text, expected_of
+from statecache.core.view import checked_change_id, checked_text, expected_of
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
 from statecache.keys import checked_key, group_of
-from statecache.model import ABSENT, BLIND, PRESENT, Durability, Expected, State, Write
+from statecache.model import (
+    ABSENT,
+    BLIND,
+    PRESENT,
+    STATES_PER_COMMIT_MAX,
+    Create,
+    Delete,
+    Durability,
+    Expected,
+    Mutation,
+    Set,
+    State,
+    Write,
+)
 from statecache.records import record_of_write
 
 if TYPE_CHECKING:
@@ -217,6 +230,72 @@ class Writes(Reads[D], Generic[D]):
         record = run(self.runtime.reader.record(key, end=end))
         if record.exists:
             raise VersionConflict(key, None, record.change_id)
+
+    def commit(
+        self,
+        writes: Sequence[Mutation],
+        *,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        change_id: str | None = None,
+        timeout: float | None = None,
+    ) -> list[State[Any] | None]:
+        """Write up to 256 states of one group in one commit, all or none, and return them in order.
+
+        Nothing is read first: `commit([Set("42/plan", plan), Create("42/log", log), Delete("42/draft")])`. A Delete
+        gives its tombstone; with `expected=None`, None. Raises what the verbs of one state raise, with the key that
+        hindered all of them, and NotFound for a Delete of what is not there. `change_id` repeats an earlier commit of
+        the same writes whose outcome is unknown. `timeout` is in seconds.
+        """
+        end = self.end_of(timeout)
+        for one in writes:
+            if not isinstance(one, Mutation):
+                raise UsageError(f"a commit is made of Set, Create and Delete, not of {type(one).__name__}")
+        told = {checked_key(self.full(one.name)): one for one in writes}
+        if not 1 <= len(told) == len(writes) <= STATES_PER_COMMIT_MAX:
+            what = f"{len(writes)} writes of {len(told)} keys"
+            raise UsageError(f"a commit is of 1 to {STATES_PER_COMMIT_MAX} keys, each once, not of {what}")
+        shard, asked = self.runtime.keys.one_group(told), {key: self._asked(key, one) for key, one in told.items()}
+        for key, one in told.items():
+            if isinstance(one, Set) and isinstance(one.expected, (State, str)):
+                run(self._refuse_to_drop_what_was_read(asked[key], one.value, one.expected, end))
+        if all(write.op == "check" for write in asked.values()):
+            for key in asked:
+                run(self._expect_nothing(key, end))
+            return [None] * len(asked)
+        commit = self.runtime.committer.new(
+            [*asked.values()], shard, durability=self.durability_of(durability), actor=checked_text(actor, "actor"),
+            reason=checked_text(reason, "reason"), end=end,
+            change_id=change_id if change_id is None else checked_change_id(change_id),
+            locks=self.locks_of([*asked], repeated=change_id is not None),
+        )  # fmt: skip
+        try:
+            committed = run(self.runtime.committer.commit(commit))
+        except Absent as error:
+            raise NotFound(error.key) from None
+        except VersionConflict as error:
+            if isinstance(told[error.key], Create):
+                raise AlreadyExists(error.key) from None
+            raise
+        values = {key: getattr(one, "value", None) for key, one in told.items()}
+        states: dict[str, State[Any] | None] = dict.fromkeys(told)
+        for at, write in enumerate(commit.written()):
+            states[write.key] = self.committed_state(write, values[write.key], committed, at)
+        return [*states.values()]
+
+    def _asked(self, key: str, one: Mutation) -> Write:
+        """Return the write that is asked for, with its value encoded."""
+        if isinstance(one, Set):
+            return self.write_of(key, one.value, expected=expected_of(key, one.expected))
+        if isinstance(one, Create):
+            return self.write_of(key, one.value, expected=ABSENT, assume_new=one.assume_new)
+        if not isinstance(one, Delete):
+            raise UsageError(f"a commit is made of Set, Create and Delete, not of {type(one).__name__}")
+        if one.expected is None:
+            return Write(key=key, op="check", expected=ABSENT)
+        wanted = PRESENT if one.expected is ... else expected_of(key, one.expected)
+        return Write(key=key, op="delete", expected=wanted, ttl_ms=self.ttl_ms)
 
     def copy(
         self,
