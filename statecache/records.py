@@ -46,11 +46,12 @@ def record_of(redis_key: str, key: str, reply: Sequence[bytes | None]) -> Record
     return record
 
 
-def hash_of(record: Record, recent: str, ttl_ms: int) -> list[Any]:
-    """Return a record as hydration installs it: the fields in order, `recent`, and the time to live in ms."""
+def hash_of(record: Record, recent: str, ttl_ms: int, *, lost: bool) -> list[Any]:
+    """Return a record as hydration installs it, with `recent`, the time to live in ms, and whether changes are lost."""
     return [
         record.key, record.op, record.value, record.version, record.epoch, record.change_id, record.parent_change_id,
         record.position, record.encoding, record.schema, record.updated_at, record.writer, recent, ttl_ms,
+        "1" if lost else "",
     ]  # fmt: skip
 
 

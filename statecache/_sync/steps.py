@@ -79,7 +79,7 @@ class Stepping(Writes[D], Generic[D]):
         `timeout` bounds what comes before the function, and again what comes after it, in seconds; not the function.
         """
         key = checked_key(self.full(name))
-        steps.check_calls(function, args, apply=apply, check=check)
+        steps.check_calls(function, args, plain=self.runtime.io.plain, apply=apply, check=check)
         terms = Terms(
             type=type,
             apply=apply,

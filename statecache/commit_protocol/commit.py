@@ -9,7 +9,7 @@ import msgspec
 
 from statecache.backoff import LATE_S, Backoff
 from statecache.errors import OutcomeUnknown, StateCacheError
-from statecache.model import ABSENT, BLIND, PRESENT, Write
+from statecache.model import ABSENT, BLIND, PRESENT, Position, Write
 from statecache.rules.leases import Locks
 
 if TYPE_CHECKING:
@@ -36,8 +36,9 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     Moments are on the monotonic clock: `end` is when the caller wants an answer, `latest` when the attempt sent last is
     refused for arriving too late, `lingers` the same for attempts that were never answered. `pinned` maps writes that
     now expect the change found at the lookup to what they expected at first. `last_error` is the reason for the last
-    pause, to be raised where no time is left for another attempt. `locks` are the leases it has to show, `turn` is
-    passed on with it.
+    pause, to be raised where no time is left for another attempt. `applied_at` is where this client was told that it is
+    applied: it must not be again, while that position stands. `locks` are the leases it has to show, `turn` is passed
+    on with it.
     """
 
     change_id: str
@@ -50,6 +51,7 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     redis_keys: list[str]
     doubt: StateCacheError | None = None
     repeat: bool = False
+    applied_at: Position | None = None
     backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(0.005, 0.25))
     pinned: dict[int, str] = {}
     nonce: bytes = b""
@@ -64,6 +66,11 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         """Whether a turn is passed on with the commit."""
         return self.turn is not None and self.turn.held
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that the commit writes."""
+        return tuple([write.key for write in self.writes if write.op != "check"])
+
     def written(self) -> list[Write]:
         """Return the writes that change a state."""
         return [write for write in self.writes if write.op != "check"]
@@ -72,7 +79,7 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         """Return the script's ARGV, but for the times at its end; so many `replicas` must be connected."""
         fence = f"{settings.fence} {replicas}" if replicas else settings.fence
         arguments: list[Any] = [
-            self.nonce, self.change_id, fence, "1" if self.repeat else "0", settings.writer,
+            self.nonce, self.change_id, fence, str(self.applied_at or 1) if self.repeat else "0", settings.writer,
             self.actor, self.reason, *limits,
         ]  # fmt: skip
         for write in self.writes:

@@ -31,13 +31,13 @@ RECENT_MAX = 1000
 
 
 class Acknowledged(NamedTuple):
-    """An acknowledged position, with its commit and the first key that it wrote; '' where these are not known."""
+    """An acknowledged position, with its commit and the keys that it wrote; '' and none where these are not known."""
 
     shard: int
     epoch: int
     n: int
     change_id: str
-    key: str
+    keys: tuple[str, ...]
 
 
 _numbers = count(1)
@@ -72,10 +72,10 @@ class InFlight:
         """Return a call of several steps, which is under way inside its `with` block."""
         return Call(self)
 
-    def acknowledge(self, shard: int, position: Position, change_id: str = "", key: str = "") -> None:
+    def acknowledge(self, shard: int, position: Position, change_id: str = "", keys: tuple[str, ...] = ()) -> None:
         """Note that a commit at this position was acknowledged."""
         if change_id:
-            self._recent.append(Acknowledged(shard, *position, change_id, key))
+            self._recent.append(Acknowledged(shard, *position, change_id, keys))
         place = (shard, position.epoch)
         if position.n > self._heads.get(place, 0):
             with self._mutex:
@@ -93,10 +93,15 @@ class InFlight:
             except RuntimeError:  # another thread has just noted one
                 continue
 
-    def position_of(self, change_id: str) -> Position | None:
-        """Return where a commit was acknowledged, if it is one of the last."""
-        found = [one for one in self.recent() if one.change_id == change_id]
-        return Position(found[-1].epoch, found[-1].n) if found else None
+    def acknowledged(self, change_id: str, key: str) -> Acknowledged | None:
+        """Return where a commit of this key was acknowledged, if it is one of the last."""
+        found = (one for one in reversed(self.recent()) if one.change_id == change_id and key in one.keys)
+        return next(found, None)
+
+    def position_of(self, change_id: str, key: str) -> Position | None:
+        """Return the position of such a commit."""
+        found = self.acknowledged(change_id, key)
+        return None if found is None else Position(found.epoch, found.n)
 
     def tails(self) -> list[Tail]:
         """Return the highest acknowledged position of each shard and epoch."""

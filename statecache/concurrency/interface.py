@@ -98,6 +98,9 @@ class Timeout(Protocol):
 class Concurrency(ABC):
     """How a client waits."""
 
+    plain: bool
+    """Whether users' functions have to be plain, as nobody awaits them."""
+
     @abstractmethod
     async def sleep(self, seconds: float) -> None:
         """Sleep for that many seconds."""

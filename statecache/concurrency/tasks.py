@@ -37,6 +37,7 @@ _JOIN_S = 5.0
 class Tasks(Concurrency):
     """Waiting for the tasks of an event loop."""
 
+    plain = False
     slots = TaskSlots
     signal = TaskSignal
     batcher = TaskBatcher

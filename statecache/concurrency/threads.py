@@ -39,6 +39,7 @@ _JOIN_S = 5.0
 class Threads(Concurrency):
     """Waiting for threads: coroutines that never suspend."""
 
+    plain = True
     slots = ThreadSlots
     signal = ThreadSignal
     batcher = ThreadBatcher

@@ -169,9 +169,12 @@ _written = msgspec.json.Encoder(enc_hook=dumped, order="sorted").encode
 
 
 def check_calls(
-    function: object, args: Sequence[object], *, apply: object | None = None, check: object | None = None
+    function: object, args: Sequence[object], *, plain: bool, apply: object | None = None, check: object | None = None
 ) -> None:
-    """Raise UsageError where a step's functions cannot be called as they will be; later nobody would know what ran."""
+    """Raise UsageError where a step's functions cannot be called as they will be; later nobody would know what ran.
+
+    Where only `plain` functions can be called, raise TypeError for one that has to be awaited.
+    """
     calls = [
         ("the function", function, ("step", *args), f"(step{', …' if args else ''})"),
         ("apply=", apply, ("value", "result"), "(value, result)"),
@@ -182,8 +185,10 @@ def check_calls(
             continue
         if not callable(called):
             raise UsageError(f"{what} of a step cannot be called")
-        try:
-            signature = inspect.signature(called)
+        if plain and inspect.iscoroutinefunction(called):
+            raise TypeError("StateCache takes plain functions; use AsyncStateCache for an async one")
+        try:  # a decorator is called as it stands, and may pass on more or less
+            signature = inspect.signature(called, follow_wrapped=False)
         except (TypeError, ValueError):  # some builtins do not tell
             continue
         try:

@@ -290,3 +290,24 @@ async def test_nothing_is_made_where_the_redis_is_pinned_to_something_else(fresh
     with pytest.raises(ConfigurationError, match=f"cluster {old}, .* to none yet"):
         await migrate(fresh)
     assert rows(fresh, f"SELECT to_regnamespace('{fresh.postgres_schema}')") == [(None,)]
+
+
+async def test_who_could_read_the_changes_may_read_what_later_schemas_keep_of_them(
+    fresh: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents of the release before go on with the roles that they have."""
+    reader = f"reader_{fresh.postgres_schema}"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(module, "migrations", lambda schema: migrations(schema)[:6])
+        await migrate(fresh)
+    with psycopg.connect(fresh.postgres_url, autocommit=True) as connection:
+        connection.execute(f'CREATE ROLE "{reader}"'.encode())
+        try:
+            connection.execute(f'GRANT SELECT ON "{fresh.postgres_schema}".change TO "{reader}"'.encode())
+            await migrate(fresh)
+            asked = "SELECT has_table_privilege(%s, %s, 'SELECT'), has_table_privilege(%s, %s, 'INSERT')"
+            table = f'"{fresh.postgres_schema}".lost_change'
+            assert connection.execute(asked, [reader, table, reader, table]).fetchone() == (True, False)
+        finally:
+            connection.execute(f'DROP OWNED BY "{reader}"'.encode())
+            connection.execute(f'DROP ROLE "{reader}"'.encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -216,6 +217,7 @@ async def test_the_synchronous_client_refuses_an_async_function(sync_cache: Any)
 
     with pytest.raises(TypeError, match="AsyncStateCache"):
         await asyncio.to_thread(sync_cache.step, KEY, "charge", charge)
+    assert await asyncio.to_thread(sync_cache.step, KEY, "charge", lambda step: "it never began") == "it never began"
 
 
 async def test_a_step_whose_record_left_redis_is_not_run_again(
@@ -278,6 +280,28 @@ async def test_other_bad_calls_are_refused_before_any_effect(client: AsyncStateC
     with pytest.raises(UsageError, match="timeout"):
         await client.step(KEY, "charge", bank.charge, "order 7", timeout=0)
     assert bank.charged == []
+
+
+def _handing_in(function: Any) -> Any:
+    """Return the function with one more argument, as a decorator that hands in a connection does."""
+
+    @functools.wraps(function)
+    def handed(*args: Any) -> Any:
+        return function("a connection", *args)
+
+    return handed
+
+
+async def test_a_decorated_function_is_judged_by_its_decorator(client: AsyncStateCache) -> None:
+    @_handing_in
+    def charge(connection: str, step: Step, order: str) -> str:
+        return f"{connection}: {order}"
+
+    @_handing_in
+    def added(connection: str, value: Any, result: Any) -> Any:
+        return [connection, result]
+
+    assert await client.step(KEY, "charge", charge, "order 7", apply=added, default=0) == "a connection: order 7"
 
 
 async def test_somebody_elses_value_at_a_records_key_is_named(client: AsyncStateCache, bank: Bank) -> None:

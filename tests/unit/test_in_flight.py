@@ -37,23 +37,24 @@ def test_of_two_who_are_acknowledged_at_once_the_later_position_is_kept() -> Non
 
 def test_a_shard_that_is_met_in_another_epoch_has_moved() -> None:
     in_flight = InFlight()
-    in_flight.acknowledge(7, Position(2, 5), "a", "runs/1")
-    in_flight.acknowledge(8, Position(3, 1), "b", "runs/2")
+    in_flight.acknowledge(7, Position(2, 5), "a", ("runs/1",))
+    in_flight.acknowledge(8, Position(3, 1), "b", ("runs/2",))
     assert not in_flight.moved
-    in_flight.acknowledge(7, Position(3, 6), "c", "runs/1")
+    in_flight.acknowledge(7, Position(3, 6), "c", ("runs/1",))
     assert in_flight.moved
-    in_flight.acknowledge(9, Position(1, 1), "d", "runs/3")
+    in_flight.acknowledge(9, Position(1, 1), "d", ("runs/3",))
     in_flight.moved = False
-    in_flight.acknowledge(9, Position(1, 2), "e", "runs/3")
+    in_flight.acknowledge(9, Position(1, 2), "e", ("runs/3",))
     assert not in_flight.moved
-    assert in_flight.position_of("b") == (3, 1)
-    assert in_flight.position_of("z") is None
+    assert in_flight.position_of("b", "runs/2") == (3, 1)
+    assert in_flight.position_of("b", "runs/1") is None, "the same change_id at another key is another change"
+    assert in_flight.position_of("z", "runs/1") is None
 
 
 def test_the_last_commits_are_kept_one_by_one() -> None:
     in_flight = InFlight()
     for n in range(RECENT_MAX + 5):
-        in_flight.acknowledge(7, Position(2, n + 1), f"{n}", "runs/1")
+        in_flight.acknowledge(7, Position(2, n + 1), f"{n}", ("runs/1",))
     assert [one.n for one in in_flight.recent()] == [*range(6, RECENT_MAX + 6)]
 
 

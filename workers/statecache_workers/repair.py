@@ -38,8 +38,8 @@ _State = dict[str, bytes]
 _KEYS_PER_READ = 64
 KEYS_MAX = 10
 """How many keys of lost changes are named."""
-_ASKED_MAX = 1000
-"""How many states behind a gap are asked for the commits before theirs."""
+_NAMED_AT_ONCE = 1000
+"""How many dirty states behind a gap are asked at a time for the commits before theirs."""
 
 
 class _Rebuilt(msgspec.Struct):
@@ -138,11 +138,14 @@ class Repair:
 
     async def _name_overwritten(self, link: Link, shard: int, rebuilt: _Rebuilt, first: int) -> None:
         """Name keys of what is lost by the states that were written again behind the gap, as far as they remember."""
-        behind = ("ZRANGEBYSCORE", self._keys.unflushed(shard), rebuilt.end + 1, "+inf", "LIMIT", 0, _ASKED_MAX)
-        (names,) = await self._streams.run(link, [behind])
-        if not isinstance(names, Exception):
+        behind, at = ("ZRANGEBYSCORE", self._keys.unflushed(shard), rebuilt.end + 1, "+inf", "LIMIT"), 0
+        while True:
+            (names,) = await self._streams.run(link, [(*behind, at, _NAMED_AT_ONCE)])
+            if isinstance(names, Exception) or not names:
+                return
             keys = [name.decode("utf-8", "replace") for name in names if b"/" in name]
             rebuilt.name_earlier(await self._states(link, keys, ("key", "recent")), first)
+            at += len(names)
 
     async def _states(self, link: Link, keys: Sequence[str], fields: Sequence[str] = ()) -> list[_State]:
         """Return the hashes of states that are there, or these fields of them."""

@@ -28,7 +28,9 @@ SETTINGS = (
     "superuser_reserved_connections", "reserved_connections", "idle_in_transaction_session_timeout",
     "default_transaction_read_only",
 )  # fmt: skip
-OF_AGENTS = dict.fromkeys(("state", "change", "conflict", "quarantine", "shard", "epoch", "cluster"), ("SELECT",))
+OF_AGENTS = dict.fromkeys(
+    ("state", "change", "conflict", "quarantine", "lost", "lost_change", "shard", "epoch", "cluster"), ("SELECT",)
+)
 OF_WORKERS = {
     "state": ("SELECT", "INSERT", "UPDATE"), "change": ("SELECT", "INSERT"), "conflict": ("SELECT", "INSERT"),
     "lost": ("INSERT",),

@@ -128,6 +128,7 @@ class Committer:
                 await self.prepare(commit.durability, commit.shard, end=commit.end)
             if commit.repeat:
                 self._unknown_outcomes.take_over(commit)
+                commit.applied_at = self._in_flight.position_of(commit.change_id, commit.keys[0])
             committed = await self._apply(commit)
             if commit.durability != "memory":
                 committed = await self._endured(commit, committed)
@@ -165,8 +166,8 @@ class Committer:
         """Note what became of a commit that raises; a lost one is recorded, for it must never be applied again."""
         self._unknown_outcomes.note(commit, error)
         if isinstance(error, Lost) and error.position is not None:
-            keys, seconds = [write.key for write in commit.written()], max(commit.end - monotonic(), 0.001)
-            await self._losses.met(commit.shard, error.position, commit.change_id, keys, seconds=seconds)
+            seconds = max(commit.end - monotonic(), 0.001)
+            await self._losses.met(commit.shard, error.position, commit.change_id, commit.keys, seconds=seconds)
 
     async def prepare(self, durability: str, shard: int, *, end: float) -> None:
         """Refuse a durability level that these settings cannot give; listen for the shard's watermark if needed."""

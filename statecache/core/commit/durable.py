@@ -54,6 +54,7 @@ PART = -2
 """Stands for such a change where Postgres holds it, and not the others of its commit."""
 NOWHERE = Position(0, 0)
 """Stands for a position that is not known, which no epoch has ended."""
+_BETWEEN = "it was applied at {}, its entry has left the stream, and Postgres has not come that far"
 _LOOK_S = 1.0
 _PAGE = 1000
 
@@ -204,8 +205,8 @@ class Durable:
         """Find an applied commit in the stream or in Postgres; return None where neither holds it: it was not applied.
 
         The stream is read first: what leaves it meanwhile is in Postgres by then. Raises Forked or Quarantined, and
-        Lost where Postgres holds a part of it, or has passed the `position` at which it is known to be applied; with
-        `parts` a part is enough, if all of the keys are in it.
+        Lost where Postgres holds a part of it, or has passed the `position` at which it is known to be applied, and
+        OutcomeUnknown where it has yet to pass that. With `parts` a part is enough, if all of the keys are in it.
         """
         found = await self._in_stream(shard, change_id, keys, end)
         if found is not None:
@@ -214,6 +215,8 @@ class Durable:
         rows = [*map(_held, rows)] if parts else rows
         if not _taken_in(rows, change_id, keys):
             _refuse_lost(rows, change_id, keys, position)
+            if position is not None and not any(row.found == "ended" for row in rows):
+                raise OutcomeUnknown(change_id, keys=tuple(keys), reason=_BETWEEN.format(position))
             return None
         by_key = {row.key: row for row in rows if row.found == "change"}
         mine = [by_key[key] for key in keys]

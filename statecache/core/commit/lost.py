@@ -57,15 +57,16 @@ class Losses:
         recent = {one.change_id: one for one in (*self._told.values(), *self._in_flight.recent())}
         waited_for = self._in_flight.under_way
         ours = {change_id: one for change_id, one in recent.items() if change_id not in waited_for}
-        tails = [Acknowledged(*tail, "", "") for tail in self._in_flight.tails()]
+        tails = [Acknowledged(*tail, "", ()) for tail in self._in_flight.tails()]
         rows = await self.report([*ours.values(), *tails], seconds=seconds) if tails else []
-        lost = [_lost(row) for row in rows if row[3] in ours and not row[7]]
-        self._tell(lost, ours)
-        return tuple(lost)
+        lost = {row[3]: _lost(row, ours[row[3]].keys[0]) for row in rows if row[3] in ours and not row[7]}
+        self._tell([*lost.values()], ours)
+        return tuple(lost.values())
 
     async def report(self, positions: Iterable[Acknowledged], *, seconds: float) -> Sequence[tuple[Any, ...]]:
         """Tell Postgres that these positions were reached, and return those that have died."""
-        shards, epochs, ns, change_ids, keys = (list(column) for column in zip(*positions, strict=True))
+        each = [(*one[:4], key) for one in positions for key in one.keys or ("",)]
+        shards, epochs, ns, change_ids, keys = (list(column) for column in zip(*each, strict=True))
         parameters = {
             "shards": shards, "epochs": epochs, "ns": ns, "change_ids": change_ids, "keys": keys, "by": self._writer
         }  # fmt: skip
@@ -84,9 +85,12 @@ class Losses:
             _logger.debug("what was lost with the epoch before is not known yet: %s", error)
 
     async def met(self, shard: int, position: Position, change_id: str, keys: Sequence[str], *, seconds: float) -> None:
-        """Record a lost change that somebody asked for, at its keys; a failure is only logged."""
+        """Record a lost change that somebody asked for, at all of its keys that are known; a failure is only logged."""
+        known = self._in_flight.acknowledged(change_id, keys[0])
+        more = known.keys if known is not None and (known.epoch, known.n) == position else ()
+        at = Acknowledged(shard, *position, change_id, tuple(dict.fromkeys((*keys, *more))))
         try:
-            await self.report([Acknowledged(shard, *position, change_id, key) for key in keys], seconds=seconds)
+            await self.report([at], seconds=seconds)
         except StateCacheError as error:
             _logger.debug("that %s was lost is not recorded: %s", change_id, error)
 
@@ -104,6 +108,6 @@ class Losses:
             )  # fmt: skip
 
 
-def _lost(row: Sequence[Any]) -> LostCommit:
+def _lost(row: Sequence[Any], key: str) -> LostCommit:
     place = Position(row[1], row[2])
-    return LostCommit(change_id=row[3], key=row[4], position=place, ended_by=row[5], kept=row[8])
+    return LostCommit(change_id=row[3], key=key, position=place, ended_by=row[5], kept=row[8])

@@ -77,7 +77,7 @@ class OutcomeLookup:
 
     async def outcome(self, change_id: str, key: str, *, position: Position | None, end: float) -> Outcome:
         """Ask until there is a final answer, or none can be expected, or the time is up."""
-        position = position or self._in_flight.position_of(change_id)
+        position = position or self._in_flight.position_of(change_id, key)
         doubt = self._unknown_outcomes.get(change_id)
         if doubt is not None and key not in doubt.unsettled.keys:
             raise UsageError(f"change {change_id} wrote {doubt.unsettled.keys[0]!r} and not {key!r}")

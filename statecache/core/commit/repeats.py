@@ -99,11 +99,12 @@ class Repeats:
             for redis_key, reply in zip(commit.redis_keys, current, strict=True):
                 if isinstance(reply, Exception):
                     raise refusal(reply, redis_key) from reply
-            position = position or self._in_flight.position_of(commit.change_id)
+            position = position or commit.applied_at
             found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end, position=position)
         except (Unavailable, ForeignData, ConfigurationError) as error:
             commit.doubt = commit.doubt or error
             commit.fail(error)
+        commit.applied_at = None  # it died there with its epoch, if it is found nowhere
         step = after_lookup(commit, found, current, applied=applied)
         if isinstance(step, Found):
             return await self._acknowledged(commit, step)
@@ -125,7 +126,7 @@ class Repeats:
 
     async def acknowledge(self, commit: Commit, committed: Committed, replies: Sequence[Any]) -> Committed:
         """Note that the commit is applied, count its copies, and return it."""
-        self._in_flight.acknowledge(commit.shard, committed.position, commit.change_id, commit.writes[0].key)
+        self._in_flight.acknowledge(commit.shard, committed.position, commit.change_id, commit.keys)
         await self._tracked.wrote(commit, committed)
         self._count_copies(commit, replies)
         return committed

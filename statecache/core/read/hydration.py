@@ -46,10 +46,14 @@ _TOKENS_MAX = 32
 
 
 class _Held(NamedTuple):
-    """What Postgres holds: a shard's epoch and watermark, and of the keys that have a state that and its `recent`."""
+    """What Postgres holds: a shard's epoch and watermark, and of the keys that have a state that and its `recent`.
+
+    `lost` are the keys of which changes are lost: a state does not remember these, so a repeat has to look them up.
+    """
 
     epoch: int
     flushed: int
+    lost: Sequence[str]
     found: Mapping[str, tuple[Record, str]]
 
     def reaches(self, epoch: str, flushed: int) -> bool:
@@ -201,8 +205,8 @@ class Hydrator:
         rows = await self._postgres.fetch("hydrate", asked, seconds=max(end - monotonic(), 0.001))
         if not rows:
             raise ConfigurationError(f"Postgres has no row for shard {shard}", hint="Run `statecache migrate`.")
-        found = {row[2]: record_of_row(row[2:]) for row in rows if row[2] is not None}
-        return _Held(rows[0][0], rows[0][1], found)
+        found = {row[3]: record_of_row(row[3:]) for row in rows if row[3] is not None}
+        return _Held(rows[0][0], rows[0][1], rows[0][2], found)
 
     async def _install(
         self, shard: int, taken: list[str], held: _Held, tokens: list[str], epoch: str, end: float
@@ -214,7 +218,7 @@ class Hydrator:
         for key in taken:
             record, recent = found.get(key) or (absence(key, int(epoch)), "")
             ttl_s = self._settings.redis_ttl_s if record.exists else self._settings.absent_ttl_s
-            arguments += hash_of(record, recent, round(ttl_s * 1000))
+            arguments += hash_of(record, recent, round(ttl_s * 1000), lost=key in held.lost)
             records[key] = record
         keys = self._keys
         fixed = [keys.meta(shard), keys.hydrating(shard)]

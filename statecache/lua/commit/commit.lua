@@ -2,7 +2,7 @@
 --
 -- KEYS  1 meta  2 changes  3 unflushed  4 hydrating  5… one state each  last, where locks count: leases
 -- ARGV  1 nonce  2 change_id  3 fence (on|off), and behind a blank how many replicas must be connected
---       4 repeat (0|1)  5 writer  6 actor  7 reason
+--       4 repeat (0|1, or the position at which its writer was told that it is applied)  5 writer  6 actor  7 reason
 --       8 backlog entries max  9 backlog bytes max  10 commit bytes max  11 value bytes max
 --       12… per state: key, op (set|delete|check), expected (change_id, * blind, ! absent, ? present),
 --           value, encoding, schema, ttl in ms ('' = default), assume_new (0|1|e<epoch>: in
@@ -35,7 +35,7 @@
 local KEYS, ARGV, call, pcall, find, format = KEYS, ARGV, redis.call, redis.pcall, string.find, string.format
 local meta, changes, unflushed, hydrating = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local nonce, change_id = ARGV[1], ARGV[2]
-local is_repeat, writer, actor, reason = ARGV[4] == '1', ARGV[5], ARGV[6], ARGV[7]
+local is_repeat, writer, actor, reason = ARGV[4] ~= '0', ARGV[5], ARGV[6], ARGV[7]
 local first, width = 12, 8 -- of the states, whose keys stand first, and then:
 local OP, EXPECTED, VALUE, ENCODING, SCHEMA, TTL, ASSUME_NEW = 1, 2, 3, 4, 5, 6, 7
 local count = #KEYS - 4
@@ -83,10 +83,12 @@ end
 if missing then return missing end
 
 -- Dedupe: a change that is in `recent` was applied; it answers as the first time did, and still writes.
--- A repeat that `recent` no longer reaches is unsure, unless a parent that it names is still the tip.
+-- A repeat that `recent` no longer reaches is unsure, unless a parent that it names is still the tip. So is one that was
+-- applied as its writer knows, and one of a state that was loaded and has changes that are lost.
 -- A first attempt whose change_id is in no `recent` is neither.
 if seen then
-  local writes, found_in, unsure, unapplied, dup, reused = 0, 0, false, false, { nonce, 'DUP', '', '' }, nil
+  local writes, found_in, unsure, unapplied, forgotten = 0, 0, false, false, false
+  local dup, reused = { nonce, 'DUP', '', '' }, nil
   for i = 1, count do
     local at, state = first + (i - 1) * width, states[i]
     if ARGV[at + OP] ~= 'check' then
@@ -121,19 +123,21 @@ if seen then
         end
         dup[#dup + 1] = format('%d', version - found[2])
         dup[#dup + 1] = parent
-      elseif found or (is_repeat and version > age) then
+      elseif found then -- it was applied, and what the answer was is forgotten
+        found_in, dup[3], forgotten = found_in + 1, found[1], true
+      elseif is_repeat and (version > age or call('HEXISTS', KEYS[4 + i], 'lost') == 1) then
         unsure = true
       end
       unapplied = unapplied or (not found and ARGV[at + EXPECTED] ~= '' and ARGV[at + EXPECTED] == state[2])
     end
   end
   if reused then return reused end
-  if writes > 0 and found_in == writes and dup[4] ~= '' then
+  if writes > 0 and found_in == writes and dup[4] ~= '' and not forgotten then
     if type(pcall('HINCRBY', meta, 'repeats', 1)) == 'table' then dup[2] = 'MUTE' end
     return dup
   end
   if found_in > 0 then return { nonce, 'UNSURE', dup[3] } end
-  if unsure and not unapplied then return { nonce, 'UNSURE' } end
+  if (unsure and not unapplied) or #ARGV[4] > 1 then return { nonce, 'UNSURE' } end
 end
 
 -- Backlog: Postgres may fall behind only so far.

@@ -10,7 +10,20 @@ CREATE TABLE {schema}.lost_change (
     reported_at  timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (change_id, key)
 );
+CREATE INDEX lost_change_key ON {schema}.lost_change (key);
 COMMENT ON TABLE {schema}.lost_change IS 'Changes at positions that are lost in a gap, as far as a state or a writer still knew them. What came later may build on them, so a repeat is refused.';
+
+-- Whoever may read the changes may read these: roles that were set up for an earlier schema go on working.
+DO $$
+DECLARE reader record;
+BEGIN
+    FOR reader IN SELECT DISTINCT a.grantee FROM pg_class c, aclexplode(c.relacl) AS a
+                  WHERE c.oid = '{schema}.change'::regclass AND a.privilege_type = 'SELECT'
+    LOOP
+        EXECUTE 'GRANT SELECT ON {schema}.lost_change TO '
+                || CASE reader.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(reader.grantee)) END;
+    END LOOP;
+END $$;
 
 -- This takes positions that somebody was acknowledged, or has seen, and records those that have died: a later epoch of
 -- their shard began before them. It gives those, with the epoch that ended each, whether the change is in the lineage all

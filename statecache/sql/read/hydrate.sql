@@ -1,6 +1,6 @@
 -- Gives the last states of keys of one shard as `states` does, each with the shard's epoch and watermark of the same
--- moment; where none of the keys has a state, one row with these two.
-SELECT w.epoch, w.flushed, s.key, s.op, s.value, s.version, s.epoch, s.n, s.change_id, s.parent_change_id, s.encoding,
+-- moment, and which of the keys have changes that are lost; where none of the keys has a state, one row with these.
+SELECT w.epoch, w.flushed, ARRAY(SELECT DISTINCT l.key FROM {schema}.lost_change l WHERE l.key = ANY (%(keys)s)) AS lost, s.key, s.op, s.value, s.version, s.epoch, s.n, s.change_id, s.parent_change_id, s.encoding,
        s.schema, s.writer, s.updated_at,
        ARRAY(SELECT c.change_id || '@' || c.epoch || '-' || c.n
              FROM (SELECT h.*, row_number() OVER (ORDER BY h.version DESC) AS age FROM {schema}.change h
