@@ -119,6 +119,22 @@ SCENARIOS = {
         "tests/integration/test_lost_in_gap.py",
         "test_what_only_the_writer_remembers_of_a_lost_commit_is_kept_once_it_was_told",
     ),
+    "lost_before_it_is_passed": (
+        "tests/integration/test_lost_in_gap_repeats.py",
+        "test_before_a_worker_has_passed_it_its_writer_is_told_that_it_is_unknown",
+    ),
+    "lost_with_its_state": (
+        "tests/integration/test_lost_in_gap_repeats.py",
+        "test_a_state_that_left_redis_with_its_entry_is_not_written_by_a_repeat",
+    ),
+    "lost_behind_many": (
+        "tests/integration/test_lost_in_gap_repeats.py",
+        "test_of_however_many_states_behind_a_gap_what_they_remember_is_kept",
+    ),
+    "lost_at_all_keys": (
+        "tests/integration/test_lost_in_gap_repeats.py",
+        "test_what_a_writer_is_told_is_kept_for_all_keys_of_the_commit",
+    ),
     "half_lost_write": (
         "tests/integration/test_lost_in_gap.py",
         "test_a_durable_transaction_of_which_a_part_is_gone_is_lost",
