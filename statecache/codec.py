@@ -5,6 +5,8 @@ What cannot be read back is refused, for it would break all readers. What comes 
 lost (`value_loss`). Datetimes without a time zone are refused on both ways. Nesting ends at NESTING_MAX levels, for
 readers have stacks of their own. Pydantic's models are known by their methods and stored as its JSON mode has them.
 Reasons name places, types and remedies, not values: they end up in logs.
+
+The encoding `raw` is none: bytes are stored as they are.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ CODECS_MAX = 256
 """How many codecs are kept for reuse."""
 _FRAMES_SAFE = 10_000 if sys.version_info < (3, 12) else sys.maxsize
 """Above this recursion limit Python 3.11 would overflow the C stack before it raises RecursionError."""
+_WHICH = {"raw": "it is stored as raw bytes; read it with encoding='raw', or with type=bytes"}
 _SPLIT = "Split the value over several keys of its group"
 _PLAIN: tuple[type, ...] = (dict, list, str, int, float, bool, type(None), tuple, set, frozenset, bytes)
 _UNIONS: tuple[object, ...] = (Union, types.UnionType)
@@ -68,7 +71,7 @@ class Codec:
 
     def __init__(self, type: Any = Any, *, encoding: Encoding = "json") -> None:  # noqa: A002
         if encoding not in ("json", "msgpack"):
-            raise UsageError(f"the encoding {encoding!r} is not known", hint="Use 'json' or 'msgpack'.")
+            raise UsageError(f"the encoding {encoding!r} is not known", hint="Use 'json', 'msgpack' or 'raw'.")
         self.type = Any if type is None or type is object else type
         self.encoding: Encoding = encoding
         self._class = _class_of(self.type)
@@ -93,8 +96,8 @@ class Codec:
         except UsageError:
             return self
 
-    def encode(self, value: Any, *, key: str, bytes_max: int) -> bytes:
-        """Return the bytes to store, having read them back once; raise CodecError or LimitExceeded."""
+    def encode(self, value: Any, *, key: str, bytes_max: int) -> tuple[bytes, Any]:
+        """Return the bytes to store, and the value that readers get; raise CodecError or LimitExceeded."""
         if self._class is not None:
             if not isinstance(value, self._class):
                 raise CodecError(key=key, reason=f"it is a {name_of(value.__class__)}, not a {name_of(self.type)}")
@@ -109,11 +112,10 @@ class Codec:
         if len(data) > bytes_max:
             hint = _SPLIT + (", or raise value_bytes_max (at most 8 MiB)." if bytes_max < VALUE_BYTES_MAX else ".")
             raise LimitExceeded("the value", actual=len(data), limit=bytes_max, key=key, hint=hint)
-        self._check(value, data, key)
-        return data
+        return data, self._checked(value, data, key)
 
-    def _check(self, value: Any, data: bytes, key: str) -> None:
-        """Raise CodecError where readers would not get the value from these bytes."""
+    def _checked(self, value: Any, data: bytes, key: str) -> Any:
+        """Return what readers get from these bytes; raise CodecError where it is not the value."""
         try:
             back = self._read(data)
             same = back == value
@@ -129,6 +131,7 @@ class Codec:
             self._refuse_bad_parts(value, key)
         if self._open and _openers_in(data, self.encoding) > NESTING_MAX:
             self._refuse_nesting(data, back, key)
+        return value if same is True else back
 
     def decode(self, data: bytes, *, key: str, encoding: str | None = None) -> Any:
         """Return the value of stored bytes, in the encoding they were stored with (None: this codec's own).
@@ -137,7 +140,11 @@ class Codec:
         """
         encoding = self.encoding if encoding is None else encoding
         if encoding not in self._readers:
-            raise CodecError(key=key, verb="decoded", reason=f"the encoding {encoding!r} is not known")
+            if encoding == "raw" and (self.type is Any or self.type is bytes):
+                return data
+            raise CodecError(
+                key=key, verb="decoded", reason=_WHICH.get(encoding, f"the encoding {encoding!r} is not known")
+            )
         try:
             value = self._readers[encoding](data)
         except Exception as error:  # users' own classes take part
@@ -175,6 +182,40 @@ class Codec:
             self._refuse_bad_parts(plain, key)
 
 
+class RawCodec(Codec):
+    """A converter that leaves bytes as they are."""
+
+    __slots__ = ()
+
+    def __init__(self, type: Any = bytes) -> None:  # noqa: A002
+        super().__init__(type, encoding="msgpack")
+        if type not in (Any, bytes):
+            raise UsageError(
+                f"raw values are bytes, not of type {name_of(type)}", hint="Use 'json' or 'msgpack' for it."
+            )
+        self.encoding = "raw"
+
+    def of(self, value: object) -> Codec:  # noqa: ARG002
+        """Return this codec: bytes have no class of their own."""
+        return self
+
+    def encode(self, value: Any, *, key: str, bytes_max: int) -> tuple[bytes, Any]:
+        """Return the bytes twice: to store, and as readers get them."""
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise CodecError(key=key, reason=f"it is a {name_of(value.__class__)}, and raw values are bytes")
+        data = bytes(value)
+        if len(data) > bytes_max:
+            raise LimitExceeded("the value", actual=len(data), limit=bytes_max, key=key, hint=f"{_SPLIT}.")
+        return data, data
+
+    def decode(self, data: bytes, *, key: str, encoding: str | None = None) -> Any:
+        """Return the bytes; raise CodecError for those of another encoding."""
+        if encoding not in (None, "raw"):
+            reason = f"it is stored as {encoding}; read it through a view with that encoding"
+            raise CodecError(key=key, verb="decoded", reason=reason)
+        return data
+
+
 _codecs: dict[tuple[object, str], Codec] = {}
 
 
@@ -187,7 +228,7 @@ def codec_for(type: Any = Any, encoding: Encoding = "json") -> Codec:  # noqa: A
         place = (id(type), encoding)
         known = _codecs.get(place)
     if known is None:
-        known = Codec(type, encoding=encoding)
+        known = RawCodec(type) if encoding == "raw" else Codec(type, encoding=encoding)
         if len(_codecs) >= CODECS_MAX:
             _codecs.clear()
         _codecs[place] = known

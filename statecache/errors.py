@@ -268,7 +268,8 @@ class CodecError(StateCacheError, ValueError):
 
     def __init__(self, *, reason: str, path: str = "$", verb: str = "encoded", key: str | None = None) -> None:
         where = f" of {key!r}" if key is not None else ""
-        hint = "Read it with the type it was written with." if verb == "decoded" else ""
+        how = "Read it as what it was written, or give a new field a default, a renamed one its old name."
+        hint = how if verb == "decoded" else ""
         super().__init__(reason=reason, path=path, verb=verb, key=key, where=where, hint=hint)
 
 

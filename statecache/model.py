@@ -15,7 +15,7 @@ import msgspec
 T = TypeVar("T")
 
 Durability = Literal["memory", "replica", "disk", "postgres"]
-Encoding = Literal["json", "msgpack"]
+Encoding = Literal["json", "msgpack", "raw"]
 ReadMode = Literal["local", "primary", "fenced"]
 Locking = Literal["advisory", "enforced"]
 Op = Literal["set", "delete", "absent"]
@@ -149,14 +149,15 @@ class Delete(Mutation, frozen=True):
 class Write(msgspec.Struct, frozen=True, kw_only=True):
     """One state's part in a commit, as asked for: `expected` is a change_id, BLIND, ABSENT or PRESENT.
 
-    `op` is `set`, `delete`, or `check`, which compares and writes nothing. `assume_new` vouches that Postgres knows
-    nothing of the key; where `new_in` names an epoch, in that epoch only.
+    `seen` is the value as readers get it. `op` is `set`, `delete`, or `check`, which compares and writes nothing.
+    `assume_new` vouches that Postgres knows nothing of the key; where `new_in` names an epoch, in that epoch only.
     """
 
     key: str
     op: Literal["set", "delete", "check"]
     expected: str
     value: bytes = b""
+    seen: Any = None
     encoding: str = "json"
     schema: str = ""
     ttl_ms: int | None = None

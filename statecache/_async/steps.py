@@ -121,7 +121,7 @@ class AsyncStepping(AsyncWrites[D], Generic[D]):
             data = b""
             if not not_done:
                 bytes_max = self.value_bytes_max - steps.RECORD_BYTES
-                data = codec_for(type, self.encoding).encode(result, key=record_key, bytes_max=bytes_max)
+                data = codec_for(type, self.encoding).encode(result, key=record_key, bytes_max=bytes_max)[0]
             status: steps.Status = "failed" if not_done else "ran"
             said = steps.ended(held.step, status, at=wall(), result=data, error="resolved by hand")
             write = record_write(self, record_key, said, held.change_id, self.encoding)
@@ -134,7 +134,7 @@ class AsyncStepping(AsyncWrites[D], Generic[D]):
                 end=end,
                 locks=self.locks_of((record_key,)),
             )
-            return self.committed_state(write, said, await self.runtime.committer.commit(commit), 0)
+            return self.committed_state(write, await self.runtime.committer.commit(commit), 0)
         finally:
             await claim.give_back()
 

@@ -64,7 +64,6 @@ class AsyncTransaction:
         self._link: Link | None = None
         self._records: dict[str, Record] = {}
         self._writes: dict[str, Write] = {}
-        self._values: dict[str, Any] = {}
         self._types: dict[str, Any] = {}
         self.states: dict[str, State[Any]] = {}
 
@@ -167,7 +166,7 @@ class AsyncTransaction:
         key = self._key(name)
         if key in self._types:
             self._verbs.refuse_to_drop(self._records[key], self._types[key])
-        self._put(self._verbs.write_of(key, value, expected=self._records[key].change_id), value)
+        self._writes[key] = self._verbs.write_of(key, value, expected=self._records[key].change_id)
 
     def create(self, name: str, value: Any) -> None:
         """Create the state at the end; raise AlreadyExists at once where there is one."""
@@ -185,11 +184,7 @@ class AsyncTransaction:
                 raise NotFound(key)
             del self._writes[key]
             return
-        self._put(Write(key=key, op="delete", expected=self._records[key].change_id), None)
-
-    def _put(self, write: Write, value: Any) -> None:
-        self._writes[write.key] = write
-        self._values[write.key] = value
+        self._writes[key] = Write(key=key, op="delete", expected=self._records[key].change_id)
 
     def _key(self, name: str) -> str:
         if name not in self._names:
@@ -254,4 +249,4 @@ class AsyncTransaction:
     def _note(self, commit: Commit, committed: Committed) -> None:
         for at, write in enumerate(commit.written()):
             name = next(name for name, key in self._names.items() if key == write.key)
-            self.states[name] = self._verbs.committed_state(write, self._values[write.key], committed, at)
+            self.states[name] = self._verbs.committed_state(write, committed, at)

@@ -67,7 +67,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         if isinstance(expected, (State, str)):
             await self._refuse_to_drop_what_was_read(write, value, expected, end)
         return await self._commit_one(
-            write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
+            write, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
         )
 
     async def _refuse_to_drop_what_was_read(
@@ -105,7 +105,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         write = self.write_of(key, value, expected=ABSENT, assume_new=assume_new)
         try:
             return await self._commit_one(
-                write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
+                write, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
             )
         except VersionConflict:
             raise AlreadyExists(key) from None
@@ -152,7 +152,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
                 write = self.write_of(key, value, expected=record.change_id)
                 try:
                     state = await self._commit_one(
-                        write, value, durability=durability, actor=actor, reason=reason, end=end, change_id=None,
+                        write, durability=durability, actor=actor, reason=reason, end=end, change_id=None,
                         turn=turn,
                     )  # fmt: skip
                 except VersionConflict:
@@ -212,7 +212,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         write = Write(key=key, op="delete", expected=wanted, ttl_ms=self.ttl_ms)
         try:
             return await self._commit_one(
-                write, None, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
+                write, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
             )
         except Absent:
             return None
@@ -271,10 +271,9 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
             if isinstance(told[error.key], Create):
                 raise AlreadyExists(error.key) from None
             raise
-        values = {key: getattr(one, "value", None) for key, one in told.items()}
         states: dict[str, State[Any] | None] = dict.fromkeys(told)
         for at, write in enumerate(commit.written()):
-            states[write.key] = self.committed_state(write, values[write.key], committed, at)
+            states[write.key] = self.committed_state(write, committed, at)
         return [*states.values()]
 
     def _asked(self, key: str, one: Mutation) -> Write:
@@ -351,7 +350,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
                 Write(key=source, op=op, expected=record.change_id, ttl_ms=self.ttl_ms if op == "delete" else None),
                 Write(
                     key=target, op="set", expected=BLIND if replace else ABSENT, value=record.value,
-                    encoding=record.encoding, schema=record.schema, ttl_ms=self.ttl_ms,
+                    encoding=record.encoding, schema=record.schema, ttl_ms=self.ttl_ms, seen=found.value,
                 ),
             ]  # fmt: skip
             commit = self.runtime.committer.new(
@@ -361,7 +360,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
             )  # fmt: skip
             try:
                 committed = await self.runtime.committer.commit(commit)
-                return self.committed_state(writes[1], found.value, committed, len(commit.written()) - 1)
+                return self.committed_state(writes[1], committed, len(commit.written()) - 1)
             except VersionConflict as error:
                 if error.key == target:
                     raise AlreadyExists(target) from None

@@ -21,6 +21,7 @@ from statecache.model import (
     LOCKINGS,
     READ_MODES,
     VALUE_BYTES_MAX,
+    Encoding,
     Expected,
     Policy,
     Position,
@@ -52,7 +53,8 @@ class View(Generic[D]):
         self._reads = policy.read or runtime.settings.read
         self._kind = policy.type if policy.type is not None else Any
         self._codec = codec_for(self._kind, policy.encoding)
-        self.encoding = policy.encoding
+        self.encoding: Encoding = "json" if policy.encoding == "raw" else policy.encoding
+        """How what the library itself keeps is encoded, as the records of steps."""
         bytes_max = runtime.settings.value_bytes_max
         self.value_bytes_max = min(policy.value_bytes_max or bytes_max, bytes_max)
         self.ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
@@ -87,11 +89,13 @@ class View(Generic[D]):
     def write_of(self, key: str, value: Any, *, expected: str, assume_new: bool = False) -> Write:
         """Return the write of a value, encoded before any effect."""
         codec = self._codec
+        data, seen = codec.encode(value, key=key, bytes_max=self.value_bytes_max)
         return Write(
             key=key,
             op="set",
             expected=expected,
-            value=codec.encode(value, key=key, bytes_max=self.value_bytes_max),
+            value=data,
+            seen=seen,
             encoding=codec.encoding,
             schema=codec.schema if codec.schema or value.__class__ is dict else codec.of(value).schema,
             ttl_ms=self.ttl_ms,
@@ -140,11 +144,11 @@ class View(Generic[D]):
         if codec.schema != record.schema and record.exists:
             codec.refuse_to_drop(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
 
-    def committed_state(self, write: Write, value: Any, committed: Committed, at: int) -> State[Any]:
-        """Return the state that a commit's write has made, with the value as it was passed in."""
+    def committed_state(self, write: Write, committed: Committed, at: int) -> State[Any]:
+        """Return the state that a commit's write has made, with the value as readers get it."""
         return State(
             key=write.key,
-            value=value,
+            value=write.seen,
             epoch=committed.position.epoch,
             version=committed.versions[at],
             change_id=committed.change_id,
@@ -156,7 +160,7 @@ class View(Generic[D]):
         )
 
     async def _commit_one(
-        self, write: Write, value: Any, *, durability: str | None, actor: str, reason: str, end: float,
+        self, write: Write, *, durability: str | None, actor: str, reason: str, end: float,
         change_id: str | None, turn: SharedTurn | None = None,
     ) -> State[Any]:  # fmt: skip
         commit = self.runtime.committer.new(
@@ -170,7 +174,7 @@ class View(Generic[D]):
             locks=self.locks_of((write.key,), repeated=change_id is not None),
         )
         commit.turn = turn
-        return self.committed_state(write, value, await self.runtime.committer.commit(commit), 0)
+        return self.committed_state(write, await self.runtime.committer.commit(commit), 0)
 
 
 def checked_policy(policy: Policy) -> Policy:

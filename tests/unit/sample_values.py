@@ -131,7 +131,7 @@ class Basket(msgspec.Struct):
 
 
 def stored(value: Any, kind: Any = Any, encoding: Encoding = "json", bytes_max: int = 1 << 23) -> bytes:
-    return codec_for(kind, encoding).encode(value, key=KEY, bytes_max=bytes_max)
+    return codec_for(kind, encoding).encode(value, key=KEY, bytes_max=bytes_max)[0]
 
 
 def returned(value: Any, kind: Any = Any, encoding: Encoding = "json") -> Any:

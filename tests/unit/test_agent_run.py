@@ -99,7 +99,7 @@ def test_a_result_without_json_shows_what_it_is() -> None:
 
 def test_a_run_is_stored_and_read_back_as_it_was() -> None:
     codec = codec_for(AgentRun)
-    data = codec.encode(RUN, key="runs/1", bytes_max=10_000)
+    data, _ = codec.encode(RUN, key="runs/1", bytes_max=10_000)
     assert codec.decode(data, key="runs/1") == RUN
     assert codec.decode(data, key="runs/1").resume_summary() == WHOLE
 

@@ -76,14 +76,15 @@ def test_plain_data_comes_back_as_it_was(encoding: Encoding, value: Any) -> None
 @both
 @given(value=ANYTHING)
 def test_any_value_is_either_stored_for_good_or_refused_with_its_place(encoding: Encoding, value: Any) -> None:
-    codec, data = codec_for(Any, encoding), None
+    codec, data, seen = codec_for(Any, encoding), None, None
     with suppress(CodecError):
-        data = codec.encode(value, key=KEY, bytes_max=1 << 20)
+        data, seen = codec.encode(value, key=KEY, bytes_max=1 << 20)
     if data is None:
         assert refused(value, encoding=encoding).path.startswith("$")
         return
     back = codec.decode(data, key=KEY, encoding=encoding)
-    again = codec.encode(back, key=KEY, bytes_max=1 << 20)
+    assert seen == codec.of(value).decode(data, key=KEY, encoding=encoding)
+    again, _ = codec.encode(back, key=KEY, bytes_max=1 << 20)
     assert codec.decode(again, key=KEY, encoding=encoding) == back
 
 

@@ -96,7 +96,9 @@ def seen_of(record: Record, fate: Fate) -> Seen:
 
 
 def json_of(value: bytes, encoding: str, *, key: str) -> bytes:
-    """Return a stored value as JSON, a msgpack extension as an object; raise CodecError for what is neither."""
+    """Return a stored value as JSON, raw bytes and msgpack extensions as objects; raise CodecError for what is none."""
+    if encoding == "raw":
+        return msgspec.json.encode({"base64": base64.b64encode(value).decode()})
     try:
         if encoding == "msgpack":
             return msgspec.json.encode(msgspec.msgpack.decode(value), enc_hook=_named)

@@ -357,7 +357,7 @@ class StepCall:
 
     def _encoded(self, result: Any) -> bytes:
         bytes_max = self._scope.value_bytes_max - steps.RECORD_BYTES
-        return self._results.encode(result, key=self._record_key, bytes_max=bytes_max)
+        return self._results.encode(result, key=self._record_key, bytes_max=bytes_max)[0]
 
     def _decoded(self, held: Held) -> Any:
         """Return the result that a record keeps."""

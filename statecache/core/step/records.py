@@ -49,6 +49,7 @@ def record_write(
         op="set",
         expected=expected,
         value=_WRITTEN[encoding](step),
+        seen=step,
         encoding=encoding,
         schema=_CODECS[encoding].schema,
         ttl_ms=scope.ttl_ms,

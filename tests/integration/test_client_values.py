@@ -1,0 +1,127 @@
+"""What a writer is shown of its value is what readers get; raw bytes stay as they are."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, Set, Settings
+from statecache.errors import CodecError, LimitExceeded, UsageError
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import flush
+from tests.integration.test_client_durability import at_work
+from tests.support.command_line import CommandLine
+
+Psql = psycopg.Connection[Any]
+KEY = "runs/1"
+BYTES = bytes(range(256))
+NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
+
+
+class Job(msgspec.Struct):
+    """A value."""
+
+    goal: str
+
+
+class Renamed(msgspec.Struct):
+    """The same, with another name for its field."""
+
+    aim: str
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        (NOON, "2026-11-01T12:00:00Z"),
+        (Decimal("1.50"), "1.50"),
+        ((1, 2), [1, 2]),
+        ({3}, [3]),
+        ({1: "one"}, {"1": "one"}),
+        ({"at": NOON, "pair": (1, 2), "plain": [1]}, {"at": "2026-11-01T12:00:00Z", "pair": [1, 2], "plain": [1]}),
+    ],
+)
+async def test_a_writer_is_shown_what_readers_get(client: AsyncStateCache, value: Any, seen: Any) -> None:
+    written = await client.set(KEY, value)
+    assert (written.value, type(written.value)) == (seen, type(seen))
+    assert await client.get(KEY) == written
+    assert (await client.update(KEY, lambda _: value)).value == seen
+    (state,) = await client.commit([Set(KEY, value)])
+    assert state is not None
+    assert state.value == seen
+    async with client.transaction(KEY) as tx:
+        tx.set(KEY, value)
+    assert tx.states[KEY].value == seen
+
+
+async def test_a_typed_writer_is_shown_its_own_value(client: AsyncStateCache) -> None:
+    job = Job("buy")
+    assert (await client.set(KEY, job)).value is job
+    assert (await client.namespace("jobs", type=Job).set("1", job)).value is job
+
+
+async def test_bytes_are_stored_as_they_are(
+    client: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace, psql: Psql
+) -> None:
+    files = client.namespace("files", encoding="raw")
+    written = await files.set("1", BYTES)
+    assert (written.value, written.schema) == (BYTES, "")
+    assert redis_raw.hget(keys.state("files/1"), "value") == BYTES
+    await flush(worker)
+    row = psql.execute("SELECT value, encoding FROM state").fetchone()
+    assert row == (BYTES, "raw")
+    redis_raw.delete(keys.state("files/1"))
+    for reader in (files, client, client.namespace("files", type=bytes), client.namespace("files", encoding="msgpack")):
+        name = "files/1" if reader is client else "1"
+        state = await reader.get(name, read="primary")
+        assert state is not None
+        assert state.value == BYTES
+    assert [state.value async for state in files.list()] == [BYTES]
+    assert (await files.update("1", lambda before: before[:2] + bytearray(b"!"))).value == b"\0\1!"
+
+
+async def test_what_is_not_bytes_is_refused_by_name(client: AsyncStateCache) -> None:
+    files = client.namespace("files", encoding="raw", value_bytes_max=10)
+    with pytest.raises(CodecError, match="it is a dict, and raw values are bytes"):
+        await files.set("1", {"a": 1})
+    with pytest.raises(LimitExceeded):
+        await files.set("1", b"x" * 11)
+    with pytest.raises(UsageError, match="raw values are bytes, not of type Job"):
+        client.namespace("files", encoding="raw", type=Job)
+    await client.set("files/2", {"a": 1})
+    with pytest.raises(CodecError, match="stored as json; read it through a view with that encoding"):
+        await files.get("2")
+    await files.set("3", b"{}")
+    with pytest.raises(CodecError, match="raw bytes; read it with encoding='raw', or with type=bytes"):
+        await client.get("files/3", type=Job)
+
+
+async def test_a_raw_namespace_has_steps(client: AsyncStateCache, settings: Settings) -> None:
+    files = client.namespace("files", encoding="raw")
+    async with at_work(settings):
+        await files.set("1", b"before")
+        assert await files.step("1", "count", lambda step: 7, apply=lambda value, result: value + b" %d" % result) == 7
+        assert await files.step("1", "count", lambda step: 8) == 7
+    state = await files.get("1")
+    assert state is not None
+    assert state.value == b"before 7"
+
+
+async def test_raw_bytes_are_shown_by_hand(
+    client: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await client.namespace("files", encoding="raw").set("1", b"\0hello")
+    shown = await CommandLine(settings, monkeypatch, capsys).beside("get", "files/1", "--json")
+    assert (shown.json["encoding"], shown.json["value"]) == ("raw", {"base64": "AGhlbGxv"})
+
+
+async def test_a_value_of_before_a_rename_says_how_to_go_on(client: AsyncStateCache) -> None:
+    await client.set(KEY, Job("buy"))
+    with pytest.raises(CodecError, match="give a new field a default, a renamed one its old name"):
+        await client.get(KEY, type=Renamed)
