@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.chaos import run
 from tests.simulation.profiles import PROFILES
 
-SEED, SECONDS = 7, 12.0
+SEED, SECONDS = 7, 8.0
 RUNS_MAX = 4  # of the short chaos, on a machine that stands still while it runs
 
 
