@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 CALLED = (
     "get",
+    "get_many",
+    "exists",
     "set",
     "create",
     "update",

@@ -40,11 +40,22 @@ class AsyncReads(View[D], Generic[D]):
         self, name: str, *, type: type[V], read: ReadMode | None = ..., max_stale: float | None = ...,
         min_version: int = ..., timeout: float | None = ...,
     ) -> State[V] | None: ...  # fmt: skip
+    @overload
+    async def get(
+        self, name: str, *, default: Any, read: ReadMode | None = ..., max_stale: float | None = ...,
+        min_version: int = ..., timeout: float | None = ...,
+    ) -> State[D]: ...  # fmt: skip
+    @overload
+    async def get(
+        self, name: str, *, type: type[V], default: Any, read: ReadMode | None = ..., max_stale: float | None = ...,
+        min_version: int = ..., timeout: float | None = ...,
+    ) -> State[V]: ...  # fmt: skip
     async def get(
         self,
         name: str,
         *,
         type: Any = None,  # noqa: A002
+        default: Any = ...,
         read: ReadMode | None = None,
         max_stale: float | None = None,
         min_version: int = 0,
@@ -52,29 +63,42 @@ class AsyncReads(View[D], Generic[D]):
     ) -> State[Any] | None:
         """Return the current state, or None where there is none.
 
-        `read` says where from: `local` from this process while what it holds may be believed (stale by at most the
-        setting `near_window_s`, or `max_stale` seconds; normally by one push), `primary` with one round trip to the
-        Redis primary, `fenced` with Postgres' word too that this primary is of the current lineage. `min_version` is
-        one that the key is known to have reached, from someone who has seen it. In every mode this process sees what it
-        wrote, and no key ever goes back. `timeout` is in seconds. Raises CodecError where the value is not of the type,
-        Unavailable where no such state can be had in time, and Quarantined for a state that only quarantine holds.
+        With `default`, a value, or a class or function that makes one, an absence comes as a state with that value,
+        which nobody has stored: given as `expected`, it demands that there still is none. `read` says where from:
+        `local` from this process while what it holds may be believed (stale by at most the setting `near_window_s`, or
+        `max_stale` seconds; normally by one push), `primary` with one round trip to the Redis primary, `fenced` with
+        Postgres' word too that this primary is of the current lineage. `min_version` is one that the key is known to
+        have reached, from someone who has seen it. In every mode this process sees what it wrote, and no key ever goes
+        back. `timeout` is in seconds. Raises CodecError where the value is not of the type, Unavailable where no such
+        state can be had in time, and Quarantined for a state that only quarantine holds.
         """
         if name.__class__ is str and (self._reads == "local" if read is None else read == "local"):
             entry = self._near.look(self._prefix + name, boottime(), inf if max_stale is None else max_stale)
             if entry is not None and (not min_version or entry.record.version >= min_version):
                 shared_kind, state = entry.shared
                 kind = self._kind if type is None else type
-                return state if shared_kind is kind else self._decoded(entry, kind, type)
-        return self.state_of(await self._record(name, read, max_stale, min_version, timeout), type)
+                state = state if shared_kind is kind else self._decoded(entry, kind, type)
+                return state if state is not None or default is ... else self._state_without(entry.record, default)
+        record = await self._record(name, read, max_stale, min_version, timeout)
+        state = self.state_of(record, type)
+        return state if state is not None or default is ... else self._state_without(record, default)
 
     async def _record(
         self, name: str, read: str | None, max_stale: float | None, least: int, timeout: float | None
     ) -> Record:
-        key, end, mode = checked_key(self.full(name)), self.end_of(timeout), read or self._reads
+        key, end, mode = checked_key(self.full(name)), self.end_of(timeout), self._mode_of(read, max_stale)
+        return await self._read_record(key, mode, max_stale, least, end)
+
+    def _mode_of(self, read: str | None, max_stale: float | None) -> str:
+        """Return how a call reads, or raise UsageError."""
+        mode = read or self._reads
         if mode not in READ_MODES:
             raise UsageError(f"read {mode!r} is not one of {', '.join(READ_MODES)}")
         if max_stale is not None and not (mode == "local" and max_stale >= 0):
             raise UsageError(f"max_stale={max_stale} is for local reads, in seconds, not below 0")
+        return mode
+
+    async def _read_record(self, key: str, mode: str, max_stale: float | None, least: int, end: float) -> Record:
         if mode == "local":
             return await self.runtime.reader.local(key, end=end, least=least, max_stale=max_stale)
         if mode == "fenced":

@@ -20,6 +20,7 @@ from statecache.core.lock.policies import Policies
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.read.hydration import Hydrator
 from statecache.core.read.listing import Listing
+from statecache.core.read.many import ManyReader
 from statecache.core.read.reader import Reader
 from statecache.core.read.warming import Warmer
 from statecache.core.redis.installation import Pairing
@@ -83,6 +84,10 @@ class Runtime:
             hydrator=self.hydrator,
             opener=self.opener,
         )
+        self.many = ManyReader(
+            settings, self.keys, self.redis, self.postgres,
+            near=self.near, tracked=self.tracked, hydrator=self.hydrator, reader=self.reader,
+        )  # fmt: skip
         self.warmer = Warmer(self.keys, self.redis, near=self.near, tracked=self.tracked, hydrator=self.hydrator)
         self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
         self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)

@@ -121,13 +121,24 @@ class View(Generic[D]):
     def state_of(self, record: Record, type: Any = None) -> State[Any] | None:  # noqa: A002
         """Decode a record; return None for a tombstone or an absence, raise Quarantined for a quarantined one."""
         if not record.exists:
-            if record.op == "quarantined":
-                raise Quarantined(record.key, record.change_id)
+            self._refuse_quarantined(record)
             return None
         codec = self._codec if type is None else codec_for(type, self._policy.encoding)
+        return self._shown(record, codec.decode(record.value, key=record.key, encoding=record.encoding))
+
+    def _refuse_quarantined(self, record: Record) -> None:
+        """Raise Quarantined where the newest change of a state is in quarantine, and only there."""
+        if record.op == "quarantined":
+            raise Quarantined(record.key, record.change_id)
+
+    def _state_without(self, record: Record, default: Any) -> State[Any]:
+        """Return a tombstone or an absence as a state whose value is the default."""
+        return self._shown(record, default() if callable(default) else default)
+
+    def _shown(self, record: Record, value: Any) -> State[Any]:
         return State(
             key=record.key,
-            value=codec.decode(record.value, key=record.key, encoding=record.encoding),
+            value=value,
             epoch=record.epoch,
             version=record.version,
             change_id=record.change_id,

@@ -96,6 +96,10 @@ async def test_every_other_way_of_reading_is_answered_so(
     assert await client.warm([KEY, GONE]) == 0
     waited = await client.wait_for(GONE)
     assert waited is not None
+    for read in (None, "primary"):
+        many = await client.get_many([KEY, GONE, "runs/1/never"], read=read)
+        assert [state and state.value for state in many.values()] == ["new", "here", None]
+        assert await client.exists(GONE, read=read)
     assert (await get_by_hand(settings, KEY)).version == 2
     assert [one["version"] for one in (await ls(settings, "runs/1", newest=False, limit=0))[0]] == [2, 1]
     assert shard.epoch == epoch
@@ -149,7 +153,7 @@ async def test_what_only_redis_holds_is_neither_given_nor_hidden(
     client = make_client(settings)
     asked: list[Callable[[], Awaitable[Any]]] = [
         lambda: _get(client, WHOLE, timeout=0.5), lambda: _get(client, KEY, timeout=0.5),
-        lambda: _listed(client, "runs/1", 0.5),
+        lambda: _listed(client, "runs/1", 0.5), lambda: client.get_many([WHOLE, GONE], timeout=0.5),
     ]  # fmt: skip
     for ask in asked:
         with pytest.raises(Unavailable, match="older state") as refused:

@@ -122,7 +122,7 @@ class Reader:
         the current lineage: then what was seen was set aside as a conflict.
         """
         record = found.record
-        if self._is_believed(record, found.epoch):
+        if self.is_believed(record, found.epoch):
             return record, None
         if asking:
             if await self._is_current(record.key, found, end):
@@ -132,7 +132,7 @@ class Reader:
         detail = f"Redis holds an older state of {record.key!r} than this process has seen, in the same epoch"
         return None, Unavailable("epoch", detail=detail)
 
-    def _is_believed(self, record: Record, epoch: int) -> bool:
+    def is_believed(self, record: Record, epoch: int) -> bool:
         """Return whether a state may be given of a shard that is open in that epoch."""
         place = (record.epoch, record.version)
         if self._near.seen(record.key, place):
@@ -265,7 +265,7 @@ class Reader:
                 rows = await self._postgres.fetch("shards", {"shards": [self._keys.shard(key)]}, seconds=seconds)
                 record, epoch = found.record, found.epoch
                 current = bool(rows) and tuple(rows[0][1:3]) == (epoch, found.replid)
-                if current and self._is_believed(record, epoch) and record.version >= least:
+                if current and self.is_believed(record, epoch) and record.version >= least:
                     return record
                 detail = f"the Redis that answers, in epoch {epoch}, is not the current one"
                 unavailable = Unavailable("epoch", detail=detail)

@@ -22,7 +22,7 @@ from statecache.core.pool import Pool
 from statecache.core.redis.connection import Dial, Link, dialer
 from statecache.errors import ConfigurationError, RedisUnavailable
 from statecache.keys import HASH
-from statecache.lua import script
+from statecache.lua import Script, script
 from statecache.redis_errors import AGAIN, DEMOTED, FINAL, code_of, no_primary, refusal
 from statecache.settings import pin_difference
 
@@ -200,24 +200,33 @@ class RedisTier:
         It is run again after a fault, and on another connection where the server is not the primary; another error
         reply of the script is raised as redis-py's error.
         """
-        return await self._again(lambda left: self._script_once(name, keys, args, behind, left), seconds)
+        return await self._again(lambda left: self._scripts_once(name, [(keys, args)], behind, left), seconds)
 
-    async def _script_once(
-        self, name: str, keys: Sequence[str], args: Sequence[Any], behind: Sequence[Command], seconds: float
+    async def read_scripts(
+        self, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], *, seconds: float
+    ) -> list[Any]:
+        """Run a script that changes nothing once with each of these keys and arguments, all in one exchange.
+
+        Return the replies; faults are met as in `read_script`, and the first error reply is raised.
+        """
+        return await self._again(lambda left: self._scripts_once(name, calls, (), left), seconds)
+
+    async def _scripts_once(
+        self, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], behind: Sequence[Command], seconds: float
     ) -> list[Any]:
         end, which = monotonic() + seconds * patience_for(seconds), script(name)
         link = await self.pool.take(seconds)
         try:
-            replies = await link.run([link.call(which, keys, args), *behind], seconds=max(end - monotonic(), 0.001))
-            if isinstance(replies[0], NoScriptError):
+            replies = await link.run([*_called(link, which, calls), *behind], seconds=max(end - monotonic(), 0.001))
+            if any(isinstance(reply, NoScriptError) for reply in replies[: len(calls)]):
                 link.knows(which, False)
-                replies = await link.run([link.call(which, keys, args), *behind], seconds=max(end - monotonic(), 0.001))
-            if isinstance(replies[0], ResponseError):
-                if code_of(replies[0]) not in DEMOTED:
-                    raise replies[0]
-                await self.leave(link)
-                raise no_primary(self._settings, str(replies[0]))
-            link.knows(which, True)
+                replies = await link.run([*_called(link, which, calls), *behind], seconds=max(end - monotonic(), 0.001))
+            for reply in replies[: len(calls)]:
+                if isinstance(reply, ResponseError):
+                    if code_of(reply) not in DEMOTED:
+                        raise reply
+                    await self.leave(link)
+                    raise no_primary(self._settings, str(reply))
             return replies
         except RedisUnavailable:
             await self.pool.drop_idle()
@@ -250,6 +259,15 @@ class RedisTier:
                         raise
                     raise telling from error  # the time was up: what was met before tells more
         raise AssertionError("tenacity gives a result or raises")
+
+
+def _called(link: Link, which: Script, calls: Sequence[tuple[Sequence[str], Sequence[Any]]]) -> list[Command]:
+    """Return the commands that run a script once for each call; its text, where it is needed, goes with the first."""
+    commands = []
+    for keys, args in calls:
+        commands.append(link.call(which, keys, args))
+        link.knows(which, True)
+    return commands
 
 
 def patience_for(seconds: float) -> float:

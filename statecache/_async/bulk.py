@@ -1,0 +1,91 @@
+"""The verbs about many states at once, and about whether there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from statecache._async.writes import AsyncWrites
+from statecache.clock import boottime
+from statecache.errors import UsageError
+from statecache.keys import checked_key
+from statecache.model import ReadMode, State
+
+if TYPE_CHECKING:
+    from statecache.model import Record
+
+D = TypeVar("D")
+V = TypeVar("V")
+
+
+class AsyncBulk(AsyncWrites[D], Generic[D]):
+    """The verbs about many states."""
+
+    @overload
+    async def get_many(
+        self, names: Iterable[str], *, read: ReadMode | None = ..., max_stale: float | None = ...,
+        timeout: float | None = ...,
+    ) -> dict[str, State[D] | None]: ...  # fmt: skip
+    @overload
+    async def get_many(
+        self, names: Iterable[str], *, type: type[V], read: ReadMode | None = ..., max_stale: float | None = ...,
+        timeout: float | None = ...,
+    ) -> dict[str, State[V] | None]: ...  # fmt: skip
+    async def get_many(
+        self,
+        names: Iterable[str],
+        *,
+        type: Any = None,  # noqa: A002
+        read: ReadMode | None = None,
+        max_stale: float | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, State[Any] | None]:
+        """Return the current state of each name, or None where there is none, in the order of the names.
+
+        Each is read as `get` reads it, with the same promises, and hundreds in one exchange; together they are no
+        snapshot. `read`, `max_stale` and the errors are those of `get`: one state that cannot be had fails the call.
+        `timeout` is for the whole call, in seconds.
+        """
+        if isinstance(names, str):
+            raise UsageError("get_many takes names, not one text", hint=f"Say get_many([{names!r}]).")
+        end, mode = self.end_of(timeout), self._mode_of(read, max_stale)
+        keys = {name: checked_key(self.full(name)) for name in names}
+        found: dict[str, State[Any] | None] = {}
+        missing = keys
+        if mode == "local":
+            found = self._kept_of(keys, type, inf if max_stale is None else max_stale)
+            missing = {name: key for name, key in keys.items() if name not in found}
+        records = await self._records(list(missing.values()), mode, max_stale, end) if missing else {}
+        found |= {name: self.state_of(records[key], type) for name, key in missing.items()}
+        return {name: found[name] for name in keys}
+
+    def _kept_of(self, keys: dict[str, str], type: Any, stale_s: float) -> dict[str, State[Any] | None]:  # noqa: A002
+        """Return the states of those names that are kept here and may be believed."""
+        found: dict[str, State[Any] | None] = {}
+        kind, now = self._kind if type is None else type, boottime()
+        for name, key in keys.items():
+            entry = self._near.look(key, now, stale_s)
+            if entry is not None:
+                shared_kind, state = entry.shared
+                found[name] = state if shared_kind is kind else self._decoded(entry, kind, type)
+        return found
+
+    async def _records(self, keys: list[str], mode: str, max_stale: float | None, end: float) -> dict[str, Record]:
+        many = self.runtime.many
+        if mode == "local":
+            return await many.local(keys, end=end, max_stale=max_stale)
+        return await (many.fenced if mode == "fenced" else many.primary)(keys, end=end)
+
+    async def exists(
+        self, name: str, *, read: ReadMode | None = None, max_stale: float | None = None, timeout: float | None = None
+    ) -> bool:
+        """Return whether there is a state, read as `get` reads it, whatever the type of its value.
+
+        Raises Unavailable where that cannot be learnt in time, and Quarantined for a state that only quarantine holds.
+        """
+        key, end, mode = checked_key(self.full(name)), self.end_of(timeout), self._mode_of(read, max_stale)
+        entry = self._near.look(key, boottime(), inf if max_stale is None else max_stale) if mode == "local" else None
+        record = entry.record if entry is not None else await self._read_record(key, mode, max_stale, 0, end)
+        self._refuse_quarantined(record)
+        return record.exists
