@@ -13,6 +13,7 @@ from statecache.agent_run import AgentRun
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
+    BulkError,
     ChangeIdReused,
     CodecError,
     ConfigurationError,
@@ -76,6 +77,7 @@ __all__ = [
     "AsyncLease",
     "AsyncStateCache",
     "Backpressure",
+    "BulkError",
     "ChangeIdReused",
     "CodecError",
     "ConfigurationError",

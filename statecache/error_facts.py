@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from statecache.model import State
 
 
 class StateCacheError(Exception):
@@ -38,6 +41,26 @@ class StateCacheError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.facts)
+
+
+class BulkError(StateCacheError):
+    """{failed} of {count} writes failed, first that of {first!r}: {reason}."""
+
+    hint = "The others are applied: `states` has them, `errors` says by name what became of the rest."
+    __module__ = "statecache.errors"
+
+    states: dict[str, State[Any]]
+    errors: dict[str, StateCacheError]
+
+    def __init__(self, *, states: dict[str, State[Any]], errors: dict[str, StateCacheError]) -> None:
+        super().__init__(states=states, errors=errors)
+
+    @property
+    def problem(self) -> str:
+        """The message: how many failed, and why the first of them did."""
+        first, error = next(iter(self.errors.items()))
+        count = len(self.errors) + len(self.states)
+        return self._filled(failed=len(self.errors), count=count, first=first, reason=unended(error.problem))
 
 
 def unended(text: str) -> str:

@@ -13,13 +13,14 @@ What a writer may conclude:
 * `LeaseLost` says that a lease is over; commits under it that were acknowledged before are applied.
 * `StepUnknown` speaks of an effect outside of statecache, not of a commit.
 * `ChangeIdReused` says that the change_id was applied as another change, and that this one was not.
-* every other error says that nothing was applied.
+* every other error says that nothing was applied; `BulkError` has one of each of many writes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from statecache.error_facts import BulkError as BulkError
 from statecache.error_facts import StateCacheError as StateCacheError
 from statecache.error_facts import unended
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statecache._async.writes import AsyncWrites
 from statecache.clock import boottime
-from statecache.errors import UsageError
+from statecache.core.view import checked_text
+from statecache.errors import BulkError, StateCacheError, UsageError
 from statecache.keys import checked_key
-from statecache.model import ReadMode, State
+from statecache.model import BLIND, Durability, ReadMode, State
 
 if TYPE_CHECKING:
     from statecache.model import Record
@@ -76,6 +77,44 @@ class AsyncBulk(AsyncWrites[D], Generic[D]):
         if mode == "local":
             return await many.local(keys, end=end, max_stale=max_stale)
         return await (many.fenced if mode == "fenced" else many.primary)(keys, end=end)
+
+    async def set_many(
+        self,
+        values: Mapping[str, V],
+        *,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        timeout: float | None = None,
+    ) -> dict[str, State[V]]:
+        """Write each value under its name, whatever is there, and return the states by name.
+
+        Each is a commit of its own, with the promises of `set`, and dozens go in one exchange: there is no order among
+        them, and another's failure is nothing to them. Names and values that cannot be written are refused before
+        anything is. Raises BulkError once all were tried, where any failed: its `states` and `errors` say of each name
+        what became of it. `timeout` is for the whole call, in seconds; use `commit` for states that belong together.
+        """
+        end, level = self.end_of(timeout), self.durability_of(durability)
+        who, why = checked_text(actor, "actor"), checked_text(reason, "reason")
+        writes = {name: self.write_of(checked_key(self.full(name)), value, expected=BLIND)
+                  for name, value in values.items()}  # fmt: skip
+        new, shard = self.runtime.committer.new, self.runtime.keys.shard
+        commits = [
+            new([write], shard(write.key), durability=level, actor=who, reason=why, end=end,
+                locks=self.locks_of((write.key,)))
+            for write in writes.values()
+        ]  # fmt: skip
+        outcomes = await self.runtime.many_commits.commit(commits) if commits else []
+        states: dict[str, State[V]] = {}
+        errors: dict[str, StateCacheError] = {}
+        for (name, write), outcome in zip(writes.items(), outcomes, strict=True):
+            if isinstance(outcome, StateCacheError):
+                errors[name] = outcome
+            else:
+                states[name] = self.committed_state(write, values[name], outcome, 0)
+        if errors:
+            raise BulkError(states=states, errors=errors)
+        return states
 
     async def exists(
         self, name: str, *, read: ReadMode | None = None, max_stale: float | None = None, timeout: float | None = None

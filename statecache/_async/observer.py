@@ -24,6 +24,7 @@ CALLED = (
     "get_many",
     "exists",
     "set",
+    "set_many",
     "create",
     "update",
     "delete",

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 CALLED = (
     "get",
+    "get_many",
+    "exists",
     "set",
+    "set_many",
     "create",
     "update",
     "delete",

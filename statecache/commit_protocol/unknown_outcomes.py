@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from statecache.commit_protocol.commit import Commit
 
 UNSETTLED_MAX = 10_000
+NOTES_MAX = 10
+"""How many commits are named by what ended their call; `unsettled()` has them all."""
 _EARLIER = "an earlier attempt of this change was never answered"
 _logger = logging.getLogger("statecache")
 
@@ -75,7 +77,7 @@ class UnknownOutcomes:
         self._held[commit.change_id] = UnknownOutcome(
             Unsettled(change_id=commit.change_id, keys=keys, since=wall()), until
         )
-        if not isinstance(error, StateCacheError):
+        if not isinstance(error, StateCacheError) and len(getattr(error, "__notes__", ())) < NOTES_MAX:
             error.add_note(f"statecache: {OutcomeUnknown(commit.change_id, keys=keys, reason='the call was ended')}")
         self._keep_the_newest()
 

@@ -13,6 +13,7 @@ from statecache.core.commit.committer import Committer, new_change_id
 from statecache.core.commit.durability_support import DurabilitySupport
 from statecache.core.commit.durable import Durable
 from statecache.core.commit.lost import Losses
+from statecache.core.commit.many import ManyCommits
 from statecache.core.commit.outcome import OutcomeLookup
 from statecache.core.epoch.opener import Opener
 from statecache.core.lock.leases import Leases
@@ -64,26 +65,18 @@ class Runtime:
         self.opener = Opener(settings, self.keys, self.redis, self.postgres)
         self.hydrator = Hydrator(settings, self.keys, self.redis, self.postgres, self.opener, new_token=new_change_id)
         self.near = Near(
-            bytes_max=settings.near_bytes_max,
-            entries_max=settings.near_entries_max,
-            window_s=settings.near_window_s,
+            bytes_max=settings.near_bytes_max, entries_max=settings.near_entries_max, window_s=settings.near_window_s,
             mutex=mutex(),
-        )
+        )  # fmt: skip
         begins_anew_after_fork(self.near)
         self.in_flight = InFlight()
         self.local_queues = LocalQueues(self.in_flight, io)
         self.shared_queues = SharedQueues(self.keys, self.redis, self.near, new_token=new_change_id)
         self.tracked = TrackedConnection(settings, self.keys, self.redis, self.near, owner=ref(self))
         self.reader = Reader(
-            settings,
-            self.keys,
-            self.redis,
-            self.postgres,
-            near=self.near,
-            tracked=self.tracked,
-            hydrator=self.hydrator,
-            opener=self.opener,
-        )
+            settings, self.keys, self.redis, self.postgres,
+            near=self.near, tracked=self.tracked, hydrator=self.hydrator, opener=self.opener,
+        )  # fmt: skip
         self.many = ManyReader(
             settings, self.keys, self.redis, self.postgres,
             near=self.near, tracked=self.tracked, hydrator=self.hydrator, reader=self.reader,
@@ -117,6 +110,10 @@ class Runtime:
             losses=self.losses,
             policies=self.policies,
         )
+        self.many_commits = ManyCommits(
+            self.redis, self.committer, opener=self.opener, hydrator=self.hydrator, support=self.support,
+            in_flight=self.in_flight, unknown_outcomes=self.unknown_outcomes, losses=self.losses,
+        )  # fmt: skip
         finalize(self, _let_go, self.tracked, self.events, redis.pool, self.postgres.pool).atexit = False
 
     async def close(self) -> None:

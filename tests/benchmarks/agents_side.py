@@ -8,6 +8,7 @@ from random import Random
 from statecache import Settings
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
+from tests.benchmarks.bulk import bulk
 from tests.benchmarks.contenders import Contenders
 from tests.benchmarks.contention import PROCESSES_MIN, TASKS_MIN, Tasks, contention
 from tests.benchmarks.locks import handover, uncontended
@@ -51,6 +52,11 @@ def _warm(values: Sequence[Value], rounds: int) -> Iterator[Row]:
         yield warming(_settings(running), values, rounds)
 
 
+def _bulk(values: Sequence[Value], rounds: int) -> Iterator[Row]:
+    with servers(workers=1) as running:
+        yield from bulk(_settings(running), values, rounds)
+
+
 def _watchers(values: Sequence[Value], rounds: int) -> Iterator[Row]:
     with servers(workers=0) as alone, servers(workers=0) as watched:
         yield from watchers(_settings(alone), _settings(watched), values, rounds)
@@ -66,5 +72,6 @@ AGENTS_SIDE: Mapping[str, Section] = {
     "locks": _locks,
     "steps": _steps,
     "warm": _warm,
+    "bulk": _bulk,
     "watchers": _watchers,
 }

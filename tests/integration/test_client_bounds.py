@@ -61,6 +61,7 @@ VERBS: dict[str, Call] = {
     "exists": lambda client, key, seconds: client.exists(key, timeout=seconds),
     "set": lambda client, key, seconds: client.set(key, 1, timeout=seconds),
     "set, postgres": lambda client, key, seconds: client.set(key, 2, durability="postgres", timeout=seconds),
+    "set_many": lambda client, key, seconds: client.set_many({key: 1, key + "/2": 2}, timeout=seconds),
     "create": lambda client, key, seconds: client.create(key, 1, timeout=seconds),
     "update": lambda client, key, seconds: client.update(key, lambda value: value, default=0, timeout=seconds),
     "delete": lambda client, key, seconds: client.delete(key, timeout=seconds),

@@ -21,7 +21,21 @@ from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Committed
 from statecache.commit_protocol.commit import Commit
-from statecache.commit_protocol.decision import Applied, HeedPolicy, Load, LookUp, OpenShard, hindered, next_step
+from statecache.commit_protocol.decision import (
+    Again,
+    Applied,
+    Fail,
+    HeedPolicy,
+    Load,
+    LookUp,
+    Next,
+    OpenShard,
+    Pause,
+    Refuse,
+    Wait,
+    hindered,
+    next_step,
+)
 from statecache.core.commit.attempts import Attempts
 from statecache.core.commit.batches import BatchedAttempts
 from statecache.core.commit.durable import HELD, PASSED
@@ -131,9 +145,9 @@ class Committer:
                 commit.applied_at = self._in_flight.position_of(commit.change_id, commit.keys[0])
             committed = await self._apply(commit)
             if commit.durability != "memory":
-                committed = await self._endured(commit, committed)
+                committed = await self.endured(commit, committed)
         except BaseException as error:  # its caller may never learn what became of it
-            await self._failed(commit, error)
+            await self.failed(commit, error)
             raise
         finally:
             self._in_flight.under_way.pop(commit.change_id, None)
@@ -155,14 +169,14 @@ class Committer:
             if committed is None:
                 note(retries=1)
                 committed = await self._apply(commit)
-            return await self._endured(commit, committed)
+            return await self.endured(commit, committed)
         except BaseException as error:  # its caller may never learn what became of it
-            await self._failed(commit, error)
+            await self.failed(commit, error)
             raise
         finally:
             self._in_flight.under_way.pop(commit.change_id, None)
 
-    async def _failed(self, commit: Commit, error: BaseException) -> None:
+    async def failed(self, commit: Commit, error: BaseException) -> None:
         """Note what became of a commit that raises; a lost one is recorded, for it must never be applied again."""
         self._unknown_outcomes.note(commit, error)
         if isinstance(error, Lost) and error.position is not None:
@@ -179,7 +193,7 @@ class Committer:
         """Return True once copies of a change that is known to be applied are counted; False where it is nowhere."""
         return await self._repeats.copied(commit)
 
-    async def _endured(self, commit: Commit, committed: Committed) -> Committed:
+    async def endured(self, commit: Commit, committed: Committed) -> Committed:
         """Wait until Postgres holds the commit; apply it again where it was lost with its Redis.
 
         Raises Lost where the lineage in which it is applied goes on without it, or without a part of it.
@@ -255,7 +269,11 @@ class Committer:
 
     async def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
         """Do what the script's answer asks for: return the result, raise the error, or return None to try again."""
-        match next_step(commit, replies[0], now=monotonic()):
+        return await self.carry_out(commit, next_step(commit, replies[0], now=monotonic()), replies)
+
+    async def carry_out(self, commit: Commit, step: Next, replies: Sequence[Any]) -> Committed | None:
+        """Do what a step says: return the result, raise the error, or return None to try again."""
+        match step:
             case Applied(committed):
                 return await self._repeats.acknowledge(commit, committed, replies)
             case LookUp(applied, position):
@@ -270,6 +288,6 @@ class Committer:
             case HeedPolicy(found):
                 await self._policies.heed(commit, found)
                 note(retries=1)
-            case step:
+            case Again() | Pause() | Wait() | Refuse() | Fail():
                 await self._repeats.take(commit, step)
         return None

@@ -13,13 +13,14 @@ what that waits for and proves stands there. An answer is as of some moment duri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
 from statecache.clock import boottime, monotonic
+from statecache.core.parts import in_parts
 from statecache.core.read.reader import ReadState
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, Unavailable
 from statecache.records import FIELDS, record_of
@@ -70,7 +71,7 @@ class ManyReader:
     async def local(self, keys: Sequence[str], *, end: float, max_stale: float | None = None) -> dict[str, Record]:
         """Return the keys' records by way of the tracked connection, where it stands; else the primary's."""
         found: dict[str, Record] = {}
-        for some in _in_parts(keys, _ASKED_AT_ONCE):
+        for some in in_parts(keys, _ASKED_AT_ONCE):
             if self._near.keeps and self._tracked.is_up():
                 found |= await self._kept(some, end, max_stale)
         return found | await self.primary([key for key in keys if key not in found], end=end)
@@ -78,7 +79,7 @@ class ManyReader:
     async def primary(self, keys: Sequence[str], *, end: float) -> dict[str, Record]:
         """Return the keys' records on the primary; a state is never older than what was seen before."""
         found: dict[str, Record] = {}
-        for some in _in_parts(keys, _ASKED_AT_ONCE):
+        for some in in_parts(keys, _ASKED_AT_ONCE):
             for state in await self._read(some, end):
                 if self._reader.is_believed(state.record, state.epoch):
                     found[state.record.key] = state.record
@@ -92,7 +93,7 @@ class ManyReader:
         if self._settings.fence != "on":
             raise ConfigurationError("a fenced read needs the fence", hint="Set fence=on, or read the primary.")
         found: dict[str, Record] = {}
-        for some in _in_parts(keys, _ASKED_AT_ONCE):
+        for some in in_parts(keys, _ASKED_AT_ONCE):
             states, shards = await self._read(some, end), sorted({*map(self._keys.shard, some)})
             rows = await self._postgres.fetch("shards", {"shards": shards}, seconds=max(end - monotonic(), 0.001))
             current = {row[0]: tuple(row[1:3]) for row in rows}
@@ -153,7 +154,7 @@ class ManyReader:
                     lacking.append(key)
                 else:
                     found.append(ReadState(record, epoch, replid))
-            missing += [(_Part(part.shard, some), epoch, replid) for some in _in_parts(lacking, _HYDRATED_AT_ONCE)]
+            missing += [(_Part(part.shard, some), epoch, replid) for some in in_parts(lacking, _HYDRATED_AT_ONCE)]
         for part, epoch, replid in missing:
             loaded = await self._hydrator.load(part.keys, end=end)
             found += [ReadState(record, epoch, replid) for record in loaded.values()]
@@ -174,10 +175,4 @@ class ManyReader:
         of_shard: dict[int, list[str]] = {}
         for key in keys:
             of_shard.setdefault(self._keys.shard(key), []).append(key)
-        return [_Part(shard, some) for shard, held in of_shard.items() for some in _in_parts(held, _PER_SCRIPT)]
-
-
-def _in_parts(keys: Sequence[str], most: int) -> Iterator[Sequence[str]]:
-    """Yield the keys, at most so many at a time."""
-    for start in range(0, len(keys), most):
-        yield keys[start : start + most]
+        return [_Part(shard, some) for shard, held in of_shard.items() for some in in_parts(held, _PER_SCRIPT)]

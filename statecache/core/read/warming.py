@@ -7,11 +7,12 @@ shard whose gate is closed is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from statecache.clock import boottime, monotonic
+from statecache.core.parts import in_parts
 from statecache.errors import RedisUnavailable
 from statecache.redis_errors import refusal
 
@@ -41,14 +42,14 @@ class Warmer:
     async def warm(self, keys: Sequence[str], *, seconds: float) -> int:
         """Load the keys and return how many are kept here now; `seconds` bounds each exchange with a server."""
         missing: dict[int, list[str]] = {}
-        for some in _in_parts(keys, _ASKED_AT_ONCE):
+        for some in in_parts(keys, _ASKED_AT_ONCE):
             for key in await self._missing(some, seconds):
                 missing.setdefault(self._keys.shard(key), []).append(key)
         for of_shard in missing.values():
-            for some in _in_parts(of_shard, _HYDRATED_AT_ONCE):
+            for some in in_parts(of_shard, _HYDRATED_AT_ONCE):
                 await self._hydrator.load(some, end=monotonic() + seconds)
         kept = 0
-        for some in _in_parts(keys, _ASKED_AT_ONCE):
+        for some in in_parts(keys, _ASKED_AT_ONCE):
             kept += await self._kept(some, seconds)
         return kept
 
@@ -78,9 +79,3 @@ class Warmer:
             if await reading.signal.wait(max(end - monotonic(), 0.0)) and reading.record is not None:
                 brought += self._near.seen(reading.key, (reading.record.epoch, reading.record.version))
         return brought
-
-
-def _in_parts(keys: Sequence[str], most: int) -> Iterator[Sequence[str]]:
-    """Yield the keys, at most so many at a time."""
-    for start in range(0, len(keys), most):
-        yield keys[start : start + most]
