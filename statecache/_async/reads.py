@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from msgspec.structs import replace
 
 from statecache.clock import boottime, monotonic
 from statecache.codec import codec_for
+from statecache.core.read.listed import ORDERS, Listed, Order
 from statecache.core.view import View, expected_of
 from statecache.errors import NotChanged, UsageError
 from statecache.keys import checked_key
 from statecache.model import READ_MODES, ReadMode, State
 from statecache.near import shareable
+from statecache.rules.filters import Selection, checked_bound, filter_of
 
 if TYPE_CHECKING:
     from statecache.model import Record
@@ -128,25 +130,51 @@ class AsyncReads(View[D], Generic[D]):
         prefix: str = "",
         *,
         type: Any = None,  # noqa: A002
-        order: Literal["key", "newest"] = "key",
+        order: Order = "key",
+        after: str | None = None,
+        before: str | None = None,
+        where: Mapping[str, Any] | None = None,
+        values: bool = True,
         limit: int | None = None,
         timeout: float | None = None,
     ) -> AsyncIterator[State[Any]]:
         """Yield the states whose keys start with the prefix, those not yet in Postgres too.
 
-        The order is by key (byte order) or newest first. It is no snapshot: each state is as of some moment during the
-        iteration. `timeout` bounds each exchange with a server, in seconds. Raises Quarantined at a state that only
-        quarantine holds, as `get` does.
+        The order is by key in byte order (`key`, `-key`), or by the time of the last change (`newest`, `oldest`).
+        `after` and `before` are names between which the keys lie, whatever the order: the last name of one call bounds
+        the next. `where={"meta.source": "input"}` takes states whose value holds that: names of members with dots
+        between them, and text, a number, true, false or None; of values stored as JSON, others match nothing. With
+        `values=False` no value is read, and that of each state is None. Of Postgres as much is read as `limit` needs.
+
+        It is no snapshot: each state is as of some moment during the iteration. `timeout` bounds each exchange with a
+        server, in seconds. Raises Quarantined at a state that only quarantine holds, as `get` does.
         """
-        if order not in ("key", "newest"):
-            raise UsageError(f"order {order!r} is not 'key' or 'newest'")
-        if limit is not None and limit < 1:
-            raise UsageError(f"limit={limit} is not a number above 0")
+        listed = self._listed(prefix, order, after, before, where, values, limit)
         seconds = self.end_of(timeout) - monotonic()
-        async for record in self.runtime.listing.records(self.full(prefix), order=order, limit=limit, seconds=seconds):
-            state = self.state_of(record, type)
+        async for record in self.runtime.listing.records(listed, seconds=seconds):
+            if values:
+                state = self.state_of(record, type)
+            else:
+                self._refuse_quarantined(record)
+                state = self._shown(record, None)
             if state is not None:
                 yield state
+
+    def _listed(
+        self, prefix: str, order: Any, after: str | None, before: str | None, where: Mapping[str, Any] | None,
+        values: bool, limit: int | None,
+    ) -> Listed:  # fmt: skip
+        """Return what a listing is about, or raise UsageError."""
+        if order not in ORDERS:
+            raise UsageError(f"order {order!r} is not one of {', '.join(map(repr, ORDERS))}")
+        if limit is not None and limit < 1:
+            raise UsageError(f"limit={limit} is not a number above 0")
+        bounds = {
+            what: "" if name is None else self.full(checked_bound(name, what))
+            for what, name in (("after", after), ("before", before))
+        }
+        selection = Selection(prefix=self.full(prefix), filter=filter_of(where), **bounds)
+        return Listed(selection=selection, order=order, limit=limit, values=values)
 
     async def warm(self, names: str | Iterable[str], *, timeout: float | None = None) -> int:
         """Load many states into Redis and into this process, and return how many are kept here now.
@@ -156,8 +184,8 @@ class AsyncReads(View[D], Generic[D]):
         """
         seconds = self.end_of(timeout) - monotonic()
         if isinstance(names, str):
-            listed = self.runtime.listing.records(self.full(names), order="key", limit=None, seconds=seconds)
-            keys = [record.key async for record in listed]
+            listed = Listed(selection=Selection(prefix=self.full(names)), values=False)
+            keys = [record.key async for record in self.runtime.listing.records(listed, seconds=seconds)]
         else:
             keys = [checked_key(self.full(name)) for name in dict.fromkeys(names)]
         return await self.runtime.warmer.warm(keys, seconds=seconds)

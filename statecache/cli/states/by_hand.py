@@ -9,9 +9,11 @@ import msgspec
 
 from statecache._async.client import AsyncStateCache
 from statecache.cli.connecting import patient
+from statecache.core.read.listed import Listed, Order
 from statecache.errors import CodecError, PostgresUnavailable
 from statecache.model import Position, Record, State
 from statecache.redis_errors import refusal
+from statecache.rules.filters import Selection
 from statecache.settings import Settings
 from statecache_workers.parked_entries import ParkedAt
 
@@ -181,10 +183,9 @@ async def ls(settings: Settings, prefix: str, *, newest: bool, limit: int) -> tu
     found: list[dict[str, Any]] = []
     async with AsyncStateCache(settings=await patient(settings)) as cache:
         seconds = cache.settings.timeout_s
-        sights = cache.runtime.listing.sights(
-            prefix, order="newest" if newest else "key", limit=limit + 1 if limit else None, seconds=seconds
-        )
-        async for sight in sights:
+        order: Order = "newest" if newest else "key"
+        listed = Listed(selection=Selection(prefix=prefix), order=order, limit=limit + 1 if limit else None)
+        async for sight in cache.runtime.listing.sights(listed, seconds=seconds):
             record, shard = sight.record, cache.runtime.keys.shard(sight.record.key)
             position = Position.parse(record.position) or Position(0, 0)
             fate = _parked(shard, position) if sight.parked else Fate(durable=sight.stored)

@@ -12,6 +12,11 @@ Where a shard's gate is closed, Postgres alone is believed, and only where it ho
 setting `stale_reads` accepts that. No state is listed that is older than one that this process has seen: such a one is
 read by itself, and so is one that it has seen and a shard with a closed gate does not show.
 
+Bounds, order and what values must hold are pushed into Postgres, and hold alike for what is dirty: a state that is both
+is what the newer of the two says. Of Postgres and of the dirty states as much is read as the limit needs. By key, dirty
+states are read so many at a time, in order, and Postgres as far as these reach; then both again from there. By age, all
+of them are, for nothing tells which is newest before it is read.
+
 What Postgres holds of a state whose newest change is in quarantine is only that there is such a change. Redis is asked
 for such a state, and may hold it for a while; once it does not, the record says `quarantined`, as a reader would see.
 """
@@ -19,19 +24,21 @@ for such a state, and may hold it for a while; once it does not, the record says
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
+from statecache.core.read.listed import STATEMENTS, Listed, Overlay, Sight
 from statecache.errors import ForeignData
 from statecache.keys import checked_prefix_of_list
 from statecache.lua import script
 from statecache.model import Record
-from statecache.records import FIELDS, absence, record_of, record_of_row
+from statecache.records import FIELDS, absence, record_of, record_of_row, text_of
 from statecache.redis_errors import refusal
+from statecache.rules.filters import Selection
 
 if TYPE_CHECKING:
     from statecache.core.postgres.tier import PostgresTier
@@ -45,35 +52,17 @@ if TYPE_CHECKING:
 _GATE_S = 0.5
 """How long a gate that was found closed is waited for at most, in seconds."""
 _PAGE = 500
+_PAGE_MIN = 20
+"""How many rows are read at once at most, and at least, however few are wanted."""
+_DIRTY_MIN = 200
+"""How many dirty states are read at once at least, for more of them cost another look at all shards."""
 _KEYS_PER_READ = 200
 _FLUSHED = 5
+_UPDATED_AT = 11
+"""The index of the time of the change in a row."""
+_VALUE = FIELDS.index("value")
+_LIGHT = tuple(name for name in FIELDS if name != "value")
 """The index of a shard's watermark in the answer of the script `heads`."""
-
-Order = Literal["key", "newest"]
-
-
-class Sight(msgspec.Struct, frozen=True):
-    """A record as a listing saw it; `stored` says that Postgres holds it, `parked` that its change is in quarantine."""
-
-    record: Record
-    stored: bool = False
-    parked: bool = False
-
-    @property
-    def is_listed(self) -> bool:
-        """Whether there is a state, or was one that only quarantine holds."""
-        return self.record.exists or self.record.op == "quarantined"
-
-
-class Overlay(msgspec.Struct, frozen=True):
-    """What Redis holds that Postgres may not have, by key; and the watermarks of the open shards to go by."""
-
-    records: dict[str, Record]
-    flushed: dict[int, int]
-
-    def lacking(self, watermarks: Mapping[int, int]) -> bool:
-        """Return whether Postgres, with these watermarks, lacks more than what is held here."""
-        return any(watermarks.get(shard, 0) < flushed for shard, flushed in self.flushed.items())
 
 
 class Listing:
@@ -90,25 +79,25 @@ class Listing:
         self._near = near
         self._reader = reader
 
-    async def records(self, prefix: str, *, order: Order, limit: int | None, seconds: float) -> AsyncIterator[Record]:
+    async def records(self, listed: Listed, *, seconds: float) -> AsyncIterator[Record]:
         """Yield the records in that order; `seconds` bounds each exchange with a server."""
-        async for sight in self.sights(prefix, order=order, limit=limit, seconds=seconds):
+        async for sight in self.sights(listed, seconds=seconds):
             yield sight.record
 
-    async def sights(self, prefix: str, *, order: Order, limit: int | None, seconds: float) -> AsyncIterator[Sight]:
-        """Yield the records in that order, each with whether Postgres or only quarantine holds it."""
-        prefix, shard = checked_prefix_of_list(prefix, self._keys.shards)
+    async def sights(self, listed: Listed, *, seconds: float) -> AsyncIterator[Sight]:
+        """Yield the records in that order, each with whether Postgres or only quarantine holds it.
+
+        Postgres has compared the values of what it holds; those of all others are compared here.
+        """
+        _, shard = checked_prefix_of_list(listed.selection.prefix, self._keys.shards)
         shards = range(self._keys.shards) if shard is None else [shard]
         given = 0
-        if order == "key":
-            pages = self._by_key(prefix, shards, seconds)
-        else:
-            pages = self._newest(prefix, shards, limit, seconds)
-        async for found in pages:
-            if limit is not None and given >= limit:
+        by_key = listed.order in ("key", "-key")
+        async for found in (self._by_key if by_key else self._by_age)(listed, shards, seconds):
+            if listed.limit is not None and given >= listed.limit:
                 return
             sight = await self._seen(found, seconds)
-            if sight.is_listed:
+            if sight.is_listed and sight.holds(listed.selection.filter):
                 given += 1
                 yield sight
 
@@ -122,54 +111,58 @@ class Listing:
         commands = [("EVAL", text, 2, names.meta(shard), names.unflushed(shard)) for shard in shards]
         for shard, reply in zip(shards, await self._redis.read(commands, seconds=seconds), strict=True):
             found |= {key.partition("/")[0] for key in _keys_in(reply, names.unflushed(shard), b"") if "/" in key}
-        parameters = {"prefix": "", "beyond": _beyond(""), "after": "", "limit": 1}
+        selection = Selection(prefix="")
         while True:
-            rows, _ = await self._page("list_by_key", parameters, seconds)
+            rows, _ = await self._page(Listed(selection=selection, values=False), 1, seconds)
             if not rows:
                 return sorted(found)
             found.add(namespace := rows[0][0].partition("/")[0])
-            parameters["after"] = namespace + chr(ord("/") + 1)
+            selection = Selection(prefix="", after=namespace + chr(ord("/") + 1))
 
     async def _dirty(
-        self, prefix: str, shards: Sequence[int], seconds: float, watermarks: Mapping[int, int] | None = None
-    ) -> Overlay:
-        """Return the states under the prefix that Postgres may not have yet, tombstones too, of the open shards.
+        self, listed: Listed, shards: Sequence[int], seconds: float, watermarks: Mapping[int, int] | None = None,
+        most: int | None = None,
+    ) -> Overlay:  # fmt: skip
+        """Return the selected states that Postgres may not have yet, tombstones too, of the open shards.
 
         `watermarks` are given for a Postgres that went back: they count where they are lower than what Redis has of
-        them.
+        them. Of more than `most` the first ones are returned, in the order of their keys.
 
         A closed gate is left a moment to open; one behind which there is more than Postgres holds, all of the time.
         """
         end, backoff, names = monotonic() + seconds, Backoff(0.005, 0.1), self._keys
         patient_until = monotonic() + min(_GATE_S, seconds / 4)
+        went_back = {} if watermarks is None else {shard: [watermarks.get(shard, 0)] for shard in shards}
+        text, start = script("dirty").text, listed.selection.prefix.encode()
+        commands = [
+            ("EVAL", text, 2, names.meta(shard), names.unflushed(shard), *went_back.get(shard, ())) for shard in shards
+        ]
         while True:
-            text = script("dirty").text
-            went_back = {} if watermarks is None else {shard: [watermarks.get(shard, 0)] for shard in shards}
-            commands = [
-                ("EVAL", text, 2, names.meta(shard), names.unflushed(shard), *went_back.get(shard, ()))
-                for shard in shards
-            ]
             opened, replies = await self._read(shards, commands, max(end - monotonic(), 0.001))
             found, behind = list[str](), list[str]()
             for shard, reply in zip(shards, replies, strict=True):
-                keys = _keys_in(reply, self._keys.unflushed(shard), prefix.encode())
+                keys = filter(listed.selection.means, _keys_in(reply, self._keys.unflushed(shard), start))
                 (found if shard in opened else behind).extend(keys)
             closed, missed = set(shards) - opened.keys(), None
             settled = not closed or monotonic() >= patient_until
             if closed and settled:
-                missed = await self._missed(prefix, closed, behind, seconds)
+                missed = await self._missed(listed.selection, closed, behind, seconds)
             if missed is not None:
                 await self._reader.primary(missed, end=end)
             elif settled:
-                held, shut = await self._held(found, seconds)
+                first, up_to = _first(found, most, down=listed.down)
+                held, shut = await self._held(first, seconds, values=listed.reads_values)
                 if not shut:  # the gate of none of them has closed meanwhile
                     told = {shard: min([flushed, *went_back.get(shard, ())]) for shard, flushed in opened.items()}
-                    return Overlay(held, told)
+                    return Overlay(held, told, up_to)
             await self._redis.io.sleep(backoff.take())
 
-    async def _missed(self, prefix: str, closed: set[int], behind: Sequence[str], seconds: float) -> str | None:
+    async def _missed(
+        self, selection: Selection, closed: set[int], behind: Sequence[str], seconds: float
+    ) -> str | None:
         """Return a key of a closed shard of which this process, or Redis, has a newer state than Postgres; or None."""
-        known = [key for key in self._near.known_under(prefix) if self._keys.shard(key) in closed]
+        seen = filter(selection.means, self._near.known_under(selection.prefix))
+        known = [key for key in seen if self._keys.shard(key) in closed]
         places = await self._places(behind, seconds)
         wanted = [*dict.fromkeys([*known, *places])]
         for at in range(0, len(wanted), _PAGE):
@@ -215,18 +208,20 @@ class Listing:
         }
         return opened, replies
 
-    async def _held(self, keys: Sequence[str], seconds: float) -> tuple[dict[str, Record], set[int]]:
+    async def _held(self, keys: Sequence[str], seconds: float, *, values: bool) -> tuple[dict[str, Record], set[int]]:
         """Return what Redis holds of the keys whose shards are open, and which of their shards are not."""
         held, closed = dict[str, Record](), set[int]()
         for at in range(0, len(keys), _KEYS_PER_READ):
             some = keys[at : at + _KEYS_PER_READ]
             shards = {*map(self._keys.shard, some)}
-            reads = [("HMGET", self._keys.state(key), *FIELDS) for key in some]
+            reads = [("HMGET", self._keys.state(key), *(FIELDS if values else _LIGHT)) for key in some]
             opened, replies = await self._read(sorted(shards), reads, seconds)
             closed |= shards - opened.keys()
             for key, reply in zip(some, replies, strict=True):
                 if isinstance(reply, Exception):
                     raise refusal(reply, self._keys.state(key)) from reply
+                if not values and any(part is not None for part in reply):
+                    reply.insert(_VALUE, b"")
                 record = record_of(self._keys.state(key), key, reply) if self._keys.shard(key) in opened else None
                 if record is not None:
                     held[key] = record
@@ -240,69 +235,89 @@ class Listing:
         return Sight(await self._reader.primary(record.key, end=monotonic() + seconds))
 
     async def _overlaid(
-        self, rows: Sequence[Sequence[Any]], dirty: dict[str, Record], seconds: float
+        self, rows: Sequence[Sequence[Any]], dirty: dict[str, Record], seconds: float, *, values: bool
     ) -> dict[str, Sight]:
         """Overlay rows with what is dirty, and rows of quarantined changes with what Redis holds of them."""
         stored = {record.key: record for record, _ in map(record_of_row, rows)}
         found = {key: _newer(record, dirty.get(key, record)) for key, record in stored.items()}
         parked = [key for key, record in found.items() if record.op == "quarantined"]
-        held, _ = await self._held(parked, seconds)
+        held, _ = await self._held(parked, seconds, values=values)
         sights = {key: Sight(record, stored=record.change_id == stored[key].change_id) for key, record in found.items()}
         for key in parked:
             newest = _newer(held.get(key, found[key]), found[key])
             sights[key] = Sight(newest, parked=newest.change_id == found[key].change_id)
         return sights
 
-    async def _by_key(self, prefix: str, shards: Sequence[int], seconds: float) -> AsyncIterator[Sight]:
-        """Yield the sights of Postgres' rows merged with the dirty states, in byte order of their keys."""
-        overlay = await self._dirty(prefix, shards, seconds)
-        waiting = sorted(overlay.records, key=str.encode, reverse=True)
-        after, more = "", True
+    async def _by_key(self, listed: Listed, shards: Sequence[int], seconds: float) -> AsyncIterator[Sight]:
+        """Yield the sights by key: as far as the dirty states reach that are read at once, then from there on."""
+        page = _PAGE if listed.limit is None else min(_PAGE, max(listed.limit, _PAGE_MIN))
+        rest: Listed | None = listed
+        while rest is not None:
+            overlay = await self._dirty(rest, shards, seconds, most=max(page, _DIRTY_MIN))
+            selection, up_to = rest.selection, overlay.up_to
+            part = selection if up_to is None else selection.up_to(up_to, down=listed.down)
+            async for sight in self._merged(replace(rest, selection=part), overlay, shards, page, seconds):
+                yield sight
+            beyond = None if up_to is None else selection.beyond(up_to, down=listed.down)
+            rest = None if beyond is None else replace(rest, selection=beyond)
+
+    async def _merged(
+        self, listed: Listed, overlay: Overlay, shards: Sequence[int], page: int, seconds: float
+    ) -> AsyncIterator[Sight]:
+        """Yield the sights of Postgres' rows merged with the dirty states, by key; pages grow from `page` rows."""
+        down, more = listed.down, True
+        waiting = sorted(overlay.records, reverse=not down)
         while more:
-            parameters = {"prefix": prefix, "beyond": _beyond(prefix), "after": after, "limit": _PAGE}
-            rows, watermarks = await self._page("list_by_key", parameters, seconds)
-            more = len(rows) == _PAGE
+            rows, watermarks = await self._page(listed, page, seconds)
+            more, page = len(rows) == page, min(page * 4, _PAGE)
             if overlay.lacking(watermarks):
-                overlay = await self._dirty(prefix, shards, seconds, watermarks)
-                beyond = (key for key in overlay.records if key.encode() > after.encode())
-                waiting = sorted(beyond, key=str.encode, reverse=True)
-            for after, sight in (await self._overlaid(rows, overlay.records, seconds)).items():
-                while waiting and waiting[-1].encode() < after.encode():
+                overlay = await self._dirty(listed, shards, seconds, watermarks)
+                waiting = sorted(overlay.records, reverse=not down)
+            sights = await self._overlaid(rows, overlay.records, seconds, values=listed.reads_values)
+            for key, sight in sights.items():
+                while waiting and (waiting[-1] > key if down else waiting[-1] < key):
                     yield Sight(overlay.records[waiting.pop()])
-                if waiting and waiting[-1] == after:
+                if waiting and waiting[-1] == key:
                     waiting.pop()
                 yield sight
+            if more:
+                listed = replace(listed, selection=listed.selection.beyond(rows[-1][0], down=down))
         while waiting:
             yield Sight(overlay.records[waiting.pop()])
 
-    async def _newest(
-        self, prefix: str, shards: Sequence[int], limit: int | None, seconds: float
-    ) -> AsyncIterator[Sight]:
-        """Yield the sights newest first; ask for more rows while `limit` is not reached, for some may be deleted."""
-        overlay = await self._dirty(prefix, shards, seconds)
-        wanted = None if limit is None else limit + len(overlay.records)
+    async def _by_age(self, listed: Listed, shards: Sequence[int], seconds: float) -> AsyncIterator[Sight]:
+        """Yield the sights by the time of their change; ask for more rows until as many are certain as are wanted.
+
+        A row that was not asked for comes behind the last one: what does not, is certain.
+        """
+        overlay, wanted = await self._dirty(listed, shards, seconds), listed.limit
         while True:
-            parameters = {"prefix": prefix, "beyond": _beyond(prefix), "limit": wanted}
-            rows, watermarks = await self._page("list_newest", parameters, seconds)
+            rows, watermarks = await self._page(listed, wanted, seconds)
             if overlay.lacking(watermarks):
-                overlay = await self._dirty(prefix, shards, seconds, watermarks)
-                wanted = None if limit is None else limit + len(overlay.records)
+                overlay = await self._dirty(listed, shards, seconds, watermarks)
                 continue
-            sights = await self._overlaid(rows, overlay.records, seconds)
-            if limit is None or wanted is None or len(rows) < wanted:
+            sights = await self._overlaid(rows, overlay.records, seconds, values=listed.reads_values)
+            found = sorted(
+                ({key: Sight(record) for key, record in overlay.records.items()} | sights).values(),
+                key=_age, reverse=listed.down,
+            )  # fmt: skip
+            if listed.limit is None or wanted is None or len(rows) < wanted:
                 break
-            if sum(sight.is_listed for sight in sights.values()) >= limit:
+            last = (text_of(rows[-1][_UPDATED_AT]), rows[-1][0])
+            certain = (one for one in found if (_age(one) >= last if listed.down else _age(one) <= last))
+            if sum(one.is_listed and one.holds(listed.selection.filter) for one in certain) >= listed.limit:
                 break
             wanted *= 2
-        found = {key: Sight(record) for key, record in overlay.records.items()} | sights
-        for sight in sorted(found.values(), key=lambda one: (one.record.updated_at, one.record.key), reverse=True):
+        for sight in found:
             yield sight
 
     async def _page(
-        self, name: str, parameters: dict[str, Any], seconds: float
+        self, listed: Listed, most: int | None, seconds: float
     ) -> tuple[list[tuple[Any, ...]], dict[int, int]]:
         """Return a page of rows, and the watermark of every shard at the moment of that page."""
-        (*_, watermarks), *rows = await self._postgres.fetch(name, parameters, seconds=seconds)
+        selection = listed.selection
+        asked = {"prefix": selection.prefix, "values": listed.values, "limit": most, **selection.bounds()}
+        (*_, watermarks), *rows = await self._postgres.fetch(STATEMENTS[listed.order], asked, seconds=seconds)
         return rows, {int(shard): int(flushed) for shard, flushed in (one.split() for one in watermarks)}
 
 
@@ -320,6 +335,13 @@ def _newer(one: Record, other: Record) -> Record:
     return one if (one.epoch, one.version) >= (other.epoch, other.version) else other
 
 
-def _beyond(prefix: str) -> str:
-    """Return a text above every key that starts with the prefix."""
-    return prefix + "\U0010ffff"
+def _first(keys: list[str], most: int | None, *, down: bool) -> tuple[list[str], str | None]:
+    """Return the keys, or the first of them and the last one of these where there are more than `most`."""
+    if most is None or len(keys) <= most:
+        return keys, None
+    first = sorted(keys, reverse=down)[:most]
+    return first, first[-1]
+
+
+def _age(sight: Sight) -> tuple[str, str]:
+    return sight.record.updated_at, sight.record.key

@@ -1,0 +1,69 @@
+"""What a listing is asked for, and what it finds on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from statecache.model import Record
+from statecache.rules.filters import Filter, Selection
+
+Order = Literal["key", "-key", "newest", "oldest"]
+STATEMENTS: dict[Order, str] = {
+    "key": "list_by_key", "-key": "list_by_key_down", "newest": "list_newest", "oldest": "list_oldest",
+}  # fmt: skip
+ORDERS = tuple(STATEMENTS)
+"""The orders of a listing; each has a statement of its own, for each is that of an index."""
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a listing is about, in which order, how much of it, and whether values are wanted."""
+
+    selection: Selection
+    order: Order = "key"
+    limit: int | None = None
+    values: bool = True
+
+    @property
+    def down(self) -> bool:
+        """Whether what is greater, or newer, comes first."""
+        return self.order in ("-key", "newest")
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether what Redis holds is read with its values, if only to compare them."""
+        return self.values or bool(self.selection.filter)
+
+
+class Sight(msgspec.Struct, frozen=True):
+    """A record as a listing saw it; `stored` says that Postgres holds it, `parked` that its change is in quarantine."""
+
+    record: Record
+    stored: bool = False
+    parked: bool = False
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether there is a state, or was one that only quarantine holds."""
+        return self.record.exists or self.record.op == "quarantined"
+
+    def holds(self, wanted: Filter) -> bool:
+        """Return whether the value is as wanted; Postgres has settled that for what it holds."""
+        return self.stored or not self.record.exists or wanted.holds(self.record)
+
+
+class Overlay(msgspec.Struct, frozen=True):
+    """What Redis holds that Postgres may not have, by key; and the watermarks of the open shards to go by.
+
+    Where there is more than was read at once, it is all of it up to and with the key `up_to`.
+    """
+
+    records: dict[str, Record]
+    flushed: dict[int, int]
+    up_to: str | None = None
+
+    def lacking(self, watermarks: Mapping[int, int]) -> bool:
+        """Return whether Postgres, with these watermarks, lacks more than what is held here."""
+        return any(watermarks.get(shard, 0) < flushed for shard, flushed in self.flushed.items())
