@@ -92,14 +92,14 @@ async def test_every_other_way_of_reading_is_answered_so(
     make_client: MakeClient, settings: Settings, shard: Shard
 ) -> None:
     client, epoch = make_client(_local(settings)), shard.epoch
+    for read in (None, "primary"):
+        many = await make_client(_local(settings)).get_many([KEY, GONE, "runs/1/never"], read=read)
+        assert [state and state.value for state in many.values()] == ["new", "here", None]
+    assert await client.exists(GONE)
     assert {state.key: state.value async for state in client.list("runs/1")} == {KEY: "new", GONE: "here"}
     assert await client.warm([KEY, GONE]) == 0
     waited = await client.wait_for(GONE)
     assert waited is not None
-    for read in (None, "primary"):
-        many = await client.get_many([KEY, GONE, "runs/1/never"], read=read)
-        assert [state and state.value for state in many.values()] == ["new", "here", None]
-        assert await client.exists(GONE, read=read)
     assert (await get_by_hand(settings, KEY)).version == 2
     assert [one["version"] for one in (await ls(settings, "runs/1", newest=False, limit=0))[0]] == [2, 1]
     assert shard.epoch == epoch
