@@ -111,7 +111,7 @@ class AsyncBulk(AsyncWrites[D], Generic[D]):
             if isinstance(outcome, StateCacheError):
                 errors[name] = outcome
             else:
-                states[name] = self.committed_state(write, values[name], outcome, 0)
+                states[name] = self.committed_state(write, outcome, 0)
         if errors:
             raise BulkError(states=states, errors=errors)
         return states

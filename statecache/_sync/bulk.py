@@ -114,7 +114,7 @@ class Bulk(Writes[D], Generic[D]):
             if isinstance(outcome, StateCacheError):
                 errors[name] = outcome
             else:
-                states[name] = self.committed_state(write, values[name], outcome, 0)
+                states[name] = self.committed_state(write, outcome, 0)
         if errors:
             raise BulkError(states=states, errors=errors)
         return states
