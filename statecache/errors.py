@@ -7,8 +7,7 @@ What a writer may conclude:
 
 * `OutcomeUnknown` is the only error after which a commit may or may not have been applied.
 * `DurabilityNotMet` says that the commit **is** applied, at less than the asked durability.
-* `Forked` and `Quarantined` say that the commit was applied in Redis and that Postgres did not take it into the
-  current lineage.
+* `Forked` and `Quarantined` say that the commit was applied in Redis, and that Postgres set it aside.
 * `Lost` says that a commit was applied, and is gone: with its Redis, or, in whole or in part, with its stream's entry.
 * `LeaseLost` says that a lease is over; commits under it that were acknowledged before are applied.
 * `StepUnknown` speaks of an effect outside of statecache, not of a commit.

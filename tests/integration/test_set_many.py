@@ -62,7 +62,7 @@ async def test_every_value_is_written_and_its_state_returned(
     assert again["runs/8"].parent_change_id == states["runs/8"].change_id
     assert again == await client.get_many(NAMES)
     assert await client.set_many({}) == {}
-    pair = await client.set_many({"runs/1": (1, 2)})
+    pair: dict[str, Any] = await client.set_many({"runs/1": (1, 2)})
     assert pair == await client.get_many(["runs/1"])
     assert pair["runs/1"].value == [1, 2]
 

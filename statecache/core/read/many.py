@@ -148,8 +148,9 @@ class ManyReader:
             if verdict == b"CLOSED":
                 continue
             epoch, replid, lacking = int(rest[0]), rest[1].decode(), list[str]()
+            stem = self._keys.state_stem(part.shard)
             for key, reply in zip(part.keys, rest[2:], strict=True):
-                record = record_of(self._keys.state(key), key, reply)
+                record = record_of(stem + key, key, reply)
                 if record is None:
                     lacking.append(key)
                 else:
@@ -165,11 +166,15 @@ class ManyReader:
         if seconds <= 0:
             raise Unavailable("timeout", detail=f"{parts[0].keys[0]!r} could not be read in time")
         arguments = [self._settings.fence, *FIELDS]
-        calls = [([self._keys.meta(part.shard), *map(self._keys.state, part.keys)], arguments) for part in parts]
+        calls = [(self._asked(part), arguments) for part in parts]
         try:
             return await self._redis.read_scripts("fenced_reads", calls, seconds=seconds)
         except ResponseError as error:
             raise refusal(error, calls[0][0][0]) from error
+
+    def _asked(self, part: _Part) -> list[str]:
+        stem = self._keys.state_stem(part.shard)
+        return [self._keys.meta(part.shard), *(stem + key for key in part.keys)]
 
     def _parts(self, keys: Sequence[str]) -> list[_Part]:
         of_shard: dict[int, list[str]] = {}
