@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from statecache.errors import (
     ConfigurationError,
     DurabilityRefused,
@@ -17,8 +19,11 @@ FINDING = 1
 USAGE = 2
 CONFIGURATION = 3
 UNREACHABLE = 4
+UNWRITTEN = 5
 INTERRUPTED = 130
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What writing fails with where there is no room left."""
 _STATUS = (
     ((UsageError, InvalidKey, LimitExceeded), USAGE),
     ((ConfigurationError, DurabilityRefused), CONFIGURATION),

@@ -16,7 +16,7 @@ import typer
 
 from statecache.cli.app import app
 from statecache.cli.error_text import facts_of, given_by, line_of, origin_told
-from statecache.cli.exits import INTERRUPTED, OK, USAGE, status_of
+from statecache.cli.exits import FULL, INTERRUPTED, OK, UNWRITTEN, USAGE, status_of
 from statecache.cli.screen import print_json
 from statecache.errors import StateCacheError
 from statecache.settings import process_environment
@@ -39,13 +39,38 @@ def run(arguments: Sequence[str]) -> int:
     except _Usage as error:
         return _usage(error, arguments)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on; what is buffered may go
-        return OK
+        return _nobody_reads_on()
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):  # typer ends with 1 where it met a closed pipe itself
+            raise
+        return _nobody_reads_on()
+    except OSError as error:
+        if error.errno not in FULL:
+            return _told(error, arguments, unexpected=True)
+        return _full(error)
     except StateCacheError as error:
         return _told(error, arguments)
     except Exception as error:  # the last line of defence: one line, not a traceback
         return _told(error, arguments, unexpected=True)
     return status if isinstance(status, int) else OK
+
+
+def _nobody_reads_on() -> int:
+    _drop_stdout()
+    return OK
+
+
+def _full(error: OSError) -> int:
+    """Say on stderr alone that there is no room: stdout may be what is full."""
+    _drop_stdout()
+    where = f" ({error.filename})" if error.filename else ""
+    print(f"statecache: the output could not be written: {error.strerror}{where}.", file=sys.stderr)
+    return UNWRITTEN
+
+
+def _drop_stdout() -> None:
+    """Let what is buffered go, which would fail again at the end of the process."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _options(arguments: Sequence[str]) -> Sequence[str]:

@@ -1,0 +1,37 @@
+"""Output that nobody reads, or that finds no room: neither is a finding."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FULL = Path("/dev/full")
+COMMANDS = (["--help"], ["version"], ["version", "--json"], ["get", "--help"])
+
+
+def ended(arguments: list[str], stdout: int) -> tuple[int, str]:
+    command = [sys.executable, "-m", "statecache", *arguments]
+    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_reader_that_has_gone_is_no_error(arguments: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        assert ended(arguments, writing) == (0, "")
+    finally:
+        os.close(writing)
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_output_that_finds_no_room_is_told_in_one_line_with_a_status_of_its_own(arguments: list[str]) -> None:
+    with FULL.open("wb") as full:
+        status, errors = ended(arguments, full.fileno())
+    assert (status, errors) == (5, "statecache: the output could not be written: No space left on device.\n")
