@@ -8,6 +8,8 @@ byte in, cancellation included, closes the connection, so that no later caller r
 
 from __future__ import annotations
 
+import os
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -45,6 +47,8 @@ Dial = Callable[[], Any]
 _MESSAGES_MAX = 16
 """How many pushed messages are returned at once."""
 _TLS = "Check redis_ca_file, redis_certificate_file, redis_key_file, and the server's name in redis_url."
+_ASYNCIO = re.compile(r"(Err(?:or|no) (\d+)\b[^()]*?)Connect call failed")
+"""What asyncio says in the place of the system's reason."""
 _CREDENTIALS = "Check user and password."
 _UP = "Is the server up, the URL right?"
 _MUTE = " A server without TLS leaves rediss:// unanswered."
@@ -160,7 +164,9 @@ class Link:
             over_tls = settings.redis_url.startswith("rediss://")
             mute = _MUTE if over_tls and "imeout" in type(error).__name__ else ""
             reason, hint = ("tls", _TLS) if refused else ("connect", _UP + mute)
-            raise RedisUnavailable(reason, detail=f"{where}: {str(error) or 'no answer in time'}", hint=hint) from error
+            raise RedisUnavailable(
+                reason, detail=f"{where}: {_system_reason(error) or 'no answer in time'}", hint=hint
+            ) from error
         finally:
             if not connected:
                 await line.disconnect(nowait=True)
@@ -348,3 +354,8 @@ def let_go(background: Background | None, link: Link | None) -> None:
         background.let_go()
     if link is not None:
         link.hang_up()
+
+
+def _system_reason(error: Exception) -> str:
+    """Return the text of a failed connect with the system's reason, as the synchronous client's has it."""
+    return _ASYNCIO.sub(lambda found: found[1] + os.strerror(int(found[2])), str(error))
