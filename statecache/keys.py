@@ -55,7 +55,8 @@ def checked_prefix_of_list(prefix: object, shards: int) -> tuple[str, int | None
         text = _checked_text(prefix)
         segments = text.split("/")
         if len(segments) < 2:
-            raise InvalidKey(prefix, reason=f"a prefix to list by names a whole namespace, like '{text or 'runs'}/'")
+            whole = f"a prefix to list by names a whole namespace, like '{text or 'runs'}/'; namespaces() lists them"
+            raise InvalidKey(prefix, reason=whole)
         _check_segments(text, segments if segments[-1] else segments[:-1])
         prefix = text
     complete = prefix.find("/", prefix.index("/") + 1) >= 0

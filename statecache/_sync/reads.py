@@ -14,6 +14,7 @@ from statecache.clock import boottime, monotonic
 from statecache.codec import codec_for
 from statecache.concurrency import iterated, run
 from statecache.core.read.listed import ORDERS, Listed, Order
+from statecache.core.step.records import STEP_SCHEMA
 from statecache.core.view import View, expected_of
 from statecache.errors import NotChanged, UsageError
 from statecache.keys import checked_key
@@ -148,11 +149,13 @@ class Reads(View[D], Generic[D]):
         the next. `where={"meta.source": "input"}` takes states whose value holds that: names of members with dots
         between them, and text, a number, true, false or None; of values stored as JSON, others match nothing. With
         `values=False` no value is read, and that of each state is None. Of Postgres as much is read as `limit` needs.
+        With a type, the records of steps (`<key>/steps/<name>`), which are of another one, are left out.
 
         It is no snapshot: each state is as of some moment during the iteration. `timeout` bounds each exchange with a
         server, in seconds. Raises Quarantined at a state that only quarantine holds, as `get` does.
         """
-        listed = self._listed(prefix, order, after, before, where, values, limit)
+        typed = (self._kind if type is None else type) is not Any
+        listed = self._listed(prefix, order, after, before, where, values, limit, typed)
         seconds = self.end_of(timeout) - monotonic()
         for record in iterated(self.runtime.listing.records(listed, seconds=seconds)):
             if values:
@@ -165,7 +168,7 @@ class Reads(View[D], Generic[D]):
 
     def _listed(
         self, prefix: str, order: Any, after: str | None, before: str | None, where: Mapping[str, Any] | None,
-        values: bool, limit: int | None,
+        values: bool, limit: int | None, typed: bool,
     ) -> Listed:  # fmt: skip
         """Return what a listing is about, or raise UsageError."""
         if order not in ORDERS:
@@ -176,7 +179,8 @@ class Reads(View[D], Generic[D]):
             what: "" if name is None else self.full(checked_bound(name, what))
             for what, name in (("after", after), ("before", before))
         }
-        selection = Selection(prefix=self.full(prefix), filter=filter_of(where), **bounds)
+        held = replace(filter_of(where), without=STEP_SCHEMA if typed else "")
+        selection = Selection(prefix=self.full(prefix), filter=held, **bounds)
         return Listed(selection=selection, order=order, limit=limit, values=values)
 
     def warm(self, names: str | Iterable[str], *, timeout: float | None = None) -> int:

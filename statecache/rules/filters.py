@@ -24,9 +24,10 @@ _decode = msgspec.json.Decoder(float_hook=Decimal).decode
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """What values must hold: by the names of members that lead there."""
+    """What values must hold, by the names of members that lead there, and the schema of those that are left out."""
 
     wanted: tuple[tuple[tuple[str, ...], Any], ...] = ()
+    without: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.wanted)
@@ -37,6 +38,8 @@ class Filter(msgspec.Struct, frozen=True):
 
     def holds(self, record: Record) -> bool:
         """Return whether the stored value holds all that is wanted."""
+        if self.without and record.schema == self.without:
+            return False
         if not self.wanted:
             return True
         if record.encoding != "json":
@@ -79,6 +82,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
             "before": self.before or beyond,
             "most": self.most or beyond,
             "where": self.filter.patterns(),
+            "without": self.filter.without,
         }
 
     def up_to(self, key: str, *, down: bool) -> Selection:

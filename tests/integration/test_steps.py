@@ -252,6 +252,23 @@ async def test_a_deleted_record_makes_the_step_new(client: AsyncStateCache, bank
     assert len(set(bank.charged)) == 2
 
 
+async def test_a_typed_list_leaves_out_the_records_of_steps(client: AsyncStateCache, psql: Psql) -> None:
+    jobs = client.namespace("jobs", type=Receipt)
+    for name in ("1", "2", "3"):
+        await jobs.set(name, Receipt("order", "key", 1))
+        await jobs.step(name, "count", lambda step: 1)
+    record = await client.get("jobs/3/steps/count")
+    for flushed in (False, True):
+        if flushed:
+            assert record is not None
+            await client.wait_durable(record)
+        for order in ("key", "-key", "newest", "oldest"):
+            found = [state.key async for state in jobs.list(order=order, limit=3)]
+            assert sorted(found) == ["jobs/1", "jobs/2", "jobs/3"]
+        assert len([state async for state in client.list("jobs/")]) == 6
+        assert [state.key async for state in client.list("jobs/1/", type=Receipt)] == []
+
+
 @pytest.mark.parametrize("name", ["", "a/b", 3, "a\0b", "x" * 600])
 async def test_a_bad_name_is_refused_before_any_effect(client: AsyncStateCache, bank: Bank, name: Any) -> None:
     with pytest.raises(InvalidKey):

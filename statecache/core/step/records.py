@@ -19,6 +19,10 @@ _CODECS = {"json": codec_for(StepRecord, "json"), "msgpack": codec_for(StepRecor
 _WRITTEN = {"json": msgspec.json.Encoder().encode, "msgpack": msgspec.msgpack.Encoder().encode}
 
 
+STEP_SCHEMA = _CODECS["json"].schema
+"""What marks the records of steps among other states."""
+
+
 class Held(msgspec.Struct, frozen=True):
     """A step as its record has it, and the change that wrote it."""
 

@@ -1,6 +1,7 @@
--- Gives the live states within bounds that have not changed for longest, oldest first, those of which quarantine holds the newest change too; before them one row without a key, in whose
--- last column stand the numbers and watermarks of all shards at that moment. Values are compared with the patterns of
--- `where`, and given only where `values` asks for them.
+-- Gives the live states within bounds that have not changed for longest, oldest first, those of which quarantine holds
+-- the newest change too; before them one row without a key, in whose last column stand the numbers and watermarks of
+-- all shards at that moment. Values are compared with the patterns of `where`, and given only where `values` asks for
+-- them.
 SELECT * FROM (
     SELECT NULL AS key, NULL AS op, NULL AS value, NULL AS version, NULL AS epoch, NULL AS n, NULL AS change_id,
            NULL AS parent_change_id, NULL AS encoding, NULL AS schema, NULL AS writer, NULL AS updated_at,
@@ -9,8 +10,10 @@ SELECT * FROM (
     (SELECT key, op, CASE WHEN %(values)s::boolean THEN value ELSE ''::bytea END, version, epoch, n, change_id,
             parent_change_id, encoding, schema, writer, updated_at, ARRAY[]::text[]
      FROM {schema}.state
-     WHERE split_part(key, '/', 1) = split_part(%(prefix)s, '/', 1) AND key > %(after)s AND key >= %(least)s AND key < %(before)s AND key <= %(most)s
+     WHERE split_part(key, '/', 1) = split_part(%(prefix)s, '/', 1)
+           AND key > %(after)s AND key >= %(least)s AND key < %(before)s AND key <= %(most)s
            AND op IN ('set', 'quarantined')
+           AND (%(without)s = '' OR schema <> %(without)s)
            AND (cardinality(%(where)s::jsonb[]) = 0 OR op = 'quarantined'
                 OR {schema}.json_or_null(value, encoding) @> ALL (%(where)s::jsonb[]))
      ORDER BY updated_at, key LIMIT %(limit)s)
