@@ -6,7 +6,7 @@ RIVALS := .venv/.rivals
 SITE := .venv/.site
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint demo picture bench chaos coherence failpoints mutants steps sync docs clean
+.PHONY: help test lint demo picture bench chaos coherence failpoints mutants steps sync docs wheel clean
 
 help:  ## Show these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,15 @@ sync: $(STAMP)  ## Generate the synchronous client from the asynchronous one, an
 docs: $(SITE)  ## Build the documentation site into build/site
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet $(ARGS) && echo 'the site is in build/site'
 
+wheel: $(STAMP)  ## Build the wheel into dist, install it into an empty environment and run its demo there
+	@rm -rf dist build/wheel && $(PY) -m hatchling build -t wheel -d dist
+	@if command -v uv >/dev/null 2>&1; \
+	then uv venv -q --python $(PY) build/wheel \
+	  && uv pip install -q --python build/wheel/bin/python -c constraints.txt "$$(echo dist/*.whl)[cli,embedded]"; \
+	else $(PY) -m venv build/wheel \
+	  && build/wheel/bin/python -m pip install -q -c constraints.txt "$$(echo dist/*.whl)[cli,embedded]"; fi
+	@cd build/wheel && bin/statecache version && bin/statecache demo $(ARGS)
+
 clean:  ## Remove the environment, caches and build output
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -64,15 +73,17 @@ ifneq "$(shell cat $(STAMP) 2>/dev/null)" "$(CURDIR)"
 endif
 
 # Several commands named python3.x may stand on PATH and not run: each is tried. One that lacks venv or ensurepip
-# (Debian splits them off) serves uv but not pip. Where uv cannot reach its index, pip may know another.
+# (Debian splits them off) serves uv but not pip. Where uv cannot reach its index, pip may know another. It takes a
+# minute: a terminal is shown what is installed meanwhile.
 $(STAMP): pyproject.toml constraints.txt
 	@say() { echo "setup: $$*" >&2; }; \
+	quiet=-q; if [ -t 2 ]; then quiet=; fi; \
 	runs() { "$$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' >/dev/null 2>&1; }; \
 	if command -v uv >/dev/null 2>&1; then \
 	  say 'installing into .venv with uv'; \
 	  rm -rf .venv; \
 	  if uv venv -q --python '>=3.11,<3.15' .venv \
-	    && uv pip install -q --python $(PY) -c constraints.txt -e '.[dev]'; \
+	    && uv pip install $$quiet --python $(PY) -c constraints.txt -e '.[dev]'; \
 	  then pwd -P >$@; exit 0; fi; \
 	  say 'uv could not; trying venv and pip'; \
 	fi; \
@@ -84,7 +95,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  say "installing into .venv with $$python and pip"; \
 	  rm -rf .venv; \
 	  $$python -m venv .venv \
-	    && .venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' \
+	    && .venv/bin/python -m pip install $$quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' \
 	    && pwd -P >$@ && exit 0; \
 	  say 'the installation failed: the lines above say why'; exit 1; \
 	done; \
