@@ -31,6 +31,11 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def draws(screen: Console) -> bool:
+    """Return whether the screen can be drawn on: a terminal that moves its cursor, which TERM=dumb does not."""
+    return screen.is_terminal and not screen.is_dumb_terminal
+
+
 def console(*, on_stderr: bool = False) -> Console:
     """Return a console that colours for terminals only, and never guesses what text means."""
     stream = sys.stderr if on_stderr else sys.stdout

@@ -24,7 +24,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from statecache.cli.screen import plain, time_text
+from statecache.cli.screen import draws, plain, time_text
 from statecache.clock import monotonic
 from statecache.replay.progress import Casualty, ReplayProgress
 from statecache.replay.report import Report
@@ -54,7 +54,7 @@ class View:
         self._progress = ReplayProgress(doing="starting servers")
         self._rate = Rate()
         self._ending = ExitStack()
-        self._lines = None if screen.is_terminal else Lines(screen, options.messages)
+        self._lines = None if draws(screen) else Lines(screen, options.messages)
 
     def __enter__(self) -> Self:
         self._began = monotonic()

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from statecache.cli.screen import draws
 from statecache.replay.progress import ReplayProgress
 from statecache.replay.report import Report
 
@@ -27,7 +28,7 @@ class View:
             TimeElapsedColumn(),
             TextColumn("{task.fields[kills]}"),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=not draws(self._console),
             refresh_per_second=8,
             transient=True,
         )

@@ -19,7 +19,7 @@ import typer
 
 from statecache.cli.exits import OK, UNREACHABLE
 from statecache.cli.options import PostgresUrl, RedisUrl, settings_of
-from statecache.cli.screen import console, is_terminal, print_json, print_table
+from statecache.cli.screen import console, draws, is_terminal, print_json, print_table
 from statecache.cli.status.command import WORST_MAX
 from statecache.cli.status.rates import EVERY_S, Figures, Looks
 from statecache.errors import UsageError
@@ -53,6 +53,8 @@ def top(
     """
     if not (once or as_json or (is_terminal() and sys.stdin.isatty())):
         raise UsageError("top needs a terminal", hint="Say --once or --json.")
+    if not (once or as_json or draws(console())):
+        raise UsageError("this terminal (TERM=dumb) cannot be drawn on", hint="Say --once or --json.")
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     return asyncio.run(_top(settings, once=once, as_json=as_json))
 
