@@ -10,7 +10,7 @@ import pytest
 from statecache.cli.doctor import postgres as doctor_postgres
 from statecache.cli.doctor import redis as doctor_redis
 from statecache.cli.doctor.command import _against_postgres, _worth, between
-from statecache.cli.doctor.postgres import OF_WORKERS, PostgresFacts
+from statecache.cli.doctor.postgres import OF_AGENTS, OF_WORKERS, PostgresFacts
 from statecache.cli.doctor.redis import RedisFacts
 from statecache.keys import GROUP_RULE, HASH
 from statecache.settings import Settings
@@ -32,7 +32,8 @@ POSTGRES = PostgresFacts(
     settings={"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on", "synchronous_standby_names": "",
               "max_connections": "100", "superuser_reserved_connections": "3",
               "idle_in_transaction_session_timeout": "60000", "default_transaction_read_only": "off"},
-    standby=False, role="me", encoding="UTF8", standbys=[], connections=5, tables=dict.fromkeys(OF_WORKERS, EVERYTHING),
+    standby=False, role="me", encoding="UTF8", standbys=[], connections=5,
+    tables=dict.fromkeys({**OF_AGENTS, **OF_WORKERS}, EVERYTHING),
     may_use=True, begin_epoch=True, report_lost=True, applied=[step.number for step in migrations("statecache")],
     cluster=("one", 64, HASH, GROUP_RULE, "sc", CODE), ahead_s=0.0,
 )  # fmt: skip
