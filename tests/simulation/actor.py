@@ -59,6 +59,12 @@ class Actor:
             return state
         return None
 
+    async def get_many(self, keys: tuple[str, ...]) -> None:
+        """Read many keys at once."""
+        with self._noted("get_many", *keys, kind="read") as sent:
+            found = await self.cache.get_many(keys, read="primary")
+            self._recorder.ok(sent, read=[_seen(key, found[key]) for key in keys])
+
     async def list(self, prefix: str, keys: tuple[str, ...], order: Any) -> None:
         """List a prefix, under which only these keys are looked for."""
         with self._noted("list", *keys, kind="read") as sent:

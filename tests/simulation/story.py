@@ -46,7 +46,7 @@ PLAN, G = "runs/a/plan", "restored/e/gone"
 POISON = "poison/p"
 """Most of them are on the shard that the first of two workers keeps."""
 SITUATIONS = (
-    "first", "again", "create", "delete", "transaction", "durable", "disk", "list", "miss", "doubt", "vouched",
+    "first", "again", "create", "delete", "transaction", "durable", "disk", "list", "many", "miss", "doubt", "vouched",
     "poison", "leaving", "restored", "failover", "emptied", "fenced", "near", "locked", "stepped", "crowded",
 )  # fmt: skip
 KEYS = (A, B, C, D, T, R, PLAN)
@@ -206,8 +206,12 @@ class Story(LockStory):
         await self._actor.set(B, level="disk")
 
     async def _list(self) -> None:
-        for order in ("key", "newest"):
+        for order in ("key", "-key", "newest", "oldest"):
             await self._actor.list("runs/", (A, B, C, D, PLAN), order)
+
+    async def _many(self) -> None:
+        await self._world.evict(A, PLAN)
+        await self._actor.get_many((A, B, C, D, PLAN))
 
     async def _miss(self) -> None:
         world, actor = self._world, self._actor
