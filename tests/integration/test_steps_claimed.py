@@ -88,7 +88,7 @@ async def test_a_claim_that_was_lost_is_taken_again(
     for _ in range(2):  # as a failover forgets it, or a clock that is set forward
         redis_raw.hdel(leases, claim_of(RECORD))
         await _until(lambda: redis_raw.hexists(leases, claim_of(RECORD)))
-    waiting = asyncio.create_task(make_client(settings).step(KEY, "charge", slow.run, idempotent=True))
+    waiting = asyncio.create_task(make_client(settings).step(KEY, "charge", lambda step: "twice", idempotent=True))
     redis_raw.hdel(leases, claim_of(RECORD))
     await _until(lambda: redis_raw.hexists(leases, claim_of(RECORD)))
     slow.go_on.set()
@@ -119,7 +119,7 @@ async def test_an_outage_longer_than_the_claim_ends_no_step(
     async with AsyncStateCache(settings=far) as one, AsyncStateCache(settings=settings) as near:
         running = asyncio.create_task(one.step(KEY, "charge", slow.run))
         await slow.begun.wait()
-        waiting = asyncio.create_task(make_client(far).step(KEY, "charge", slow.run, idempotent=True))
+        waiting = asyncio.create_task(make_client(far).step(KEY, "charge", lambda step: "twice", idempotent=True))
         proxy.freeze()
         over = await near.runtime.leases.take(claim_of(RECORD), ttl=CLAIM_S, patience=60)  # the claim is over
         await near.runtime.leases.give_back(over)

@@ -8,7 +8,7 @@ WITH made (kind, name) AS (
            ('primary key', 'migration_pkey'), ('primary key', 'namespace_pkey'), ('primary key', 'quarantine_pkey'),
            ('primary key', 'shard_pkey'), ('primary key', 'state_pkey'), ('primary key', 'worker_pkey'),
            ('index', 'change_change_id_key_key'), ('index', 'change_position'), ('index', 'conflict_position'),
-           ('index', 'quarantine_change'), ('index', 'quarantine_position'), ('index', 'state_age'),
+           ('index', 'lost_change_key'), ('index', 'quarantine_change'), ('index', 'quarantine_position'), ('index', 'state_age'),
            ('view', 'change_view'), ('view', 'state_view'),
            ('function', 'begin_epoch'), ('function', 'enforced_locks'), ('function', 'json_or_null'),
            ('function', 'report_lost'), ('function', 'set_locking')
