@@ -78,6 +78,10 @@ class BlockingCursor:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cursor, name)
 
+    async def execute(self, query: Any, parameters: Any = None) -> None:
+        """Run statements."""
+        self._cursor.execute(query, parameters)
+
     async def fetchone(self) -> Any:
         """Return the next row, or None."""
         return self._cursor.fetchone()

@@ -158,6 +158,10 @@ class Concurrency(ABC):
         """Open a connection to Postgres; raise TimeoutError where that takes more than that many seconds."""
 
     @abstractmethod
+    def client_cursor(self, connection: Any) -> Any:
+        """Return a cursor that spells parameters into the text, and so runs several statements at once."""
+
+    @abstractmethod
     async def severed(self, work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:
         """Return the result of work on a connection to Postgres; shut it if the caller is cancelled."""
 

@@ -98,6 +98,10 @@ class Tasks(Concurrency):
         """Open a connection to Postgres."""
         return await task_opened(lambda: psycopg.AsyncConnection.connect(url, **options), seconds)
 
+    def client_cursor(self, connection: Any) -> Any:
+        """Return a cursor that spells parameters into the text, and so runs several statements at once."""
+        return psycopg.AsyncClientCursor(connection)
+
     def dialect(self) -> Any:
         """Return redis-py's module of asynchronous connections."""
         from redis.asyncio import connection

@@ -11,7 +11,7 @@ import psycopg
 
 from statecache.clock import monotonic, sleep
 from statecache.concurrency.batching import ThreadBatcher
-from statecache.concurrency.blocking import BlockingPostgres, BlockingRedis, passed_on, refused
+from statecache.concurrency.blocking import BlockingCursor, BlockingPostgres, BlockingRedis, passed_on, refused
 from statecache.concurrency.bounding import ThreadTimeout, thread_opened
 from statecache.concurrency.interface import Background, Concurrency, Slots
 from statecache.concurrency.running import run
@@ -118,6 +118,10 @@ class Threads(Concurrency):
     async def postgres(self, url: str, options: dict[str, Any], seconds: float | None) -> Any:
         """Open a connection to Postgres."""
         return BlockingPostgres(thread_opened(lambda: psycopg.Connection.connect(url, **options), seconds))
+
+    def client_cursor(self, connection: Any) -> Any:
+        """Return a cursor that spells parameters into the text, and so runs several statements at once."""
+        return BlockingCursor(psycopg.ClientCursor(connection.plain))
 
     async def severed(self, work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:  # noqa: ARG002
         """Return the result of the work: nobody cancels a thread."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -277,11 +277,11 @@ def test_what_was_read_before_an_opening_is_not_installed_after_it(
     raw, redis_key = shard.raw(a), shard.keys.state(KEY)
     raw.delete(redis_key)
     slow, quick = shard.client(a, writer="slow"), shard.client(a, writer="quick", hydrate_token_s=10.0)
-    fetch = slow.runtime.postgres.fetch
+    fetch = slow.runtime.postgres.fetch_each
     written = []
 
-    async def slowly(name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
-        rows = await fetch(name, parameters, seconds=seconds)
+    async def slowly(names: Sequence[str], parameters: Mapping[str, Any], *, seconds: float) -> list[Any]:
+        rows = await fetch(names, parameters, seconds=seconds)
         raw.hset(shard.keys.meta(SHARD), mapping={"replid": "", "continues": shard.replid(a)})
         shard.open(a, "client")
         written.append(quick.set(KEY, "new", timeout=9))
@@ -289,7 +289,7 @@ def test_what_was_read_before_an_opening_is_not_installed_after_it(
         raw.delete(redis_key)
         return rows
 
-    monkeypatch.setattr(slow.runtime.postgres, "fetch", slowly)
+    monkeypatch.setattr(slow.runtime.postgres, "fetch_each", slowly)
     found = slow.get(KEY)
     assert found is not None
     assert found.value == "old"  # it is no older than the moment the reading began

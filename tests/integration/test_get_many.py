@@ -66,15 +66,15 @@ async def test_the_missing_ones_of_a_shard_are_loaded_by_one_query(
         await client.set(name, name)
     await flush(worker)
     redis_raw.unlink(*map(keys.state, names))
-    asked, fetch = list[str](), client.runtime.postgres.fetch
+    asked, fetch = list[str](), client.runtime.postgres.fetch_each
 
-    def counted(name: str, *given: Any, **more: Any) -> Any:
-        asked.append(name)
-        return fetch(name, *given, **more)
+    def counted(names: tuple[str, ...], *given: Any, **more: Any) -> Any:
+        asked.append(" ".join(names))
+        return fetch(names, *given, **more)
 
-    monkeypatch.setattr(client.runtime.postgres, "fetch", counted)
+    monkeypatch.setattr(client.runtime.postgres, "fetch_each", counted)
     assert _values(await client.get_many(names)) == {name: name for name in names}
-    assert asked == ["hydrate"] * len({*map(keys.shard, names)})
+    assert asked == ["watermarks states lost_keys"] * len({*map(keys.shard, names)})
     assert redis_raw.exists(*map(keys.state, names)) == 60
 
 

@@ -172,7 +172,7 @@ def _install_redis(boundaries: Boundaries) -> None:
 
 def _install_postgres(boundaries: Boundaries) -> None:
     connect = psycopg.AsyncConnection.connect.__func__  # type: ignore[attr-defined]
-    execute = psycopg.AsyncConnection.execute
+    execute, read = psycopg.AsyncConnection.execute, psycopg.AsyncClientCursor.execute
     enter, leave = psycopg.AsyncTransaction.__aenter__, psycopg.AsyncTransaction.__aexit__
 
     async def by(connection: Any, exchange: str, call: Call) -> Any:
@@ -205,8 +205,14 @@ def _install_postgres(boundaries: Boundaries) -> None:
             return await leave(transaction, kind, error, trace)
         return await by(transaction.connection, "COMMIT", lambda: leave(transaction, kind, error, trace))
 
+    async def named_by(cursor: Any, query: Any, *args: Any, **more: Any) -> Any:
+        exchange = _statement.get() or boundaries.statement_of(query)
+        return await by(cursor.connection, exchange, lambda: read(cursor, query, *args, **more))
+
     changed: Any = psycopg.AsyncConnection
     changed.connect, changed.execute = classmethod(connect_by), execute_by
+    changed = psycopg.AsyncClientCursor
+    changed.execute = named_by
     changed = psycopg.AsyncTransaction
     changed.__aenter__, changed.__aexit__ = enter_by, leave_by
     _name_statements(PostgresTier, "_run", 1)
@@ -218,7 +224,7 @@ def _name_statements(kind: Any, method: str, at: int) -> None:
     original = getattr(kind, method)
 
     async def by(self: Any, *args: Any, **more: Any) -> Any:
-        token = _statement.set(args[at])
+        token = _statement.set(args[at] if isinstance(args[at], str) else " ".join(args[at]))
         try:
             return await original(self, *args, **more)
         finally:

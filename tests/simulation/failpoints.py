@@ -94,7 +94,7 @@ def _kept(role: Role, name: str) -> str:
     if role == "worker":
         return of if of.startswith(("connect", "cluster")) or of.endswith(("limit", "BEGIN")) else name
     leads = of.startswith("connect") or of.endswith((" BEGIN", " limit", " COMMIT"))
-    return of if leads or of in ("handshake", "hydrate") else name
+    return of if leads or of in ("handshake", "watermarks states lost_keys") else name
 
 
 def all_failpoints(found: Sequence[Place]) -> list[Failpoint]:

@@ -63,18 +63,18 @@ class Reads(RuleBasedStateMachine):
         self.evict(key)
         tip = self.expected.chain(key)[-1].change_id if self.expected.exists(key) else None
         postgres: Any = client.runtime.postgres
-        fetch = postgres.fetch
+        fetch = postgres.fetch_each
 
         async def slowly(*args: Any, **more: Any) -> Any:
             rows = await fetch(*args, **more)
-            postgres.fetch = fetch
+            postgres.fetch_each = fetch
             for _ in range(between):
                 await self._set(self.clients[1], key)
             await self._flush()
             self.evict(key)
             return rows
 
-        postgres.fetch = slowly
+        postgres.fetch_each = slowly
         state = await client.get(key)
         # A client that has seen what was lost with its Redis reads again before it believes less.
         assert (state.change_id if state else None) in (tip, self.expected.chain(key)[-1].change_id)

@@ -25,6 +25,7 @@ UNREACHED_MAX = 3
 RUN_S = 600.0
 NOT_VISITED = {
     "local_limits": "it goes with the BEGIN of every transaction of a worker, in the same exchange",
+    "read_limits": "it goes before every statement of a client, in the same exchange",
     "shard_rows": "asked only by a worker that has given shards up: test_flusher_giving_up",
     "session_probe": "asked only where an answer does not come: test_flusher_silence",
     "row_holders": "asked only while another session holds a shard's row: test_flusher_patience",
@@ -37,7 +38,6 @@ NOT_VISITED = {
     "set_locking": "asked only where a view enforces locks for the first time: test_policies",
     "set_policy": "asked only where a view enforces locks for the first time: test_policies",
     "namespaces": "asked only where a view enforces locks for the first time: test_policies",
-    "states": "asked only behind a closed gate, and by lists: test_closed_gate",
     "standing": "asked only while a client goes down: test_client_closing",
     "measure": "asked only where entries were deleted by hand before they were flushed: test_flusher_gap",
 }

@@ -19,10 +19,13 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import errors as pg
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict
 
 from statecache._tls import is_tls_refused_by_libpq
@@ -75,6 +78,7 @@ async def connect(
     try:
         options |= _keepalives(settings.postgres_url)
         connection: psycopg.AsyncConnection[Any] = await io.postgres(settings.postgres_url, options, seconds)
+        connection.adapters.register_loader("timestamptz", _IsoTime)
         return connection
     except TimeoutError:
         raise PostgresUnavailable("connect", detail=f"{where}: no answer in time", hint=_UP) from None
@@ -92,6 +96,17 @@ async def connect(
         if not refused and over_tls:
             reason, hint = "tls", _TLS
         raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}", hint=hint) from None
+
+
+class _IsoTime(Loader):
+    """Reads a time in the form in which every transaction of ours has it sent.
+
+    Psycopg's own asks the connection what form the server uses, after the transaction, when that is the role's again.
+    """
+
+    def load(self, data: Buffer) -> datetime:
+        """Return the time, aware."""
+        return datetime.fromisoformat(bytes(data).decode())
 
 
 def _keepalives(url: str) -> dict[str, Any]:

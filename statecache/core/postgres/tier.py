@@ -1,7 +1,8 @@
 """The Postgres tier as a client sees it: named statements on a pool of connections, opened when first needed.
 
-Every statement runs in a transaction of its own with a statement timeout local to it, so that it works behind a
-transaction-mode pooler. The `cluster` row is compared on every new connection.
+A statement, or several, and what they rely on, a statement timeout above all, go there in one message of the simple
+protocol, which Postgres takes for one transaction: that costs one exchange, and works behind a transaction-mode pooler.
+The `cluster` row is compared on every new connection.
 
 Only a primary is asked: a standby may lag, and what it holds of a state must never be installed over what the primary
 has flushed since. Every transaction asks what it met, for behind a pooler a server may change between two of them.
@@ -10,7 +11,7 @@ has flushed since. Every transaction asks what it met, for behind a pooler a ser
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
+Row = tuple[Any, ...]
 _GRACE_S = 0.05
 """How much longer than the server's own timeout its answer is waited for, in seconds."""
 _MISFITS = (
@@ -141,7 +143,7 @@ class PostgresTier:
         return session
 
     async def _compare(self, session: Session, seconds: float) -> None:
-        rows = await self._run(session, "cluster", {}, seconds)
+        (rows,) = await self._run(session, ("cluster",), {}, seconds)
         if not rows:
             raise self._missing("the schema holds no cluster row", _WHOLE_AGAIN)
         cluster, shards, hashed, rule, prefix, min_code = rows[0]
@@ -180,8 +182,15 @@ class PostgresTier:
             hint = f"redis_url and postgres_url must name the two tiers of one deployment. {_ANEW}"
             raise ConfigurationError(apart, hint=hint)
 
-    async def fetch(self, name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[tuple[Any, ...]]:
-        """Return the rows of a statement that changes nothing; repeat it after a fault, for that many seconds."""
+    async def fetch(self, name: str, parameters: Mapping[str, Any], *, seconds: float) -> list[Row]:
+        """Return the rows of a statement; repeat it after a fault, for that many seconds."""
+        (rows,) = await self.fetch_each((name,), parameters, seconds=seconds)
+        return rows
+
+    async def fetch_each(
+        self, names: Sequence[str], parameters: Mapping[str, Any], *, seconds: float
+    ) -> list[list[Row]]:
+        """Return the rows of each statement, run one after the other in one exchange, as `fetch` does."""
         end, backoff = monotonic() + seconds, Backoff(0.01, 0.25)
         telling: PostgresUnavailable | None = None
         while True:
@@ -189,7 +198,7 @@ class PostgresTier:
             try:
                 session = await self.pool.take(left)
                 try:
-                    return await self._run(session, name, parameters, max(end - monotonic(), 0.001))
+                    return await self._run(session, names, parameters, max(end - monotonic(), 0.001))
                 finally:
                     self.pool.give(session)
             except PostgresUnavailable as error:
@@ -202,30 +211,33 @@ class PostgresTier:
             await self.io.sleep(backoff.take())
 
     async def _run(
-        self, session: Session, name: str, parameters: Mapping[str, Any], seconds: float
-    ) -> list[tuple[Any, ...]]:
-        work = partial(self._rows, session, name, parameters, seconds)
+        self, session: Session, names: Sequence[str], parameters: Mapping[str, Any], seconds: float
+    ) -> list[list[Row]]:
+        work = partial(self._rows, session, names, parameters, seconds)
         return await self.io.severed(work, session.connection)
 
     async def _rows(
-        self, session: Session, name: str, parameters: Mapping[str, Any], seconds: float
-    ) -> list[tuple[Any, ...]]:
+        self, session: Session, names: Sequence[str], parameters: Mapping[str, Any], seconds: float
+    ) -> list[list[Row]]:
         connection = session.connection
-        schema = self._settings.postgres_schema
-        limiting, text = statement("read_limits", schema), statement(name, schema)
-        limit = self.io.timeout(seconds + _GRACE_S, connection)
+        text = ";\n".join(statement(name, self._settings.postgres_schema) for name in ("read_limits", *names))
+        limit, cursor = self.io.timeout(seconds + _GRACE_S, connection), self.io.client_cursor(connection)
         whole, begun = False, monotonic()
+        found: list[list[Row]] = []
         try:
-            async with limit, connection.transaction(), session:
-                met = await (await connection.execute(limiting, {"statement": milliseconds(seconds)})).fetchone()
+            async with limit, session:
+                await cursor.execute(text, {**parameters, "statement": milliseconds(seconds)})
+                met = await cursor.fetchone()
                 if not self._standby_too and (met is None or met[-1]):
                     raise self._standby()
-                rows = await (await connection.execute(text, parameters)).fetchall()
+                while cursor.nextset():
+                    found.append(await cursor.fetchall())
             whole, session.heard_at = True, monotonic()
-            self._worked.add(name)
+            self._worked.update(names)
         except _MISFITS as error:
             right = isinstance(error, pg.InsufficientPrivilege)
-            raise self.misfit(error, _GRANT if right else _MIGRATE, worked=name in self._worked) from error
+            worked = self._worked.issuperset(names)
+            raise self.misfit(error, _GRANT if right else _MIGRATE, worked=worked) from error
         except psycopg.Error as error:
             where = masked(self._settings.postgres_url)
             broken = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
@@ -237,7 +249,7 @@ class PostgresTier:
         finally:
             if not whole:
                 await session.close()
-        return rows
+        return found
 
     def misfit(self, error: psycopg.Error, hint: str, *, worked: bool) -> PostgresUnavailable | ConfigurationError:
         """Return the error for a statement that the schema, or a right there, does not fit.

@@ -9,13 +9,15 @@ before it, whose answers were lost, and takes over what they took. Whoever is hi
 may stand, so that nobody waits for it. While a key is in `unflushed` there is no token: Redis lost its state by hand,
 Postgres does not have it yet, and the flusher will bring it there. Absence is installed like any other record.
 
+Misses of many tasks at one moment are read from Postgres in one query.
+
 What Postgres was read to hold is also given to the caller, whether or not it could be installed: it is no older than
 the moment the read began.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +26,7 @@ from redis.exceptions import ResponseError
 from statecache.backoff import Backoff
 from statecache.call_notes import note
 from statecache.clock import monotonic
+from statecache.concurrency.batching import WEIGHT_MAX
 from statecache.core.redis.tier import patience_for
 from statecache.errors import Backpressure, ConfigurationError, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
@@ -31,6 +34,7 @@ from statecache.records import absence, hash_of, record_of_row
 from statecache.redis_errors import FINAL, found_at, refusal
 
 if TYPE_CHECKING:
+    from statecache.concurrency import Batcher, Request
     from statecache.core.epoch.opener import Opener
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.redis.tier import RedisTier
@@ -41,6 +45,9 @@ _FORGET_S = 0.2
 """How long giving tokens back may take, in seconds; they also end by themselves."""
 _END_S = 0.05
 """How long a caller who failed, or was cancelled, waits for that, in seconds."""
+_WEIGHT = WEIGHT_MAX // 64
+"""What a key counts in a query, whose answer may hold eight megabytes for each: at most 64 callers' keys share one."""
+_HYDRATE = ("watermarks", "states", "lost_keys")
 _TOKENS_MAX = 32
 """How many tokens of lost attempts are remembered; older ones end by themselves."""
 
@@ -53,7 +60,7 @@ class _Held(NamedTuple):
 
     epoch: int
     flushed: int
-    lost: Sequence[str]
+    lost: Set[str]
     found: Mapping[str, tuple[Record, str]]
 
     def reaches(self, epoch: str, flushed: int) -> bool:
@@ -91,6 +98,7 @@ class Hydrator:
         self._postgres = postgres
         self._opener = opener
         self._new_token = new_token
+        self._batcher: Batcher[tuple[int, Sequence[str]], _Held] = redis.io.batcher(self._read)
 
     async def load(self, keys: Sequence[str], *, end: float, to_write: bool = False) -> dict[str, Record]:
         """Bring the keys of one shard into Redis, and return the records that were read on the way.
@@ -201,12 +209,28 @@ class Hydrator:
 
     async def _held(self, shard: int, keys: Sequence[str], end: float) -> _Held:
         """Read from Postgres what it holds of keys, and where it stands with their shard."""
-        asked = {"shard": shard, "keys": list(keys)}
-        rows = await self._postgres.fetch("hydrate", asked, seconds=max(end - monotonic(), 0.001))
-        if not rows:
-            raise ConfigurationError(f"Postgres has no row for shard {shard}", hint="Run `statecache migrate`.")
-        found = {row[3]: record_of_row(row[3:]) for row in rows if row[3] is not None}
-        return _Held(rows[0][0], rows[0][1], rows[0][2], found)
+        seconds = max(end - monotonic(), 0.001)
+        return await self._batcher.ask((shard, keys), weight=_WEIGHT * len(keys), seconds=seconds)
+
+    async def _read(
+        self, requests: Sequence[Request[tuple[int, Sequence[str]]]], seconds: float
+    ) -> list[_Held | Exception]:
+        """Read what Postgres holds of the keys of many callers, in one exchange.
+
+        Where their shards stand is read first: what they are read to hold is no older.
+        """
+        asked = [request.question for request in requests]
+        keys = list(dict.fromkeys(key for _, keys in asked for key in keys))
+        parameters = {"shards": sorted({shard for shard, _ in asked}), "keys": keys}
+        shards, states, lost = await self._postgres.fetch_each(_HYDRATE, parameters, seconds=seconds)
+        places = {shard: (epoch, flushed) for shard, epoch, flushed in shards}
+        found, lost_keys = {row[0]: record_of_row(row) for row in states}, {key for (key,) in lost}
+        return [
+            _Held(*places[shard], lost_keys.intersection(keys), {key: found[key] for key in keys if key in found})
+            if shard in places
+            else ConfigurationError(f"Postgres has no row for shard {shard}", hint="Run `statecache migrate`.")
+            for shard, keys in asked
+        ]
 
     async def _install(
         self, shard: int, taken: list[str], held: _Held, tokens: list[str], epoch: str, end: float

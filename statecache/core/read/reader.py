@@ -241,6 +241,8 @@ class Reader:
         except RedisUnavailable:
             answered = False
         record = self._brought(reading) if answered else None
+        if answered and record is None and reading.error is None:
+            record = (await self._hydrator.load([key], end=end)).get(key)
         if record is not None and record.version >= least and self._near.seen(key, (record.epoch, record.version)):
             return record
         return await self.primary(key, end=end, least=least)

@@ -1,0 +1,68 @@
+"""What a client asks Postgres goes there in one message: its limits hold, and misses of many tasks share it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, Unavailable
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import flush
+from tests.support.dirtiness import evict
+from tests.support.polling import pause
+
+Psql = psycopg.Connection[Any]
+WAITING = b"SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'state'::regclass"
+
+
+async def test_misses_of_many_tasks_share_a_query_and_each_has_its_own_answer(
+    cache: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"runs/{number}" for number in range(64)]
+    for name in names[::2]:
+        await cache.set(name, name)
+    await flush(worker)
+    for name in names[::2]:
+        assert evict(redis_raw, keys, name)
+    cache.runtime.near.drop()
+    asked, fetch_each = list[list[str]](), cache.runtime.postgres.fetch_each
+
+    async def counted(wanted: Any, parameters: Any, *, seconds: float) -> Any:
+        asked.append(parameters["keys"])
+        return await fetch_each(wanted, parameters, seconds=seconds)
+
+    monkeypatch.setattr(cache.runtime.postgres, "fetch_each", counted)
+    found = await asyncio.gather(*map(cache.get, names))
+    assert [state and state.value for state in found] == [None if at % 2 else name for at, name in enumerate(names)]
+    assert sorted(key for some in asked for key in some) == sorted(names)
+    assert len(asked) <= 32
+
+
+async def test_the_server_ends_a_statement_whose_time_is_up(
+    cache: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace, psql: Psql
+) -> None:
+    """Nothing else would: a session that waits for a lock does not look whether its client is still there."""
+    await cache.set("runs/42", 1)
+    await flush(worker)
+    assert evict(redis_raw, keys, "runs/42")
+    cache.runtime.near.drop()
+    with psql.transaction():
+        psql.execute(b"LOCK TABLE state IN ACCESS EXCLUSIVE MODE")
+        asking = asyncio.ensure_future(cache.get("runs/42", timeout=0.5))
+        await _until_waiting(psql, 1)
+        with pytest.raises(Unavailable):
+            await asking
+        await _until_waiting(psql, 0)
+    state = await cache.get("runs/42")
+    assert state is not None
+    assert state.value == 1
+
+
+async def _until_waiting(psql: Psql, count: int) -> None:
+    async with asyncio.timeout(10):
+        while psql.execute(WAITING).fetchone() != (count,):
+            await pause()
