@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statecache._async.writes import AsyncWrites
-from statecache.clock import boottime
+from statecache.clock import boottime, monotonic
+from statecache.commit_protocol.answers import Absent
+from statecache.core.parts import in_parts
+from statecache.core.read.listed import Listed
 from statecache.core.view import checked_text
-from statecache.errors import BulkError, StateCacheError, UsageError
+from statecache.errors import BulkError, StateCacheError, UsageError, VersionConflict
 from statecache.keys import checked_key
-from statecache.model import BLIND, Durability, ReadMode, State
+from statecache.model import BLIND, PRESENT, Durability, ReadMode, State, Write
+from statecache.rules.filters import Selection
 
 if TYPE_CHECKING:
     from statecache.model import Record
 
 D = TypeVar("D")
 V = TypeVar("V")
+_DELETED_AT_ONCE = 500
+"""How many states are deleted before the next are listed."""
+_GONE = (Absent, VersionConflict)
+"""What a delete of many meets where somebody else was quicker."""
 
 
 class AsyncBulk(AsyncWrites[D], Generic[D]):
@@ -94,10 +102,80 @@ class AsyncBulk(AsyncWrites[D], Generic[D]):
         anything is. Raises BulkError once all were tried, where any failed: its `states` and `errors` say of each name
         what became of it. `timeout` is for the whole call, in seconds; use `commit` for states that belong together.
         """
-        end, level = self.end_of(timeout), self.durability_of(durability)
-        who, why = checked_text(actor, "actor"), checked_text(reason, "reason")
         writes = {name: self.write_of(checked_key(self.full(name)), value, expected=BLIND)
                   for name, value in values.items()}  # fmt: skip
+        states, errors = await self._write_each(writes, durability, actor, reason, self.end_of(timeout))
+        if errors:
+            raise BulkError(states=states, errors=errors)
+        return states
+
+    async def delete_many(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        prefix: str | None = None,
+        dry_run: bool = False,
+        progress: Callable[[int], object] | None = None,
+        durability: Durability | None = None,
+        actor: str = "",
+        reason: str = "",
+        timeout: float | None = None,
+    ) -> int:
+        """Delete the named states, or all whose keys start with the prefix, and return how many were deleted.
+
+        Each is a commit of its own, and dozens go in one exchange. Under a prefix each is deleted as it was listed,
+        the records of steps too: what somebody writes meanwhile stays, and is not counted. `dry_run` only counts.
+        `progress` is called with the count after every few hundred, and `timeout`, in seconds, is for each of these.
+        Raises BulkError, with the tombstones of those few hundred, where one of them failed: the rest was not tried.
+        """
+        if isinstance(names, str) or (names is None) == (prefix is None):
+            raise UsageError("delete_many takes names, or a prefix", hint='Say delete_many(prefix="42/").')
+        count, seconds = 0, self.end_of(timeout) - monotonic()
+        async for writes in self._deletions(names, prefix, seconds):
+            if dry_run:
+                count += await self._present(writes, seconds) if prefix is None else len(writes)
+            else:
+                states, errors = await self._write_each(writes, durability, actor, reason, monotonic() + seconds)
+                count += len(states)
+                left = {name: error for name, error in errors.items() if not isinstance(error, _GONE)}
+                if left:
+                    raise BulkError(states=states, errors=left)
+            if progress is not None:
+                progress(count)
+        return count
+
+    async def _deletions(
+        self, names: Iterable[str] | None, prefix: str | None, seconds: float
+    ) -> AsyncIterator[dict[str, Write]]:
+        """Yield what is to be deleted, a few hundred at a time, under names as the caller knows them."""
+        if names is not None:
+            keys = {name: checked_key(self.full(name)) for name in names}
+            for some in in_parts([*keys], _DELETED_AT_ONCE):
+                yield {name: Write(key=keys[name], op="delete", expected=PRESENT, ttl_ms=self.ttl_ms) for name in some}
+            return
+        listed = Listed(selection=Selection(prefix=self.full(prefix or "")), values=False)
+        writes: dict[str, Write] = {}
+        async for record in self.runtime.listing.records(listed, seconds=seconds):
+            writes[record.key.removeprefix(self.full(""))] = Write(
+                key=record.key, op="delete", expected=record.change_id, ttl_ms=self.ttl_ms
+            )
+            if len(writes) == _DELETED_AT_ONCE:
+                yield writes
+                writes = {}
+        if writes:
+            yield writes
+
+    async def _present(self, writes: Mapping[str, Write], seconds: float) -> int:
+        """Return how many of them there are to delete."""
+        keys = [write.key for write in writes.values()]
+        records = await self.runtime.many.primary(keys, end=monotonic() + seconds)
+        return sum(record.exists for record in records.values())
+
+    async def _write_each(
+        self, writes: Mapping[str, Write], durability: Durability | None, actor: str, reason: str, end: float
+    ) -> tuple[dict[str, State[Any]], dict[str, StateCacheError]]:
+        """Make each write a commit of its own; return the states by name, and the errors of those that failed."""
+        level, who, why = self.durability_of(durability), checked_text(actor, "actor"), checked_text(reason, "reason")
         new, shard = self.runtime.committer.new, self.runtime.keys.shard
         commits = [
             new([write], shard(write.key), durability=level, actor=who, reason=why, end=end,
@@ -105,16 +183,14 @@ class AsyncBulk(AsyncWrites[D], Generic[D]):
             for write in writes.values()
         ]  # fmt: skip
         outcomes = await self.runtime.many_commits.commit(commits) if commits else []
-        states: dict[str, State[V]] = {}
+        states: dict[str, State[Any]] = {}
         errors: dict[str, StateCacheError] = {}
         for (name, write), outcome in zip(writes.items(), outcomes, strict=True):
             if isinstance(outcome, StateCacheError):
                 errors[name] = outcome
             else:
                 states[name] = self.committed_state(write, outcome, 0)
-        if errors:
-            raise BulkError(states=states, errors=errors)
-        return states
+        return states, errors
 
     async def exists(
         self, name: str, *, read: ReadMode | None = None, max_stale: float | None = None, timeout: float | None = None

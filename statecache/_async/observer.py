@@ -28,6 +28,7 @@ CALLED = (
     "create",
     "update",
     "delete",
+    "delete_many",
     "commit",
     "copy",
     "rename",

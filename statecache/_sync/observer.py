@@ -31,6 +31,7 @@ CALLED = (
     "create",
     "update",
     "delete",
+    "delete_many",
     "commit",
     "copy",
     "rename",

@@ -16,6 +16,7 @@ from statecache.cli.doctor.command import doctor
 from statecache.cli.locks.command import locks
 from statecache.cli.replay.command import replay
 from statecache.cli.states import command as states
+from statecache.cli.states import transfer_command as transfer
 from statecache.cli.status.command import status
 from statecache.cli.top.command import top
 
@@ -47,8 +48,10 @@ def statecache(
 
 app.command(short_help="Print the value of a key.")(states.get)
 app.command("set", short_help="Write a value.")(states.put)
-app.command(short_help="Delete a key's state.")(states.rm)
+app.command(short_help="Delete states.")(states.rm)
 app.command(short_help="List keys.")(states.ls)
+app.command(short_help="Write states as lines of JSON.")(transfer.export)
+app.command("import", short_help="Take such lines in.")(transfer.take_in)
 app.command(short_help="Tell where a key lives.")(states.where)
 app.command("locks", short_help="Show who holds locks; break one.")(locks)
 app.command(short_help="Show or change how locks are kept.")(policy.policy)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.highlighter import JSONHighlighter
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -98,6 +99,27 @@ def print_value(data: bytes) -> None:
     text = msgspec.json.format(data, indent=2).decode("utf-8", "replace")
     text = _NOT_FOR_TERMINALS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     console().print(JSONHighlighter()(Text(text)), soft_wrap=True)
+
+
+class Counting:
+    """A count that is shown on stderr while it grows, with a bar where the end is known; only on a terminal."""
+
+    def __init__(self, doing: str, total: int | None = None) -> None:
+        screen = Console(stderr=True, highlight=False)
+        bar = [] if total is None else [BarColumn()]
+        self._progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), *bar,
+            MofNCompleteColumn() if bar else TextColumn("{task.completed:,}"), TimeElapsedColumn(),
+            console=screen, disable=not draws(screen), transient=True,
+        )  # fmt: skip
+        self._task = self._progress.add_task(doing, total=total)
+
+    def __enter__(self) -> Callable[[int], None]:
+        self._progress.start()
+        return lambda count: self._progress.update(self._task, completed=count)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._progress.stop()
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:

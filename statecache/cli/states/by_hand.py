@@ -9,6 +9,7 @@ import msgspec
 
 from statecache._async.client import AsyncStateCache
 from statecache.cli.connecting import patient
+from statecache.cli.screen import Counting
 from statecache.core.read.listed import Listed, Order
 from statecache.errors import CodecError, PostgresUnavailable
 from statecache.model import Position, Record, State
@@ -176,6 +177,16 @@ async def rm(settings: Settings, key: str, more: dict[str, Any]) -> State[None] 
             if record.op == "quarantined":
                 tombstone = await cache.delete(key, expected=record.change_id, **more)
         return tombstone
+
+
+async def rm_many(
+    settings: Settings, chosen: dict[str, Any], more: dict[str, Any], *, dry_run: bool = False, total: int | None = None
+) -> int:
+    """Delete the `names` or what is under the `prefix`, quarantined changes too, and return how many there were."""
+    doing = "counting" if dry_run else "deleting"
+    async with AsyncStateCache(settings=await patient(settings)) as cache:
+        with Counting(doing, total) as progress:
+            return await cache.delete_many(**chosen, **more, dry_run=dry_run, progress=progress)
 
 
 async def ls(settings: Settings, prefix: str, *, newest: bool, limit: int) -> tuple[list[dict[str, Any]], bool]:

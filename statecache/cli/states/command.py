@@ -26,7 +26,16 @@ from statecache.cli.options import (
     operator,
     settings_of,
 )
-from statecache.cli.screen import is_terminal, plain, print_json, print_table, print_value, size_text, time_text
+from statecache.cli.screen import (
+    counted,
+    is_terminal,
+    plain,
+    print_json,
+    print_table,
+    print_value,
+    size_text,
+    time_text,
+)
 from statecache.clock import wall
 from statecache.errors import InvalidKey, UsageError
 from statecache.keys import checked_key
@@ -34,6 +43,7 @@ from statecache.records import time_of
 
 if TYPE_CHECKING:
     from statecache.model import State
+    from statecache.settings import Settings
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="Like runs/42.")]
 ChangeId = Annotated[
@@ -139,7 +149,11 @@ def _tell(state: State[Any], *, as_json: bool) -> None:
 
 
 def rm(
-    key: Key,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY…", help="Like runs/42.", show_default=False)] = None,
+    prefix: Annotated[
+        str | None, typer.Option(metavar="PREFIX", help="All keys that begin with it; a namespace at least.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be deleted.")] = False,
     yes: Yes = False,
     durability: Level = None,
     actor: Actor = "",
@@ -149,25 +163,59 @@ def rm(
     postgres_url: PostgresUrl = None,
     as_json: AsJson = False,
 ) -> int:
-    """Delete a key's state; its history stays, and its version goes on from there.
+    """Delete states; their history stays, and their versions go on from there.
 
-    On a terminal it asks first, unless --yes. Exit status 1 where there is nothing.
+    On a terminal it asks first, unless --yes. Exit status 1 where there is nothing. With --json, one object: of one
+    key its tombstone, else how many were `deleted`.
 
     \b
     Examples:
       statecache rm runs/42
       statecache rm runs/42 --yes --durability postgres
+      statecache rm runs/42 runs/43
+      statecache rm --prefix runs/42/ --dry-run
     """
     from statecache.cli.states import by_hand
 
-    checked_key(key)
-    more = {
-        "durability": checked_durability(durability), "actor": actor or operator(), "reason": reason,
-        "change_id": change_id,
-    }  # fmt: skip
+    named = [checked_key(key) for key in keys or ()]
+    if bool(named) == (prefix is not None):
+        raise UsageError("say which keys are meant, or a --prefix")
+    more = {"durability": checked_durability(durability), "actor": actor or operator(), "reason": reason}
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
-    asks = not yes and sys.stdin.isatty() and is_terminal()
-    refused = asks and not typer.confirm(f"Delete {plain(key)}?", err=True)
+    if len(named) == 1 and not dry_run:
+        return _rm_one(settings, named[0], more | {"change_id": change_id}, asks=not yes, as_json=as_json)
+    if change_id is not None:
+        raise UsageError("--change-id is for one key, without --dry-run")
+    chosen: dict[str, Any] = {"names": named} if prefix is None else {"prefix": whole_prefix(prefix)}
+    what = "" if prefix is None else f" under {plain(repr(chosen['prefix']))}"
+    there = asyncio.run(by_hand.rm_many(settings, chosen, more, dry_run=True)) if dry_run or _asks(not yes) else None
+    if dry_run:
+        print_json({"would_delete": there}) if as_json else print(f"{counted(there or 0, 'state')}{what}")
+        return OK if there else FINDING
+    refused = there == 0 or (there is not None and not _confirmed(f"Delete {counted(there, 'state')}{what}?"))
+    deleted = 0 if refused else asyncio.run(by_hand.rm_many(settings, chosen, more, total=there))
+    if as_json:
+        print_json({"deleted": deleted})
+    elif deleted:
+        print(f"{counted(deleted, 'state')} deleted{what}")
+    if not deleted:
+        nothing = "nothing was deleted" if refused and there else "there is nothing to delete"
+        print(f"statecache: {nothing}{what}", file=sys.stderr)
+    return OK if deleted else FINDING
+
+
+def _asks(asked_for: bool) -> bool:
+    return asked_for and sys.stdin.isatty() and is_terminal()
+
+
+def _confirmed(question: str) -> bool:
+    return typer.confirm(question, err=True)
+
+
+def _rm_one(settings: Settings, key: str, more: dict[str, Any], *, asks: bool, as_json: bool) -> int:
+    from statecache.cli.states import by_hand
+
+    refused = _asks(asks) and not _confirmed(f"Delete {plain(key)}?")
     tombstone = None if refused else asyncio.run(by_hand.rm(settings, key, more))
     if tombstone is not None:
         _tell(tombstone, as_json=as_json)
@@ -179,6 +227,11 @@ def rm(
     if as_json:
         print_json({"key": key, "deleted": False})
     return FINDING
+
+
+def whole_prefix(prefix: str) -> str:
+    """Return a prefix that names its namespace whole: `runs` is `runs/`."""
+    return prefix if "/" in prefix else f"{prefix}/"
 
 
 def ls(
@@ -207,7 +260,7 @@ def ls(
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     if prefix is None:
         return _tell_namespaces(asyncio.run(by_hand.namespaces(settings)), as_json=as_json)
-    whole = prefix if "/" in prefix else f"{prefix}/"
+    whole = whole_prefix(prefix)
     try:
         found, more = asyncio.run(by_hand.ls(settings, whole, newest=newest, limit=limit))
     except InvalidKey as error:

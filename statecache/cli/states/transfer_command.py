@@ -1,0 +1,155 @@
+"""`export` and `import`: states as lines of JSON, out of a deployment and into one."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+
+from statecache.cli.connecting import patient
+from statecache.cli.exits import FINDING, OK
+from statecache.cli.options import (
+    Actor,
+    AsJson,
+    Level,
+    PostgresUrl,
+    Reason,
+    RedisUrl,
+    checked_durability,
+    operator,
+    settings_of,
+)
+from statecache.cli.screen import Counting, counted, plain, print_json
+from statecache.cli.states.command import whole_prefix
+from statecache.errors import InvalidKey, UsageError
+from statecache.settings import Settings
+
+SHOWN_MAX = 20
+"""How many keys of one kind an import names; there may be millions."""
+
+
+def export(
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="A namespace at least, like runs/ or runs/4.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new file; else standard output.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on behind what is in the file already.")] = False,
+    after: Annotated[str, typer.Option(metavar="KEY", help="Only what comes after this key.")] = "",
+    redis_url: RedisUrl = None,
+    postgres_url: PostgresUrl = None,
+) -> int:
+    """Write the states under a prefix as lines of JSON, by key, those not yet in Postgres too.
+
+    A line has the key, the value as it is stored (JSON under `value`, other bytes under `base64`), its encoding and
+    schema, and version, change_id, updated_at and writer. It is no snapshot: each state is as of some moment
+    meanwhile. Changes in quarantine are left out.
+
+    \b
+    Examples:
+      statecache export runs/ > runs.jsonl
+      statecache export runs/ -o runs.jsonl --resume
+      statecache export runs/ | jq -r .key
+    """
+    if resume and (output is None or after):
+        raise UsageError("--resume goes with --output, and finds out by itself after which key")
+    if output is not None and output.exists() and not resume:
+        raise UsageError(f"{output} exists", hint="Choose another file, or go on with it: --resume.")
+    settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
+    whole = whole_prefix(prefix)
+    try:
+        with open(output, "ab") if output is not None else nullcontext(sys.stdout.buffer) as file:
+            if resume and output is not None:
+                after = _cut_to_whole_lines(output, file, whole)
+            with Counting(f"exporting {plain(whole)}") as progress:
+                count = asyncio.run(_export(settings, whole, after, file, progress))
+    except InvalidKey as error:
+        raise InvalidKey(prefix, reason=error.reason) from error
+    print(f"statecache: {counted(count, 'state')} exported", file=sys.stderr)
+    return OK
+
+
+def _cut_to_whole_lines(output: Path, file: BinaryIO, prefix: str) -> str:
+    """Drop a line that was cut off at the end of an export, and return the key of the last one before it."""
+    from statecache.cli.states.transfer import last_key
+
+    after, length = last_key(output)
+    if after and not after.startswith(prefix):
+        raise UsageError(f"{output} is an export of something else: its last key is {after!r}")
+    file.truncate(length)
+    return after
+
+
+async def _export(settings: Settings, prefix: str, after: str, file: BinaryIO, progress: Callable[[int], None]) -> int:
+    from statecache._async.client import AsyncStateCache
+    from statecache.cli.states.transfer import exported
+
+    count = 0
+    async with AsyncStateCache(settings=await patient(settings)) as cache:
+        async for line in exported(cache, prefix, after=after):
+            file.write(line + b"\n")
+            count += 1
+            progress(count)
+        file.flush()
+    return count
+
+
+def take_in(
+    source: Annotated[str, typer.Argument(metavar="FILE|-", help="Lines as export writes them; - for stdin.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite keys that have another value.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only compare and count.")] = False,
+    durability: Level = None,
+    actor: Actor = "",
+    reason: Reason = "",
+    redis_url: RedisUrl = None,
+    postgres_url: PostgresUrl = None,
+    as_json: AsJson = False,
+) -> int:
+    """Write the states of an export: new changes, with the values, encodings and schemas of the file.
+
+    What is there already is left alone, so an import that was interrupted is repeated. Exit status 1 where a key has
+    another value, without --replace, or could not be written. With --json, one object: `written`, `same`, `kept`,
+    `failed`.
+
+    \b
+    Examples:
+      statecache import runs.jsonl --dry-run
+      statecache import runs.jsonl --reason "moved from staging"
+      gunzip < runs.jsonl.gz | statecache import -
+    """
+    settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
+    more = {"durability": checked_durability(durability), "actor": actor or operator(), "reason": reason}
+    try:
+        with open(source, "rb") if source != "-" else nullcontext(sys.stdin.buffer) as file:
+            done = asyncio.run(_import(settings, file, replace=replace, dry_run=dry_run, more=more))
+    except FileNotFoundError:
+        raise UsageError(f"{source} does not exist") from None
+    if as_json:
+        print_json(done)
+    else:
+        would = "would be " if dry_run else ""
+        print(f"{counted(done.written, 'state')} {would}written, {done.same:,} there already")
+        _name(f"{counted(len(done.kept), 'key')} left alone, for the value there is another one (--replace)", done.kept)
+        failed = [f"{key}: {why}" for key, why in done.failed.items()]
+        _name(f"{counted(len(failed), 'key')} not written", failed)
+    return FINDING if done.kept or done.failed else OK
+
+
+def _name(what: str, lines: list[str]) -> None:
+    if lines:
+        print(f"statecache: {what}:", file=sys.stderr)
+    for line in lines[:SHOWN_MAX]:
+        print(f"  {plain(line)}", file=sys.stderr)
+    if len(lines) > SHOWN_MAX:
+        print(f"  and {len(lines) - SHOWN_MAX:,} more; --json names all", file=sys.stderr)
+
+
+async def _import(settings: Settings, file: BinaryIO, **how: Any) -> Any:
+    from statecache._async.client import AsyncStateCache
+    from statecache.cli.states.transfer import imported
+
+    async with AsyncStateCache(settings=await patient(settings)) as cache:
+        with Counting("importing") as progress:
+            return await imported(cache, file, **how, progress=lambda done: progress(done.count))
