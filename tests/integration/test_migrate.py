@@ -190,6 +190,9 @@ async def test_a_schema_with_other_tables_of_our_names_is_refused(fresh: Setting
     assert rows(fresh, "SELECT to_regclass('{schema}.shard')") == [(None,)]
 
 
+CLIENT_CURSOR = psycopg.AsyncClientCursor
+
+
 class Pooled:
     """A connection through a transaction-mode pooler: every transaction on a server connection of its own."""
 
@@ -213,8 +216,27 @@ class Pooled:
         async with await self._open_one() as connection:
             return await connection.execute(*args)
 
+    async def run(self, *args: Any) -> psycopg.AsyncCursor[Any]:
+        """Run one message on a server connection that has no other, and return its cursor with all that came."""
+        async with await self._open_one() as connection:
+            cursor = CLIENT_CURSOR(connection)
+            return await cursor.execute(*args)
+
     async def close(self) -> None:
         pass
+
+
+class PooledCursor:
+    """A cursor of such a connection."""
+
+    def __init__(self, connection: Pooled) -> None:
+        self._connection = connection
+
+    async def execute(self, *args: Any) -> None:
+        self._cursor = await self._connection.run(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
 
 
 async def test_it_keeps_nothing_on_a_connection_between_transactions(
@@ -233,6 +255,7 @@ async def test_it_keeps_nothing_on_a_connection_between_transactions(
         return Pooled(open_one)
 
     monkeypatch.setattr(psycopg.AsyncConnection, "connect", pooled)
+    monkeypatch.setattr(psycopg, "AsyncClientCursor", PooledCursor)
     assert (await migrate(fresh)).shards_opened == SHARDS
     assert await migrate(fresh) == MigrationReport()
     assert len(opened) > 8

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import errors as pg
 from psycopg.abc import Buffer
-from psycopg.adapt import Loader
+from psycopg.adapt import AdaptersMap, Loader
 from psycopg.conninfo import conninfo_to_dict
 
 from statecache._tls import is_tls_refused_by_libpq
@@ -74,11 +74,11 @@ async def connect(
         "connect_timeout": max(CONNECT_S_MIN, round(connect_s)),
         "application_name": name,
         "client_encoding": "utf8",
+        "context": _IsoTimes(),
     }
     try:
         options |= _keepalives(settings.postgres_url)
         connection: psycopg.AsyncConnection[Any] = await io.postgres(settings.postgres_url, options, seconds)
-        connection.adapters.register_loader("timestamptz", _IsoTime)
         return connection
     except TimeoutError:
         raise PostgresUnavailable("connect", detail=f"{where}: no answer in time", hint=_UP) from None
@@ -107,6 +107,14 @@ class _IsoTime(Loader):
     def load(self, data: Buffer) -> datetime:
         """Return the time, aware."""
         return datetime.fromisoformat(bytes(data).decode())
+
+
+class _IsoTimes:
+    """How a connection reads what the server sends: as psycopg does, but for times."""
+
+    adapters = AdaptersMap(psycopg.adapters)
+    adapters.register_loader("timestamptz", _IsoTime)
+    connection = None
 
 
 def _keepalives(url: str) -> dict[str, Any]:
