@@ -118,13 +118,19 @@ def is_lasting(commit: Commit, reply: Sequence[Any]) -> bool:
 
 
 def found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Found | None:
-    """Return where a stream entry placed the keys; None where it is not ours, or lacks one of them."""
+    """Return where a stream entry placed the keys; None where it is not ours, or wrote none of them.
+
+    Raises ChangeIdReused where it wrote only some of them: a commit is whole, so that was another one.
+    """
     try:
         entry = change_set(entry_id, raw)
     except (ForeignEntry, NewerFormat):
         return None
     changes = {change.key: change for change in entry.changes}
     if not changes.keys() >= set(keys):
+        known = next((changes[key] for key in keys if key in changes), None)
+        if known is not None:
+            raise ChangeIdReused(known.key, entry.change_id, version=known.version)
         return None
     versions = tuple(changes[key].version for key in keys)
     parents = tuple(changes[key].parent_change_id for key in keys)

@@ -8,11 +8,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, ChangeIdReused, Forked, State
+from statecache import AsyncStateCache, ChangeIdReused, Create, Forked, Set, Settings, State
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush, rows
-from tests.fixtures.servers import every_redis
+from tests.fixtures.servers import MakeClient, every_redis
 
 KEY = "runs/42"
 OTHER = "runs/42/plan"
@@ -163,3 +163,30 @@ async def test_what_is_in_the_lineage_is_no_fork_whatever_was_set_aside(
     )
     assert await client.set(KEY, "mine", change_id=CHANGE) == mine
     assert await client.wait_durable(mine) == mine
+
+
+# Several keys: a commit is known by its change_id at every one of them.
+
+
+@every_redis
+@pytest.mark.parametrize("stranger", [False, True], ids=["its writer", "a stranger"])
+async def test_a_change_id_of_a_commit_is_refused_for_one_of_other_keys(
+    client: AsyncStateCache, move: Callable[[], Awaitable[None]], make_client: MakeClient, settings: Settings,
+    psql: Psql, worker: Worker, stranger: bool,
+) -> None:  # fmt: skip
+    """Whoever repeats it with a key more, or another one, is not told that it is lost, and does not apply it again."""
+    draft = "runs/42/draft"
+    first = await client.commit([Set(KEY, 1), Set(OTHER, 2)], change_id=CHANGE)
+    await move()
+    for number in range(7):  # a state that remembers the commit no more than the first one does in `move`
+        await client.set(OTHER, number)
+    repeats = make_client(settings) if stranger else client
+    before = await client.get_many([KEY, OTHER])
+    for more in ([Set(KEY, 1), Set(OTHER, 2), Set(draft, 3)], [Set(KEY, 1), Create(draft, 3)]):
+        with pytest.raises(ChangeIdReused) as caught:
+            await repeats.commit(more, change_id=CHANGE)
+        assert (caught.value.key, caught.value.version) == (KEY, 1)
+    assert await client.get_many([KEY, OTHER, draft], read="primary") == before | {draft: None}
+    assert await repeats.commit([Set(KEY, 1), Set(OTHER, 2)], change_id=CHANGE) == first
+    await flush(worker)
+    assert rows(psql, "SELECT count(*) FROM quarantine") == [(0,)]

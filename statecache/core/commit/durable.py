@@ -27,6 +27,7 @@ import msgspec
 from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Found, found_in
 from statecache.errors import (
+    ChangeIdReused,
     Forked,
     Lost,
     OutcomeUnknown,
@@ -205,8 +206,9 @@ class Durable:
         """Find an applied commit in the stream or in Postgres; return None where neither holds it: it was not applied.
 
         The stream is read first: what leaves it meanwhile is in Postgres by then. Raises Forked or Quarantined, and
-        Lost where Postgres holds a part of it, or has passed the `position` at which it is known to be applied, and
-        OutcomeUnknown where it has yet to pass that. With `parts` a part is enough, if all of the keys are in it.
+        Lost where Postgres holds a part of it, or has passed the `position` at which it is known to be applied,
+        OutcomeUnknown where it has yet to pass that, and ChangeIdReused where the change_id is that of a commit of only
+        some of these keys. With `parts` a part is enough, if all of the keys are in it.
         """
         found = await self._in_stream(shard, change_id, keys, end)
         if found is not None:
@@ -257,9 +259,16 @@ def _is_passed(rows: Sequence[Recorded], position: Position) -> bool:
 
 
 def _refuse_lost(rows: Sequence[Recorded], change_id: str, keys: Sequence[str], position: Position | None) -> None:
-    """Raise Lost for a commit that Postgres has passed without holding it whole."""
+    """Raise Lost for a commit that Postgres has passed without holding it whole.
+
+    Of one that it holds whole, and that wrote only some of these keys, it raises ChangeIdReused.
+    """
     gone = (row for row in rows if row.found == "part" or (row.found == "lost" and row.key in keys))
     part = next((Position(row.epoch, row.n) for row in gone), None)
+    whole = {row.key: row for row in rows if row.found == "change"}
+    known = next((whole[key] for key in keys if key in whole), None)
+    if part is None and known is not None:
+        raise ChangeIdReused(known.key, change_id, version=known.version)
     if part is not None or (position is not None and _is_passed(rows, position)):
         place = part or position or NOWHERE
         raise Lost(keys[0], change_id, position=place, epoch=place.epoch)
