@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 KEY_BYTES_MAX = 512
 HASH = "crc32"
 GROUP_RULE = "first-two-segments"
+_LAST_CHARACTER = "\U0010ffff"
 
 _NAME = r"[A-Za-z0-9_.-]{1,64}"
 _is_name = re.compile(_NAME).fullmatch
@@ -69,6 +70,11 @@ def checked_namespace(name: object) -> str:
     if not _is_name(text):
         raise InvalidKey(name, reason=_namespace_reason(text))
     return text
+
+
+def beyond_prefix(prefix: str) -> str:
+    """Return a text that comes, in byte order, behind every key that begins with the prefix."""
+    return prefix + _LAST_CHARACTER * (KEY_BYTES_MAX // len(_LAST_CHARACTER.encode()))
 
 
 def group_of(key: str) -> str:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from statecache.clock import boottime, monotonic
 from statecache.codec import codec_for
-from statecache.core.read.listed import ORDERS, Listed, Order
+from statecache.core.read.listed import LIMIT_MAX, ORDERS, Listed, Order
 from statecache.core.step.records import STEP_SCHEMA
 from statecache.core.view import View, expected_of
 from statecache.errors import NotChanged, UsageError
@@ -146,12 +146,13 @@ class AsyncReads(View[D], Generic[D]):
         the next. `where={"meta.source": "input"}` takes states whose value holds that: names of members with dots
         between them, and text, a number, true, false or None; of values stored as JSON, others match nothing. With
         `values=False` no value is read, and that of each state is None. Of Postgres as much is read as `limit` needs.
-        With a type, the records of steps (`<key>/steps/<name>`), which are of another one, are left out.
+        With a type, or where values are raw, the records of steps (`<key>/steps/<name>`), which are of another one, are
+        left out.
 
         It is no snapshot: each state is as of some moment during the iteration. `timeout` bounds each exchange with a
         server, in seconds. Raises Quarantined at a state that only quarantine holds, as `get` does.
         """
-        typed = (self._kind if type is None else type) is not Any
+        typed = self._policy.encoding == "raw" or (self._kind if type is None else type) is not Any
         listed = self._listed(prefix, order, after, before, where, values, limit, typed)
         seconds = self.end_of(timeout) - monotonic()
         async for record in self.runtime.listing.records(listed, seconds=seconds):
@@ -170,15 +171,16 @@ class AsyncReads(View[D], Generic[D]):
         """Return what a listing is about, or raise UsageError."""
         if order not in ORDERS:
             raise UsageError(f"order {order!r} is not one of {', '.join(map(repr, ORDERS))}")
-        if limit is not None and limit < 1:
-            raise UsageError(f"limit={limit} is not a number above 0")
+        if limit is not None and not (isinstance(limit, int) and limit >= 1):
+            raise UsageError(f"limit={limit!r} is not a whole number above 0")
         bounds = {
             what: "" if name is None else self.full(checked_bound(name, what))
             for what, name in (("after", after), ("before", before))
         }
         held = replace(filter_of(where), without=STEP_SCHEMA if typed else "")
         selection = Selection(prefix=self.full(prefix), filter=held, **bounds)
-        return Listed(selection=selection, order=order, limit=limit, values=values)
+        most = None if limit is None else min(limit, LIMIT_MAX)
+        return Listed(selection=selection, order=order, limit=most, values=bool(values))
 
     async def warm(self, names: str | Iterable[str], *, timeout: float | None = None) -> int:
         """Load many states into Redis and into this process, and return how many are kept here now.

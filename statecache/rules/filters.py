@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from statecache.errors import UsageError
-from statecache.keys import KEY_BYTES_MAX
+from statecache.keys import KEY_BYTES_MAX, beyond_prefix
 from statecache.model import Record
 
 _FILTERS_MAX = 16
@@ -75,7 +75,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     def bounds(self) -> dict[str, Any]:
         """Return the bounds and the filter as statements take them."""
-        beyond = self.prefix + "\U0010ffff"
+        beyond = beyond_prefix(self.prefix)
         return {
             "after": self.after,
             "least": max(self.prefix, self.least),

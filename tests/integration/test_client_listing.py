@@ -14,6 +14,7 @@ from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush
 from tests.fixtures.servers import MakeClient, every_redis
+from tests.integration.test_client_durability import at_work
 from tests.simulation.backups import Backup
 
 
@@ -117,6 +118,29 @@ async def test_characters_that_like_patterns_are_themselves(client: AsyncStateCa
         await flush(worker)
 
 
+async def test_names_that_begin_with_the_last_character_are_listed(client: AsyncStateCache, worker: Worker) -> None:
+    names = ["runs/z", "runs/\U0010ffff", "runs/\U0010ffffz", "runs/\U0010ffff\U0010ffff"]
+    for name in names:
+        await client.set(name, 1)
+    for _ in range(2):
+        assert await _keys(client.list("runs/")) == names
+        assert await _keys(client.list("runs/", order="-key")) == names[::-1]
+        assert await _keys(client.list("runs/", order="oldest")) == names
+        assert await _keys(client.list("runs/\U0010ffff")) == names[1:]
+        await flush(worker)
+
+
+async def test_a_listing_of_raw_values_leaves_out_the_records_of_steps(
+    client: AsyncStateCache, settings: Settings
+) -> None:
+    files = client.namespace("files", encoding="raw")
+    await files.set("1", b"\xff")
+    async with at_work(settings):
+        assert await files.step("1", "upload", lambda step: "done") == "done"
+    assert [(state.key, state.value) async for state in files.list()] == [("files/1", b"\xff")]
+    assert await _keys(client.list("files/", values=False)) == ["files/1", "files/1/steps/upload"]
+
+
 async def test_a_state_that_is_flushed_during_the_listing_is_not_missed(
     client: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace
 ) -> None:
@@ -168,17 +192,30 @@ async def test_a_state_whose_change_is_in_quarantine_is_listed_as_long_as_redis_
         assert await _keys(client.list("runs/", order="newest", limit=2)) == ["runs/2", "runs/1"]
     redis_raw.unlink(keys.state("runs/2"))
     for order in ("key", "newest"):
-        for _ in range(2):
-            with pytest.raises(Quarantined) as refused:
-                await _keys(client.list("runs/2", order=order))
-            assert refused.value.key == "runs/2"
-            with pytest.raises(Quarantined):
-                await client.get("runs/2")
-        redis_raw.unlink(keys.state("runs/2"))
+        for values in (True, False):
+            for _ in range(2):
+                with pytest.raises(Quarantined) as refused:
+                    await _keys(client.list("runs/2", order=order, values=values))
+                assert refused.value.key == "runs/2"
+                with pytest.raises(Quarantined):
+                    await client.get("runs/2")
+            redis_raw.unlink(keys.state("runs/2"))
     await client.set("runs/2", "again")
     assert await _keys(client.list("runs/")) == ["runs/1", "runs/2"]
     await flush(worker)
     assert await _keys(client.list("runs/")) == ["runs/1", "runs/2"]
+
+
+async def test_a_dirty_state_that_was_removed_by_hand_breaks_no_listing(
+    client: AsyncStateCache, make_client: MakeClient, settings: Settings, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    stranger = make_client(settings)
+    await client.set_many({"runs/1": 1, "runs/2": 2})
+    await flush(worker)
+    await client.set("runs/1", "dirty")
+    redis_raw.unlink(keys.state("runs/1"))
+    for values in (True, False):
+        assert await _keys(stranger.list("runs/", values=values)) == ["runs/1", "runs/2"]
 
 
 async def test_what_is_in_quarantine_is_found_on_every_page(

@@ -140,6 +140,45 @@ async def test_as_many_rows_are_read_as_the_limit_needs(
         assert not rows
 
 
+@pytest.fixture
+async def lazy(settings: Settings) -> AsyncIterator[AsyncStateCache]:
+    """An asynchronous client, whose listings go on while it does something else."""
+    async with AsyncStateCache(settings=settings) as client:
+        yield client
+
+
+@every_redis
+async def test_what_is_deleted_during_a_listing_makes_room_for_what_comes_next(
+    lazy: AsyncStateCache, worker: Worker
+) -> None:
+    """Tasks of one process that each take what is oldest, and remove it: nobody is sent past what is still there."""
+    order: Any
+    for order in ("key", "-key", "newest", "oldest"):
+        await lazy.set_many(dict.fromkeys(NAMES, 1))
+        await flush(worker)
+        await lazy.set_many({"runs/x1": 1, "runs/x2": 1})
+        there = await _keys(lazy.list("runs/", order=order))
+        listing = lazy.list("runs/", order=order, limit=10)
+        found = [(await anext(listing)).key]
+        for name in there[2:8]:
+            await lazy.delete(name)
+        found += await _keys(listing)
+        assert found == [*there[:2], *there[8:16]]
+
+
+async def test_what_has_changed_during_a_listing_is_not_given_twice(lazy: AsyncStateCache, worker: Worker) -> None:
+    await lazy.set_many(dict.fromkeys(NAMES, 1))
+    await flush(worker)
+    there = await _keys(lazy.list("runs/", order="oldest"))
+    listing = lazy.list("runs/", order="oldest", limit=len(there))
+    found = [(await anext(listing)).key]
+    await lazy.set(there[0], 2)
+    await lazy.delete(there[1])
+    await flush(worker)
+    found += await _keys(listing)
+    assert found == [there[0], *there[2:]]
+
+
 @pytest.mark.parametrize("known", [False, True], ids=["never analysed", "analysed"])
 async def test_each_order_is_that_of_an_index(
     client: AsyncStateCache, worker: Worker, psql: psycopg.Connection[Any], settings: Settings, known: bool
@@ -214,10 +253,20 @@ async def test_the_newest_value_decides_wherever_it_is(
 
 async def test_what_cannot_be_a_bound_is_refused(client: AsyncStateCache) -> None:
     wrong: list[dict[str, Any]] = [
-        {"order": "size"}, {"limit": 0}, {"after": 3}, {"before": "a\0b"}, {"after": ""}, {"where": {"": 1}},
+        {"order": "size"}, {"limit": 0}, {"limit": 2.5}, {"limit": "5"},
+        {"after": 3}, {"before": "a\0b"}, {"after": ""}, {"where": {"": 1}},
         {"where": {"a..b": 1}}, {"where": {"a": [1]}}, {"where": {"a": float("nan")}}, {"where": {"a": "\0"}},
         {"where": {"a": "\ud800"}}, {"where": {3: 1}}, {"where": "a"},
     ]  # fmt: skip
     for more in wrong:
         with pytest.raises(UsageError):
             await _keys(client.list("runs/", **more))
+
+
+async def test_a_limit_may_be_greater_than_any_number_of_states(client: AsyncStateCache, worker: Worker) -> None:
+    await client.set("runs/1", 1)
+    await flush(worker)
+    order: Any
+    for order in ("key", "-key", "newest", "oldest"):
+        listing = client.list("runs/", order=order, limit=2**64, values=0)  # type: ignore[arg-type]
+        assert [(state.key, state.value) async for state in listing] == [("runs/1", None)]

@@ -7,13 +7,14 @@ import unicodedata
 from zlib import crc32
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from statecache.errors import ConfigurationError, InvalidKey, UsageError
 from statecache.keys import (
     KEY_BYTES_MAX,
     KeySpace,
+    beyond_prefix,
     checked_key,
     checked_namespace,
     checked_prefix_of_list,
@@ -254,3 +255,11 @@ def test_a_listing_never_asks_the_wrong_shard(key: str, data: st.DataObject) -> 
     prefix, shard = checked_prefix_of_list(key[: data.draw(st.integers(start, len(key)))], 64)
     assert key.startswith(prefix)
     assert shard in (None, shard_of(key, 64))
+
+
+@given(KEYS, st.sampled_from(["", "\U0010ffff", "\U0010ffff" * 120, "x\U0010ffff"]))
+def test_every_key_with_a_prefix_comes_before_what_is_beyond_it(key: str, more: str) -> None:
+    key += more
+    assume(len(key.encode()) <= KEY_BYTES_MAX)
+    for end in range(key.index("/") + 1, len(key) + 1):
+        assert key.encode() < beyond_prefix(key[:end]).encode()

@@ -16,6 +16,8 @@ STATEMENTS: dict[Order, str] = {
 }  # fmt: skip
 ORDERS = tuple(STATEMENTS)
 """The orders of a listing; each has a statement of its own, for each is that of an index."""
+LIMIT_MAX = 2**63 - 1
+"""The greatest limit that Postgres takes."""
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ for such a state, and may hold it for a while; once it does not, the record says
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -58,11 +59,13 @@ _DIRTY_MIN = 200
 """How many dirty states are read at once at least, for more of them cost another look at all shards."""
 _KEYS_PER_READ = 200
 _FLUSHED = 5
+"""The index of a shard's watermark in the answer of the script `heads`."""
+_BEFORE_ALL = {False: ("", ""), True: ("~", "")}
+"""The age before every other one, by whether the newest come first."""
 _UPDATED_AT = 11
 """The index of the time of the change in a row."""
 _VALUE = FIELDS.index("value")
 _LIGHT = tuple(name for name in FIELDS if name != "value")
-"""The index of a shard's watermark in the answer of the script `heads`."""
 
 
 class Listing:
@@ -94,12 +97,12 @@ class Listing:
         given = 0
         by_key = listed.order in ("key", "-key")
         async for found in (self._by_key if by_key else self._by_age)(listed, shards, seconds):
-            if listed.limit is not None and given >= listed.limit:
-                return
             sight = await self._seen(found, seconds)
             if sight.is_listed and sight.holds(listed.selection.filter):
                 given += 1
                 yield sight
+                if given == listed.limit:
+                    return
 
     async def namespaces(self, *, seconds: float) -> list[str]:
         """Return the namespaces of live states, and of changes that are not yet in Postgres, sorted.
@@ -220,8 +223,8 @@ class Listing:
             for key, reply in zip(some, replies, strict=True):
                 if isinstance(reply, Exception):
                     raise refusal(reply, self._keys.state(key)) from reply
-                if not values and any(part is not None for part in reply):
-                    reply.insert(_VALUE, b"")
+                if not values:
+                    reply.insert(_VALUE, None if all(part is None for part in reply) else b"")
                 record = record_of(self._keys.state(key), key, reply) if self._keys.shard(key) in opened else None
                 if record is not None:
                     held[key] = record
@@ -286,30 +289,33 @@ class Listing:
             yield Sight(overlay.records[waiting.pop()])
 
     async def _by_age(self, listed: Listed, shards: Sequence[int], seconds: float) -> AsyncIterator[Sight]:
-        """Yield the sights by the time of their change; ask for more rows until as many are certain as are wanted.
+        """Yield the sights by the time of their change, and ask for more rows once more are wanted.
 
-        A row that was not asked for comes behind the last one: what does not, is certain.
+        A row that was not asked for comes behind the last one: what does not, is certain. What has changed since it
+        was given, or would come before that, is not given again.
         """
         overlay, wanted = await self._dirty(listed, shards, seconds), listed.limit
+        given, reached = set[str](), _BEFORE_ALL[listed.down]
         while True:
             rows, watermarks = await self._page(listed, wanted, seconds)
             if overlay.lacking(watermarks):
                 overlay = await self._dirty(listed, shards, seconds, watermarks)
                 continue
             sights = await self._overlaid(rows, overlay.records, seconds, values=listed.reads_values)
-            found = sorted(
-                ({key: Sight(record) for key, record in overlay.records.items()} | sights).values(),
-                key=_age, reverse=listed.down,
-            )  # fmt: skip
-            if listed.limit is None or wanted is None or len(rows) < wanted:
-                break
-            last = (text_of(rows[-1][_UPDATED_AT]), rows[-1][0])
-            certain = (one for one in found if (_age(one) >= last if listed.down else _age(one) <= last))
-            if sum(one.is_listed and one.holds(listed.selection.filter) for one in certain) >= listed.limit:
-                break
+            found = {key: Sight(record) for key, record in overlay.records.items()} | sights
+            end = (text_of(rows[-1][_UPDATED_AT]), rows[-1][0]) if wanted is not None and len(rows) == wanted else None
+            for age, sight in sorted(
+                ((_age(one), one) for one in found.values()), key=itemgetter(0), reverse=listed.down
+            ):
+                if end is not None and _is_behind(age, end, down=listed.down):
+                    break
+                if sight.record.key not in given and _is_behind(age, reached, down=listed.down):
+                    given.add(sight.record.key)
+                    reached = age
+                    yield sight
+            if end is None or wanted is None:
+                return
             wanted *= 2
-        for sight in found:
-            yield sight
 
     async def _page(
         self, listed: Listed, most: int | None, seconds: float
@@ -341,6 +347,11 @@ def _first(keys: list[str], most: int | None, *, down: bool) -> tuple[list[str],
         return keys, None
     first = sorted(keys, reverse=down)[:most]
     return first, first[-1]
+
+
+def _is_behind(one: tuple[str, str], other: tuple[str, str], *, down: bool) -> bool:
+    """Return whether one age comes behind another one."""
+    return one < other if down else one > other
 
 
 def _age(sight: Sight) -> tuple[str, str]:

@@ -23,6 +23,7 @@ import msgspec
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
 from statecache.errors import PostgresUnavailable, RedisUnavailable
+from statecache.keys import beyond_prefix
 
 if TYPE_CHECKING:
     from statecache.concurrency import Batcher, Request
@@ -91,7 +92,7 @@ class StepIndex:
         asked = [("HGET", self._keys.meta(shard), "epoch") for shard in shards]
         epochs = dict(zip(shards, await self._redis.read(asked, seconds=seconds), strict=True))
         prefixes = [f"{request.question}/steps/" for request in requests]
-        beyond = [prefix + "\U0010ffff" for prefix in prefixes]
+        beyond = [beyond_prefix(prefix) for prefix in prefixes]
         parameters = {"prefixes": prefixes, "beyond": beyond, "limit": RECORDS_MAX + 1}
         records: dict[str, set[str]] = {prefix: set() for prefix in prefixes}
         left_s = max(end - monotonic(), 0.001)
