@@ -112,7 +112,7 @@ class Runtime:
         )
         self.many_commits = ManyCommits(
             self.redis, self.committer, opener=self.opener, hydrator=self.hydrator, support=self.support,
-            in_flight=self.in_flight, unknown_outcomes=self.unknown_outcomes, losses=self.losses,
+            in_flight=self.in_flight, unknown_outcomes=self.unknown_outcomes,
         )  # fmt: skip
         finalize(self, _let_go, self.tracked, self.events, redis.pool, self.postgres.pool).atexit = False
 

@@ -292,6 +292,29 @@ async def test_a_commit_that_was_cancelled_while_it_waited_for_postgres_is_kept(
     assert (await cache.outcome(lost.change_id, KEY)).verdict == "applied"
 
 
+@pytest.mark.parametrize("keys", [(KEY,), (KEY, "runs/43")], ids=["one", "many"])
+async def test_a_commit_that_was_cancelled_while_its_client_looked_for_losses_is_kept(
+    keys: Sequence[str], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is applied by then: its own answer has shown that a new epoch has begun."""
+    looks = asyncio.Event()
+
+    async def look(**_: object) -> None:
+        looks.set()
+        await asyncio.Event().wait()
+
+    async with AsyncStateCache(settings=settings) as client:
+        monkeypatch.setattr(client.runtime.losses, "look", look)
+        client.runtime.in_flight.moved = True
+        call = client.set(KEY, 1) if len(keys) == 1 else client.set_many(dict.fromkeys(keys, 1))
+        writing = asyncio.create_task(_as_coroutine(call))
+        await looks.wait()
+        writing.cancel()
+        await asyncio.wait([writing])
+        assert sorted(key for one in client.unsettled() for key in one.keys) == sorted(keys)
+        assert {(await client.outcome(one.change_id, one.keys[0])).verdict for one in client.unsettled()} == {"applied"}
+
+
 async def test_a_commit_that_was_cancelled_before_it_was_sent_leaves_nothing(settings: Settings) -> None:
     async with AsyncStateCache(settings=settings.model_copy(update={"redis_connections_max": 1})) as client:
         link = await client.runtime.redis.pool.take(1)

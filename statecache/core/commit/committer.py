@@ -152,8 +152,17 @@ class Committer:
         finally:
             self._in_flight.under_way.pop(commit.change_id, None)
         if self._in_flight.moved:
-            await self._losses.noticed(end=commit.end)
+            await self.look_for_losses([commit])
         return committed
+
+    async def look_for_losses(self, commits: Sequence[Commit]) -> None:
+        """Look for lost commits, as an answer has shown a new epoch; whose caller is gone meanwhile is unsettled."""
+        try:
+            await self._losses.noticed(end=commits[0].end)
+        except BaseException as error:  # these are applied, and their caller learns nothing of it
+            for commit in commits:
+                self._unknown_outcomes.note(commit, error)
+            raise
 
     async def commit_watched(self, commit: Commit, link: Link, leave: Callable[[], Any]) -> Committed:
         """Apply a prepared commit in MULTI / EXEC, on a connection that watches the commit's states.

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from statecache.commit_protocol.unknown_outcomes import UnknownOutcomes
     from statecache.core.commit.committer import Committer
     from statecache.core.commit.durability_support import DurabilitySupport
-    from statecache.core.commit.lost import Losses
     from statecache.core.epoch.opener import Opener
     from statecache.core.read.hydration import Hydrator
     from statecache.core.redis.connection import Link
@@ -74,7 +73,7 @@ class ManyCommits:
 
     def __init__(
         self, redis: RedisTier, committer: Committer, *, opener: Opener, hydrator: Hydrator,
-        support: DurabilitySupport, in_flight: InFlight, unknown_outcomes: UnknownOutcomes, losses: Losses,
+        support: DurabilitySupport, in_flight: InFlight, unknown_outcomes: UnknownOutcomes,
     ) -> None:  # fmt: skip
         self._redis = redis
         self._committer = committer
@@ -83,7 +82,6 @@ class ManyCommits:
         self._support = support
         self._in_flight = in_flight
         self._unknown_outcomes = unknown_outcomes
-        self._losses = losses
 
     async def commit(self, commits: Sequence[Commit]) -> list[Committed | StateCacheError]:
         """Apply each commit at most once, and return the outcome of each: what it came to, or its error.
@@ -110,8 +108,8 @@ class ManyCommits:
         finally:
             for commit in commits:
                 under_way.pop(commit.change_id, None)
-        if self._in_flight.moved:
-            await self._losses.noticed(end=call.end)
+        if self._in_flight.moved and (applied := call.unlearnt()):
+            await self._committer.look_for_losses(applied)
         return [call.outcomes[commit.change_id] for commit in commits]
 
     async def _round(self, call: _Call) -> None:
