@@ -21,7 +21,7 @@ from zlib import crc32
 from statecache.errors import ConfigurationError, InvalidKey, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 KEY_BYTES_MAX = 512
 HASH = "crc32"
@@ -174,6 +174,14 @@ class KeySpace:
     def handshake(self) -> tuple[str, ...]:
         """Return the fixed keys of shard 0, which every deployment has, and the hash of a state never written."""
         return self.meta(0), self.changes(0), self.unflushed(0), self.hydrating(0), self._state[0] + "_/handshake"
+
+    def names(self, keys: Iterable[str]) -> Iterator[str]:
+        """Yield the name of every Redis key that a deployment can have which holds states of these keys alone."""
+        yield self.bell()
+        for kind in (self._meta, self._changes, self._unflushed, self._hydrating, self._leases, self._waiters):
+            yield from kind
+        for key in keys:
+            yield from self.turn(key)
 
     def place(self, key: str) -> tuple[int, str]:
         """Return a checked key's shard and the name of its state's hash."""

@@ -14,7 +14,7 @@ from statecache.clock import monotonic
 from statecache.concurrency import TASKS
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.tier import RedisTier
-from statecache.errors import Unavailable, UsageError
+from statecache.errors import Unavailable
 from statecache.keys import KeySpace
 from statecache.replay.audit import AuditRow, Evidence, Starts, Tip
 from statecache.replay.ledger import Ledger, Sent
@@ -42,20 +42,6 @@ class Sources:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._redis.pool.close()
         await self._postgres.pool.close()
-
-    async def refuse_used_keys(self, runs: Sequence[AgentRun]) -> None:
-        """Raise UsageError where one of the runs has been replayed into these servers before."""
-        keys = [key_of(run.id) for run in runs]
-        rows = await self._rows("audit_states", keys=keys)
-        durable = {row[0] for row in rows}
-        replies = await self._redis.read([("EXISTS", self._keys.state(key)) for key in keys], seconds=self._patience_s)
-        used = [key for key, reply in zip(keys, replies, strict=True) if reply or key in durable]
-        if used:
-            raise UsageError(
-                f"{used[0]!r} and {len(used) - 1} more of these runs are there already",
-                hint="A replay needs keys that nobody has used: take a prefix and a schema of its own, "
-                "or leave the URLs out and let it run on throwaway servers.",
-            )
 
     async def settle(self, *, end: float, meanwhile: Callable[[], None]) -> list[int]:
         """Wait until every shard's watermark has reached its head, and return the shards where it has not by `end`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from statecache.replay.journal import Fatal, Line, Started, Tail, journal_path
 from statecache.replay.ledger import Flights, Ledger
 from statecache.settings import process_environment
 from statecache.testing.process import Process, spawn
+from statecache.testing.workers import STOP_S
 
 CRASHES_MAX = 5
 LINE_CHARACTERS_MAX = 300
@@ -185,6 +187,16 @@ class Flushers:
         """Kill one flusher."""
         process.kill()
         self._running.remove(process)
+
+    def drain(self) -> None:
+        """End all flushers as a service manager would: they flush what is left, and give their shards back."""
+        for process in self._running:
+            process.send(signal.SIGTERM)
+        end = monotonic() + STOP_S
+        for process in self._running:
+            if not process.wait(max(0.0, end - monotonic())):
+                process.kill()
+        self._running = []
 
     def kill_all(self) -> None:
         """Kill every flusher that still runs."""

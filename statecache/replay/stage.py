@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 from statecache.errors import ConfigurationError
-from statecache.settings import Settings
+from statecache.replay.deployment import beside_others
+from statecache.settings import Settings, variable_of
 from statecache.testing import servers
 
 SERVERS = ("redis", "postgres")
+_TOLD = ("redis_url", "postgres_url", "prefix", "postgres_schema")
 
 
 class Killable(Protocol):
@@ -47,11 +49,15 @@ def urls_are_given(settings: Settings) -> bool:
 
 
 @contextmanager
-def stage(settings: Settings, *, throwaway: bool = False) -> Iterator[Stage]:
-    """Take the servers that the settings name; start throwaway ones for the block where none are, or if asked to."""
+def stage(settings: Settings, keys: Sequence[str], *, throwaway: bool = False) -> Iterator[Stage]:
+    """Set the stage for states of those keys, and of no others, until the block ends.
+
+    It stands on the servers that the settings name, or on throwaway ones where none are, or if asked to.
+    """
     if not throwaway and urls_are_given(settings):
-        environment = {"STATECACHE_REDIS_URL": settings.redis_url, "STATECACHE_POSTGRES_URL": settings.postgres_url}
-        yield Stage(settings, environment, None)
+        with beside_others(settings, keys) as own_settings:
+            environment = {variable_of(name): str(getattr(own_settings, name)) for name in _TOLD}
+            yield Stage(own_settings, environment, None)
         return
     quick = {} if {"lease_s", "lease_renew_s"} & settings.model_fields_set else {"lease_s": "2", "lease_renew_s": "0.5"}
     with servers(workers=0, appendfsync="always", settings=quick) as own:

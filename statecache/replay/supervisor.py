@@ -31,7 +31,7 @@ from statecache.replay.nemesis import KINDS, Kill, schedule
 from statecache.replay.pace import Pace, think_s_for
 from statecache.replay.progress import Casualties, ReplayProgress, Show
 from statecache.replay.report import Report, report
-from statecache.replay.runs import AgentRun
+from statecache.replay.runs import AgentRun, key_of
 from statecache.replay.stage import SERVERS, Killable, Stage, stage, urls_are_given
 from statecache.replay.story import Story, richer, story
 from statecache.replay.watermarks import Watermarks
@@ -86,14 +86,13 @@ def replay(options: Options, settings: Settings, *, show: Show) -> Report:
 
 @contextmanager
 def replayed(options: Options, settings: Settings, *, show: Show) -> Iterator[Played]:
-    """Do as `replay` does, and keep servers of the replay's own until the block ends."""
+    """Do as `replay` does, and keep what the replay made, servers of its own too, until the block ends."""
     refuse_unfit(options, settings)
     with ExitStack() as ending:
         folder = ending.enter_context(_folder(options.journals))
         show(ReplayProgress(doing="starting servers"))
-        on = ending.enter_context(stage(settings, throwaway=options.throwaway))
-        if on.servers is None:
-            asyncio.run(_refuse_used_keys(on.settings, options.runs))
+        keys = [key_of(run.id) for run in options.runs]
+        on = ending.enter_context(stage(settings, keys, throwaway=options.throwaway))
         try:
             played = Supervisor(options, on, folder, show).run()
         except AgentStopped as error:
@@ -118,13 +117,6 @@ def refuse_unfit(options: Options, settings: Settings) -> None:
                 f"{theirs[0]} is not this replay's own and will not be killed",
                 hint="Leave the URLs out and it runs on throwaway servers.",
             )
-    if "flusher" in options.kills and not options.flushers:
-        raise UsageError("flushers cannot be killed where none is started")
-
-
-async def _refuse_used_keys(settings: Settings, runs: list[AgentRun]) -> None:
-    async with Sources(settings, patience_s=settings.connect_timeout_s) as sources:
-        await sources.refuse_used_keys(runs)
 
 
 def _translated(error: AgentStopped) -> Exception:
@@ -228,7 +220,7 @@ class Supervisor:
         self._pace.set_think_s(self._think_s)
         for _ in range(self._options.flushers):
             self._flushers.start()
-        while self._options.flushers and len(self._flushers.ready()) < self._options.flushers:
+        while len(self._flushers.ready()) < self._options.flushers:
             self._look_after_flushers()
             self._tick("starting flushers", _TURN_S)
         for agent in sorted(self._agents.unfinished):
@@ -361,6 +353,8 @@ class Supervisor:
             )
             if behind:
                 verdict.note(f"not everything was flushed in time: {len(behind)} shards, {behind[0]} first")
+            self._tell("draining flushers")
+            self._flushers.drain()
             starts = await sources.starts()
             self._tell("auditing")
             async for one in sources.evidence(self._options.runs, ledger):

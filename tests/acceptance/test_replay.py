@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psycopg
+import pytest
+
+from statecache import Settings, StateCache
+from statecache.cli.exits import UNREACHABLE, status_of
+from statecache.replay.deployment import NotRemoved, beside_others
 from statecache.replay.journal import Invoke, Resumed, Tail
 from statecache.replay.ledger import Ledger
 from statecache.settings import process_environment
 from statecache.testing import servers
+from statecache.testing.embedded import Servers
+from tests.fixtures.servers import plain_client
+from tests.support.polling import pause_thread
 
 ALL = "agent,flusher,redis,postgres"
 SECONDS = 240
+QUIET = {"retention_s": "3600", "lease_s": "2", "lease_renew_s": "0.5"}
+"""Workers that take nothing away while a test looks, and leave shards soon where they are killed."""
 
 
 class Ended(NamedTuple):
@@ -93,18 +108,103 @@ def test_postgres_durability_is_acknowledged_from_postgres(tmp_path: Path) -> No
     assert sound(ended.told, durability="postgres", kills={"flusher": 3})
 
 
-def test_given_servers_are_used_and_spared(tmp_path: Path) -> None:
-    with servers(workers=0, appendfsync="always") as given:
-        environment = given.environment()
-        killed = replay("--kill", "redis", "--limit", "2", environment=environment)
-        assert (killed.status, killed.err.count("\n")) == (2, 1)
-        assert "redis is not this replay's own" in killed.err
-        ended = replay("--kill", "agent,flusher", "--limit", "6", "--seed", "5", "--json", environment=environment)
+class Inside(NamedTuple):
+    """What others find on two servers: Redis keys with their values, schemas, workers, and changes."""
+
+    redis: dict[bytes, bytes]
+    schemas: list[str]
+    workers: int
+    changes: int
+
+
+def inside(given: Servers) -> Inside:
+    """Return what the servers hold, but for the stream by which workers meet."""
+    with plain_client(given.redis_url) as client:
+        redis = {name: client.dump(name) for name in client.scan_iter() if not name.endswith(b":bell")}
+    with psycopg.connect(given.postgres_url, autocommit=True) as connection:
+        schemas = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname ~ '^statecache' ORDER BY 1")
+        names = [str(row[0]) for row in schemas]
+        counts = [connection.execute(f"SELECT count(*) FROM statecache.{table}".encode()) for table in _TABLES]
+        workers, changes = (int((rows.fetchone() or (0,))[0]) for rows in counts)
+    return Inside(redis, names, workers, changes)
+
+
+_TABLES = ("worker", "change")
+
+
+@pytest.fixture(scope="module")
+def given() -> Iterator[Servers]:
+    """Somebody's servers, at work, with a state whose key is that of a run of the sample."""
+    with servers(appendfsync="always", settings=QUIET) as own:
+        with StateCache(redis_url=own.redis_url, postgres_url=own.postgres_url, durability="postgres") as cache:
+            cache.set("runs/library-renewal", {"mine": True})
+        yield own
+
+
+def test_given_servers_are_spared(given: Servers) -> None:
+    killed = replay("--kill", "redis", "--limit", "2", environment=given.environment())
+    assert (killed.status, killed.err.count("\n")) == (2, 1)
+    assert "redis is not this replay's own" in killed.err
+
+
+def test_on_given_servers_two_at_once_leave_nothing_behind_and_can_be_repeated(given: Servers) -> None:
+    before = inside(given)
+    for seed in (5, 6):
+        arguments = ("--kill", "agent,flusher", "--limit", "4", "--seed", str(seed), "--json")
+        with ThreadPoolExecutor(2) as beside:
+            both = [beside.submit(replay, *arguments, environment=given.environment()) for _ in range(2)]
+        for ended in (one.result() for one in both):
+            assert ended.status == 0, ended.err
+            assert sound(ended.told, runs=4, kills={"agent": 3, "flusher": 3})
+        assert inside(given) == before
+
+
+def test_what_an_interrupt_ends_leaves_nothing_behind(given: Servers, tmp_path: Path) -> None:
+    before = inside(given)
+    command = [sys.executable, "-m", "statecache", "replay", "--think-ms", "200", "--journals", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=process_environment() | given.environment()) as running:
+        while running.poll() is None and not folded(tmp_path).acknowledged:
+            pause_thread()
+        during = inside(given)
+        running.send_signal(signal.SIGINT)
+        _, told = running.communicate(timeout=SECONDS)
+    assert running.returncode == 130
+    assert len(told.splitlines()) == 1
+    assert len(during.schemas) == 2
+    assert any(b"-replay-" in name for name in during.redis)
+    assert inside(given) == before
+
+
+def test_a_server_that_is_never_migrated_will_do() -> None:
+    with servers(workers=0, migrate=False) as fresh:
+        ended = replay("--limit", "1", "--json", environment=fresh.environment())
         assert ended.status == 0, ended.err
-        assert sound(ended.told, runs=6, kills={"agent": 3, "flusher": 3})
-        again = replay("--limit", "2", environment=environment)
-        assert again.status == 2
-        assert "'runs/library-renewal' and 1 more of these runs are there already" in again.err
+        assert sound(ended.told, runs=1)
+        with plain_client(fresh.redis_url) as client:
+            assert client.dbsize() == 0
+
+
+def test_a_user_who_may_make_no_schema_is_told_so(given: Servers) -> None:
+    with psycopg.connect(given.postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE guest LOGIN PASSWORD 'guest'")
+    guest = re.sub(r"//[^@]*@", "//guest:guest@", given.postgres_url)
+    ended = replay("--limit", "1", environment=given.environment() | {"STATECACHE_POSTGRES_URL": guest})
+    assert ended.status == 3
+    assert "may create" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_what_cannot_be_removed_is_named() -> None:
+    with servers(workers=0) as broken:
+        settings = Settings(redis_url=broken.redis_url, postgres_url=broken.postgres_url, connect_timeout_s=1.0)
+        with pytest.raises(NotRemoved) as caught, beside_others(settings, ["runs/1"]) as own:
+            broken.stop("redis")
+        assert f"the keys {own.prefix}:* in Redis" in caught.value.hint
+        assert own.postgres_schema not in caught.value.hint
+        assert status_of(caught.value) == UNREACHABLE
+        with psycopg.connect(broken.postgres_url) as connection:
+            found = connection.execute("SELECT to_regnamespace(%s)", [own.postgres_schema]).fetchone()
+        assert found == (None,)
 
 
 def test_where_disk_is_refused_postgres_is_taken_unless_disk_was_asked_for() -> None:
@@ -125,16 +225,9 @@ def test_servers_that_are_away_are_status_4() -> None:
     assert len(ended.err.splitlines()) == 2
 
 
-def test_a_schema_that_was_never_migrated_is_status_3() -> None:
-    with servers(workers=0, migrate=False) as given:
-        ended = replay("--limit", "1", environment=given.environment())
-    assert ended.status == 3
-    assert "statecache migrate" in ended.err
-
-
 def test_a_replay_that_takes_too_long_says_so_and_keeps_its_journals(tmp_path: Path) -> None:
-    unhurried = ("--limit", "1", "--workers", "0", "--think-ms", "60000")  # no worker, so that agents start at once
-    ended = replay(*unhurried, "--timeout", "10", "--journals", tmp_path)
+    unhurried = ("--limit", "1", "--workers", "1", "--think-ms", "60000")
+    ended = replay(*unhurried, "--timeout", "15", "--journals", tmp_path)
     assert ended.status == 1
     assert "took longer than" in ended.err
     assert list(tmp_path.glob("agent-*.jsonl"))

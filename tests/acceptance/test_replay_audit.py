@@ -17,7 +17,7 @@ from statecache.replay.evidence import Sources
 from statecache.replay.journal import Tail
 from statecache.replay.ledger import Ledger
 from statecache.replay.runs import AgentRun, key_of, read_runs
-from statecache.replay.supervisor import Options, replay
+from statecache.replay.supervisor import Options, replayed
 from statecache.testing import servers
 from tests.fixtures.servers import plain_client
 
@@ -54,22 +54,24 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with servers(workers=0) as given:
         settings = Settings(redis_url=given.redis_url, postgres_url=given.postgres_url)
         options = Options(runs=runs, seed=1, flushers=1, journals=folder, durability="memory", timeout_s=120)
-        report = replay(options, settings, show=lambda *_: None)
-        assert report.audit_ok
-        ledger = Ledger()
-        for path in sorted(folder.glob("agent-*.jsonl")):
-            ledger.take(Tail(path).read())
-        with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
-            for table in TABLES:
-                connection.execute(f"CREATE TABLE copy_of_{table} AS TABLE statecache.{table}".encode())
-        yield Scene(settings, runs, ledger)
+        with replayed(options, settings, show=lambda *_: None) as played:
+            assert played.report.audit_ok
+            ledger = Ledger()
+            for path in sorted(folder.glob("agent-*.jsonl")):
+                ledger.take(Tail(path).read())
+            scene = Scene(played.stage.settings, runs, ledger)
+            with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
+                for table in TABLES:
+                    of = f"{scene.settings.postgres_schema}.{table}"
+                    connection.execute(f"CREATE TABLE copy_of_{table} AS TABLE {of}".encode())
+            yield scene
 
 
 @pytest.fixture
 def psql(scene: Scene) -> Iterator[psycopg.Connection[Any]]:
     """A connection for tampering; afterwards every table is as it was."""
-    url = scene.settings.postgres_url
-    with psycopg.connect(url, autocommit=True, options="-c search_path=statecache,public") as connection:
+    url, path = scene.settings.postgres_url, f"{scene.settings.postgres_schema},public"
+    with psycopg.connect(url, autocommit=True, options=f"-c search_path={path}") as connection:
         yield connection
         for table in TABLES:
             connection.execute(f"TRUNCATE {table}".encode())

@@ -130,7 +130,6 @@ def test_the_main_help_names_every_command_and_exit_status(capsys: pytest.Captur
         (["replay", "--agents", "0"], "--agents"),
         (["replay", "--agents", "many"], "--agents"),
         (["replay", "--kill", "disk"], "'disk' cannot be killed"),
-        (["replay", "--kill", "flusher", "--workers", "0"], "none is started"),
         (["replay", "--durability", "eternal"], "'eternal' is not one of"),
         (["replay", "/nowhere/runs.jsonl"], "/nowhere/runs.jsonl cannot be read: No such file"),
         (["replay", "/"], "/ cannot be read"),

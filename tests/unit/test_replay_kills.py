@@ -68,8 +68,6 @@ def test_kills_that_cannot_be_are_refused_before_anything_starts() -> None:
         refuse_unfit(options(kills=("disk",)), HERE)
     with pytest.raises(UsageError, match="postgres is not this replay's own"):
         refuse_unfit(options(kills=("agent", "postgres")), HERE)
-    with pytest.raises(UsageError, match="none is started"):
-        refuse_unfit(options(kills=("flusher",), flushers=0), HERE)
 
 
 class FakeProcess:

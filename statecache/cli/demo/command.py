@@ -10,17 +10,16 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import sys
 from pathlib import Path
 from random import SystemRandom
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from statecache.cli.exits import FINDING, OK
+from statecache.cli.interrupts import Interrupts
 from statecache.cli.options import AsJson, settings_of
 from statecache.cli.screen import console, print_json
 
@@ -72,7 +71,7 @@ def demo(
     )
     settings = settings_of()
     screen = console(on_stderr=as_json)
-    with _Interrupts() as interrupts:
+    with Interrupts() as interrupts:
         with demo_view.View(screen, options) as view, replayed(options, settings, show=view) as played:
             interrupts.ignore_unless(keep)
             seconds = view.close()
@@ -144,7 +143,7 @@ def _short(path: str) -> str:
     return name if shutil.which(name) == path else shlex.quote(path)
 
 
-def _keep(played: Played, screen: Console, interrupts: _Interrupts) -> None:
+def _keep(played: Played, screen: Console, interrupts: Interrupts) -> None:
     """Leave the servers up until the interrupt, with a worker so that what is written reaches Postgres."""
     import threading
 
@@ -162,36 +161,3 @@ def _keep(played: Played, screen: Console, interrupts: _Interrupts) -> None:
         screen.print("Stopping.")
     finally:
         interrupts.ignore()
-
-
-class _Interrupts:
-    """A block in which the first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt, and none disturbs the end."""
-
-    _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self._over = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in self._NUMBERS:
-            self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
-        for number, before in self._before.items():  # an impatient second one must not change the exit status
-            signal.signal(number, signal.SIG_IGN if interrupted else before)
-
-    def ignore(self) -> None:
-        """Ignore signals from now on."""
-        self._over = True
-
-    def ignore_unless(self, wanted: bool) -> None:
-        """Ignore signals from now on, unless one more is wanted."""
-        self._over = not wanted
-
-    def _handle(self, _: int, __: FrameType | None) -> None:
-        if not self._over:
-            self._over = True
-            raise KeyboardInterrupt

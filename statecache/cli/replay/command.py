@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from statecache.cli.exits import FINDING, OK, USAGE
+from statecache.cli.interrupts import Interrupts
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import print_json
 from statecache.errors import UsageError
@@ -19,7 +20,7 @@ from statecache.model import DURABILITIES
 def replay(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Recorded runs; else a sample.")] = None,
     agents: Annotated[int, typer.Option(min=1, max=64, help="Agent processes.")] = 4,
-    workers: Annotated[int, typer.Option(min=0, max=16, help="Flusher processes to start.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Flusher processes to start.")] = 2,
     kill: Annotated[str, typer.Option(metavar="KINDS", help="Of agent,flusher,redis,postgres; each three times.")] = "",
     seed: Annotated[int | None, typer.Option(min=0, help="Fixes the moments of the kills.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="RUNS", help="Only the first runs.")] = None,
@@ -33,7 +34,8 @@ def replay(
 ) -> int:
     """Replay recorded agent runs, kill what they stand on, and audit that nothing is lost, doubled or forked.
 
-    Without URLs, in settings or here, it runs on throwaway servers of its own, which it may kill. Exit status 1 where
+    Without URLs, in settings or here, it runs on throwaway servers of its own, which it may kill. On yours it makes a
+    key prefix and a Postgres schema of its own beside what is there, and removes them at its end. Exit status 1 where
     the audit fails, 2 where something could not be killed three times with commits in flight.
 
     \b
@@ -63,7 +65,7 @@ def replay(
     )
     refuse_unfit(options, settings)
     typer.echo(f"seed {options.seed}: {len(options.runs)} runs, {options.messages} messages", err=True)
-    with replay_view.View(options.messages) as view:
+    with Interrupts(), replay_view.View(options.messages) as view:
         report = run(options, settings, show=view)
     replay_view.show(report, on_stderr=as_json)
     if as_json:
