@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from statecache.testing import servers
 from tests.fixtures.surroundings import short_folder
-from tests.support.pages import ROOT, PageFailed, Reader, blocks, psql_folder
+from tests.support.pages import ROOT, Behind, PageFailed, Reader, blocks, psql_folder
 
 PAGES = [
     page
@@ -22,6 +25,10 @@ PAGES = [
 ]
 BY_ITSELF: tuple[str, ...] = ("quickstart.md",)
 """Pages that begin the servers themselves."""
+DEV = "statecache dev"
+SEEDS = (1, 2)
+"""Two readings of all pages, each in an order of its own."""
+PAGE_S = 120.0
 
 REDIS_CLI = f"""#!{sys.executable}
 import sys, redis
@@ -92,6 +99,42 @@ def test_a_page_that_begins_with_nothing_does_what_it_says(
     for setting in ("STATECACHE_REDIS_URL", "STATECACHE_POSTGRES_URL"):
         monkeypatch.setenv(setting, "")
     _follow(ROOT / "docs" / name, environment, tmp_path)
+
+
+@pytest.fixture
+def dev(environment: dict[str, str], tmp_path: Path) -> Iterator[Behind]:
+    """`statecache dev`, ready, in a home of its own; at the end it stops by itself."""
+    begun = Behind(DEV, environment=environment, folder=tmp_path)
+    ready = begun.prints("Ctrl-C stops them.")
+    yield begun
+    assert (ready, begun.end()) == (True, 0), begun.printed
+
+
+def _run(command: list[str], environment: dict[str, str]) -> str:
+    """Run a command and return what it printed; if it fails, return that as well, and why."""
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=PAGE_S, stdin=subprocess.DEVNULL
+    )
+    return done.stdout if done.returncode == 0 else f"FAILED: {command} {done.stdout}{done.stderr[-2000:]}"
+
+
+def test_every_page_does_what_it_says_in_any_order_and_again_on_one_dev(
+    dev: Behind, environment: dict[str, str], tmp_path: Path
+) -> None:
+    indented = re.findall(r"^  (\S.*)$", dev.printed, re.MULTILINE)
+    exports = dict(line.removeprefix("export ").split("=", 1) for line in indented if line.startswith("export "))
+    hint = [line for line in indented if not line.startswith("export ")]
+    assert (len(exports), len(hint)) == (2, 4)
+    told: list[str] = []
+    for seed in SEEDS:
+        told += [_run(["bash", "-c", line], environment | exports) for line in hint]
+        for page in Random(seed).sample(PAGES, k=len(PAGES)):
+            folder = tmp_path / f"{seed}-{page.stem}"
+            folder.mkdir()
+            following = [sys.executable, "-m", "tests.support.pages", str(page), str(folder), DEV]
+            told.append(_run(following, environment | exports))
+    failed = [one for one in told if one.startswith("FAILED")]
+    assert not failed, "\n".join(failed)
 
 
 def test_a_statement_that_postgres_refuses_is_a_failure(running: dict[str, str], tmp_path: Path) -> None:

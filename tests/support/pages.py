@@ -15,6 +15,10 @@ What a fence says about its block:
 
 In what is printed, `…` stands for anything within a line, and for any lines where it is a line by itself; how much
 space lies between words does not count.
+
+    python -m tests.support.pages PAGE FOLDER [COMMAND…]
+
+follows one page in this process, whose environment says where the servers are; the commands are running already.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from inspect import CO_COROUTINE
 from pathlib import Path
@@ -108,11 +113,12 @@ class PageFailed(AssertionError):
 
 
 class Reader:
-    """A reader with an environment and a folder, at the top of a page."""
+    """A reader with an environment and a folder, at the top of a page; `running` are commands that go on already."""
 
-    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+    def __init__(self, environment: dict[str, str], folder: Path, *, running: Collection[str] = ()) -> None:
         self.environment = environment
         self._folder = folder
+        self._running = running
         self._names: dict[str, Any] = {"__name__": "__main__"}
         self._printed = ""
         self._runner = asyncio.Runner()
@@ -167,6 +173,8 @@ class Reader:
 
     def _console(self, block: Block) -> None:
         for command, said in console_lines(block.text):
+            if command in self._running:
+                continue
             if block.info == "console background":
                 self._begin(block, command, said)
             elif command.endswith(" &"):
@@ -257,3 +265,13 @@ class Behind:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._reading.join(COMMAND_S)
         return status
+
+
+def main(page: str, folder: str, *running: str) -> None:
+    """Follow one page."""
+    with Reader(dict(os.environ), Path(folder), running=running) as reader:
+        reader.follow(Path(page).read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
