@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit status: 0 ok, 1 finding, 2 usage, 3 configuration, 4 unreachable, 5 output not written. "
+    epilog="Exit status: 0 ok, 1 finding, 2 usage, 3 configuration, 4 unreachable, 5 no room to write. "
     "Settings: STATECACHE_* variables.",
 )
 

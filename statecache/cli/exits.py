@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-
 from statecache.errors import (
     ConfigurationError,
     DurabilityRefused,
@@ -13,21 +11,20 @@ from statecache.errors import (
     Unavailable,
     UsageError,
 )
+from statecache.testing.room import NoRoom
 
 OK = 0
 FINDING = 1
 USAGE = 2
 CONFIGURATION = 3
 UNREACHABLE = 4
-UNWRITTEN = 5
+FULL_DISK = 5
 INTERRUPTED = 130
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What writing fails with where there is no room left."""
 _STATUS = (
     ((UsageError, InvalidKey, LimitExceeded), USAGE),
     ((ConfigurationError, DurabilityRefused), CONFIGURATION),
     ((Unavailable,), UNREACHABLE),
+    ((NoRoom,), FULL_DISK),
 )
 _NO_ENTRY = ("no password supplied", "no pg_hba.conf entry")
 """What libpq says of a user that is not let in, beside what names authentication."""

@@ -16,10 +16,11 @@ import typer
 
 from statecache.cli.app import app
 from statecache.cli.error_text import facts_of, given_by, line_of, origin_told
-from statecache.cli.exits import FULL, INTERRUPTED, OK, UNWRITTEN, USAGE, status_of
+from statecache.cli.exits import FULL_DISK, INTERRUPTED, OK, USAGE, status_of
 from statecache.cli.screen import print_json
 from statecache.errors import StateCacheError
 from statecache.settings import process_environment
+from statecache.testing.room import FULL
 
 _Usage: type[Exception] = typer.BadParameter.__mro__[2]
 """What every wrong use of the command line is to typer: its class moved between releases."""
@@ -65,7 +66,7 @@ def _full(error: OSError) -> int:
     _drop_stdout()
     where = f" ({error.filename})" if error.filename else ""
     print(f"statecache: the output could not be written: {error.strerror}{where}.", file=sys.stderr)
-    return UNWRITTEN
+    return FULL_DISK
 
 
 def _drop_stdout() -> None:

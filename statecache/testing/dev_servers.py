@@ -27,6 +27,7 @@ from statecache.testing.leftovers import kill_recorded
 from statecache.testing.ports import is_free, why_not_free
 from statecache.testing.postgres import Postgres
 from statecache.testing.process import RunAs
+from statecache.testing.room import full_disks_told, is_full
 from statecache.testing.valkey import Valkey
 from statecache.testing.workers import Workers, migrate
 
@@ -60,7 +61,7 @@ class Kept:
         self._ending = ExitStack()
 
     def __enter__(self) -> Self:
-        with ExitStack() as on_failure:
+        with full_disks_told(*self._homes()), ExitStack() as on_failure:
             on_failure.callback(self._ending.close)
             self._take_folder()
             scratch = Throwaway.create(self._run_as)
@@ -80,13 +81,19 @@ class Kept:
     def revive(self) -> list[str]:
         """Start again what has ended, and return the names."""
         ended = [server for server in (self.redis, self.postgres) if server.pid is None]
-        for server in ended:
-            server.start()
         names = [server.name for server in ended]
-        if not self.workers.pids:
-            self.workers.start(1)
-            names.append("worker")
+        with full_disks_told(*self._homes()):
+            for server in ended:
+                server.start()
+            if not self.workers.pids:
+                self.workers.start(1)
+                names.append("worker")
         return names
+
+    def _homes(self) -> list[Path]:
+        """Return the folders of the data, which may lie on two disks."""
+        postgres = self.folder / "postgres"
+        return [self.folder, postgres.readlink()] if postgres.is_symlink() else [self.folder]
 
     def _take_folder(self) -> None:
         with _told_in_one_line(self.folder):
@@ -185,6 +192,8 @@ def _told_in_one_line(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if is_full(error):
+            raise
         raise ConfigurationError(
             f"the data cannot be kept in {folder}: {error.strerror}", hint="Give another folder."
         ) from error

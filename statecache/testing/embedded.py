@@ -23,6 +23,7 @@ from statecache.testing.binaries import postgres_install, valkey_server
 from statecache.testing.folders import Throwaway, ordinary_user
 from statecache.testing.postgres import Postgres
 from statecache.testing.process import RunAs
+from statecache.testing.room import full_disks_told
 from statecache.testing.server import Server
 from statecache.testing.valkey import Valkey
 from statecache.testing.workers import Workers, migrate
@@ -80,7 +81,8 @@ class Servers:
         self._owner = os.getpid()
         atexit.register(self.close)
         try:
-            self._start_parts(self._held)
+            with full_disks_told(folder.path):
+                self._start_parts(self._held)
         except BaseException:  # an interrupt too must not leave servers behind
             self.close()
             raise

@@ -8,6 +8,7 @@ so that a killed server leaves nothing in /dev/shm.
 from __future__ import annotations
 
 import secrets
+import shutil
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
@@ -87,8 +88,14 @@ class Postgres(Server):
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._run_as is not None:
             home.chmod(0o711)
+        for torn in home.glob("data.new-*"):  # of a start that was killed
+            shutil.rmtree(torn, ignore_errors=True)
         fresh = home / f"data.new-{secrets.token_hex(4)}"
-        password = copy_template(fresh, install=self._install, run_as=self._run_as, scratch=self._scratch)
+        try:
+            password = copy_template(fresh, install=self._install, run_as=self._run_as, scratch=self._scratch)
+        except BaseException:  # a full disk, an interrupt: what was copied only takes up room
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
         self._password_file.touch(mode=0o600)
         self._password_file.write_text(password)
         fresh.rename(self.data)  # last: where there are data, there is their password

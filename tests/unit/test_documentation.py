@@ -142,8 +142,8 @@ def test_every_command_stands_on_the_page_of_the_command_line() -> None:
 
 
 def test_the_exit_codes_are_those_of_the_code() -> None:
-    codes = [status.OK, status.FINDING, status.USAGE, status.CONFIGURATION, status.UNREACHABLE, status.UNWRITTEN]
-    names = ["ok", "a finding", "usage", "configuration", "unreachable", "no room to write the output"]
+    codes = [status.OK, status.FINDING, status.USAGE, status.CONFIGURATION, status.UNREACHABLE, status.FULL_DISK]
+    names = ["ok", "a finding", "usage", "configuration", "unreachable", "no room to write"]
     said = ", ".join(f"{code} {name}" for code, name in zip(codes, names, strict=True))
     assert f"Exit codes of every command: {said}." in COMMANDS
 
