@@ -42,9 +42,9 @@ def run_dev(
     """Run the servers until told to stop, and return the exit status.
 
     On stdout it tells a person what happens, or with `as_json` a program: one JSON object a line, with an `event` and
-    its facts: `running` (folder, redis_url, postgres_url), `restarted` (server), `stopping`. A port that is given is
-    insisted on; otherwise that of the last run is taken if it is free, else another one. Raises ConfigurationError
-    where another one runs in the folder, and Unavailable where a server does not start.
+    its facts: `running` (folder, postgres_folder, redis_url, postgres_url), `restarted` (server), `stopping`. A port
+    that is given is insisted on; otherwise that of the last run is taken if it is free, else another one. Raises
+    ConfigurationError where another one runs in the folder, and Unavailable where a server does not start.
     """
     refuse_unfit_platform()
     from statecache.testing.dev_servers import Kept
@@ -56,7 +56,12 @@ def run_dev(
         Kept(folder, redis_port=redis_port, postgres_port=postgres_port) as kept,
     ):
         signals.interrupt = False
-        where = {"folder": str(kept.folder), "redis_url": kept.redis.url, "postgres_url": kept.postgres.url}
+        where = {
+            "folder": str(kept.folder),
+            "postgres_folder": str(kept.postgres_folder),
+            "redis_url": kept.redis.url,
+            "postgres_url": kept.postgres.url,
+        }
         voice.tell("running", _welcome(kept), **where)
         _watch(kept, signals, voice)
         voice.tell("stopping", "Stopping; the data stay.\n")
@@ -155,8 +160,21 @@ Look at it in Redis, in Postgres, or ask where it is:
   {in_postgres}
   statecache where {EXAMPLE_KEY}
 
-Ctrl-C stops them.
+{_elsewhere(kept)}Ctrl-C stops them.
 """
+
+
+def _elsewhere(kept: Kept) -> str:
+    """Return what root has to know of data that are not in the folder, and of those that nobody looks after."""
+    lines: list[str] = []
+    if kept.postgres_folder.parent != kept.folder:
+        lines += [
+            f"Postgres has its data in {kept.postgres_folder}, for it cannot be run by root, and nobody else",
+            f"gets at {kept.folder}. They stay where that folder is deleted.",
+        ]
+    for home, owner in kept.left_behind():
+        lines.append(f"Nothing leads to {home} from {owner} any more; if that is deleted: rm -r {home}")
+    return "".join(f"{line}\n" for line in lines) + "\n" * bool(lines)
 
 
 def _ways_to_look(kept: Kept) -> tuple[str, str]:

@@ -96,7 +96,7 @@ def dev(
 ) -> int:
     """Run a Valkey, a Postgres and a worker to develop against, until Ctrl-C. No Docker, no root.
 
-    With --json the first object holds the folder, `redis_url` and `postgres_url`: the servers answer when it is there.
+    With --json the first object holds the folders, `redis_url` and `postgres_url`: the servers answer when it is there.
 
     \b
     Examples:

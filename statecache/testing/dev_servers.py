@@ -78,6 +78,20 @@ class Kept:
         """Return the variables with which clients find these servers."""
         return {"STATECACHE_REDIS_URL": self.redis.url, "STATECACHE_POSTGRES_URL": self.postgres.url}
 
+    @property
+    def postgres_folder(self) -> Path:
+        """The folder in which Postgres has its data, which root may have elsewhere."""
+        home = self.folder / "postgres"
+        return home.readlink() if home.is_symlink() else home
+
+    def left_behind(self) -> list[tuple[Path, str]]:
+        """Return folders of Postgres data to which no link leads any more, each with the folder that it belonged to."""
+        if self._run_as is None:
+            return []
+        owners = [(home, home / "of") for home in sorted(SYSTEM_DATA.glob("dev-*"))]
+        known = [(home, owner.read_text()) for home, owner in owners if owner.exists()]
+        return [(home, of) for home, of in known if not _leads_to(Path(of) / "postgres", home)]
+
     def revive(self) -> list[str]:
         """Start again what has ended, and return the names."""
         ended = [server for server in (self.redis, self.postgres) if server.pid is None]
@@ -92,8 +106,7 @@ class Kept:
 
     def _homes(self) -> list[Path]:
         """Return the folders of the data, which may lie on two disks."""
-        postgres = self.folder / "postgres"
-        return [self.folder, postgres.readlink()] if postgres.is_symlink() else [self.folder]
+        return [self.folder, self.postgres_folder]
 
     def _take_folder(self) -> None:
         with _told_in_one_line(self.folder):
@@ -233,10 +246,14 @@ def _linked_home(link: Path) -> Path:
     home.mkdir(mode=0o711, exist_ok=True)
     owner = home / "of"
     other = Path(owner.read_text()) if owner.exists() else link.parent
-    if other != link.parent and (other / link.name).is_symlink() and (other / link.name).readlink() == home:
+    if other != link.parent and _leads_to(other / link.name, home):
         raise ConfigurationError(
             f"{link.parent} is a copy of {other}, and leads to the same Postgres",
             hint=f"Remove {link} to begin with an empty one, or use {other}.",
         )
     owner.write_text(str(link.parent))
     return home
+
+
+def _leads_to(link: Path, home: Path) -> bool:
+    return link.is_symlink() and link.readlink() == home

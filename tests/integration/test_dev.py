@@ -196,8 +196,9 @@ def test_a_program_reads_one_object_a_line_for_all_that_happens(folder: Path) ->
     command = [sys.executable, "-m", "statecache", "dev", "--json", "--folder", str(folder)]
     dev = Dev(None, command=command, last="}")
     running = msgspec.json.decode(dev.printed)
-    assert [*running] == ["event", "folder", "redis_url", "postgres_url"]
+    assert [*running] == ["event", "folder", "postgres_folder", "redis_url", "postgres_url"]
     assert (running["event"], running["folder"]) == ("running", str(folder))
+    assert running["postgres_folder"] == str(folder / "postgres")
     dev.redis_url, dev.postgres_url = running["redis_url"], running["postgres_url"]
     _write(dev, "kept")
     os.kill(int((folder / "redis.pid").read_text().split()[0]), signal.SIGKILL)
@@ -289,6 +290,8 @@ def test_below_a_closed_home_of_root_the_data_of_postgres_go_where_it_can_reach_
     assert f"in {home}/" in dev.printed
     (data,) = system_data.glob("*/data")
     assert data.stat().st_uid != 0
+    assert f"Postgres has its data in {data.parent}, " in dev.printed
+    assert "Nothing leads" not in dev.printed
     assert dev.end() == (0, "")
     assert home.stat().st_mode & 0o777 == 0o700
     again = Dev(None, environment=environment, system_data=system_data)
@@ -305,6 +308,8 @@ def test_a_folder_that_was_removed_and_made_anew_does_not_find_the_data_of_the_o
         dev = Dev(folder, system_data=system_data)
         _write(dev, word)
         assert _words(dev) == {word}
+        told = re.findall(rf"Nothing leads to (\S+) from {folder} any more; .*: rm -r \1\n", dev.printed)
+        assert [Path(left) for left in told] == ([(home / "old/postgres").readlink()] if word == "new" else [])
         assert dev.end() == (0, "")
         folder.rename(home / word)
     moved = Dev(home / "old", system_data=system_data)
