@@ -29,10 +29,9 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 async def recorded(settings: Settings) -> list[Recorded]:
     """Return what is recorded."""
-    from statecache._async.client import AsyncStateCache
-    from statecache.cli.connecting import patient
+    from statecache.cli.connecting import client
 
-    async with AsyncStateCache(settings=await patient(settings)) as cache:
+    async with client(settings) as cache:
         rows = await cache.runtime.postgres.fetch("namespaces", {}, seconds=cache.settings.timeout_s)
         names = ("namespace", "locking", "changed_by", "changed_at")
         return [Recorded(**dict(zip(names, row, strict=True))) for row in rows]
@@ -40,12 +39,10 @@ async def recorded(settings: Settings) -> list[Recorded]:
 
 async def record(settings: Settings, namespace: str, locking: Locking) -> None:
     """Record how a namespace's locks are kept."""
-    from statecache._async.client import AsyncStateCache
-    from statecache.cli.connecting import patient
+    from statecache.cli.connecting import client
 
-    settings = (await patient(settings)).model_copy(update={"writer": f"operator {operator()}"})
-    async with AsyncStateCache(settings=settings) as cache:
-        await cache.runtime.policies.record(namespace, locking, seconds=settings.timeout_s)
+    async with client(settings, writer=f"operator {operator()}") as cache:
+        await cache.runtime.policies.record(namespace, locking, seconds=cache.settings.timeout_s)
 
 
 def policy(

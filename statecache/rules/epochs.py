@@ -295,7 +295,7 @@ def _adopt(row: ShardRow, look: Look, authority: Authority, vouched: Collection[
         return Opening(seen=seen)
     if not row.epoch:
         return Refusal(
-            why="this Redis holds no data set of ours; a worker or `statecache migrate` adopts it", wait=True
+            why="this Redis holds no data set of ours yet: `statecache migrate` adopts it, or a worker", wait=True
         )
     emptied = " The URL names another database number of that server, or it was emptied."
     return Refusal(

@@ -163,7 +163,7 @@ async def _batch_too_slow(world: World) -> None:
 
 
 async def _worker_elsewhere(world: World) -> None:
-    columns, told = "id, host, pid, beat_until, avoids, trouble", "32 closed shards: only on an operator's word"
+    columns, told = "id, host, pid, beat_until, avoids, trouble", "32 shards are closed: only on an operator's word"
     row = f"INSERT INTO worker ({columns}) VALUES ('old', 'h', 1, now() + interval '1 hour', 4, %s)"
     world.psql.execute(row.encode(), (told,))
 

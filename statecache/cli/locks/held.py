@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache._async.client import AsyncStateCache
-from statecache.cli.connecting import patient
+from statecache.cli.connecting import client
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError
 from statecache.model import Token
@@ -42,7 +41,7 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True):
 
 async def locks(settings: Settings, key: str | None) -> list[Lock]:
     """Return the locks that are held, longest first, or that of `key`; raise ConfigurationError without a data set."""
-    async with AsyncStateCache(settings=await patient(settings)) as cache:
+    async with client(settings) as cache:
         keys, settings = cache.runtime.keys, cache.settings
         shards = range(keys.shards) if key is None else [keys.shard(key)]
         names = [name for shard in shards for name in (keys.leases(shard), keys.waiters(shard))]
@@ -51,8 +50,8 @@ async def locks(settings: Settings, key: str | None) -> list[Lock]:
     if not any(replies):  # a shard that was opened has these keys, whoever holds a lock
         raise ConfigurationError(
             f"{masked(settings.redis_url)}: no data set under the prefix {keys.prefix!r} has been opened here",
-            hint="Name the Redis and the prefix of the deployment. Where they are right, Redis lost its data: see "
-            "`statecache status`.",
+            hint="Name the Redis and the prefix of the deployment. Where they are right: `statecache migrate` adopts a "
+            "new Redis; of one that lost its data `statecache status` says more.",
         )
     now_ms = int(seconds) * 1000 + int(micros) // 1000
     found: list[Lock] = []
@@ -64,7 +63,7 @@ async def locks(settings: Settings, key: str | None) -> list[Lock]:
 
 async def take_away(settings: Settings, lock: Lock) -> bool:
     """Break a lock if it is still as it was shown; return whether it is broken."""
-    async with AsyncStateCache(settings=await patient(settings)) as cache:
+    async with client(settings) as cache:
         token = Token.parse(lock.token) or Token(0, 0)
         return await cache.runtime.leases.take_away(lock.key, token, end=monotonic() + cache.settings.timeout_s)
 

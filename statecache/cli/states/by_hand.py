@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from statecache._async.client import AsyncStateCache
-from statecache.cli.connecting import patient
+from statecache.cli.connecting import client
 from statecache.cli.screen import Counting
 from statecache.core.read.listed import Listed, Order
 from statecache.errors import CodecError, PostgresUnavailable
@@ -155,14 +155,14 @@ def _parked(shard: int, position: Position) -> Fate:
 
 async def get(settings: Settings, key: str) -> Seen:
     """Read a state from the primary."""
-    async with AsyncStateCache(settings=await patient(settings)) as cache:
+    async with client(settings) as cache:
         record = await cache.runtime.reader.primary(key, end=cache.end_of(None))
         return seen_of(record, await fate_of(cache, record))
 
 
 async def put(settings: Settings, key: str, value: Any, *, create: bool, more: dict[str, Any]) -> State[Any]:
     """Write a value; with `create` only where there is none."""
-    async with AsyncStateCache(settings=await patient(settings)) as cache:
+    async with client(settings) as cache:
         verb = cache.create if create else cache.set
         written: State[Any] = await verb(key, value, **more)
         return written
@@ -170,7 +170,7 @@ async def put(settings: Settings, key: str, value: Any, *, create: bool, more: d
 
 async def rm(settings: Settings, key: str, more: dict[str, Any]) -> State[None] | None:
     """Delete a state, also a quarantined change, which the verb alone would not find; return the tombstone, if any."""
-    async with AsyncStateCache(settings=await patient(settings)) as cache:
+    async with client(settings) as cache:
         tombstone = await cache.delete(key, **more)
         if tombstone is None:
             record = await cache.runtime.reader.record(key, end=cache.end_of(None))
@@ -184,7 +184,7 @@ async def rm_many(
 ) -> int:
     """Delete the `names` or what is under the `prefix`, quarantined changes too, and return how many there were."""
     doing = "counting" if dry_run else "deleting"
-    async with AsyncStateCache(settings=await patient(settings)) as cache:
+    async with client(settings) as cache:
         with Counting(doing, total) as progress:
             return await cache.delete_many(**chosen, **more, dry_run=dry_run, progress=progress)
 
@@ -192,7 +192,7 @@ async def rm_many(
 async def ls(settings: Settings, prefix: str, *, newest: bool, limit: int) -> tuple[list[dict[str, Any]], bool]:
     """Return states and whether there are more; `durable` is what the listing saw, whatever this Redis knows of it."""
     found: list[dict[str, Any]] = []
-    async with AsyncStateCache(settings=await patient(settings)) as cache:
+    async with client(settings) as cache:
         seconds = cache.settings.timeout_s
         order: Order = "newest" if newest else "key"
         listed = Listed(selection=Selection(prefix=prefix), order=order, limit=limit + 1 if limit else None)
@@ -211,5 +211,5 @@ async def ls(settings: Settings, prefix: str, *, newest: bool, limit: int) -> tu
 
 async def namespaces(settings: Settings) -> list[str]:
     """Return the namespaces that hold states, or changes that are not yet in Postgres, sorted."""
-    async with AsyncStateCache(settings=await patient(settings)) as cache:
+    async with client(settings) as cache:
         return await cache.namespaces()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from statecache.cli.connecting import patient
+from statecache.cli.connecting import client
 from statecache.cli.exits import FINDING, OK
 from statecache.cli.options import (
     Actor,
@@ -83,11 +83,10 @@ def _cut_to_whole_lines(output: Path, file: BinaryIO, prefix: str) -> str:
 
 
 async def _export(settings: Settings, prefix: str, after: str, file: BinaryIO, progress: Callable[[int], None]) -> int:
-    from statecache._async.client import AsyncStateCache
     from statecache.cli.states.transfer import exported
 
     count = 0
-    async with AsyncStateCache(settings=await patient(settings)) as cache:
+    async with client(settings) as cache:
         async for line in exported(cache, prefix, after=after):
             file.write(line + b"\n")
             count += 1
@@ -147,9 +146,8 @@ def _name(what: str, lines: list[str]) -> None:
 
 
 async def _import(settings: Settings, file: BinaryIO, **how: Any) -> Any:
-    from statecache._async.client import AsyncStateCache
     from statecache.cli.states.transfer import imported
 
-    async with AsyncStateCache(settings=await patient(settings)) as cache:
+    async with client(settings) as cache:
         with Counting("importing") as progress:
             return await imported(cache, file, **how, progress=lambda done: progress(done.count))

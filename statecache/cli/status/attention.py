@@ -67,6 +67,9 @@ def _servers(found: Overview) -> Iterator[str]:
 
 
 def _gates(found: Overview, shards: Sequence[Shard]) -> Iterator[str]:
+    if found.epoch == 0 and found.shards["closed"]:
+        yield "no shard was ever opened: `statecache migrate` adopts this Redis, or a worker, if it is the right one"
+        return
     some = [one for one in shards if one.open is False][:_NAMED]
     for one in some:
         yield f"the gate of shard {one.shard} is closed: {one.closed_because}; {GATES}"

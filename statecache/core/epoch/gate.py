@@ -104,11 +104,17 @@ class Gate:
 
     def refuse(self, refused: dict[int, Refusal]) -> None:
         """Raise the error that says why shards could not be opened."""
-        shard, reason = min(refused.items())
+        reason = refused[min(refused)]
         if reason.redis_key:
             raise ForeignData(reason.redis_key, reason=reason.why)
+        raise Unavailable("epoch", detail=self.told(refused))
+
+    def told(self, refused: dict[int, Refusal]) -> str:
+        """Return which shards could not be opened, where, and why the first of them."""
+        shard, reason = min(refused.items())
+        which = f"shard {shard} is" if len(refused) == 1 else f"{len(refused)} shards are, {shard} first,"
         where = f"{masked(self.settings.redis_url)} and {masked(self.settings.postgres_url)}"
-        raise Unavailable("epoch", detail=f"{len(refused)} closed shards, {shard} first, at {where}: {reason.why}")
+        return f"{which} closed, at {where}: {reason.why}"
 
 
 __all__ = ["Gate", "Opened", "AttemptResult"]

@@ -1,13 +1,17 @@
 """How a client gets a closed shard opened: by itself where the data set continues the row, else on others' word.
 
 Of a client's tasks one opens a shard and the others wait for it. While it waits for somebody else it holds no
-connection: others go on. Writes that find the gate closed while Postgres is down raise `Unavailable(reason="epoch")`
-when their time is up: better no write than one that may have to be taken back.
+connection: others go on. After a second it says in the log what it waits for, for nobody may be there who
+could do it: a worker that starts in a moment, and a `statecache migrate` that was forgotten, look the same. Writes that
+find the gate closed while Postgres is down raise `Unavailable(reason="epoch")` when their time is up: better no write
+than one that may have to be taken back.
 """
 
 from __future__ import annotations
 
+import logging
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -27,6 +31,12 @@ if TYPE_CHECKING:
     from statecache.rules.epochs import Refusal
     from statecache.settings import Settings
 
+SILENT_S = 1.0
+"""How long an opening waits for others without a word."""
+TOLD_EVERY_S = 10.0
+"""How often a client says it at most, however many shards wait."""
+_logger = logging.getLogger("statecache")
+
 
 class Opener:
     """The opening of shards on a client's authority."""
@@ -36,6 +46,7 @@ class Opener:
         self._timeout_s = settings.timeout_s
         self._redis = redis
         self._postgres = postgres
+        self._told_at = -inf
         self._reset()
 
     def _reset(self) -> None:
@@ -63,6 +74,7 @@ class Opener:
         token, backoff = self._gate.new_token(), Backoff(0.01, 0.25)
         refused: dict[int, Refusal] = {}
         last_error: Exception | None = None
+        begun = monotonic()
         while True:
             seconds = max(min(end - monotonic(), self._timeout_s), 0.001)
             try:
@@ -86,7 +98,14 @@ class Opener:
                     return
                 if not refused[shard].wait or backoff.outlasts(end):
                     self._gate.refuse(refused)
+                self._tell(refused, begun=begun, end=end)
             await self._redis.io.sleep(backoff.take())
+
+    def _tell(self, refused: dict[int, Refusal], *, begun: float, end: float) -> None:
+        now = monotonic()
+        if now - begun >= SILENT_S and now - self._told_at >= TOLD_EVERY_S:
+            self._told_at = now
+            _logger.warning("waiting, for at most %.0f s more: %s", end - now, self._gate.told(refused))
 
     async def _attempt(self, shard: int, token: str, seconds: float) -> AttemptResult:
         session = await self._postgres.pool.take(seconds)
