@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from statecache.agent_run import AgentRun
+from statecache.changes import Change
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
@@ -17,6 +18,7 @@ from statecache.errors import (
     ChangeIdReused,
     CodecError,
     ConfigurationError,
+    CursorEnded,
     DurabilityNotMet,
     DurabilityRefused,
     ForeignData,
@@ -78,10 +80,12 @@ __all__ = [
     "AsyncStateCache",
     "Backpressure",
     "BulkError",
+    "Change",
     "ChangeIdReused",
     "CodecError",
     "ConfigurationError",
     "Create",
+    "CursorEnded",
     "Delete",
     "Done",
     "DrainReport",

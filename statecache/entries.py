@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from statecache.model import STATES_PER_COMMIT_MAX, Change, ChangeSet, Position, Token
+from statecache.model import STATES_PER_COMMIT_MAX, ChangeRecord, ChangeSet, Position, Token
 
 FORMAT = 2
 """The newest format that this release reads; what has no tokens is written in the first, for workers of old."""
@@ -98,8 +98,8 @@ def _tokens(fields: Sequence[bytes], at: int) -> tuple[tuple[str, Token], ...]:
     return tuple(tokens)
 
 
-def _changes(change_id: str, fields: Sequence[bytes], at: int) -> tuple[Change, ...]:
-    changes: list[Change] = []
+def _changes(change_id: str, fields: Sequence[bytes], at: int) -> tuple[ChangeRecord, ...]:
+    changes: list[ChangeRecord] = []
     end = len(fields)
     while at < end:
         i = len(changes)
@@ -112,7 +112,7 @@ def _changes(change_id: str, fields: Sequence[bytes], at: int) -> tuple[Change, 
         if after < end and fields[after] == _TTLS[i]:
             after += 2
         changes.append(
-            Change(
+            ChangeRecord(
                 change_id=change_id,
                 key=fields[at + 1].decode(),
                 op=op,
@@ -171,11 +171,11 @@ def change_set_of_states(
         raise ForeignEntry(f"the state holds text that is not UTF-8: {error.reason}") from None
 
 
-def _change_of_state(state: Mapping[str, bytes]) -> Change:
+def _change_of_state(state: Mapping[str, bytes]) -> ChangeRecord:
     op = _OPS.get(state["op"])
     if op is None:
         raise ForeignEntry("the state's op is not one of ours")
-    return Change(
+    return ChangeRecord(
         change_id=state["change_id"].decode(),
         key=state["key"].decode(),
         op=op,

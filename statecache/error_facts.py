@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from statecache.model import State
+    from statecache.model import Position, State
 
 
 class StateCacheError(Exception):
@@ -61,6 +61,20 @@ class BulkError(StateCacheError):
         first, error = next(iter(self.errors.items()))
         count = len(self.errors) + len(self.states)
         return self._filled(failed=len(self.errors), count=count, first=first, reason=unended(error.problem))
+
+
+class CursorEnded(StateCacheError):
+    """Changes of shard {shard} cannot be read on from this cursor: {reason}."""
+
+    hint = "Begin anew, or go on with since=error.cursor, and see to what lies between by yourself."
+    __module__ = "statecache.errors"
+    shard: int
+    position: Position
+    reason: str
+    cursor: str
+
+    def __init__(self, shard: int, position: Position, *, reason: str, cursor: str) -> None:
+        super().__init__(shard=shard, position=position, reason=reason, cursor=cursor)
 
 
 def unended(text: str) -> str:

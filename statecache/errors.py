@@ -10,9 +10,8 @@ What a writer may conclude:
 * `Forked` and `Quarantined` say that the commit was applied in Redis, and that Postgres set it aside.
 * `Lost` says that a commit was applied, and is gone: with its Redis, or, in whole or in part, with its stream's entry.
 * `LeaseLost` says that a lease is over; commits under it that were acknowledged before are applied.
-* `StepUnknown` speaks of an effect outside of statecache, not of a commit.
 * `ChangeIdReused` says that the change_id was applied as another change, and that this one was not.
-* every other error says that nothing was applied; `BulkError` has one of each of many writes.
+* every other error says that nothing was applied; `BulkError` has one of each, `StepUnknown` is of another effect.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from statecache.error_facts import BulkError as BulkError
+from statecache.error_facts import CursorEnded as CursorEnded
 from statecache.error_facts import StateCacheError as StateCacheError
 from statecache.error_facts import unended
 

@@ -177,8 +177,8 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
         return 0 if self.op == "check" else len(self.value) + len(self.key.encode()) + STATE_OVERHEAD_BYTES
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """The immutable record of one state's write; its identity is (change_id, key)."""
+class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The immutable record of one state's write as it is stored: bytes; its identity is (change_id, key)."""
 
     change_id: str
     key: str
@@ -205,7 +205,7 @@ class ChangeSet(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     entries: int
     bytes: int
-    changes: tuple[Change, ...]
+    changes: tuple[ChangeRecord, ...]
     tokens: tuple[tuple[str, Token], ...] = ()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
 from statecache._async.bulk import AsyncBulk
+from statecache._async.feed import AsyncFeeds
 from statecache._async.observer import observe
 from statecache._async.steps import AsyncStepping
 from statecache._async.transaction import AsyncTransaction
@@ -36,7 +37,7 @@ _END_S = 0.05
 """How long a caller who is cancelled in a lock's block waits for the lease to be given back, in seconds."""
 
 
-class AsyncVerbs(AsyncStepping[D], AsyncBulk[D], Generic[D]):
+class AsyncVerbs(AsyncStepping[D], AsyncBulk[D], AsyncFeeds[D], Generic[D]):
     """All the verbs; where there is an observer, they tell it."""
 
     def __init__(self, runtime: Runtime, policy: Policy, prefix: str) -> None:

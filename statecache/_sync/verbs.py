@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
 from statecache._sync.bulk import Bulk
+from statecache._sync.feed import Feeds
 from statecache._sync.observer import observe
 from statecache._sync.steps import Stepping
 from statecache._sync.transaction import Transaction
@@ -39,7 +40,7 @@ _END_S = 0.05
 """How long a caller who is cancelled in a lock's block waits for the lease to be given back, in seconds."""
 
 
-class Verbs(Stepping[D], Bulk[D], Generic[D]):
+class Verbs(Stepping[D], Bulk[D], Feeds[D], Generic[D]):
     """All the verbs; where there is an observer, they tell it."""
 
     def __init__(self, runtime: Runtime, policy: Policy, prefix: str) -> None:

@@ -16,6 +16,7 @@ from statecache.core.commit.lost import Losses
 from statecache.core.commit.many import ManyCommits
 from statecache.core.commit.outcome import OutcomeLookup
 from statecache.core.epoch.opener import Opener
+from statecache.core.feed.consumers import Consumers
 from statecache.core.lock.leases import Leases
 from statecache.core.lock.policies import Policies
 from statecache.core.postgres.tier import PostgresTier
@@ -85,6 +86,7 @@ class Runtime:
         self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
         self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
         self.events = Subscriptions(self.redis, owner=ref(self))
+        self.consumers = Consumers(self.postgres)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
         self.step_index = StepIndex(settings, self.keys, self.redis, self.postgres)
@@ -120,6 +122,7 @@ class Runtime:
         """Give the leases back and close every connection; what is under way fails."""
         await self.claims.close()
         await self.leases.close()
+        await self.consumers.close()
         await self.tracked.close()
         await self.events.close()
         await self.redis.pool.close()

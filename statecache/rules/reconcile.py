@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from statecache.model import Change, ChangeSet, Token
+from statecache.model import ChangeRecord, ChangeSet, Token
 
 
 class Tip(NamedTuple):
@@ -54,7 +54,7 @@ class Applied(NamedTuple):
     """A change that goes into the chain; `gap` where its parent is not in it."""
 
     change_set: ChangeSet
-    change: Change
+    change: ChangeRecord
     gap: bool
 
 
@@ -62,7 +62,7 @@ class Fork(NamedTuple):
     """A change that is set aside as a conflict."""
 
     change_set: ChangeSet
-    change: Change
+    change: ChangeRecord
     cause: str
 
 
@@ -114,7 +114,7 @@ def _judge_whole(
     """Decide on one change-set in full."""
     new = dict[str, Tip]()
     applied: list[Applied] = []
-    causes: list[tuple[Change, str]] = []
+    causes: list[tuple[ChangeRecord, str]] = []
     forked = False
     stale = any(token < verdict.tokens.get(lock, token) for lock, token in change_set.tokens)
     for change in change_set.changes:
@@ -146,7 +146,7 @@ def _judge_whole(
 
 
 def _rule(
-    change: Change, tip: Tip, fates: Fates, forks: set[tuple[str, str]], asked: set[tuple[str, str]]
+    change: ChangeRecord, tip: Tip, fates: Fates, forks: set[tuple[str, str]], asked: set[tuple[str, str]]
 ) -> Literal["next", "gap", "repeat", "behind", "sibling", "descendant"]:
     """Decide on one change; where more must be known, note it in `asked` and take the likeliest meanwhile."""
     key, parent = change.key, change.parent_change_id

@@ -9,7 +9,7 @@ import pytest
 
 from statecache.errors import UsageError
 from statecache.keys import KeySpace
-from statecache.model import Change, ChangeSet, Position
+from statecache.model import ChangeRecord, ChangeSet, Position
 from statecache_workers.parked_entries import (
     Parked,
     ParkedAt,
@@ -27,8 +27,8 @@ NOTHING = Spot(0, "", "", "", "", False)
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def change(version: int = 3, *, key: str = "runs/1", parent: str = "b") -> Change:
-    return Change(
+def change(version: int = 3, *, key: str = "runs/1", parent: str = "b") -> ChangeRecord:
+    return ChangeRecord(
         change_id="c",
         key=key,
         op="set",
@@ -40,7 +40,7 @@ def change(version: int = 3, *, key: str = "runs/1", parent: str = "b") -> Chang
     )
 
 
-def change_set(*changes: Change) -> ChangeSet:
+def change_set(*changes: ChangeRecord) -> ChangeSet:
     return ChangeSet(
         position=Position(1, 7),
         change_id="c",

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as some
 
-from statecache.model import Change, ChangeSet, Position, Token
+from statecache.model import ChangeRecord, ChangeSet, Position, Token
 from statecache.rules.reconcile import NOTHING, Fate, Fates, Judgement, Tip, judge
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -19,7 +19,9 @@ def _set(n: int, *changes: tuple[str, int, str], change_id: str = "", **tokens: 
     """Return a change-set of (key, version, parent) at position n; its change_id is `c<n>`."""
     name = change_id or f"c{n}"
     made = [
-        Change(change_id=name, key=k, op="set", version=v, parent_change_id=p, value=b"", encoding="json", schema="")
+        ChangeRecord(
+            change_id=name, key=k, op="set", version=v, parent_change_id=p, value=b"", encoding="json", schema=""
+        )
         for k, v, p in changes
     ]
     return ChangeSet(

@@ -26,7 +26,7 @@ from psycopg.errors import lookup
 from statecache.entries import ForeignEntry, NewerFormat, change_set
 from statecache.errors import InvalidKey, UsageError
 from statecache.keys import KeySpace, checked_key
-from statecache.model import Change, ChangeSet, Position
+from statecache.model import ChangeRecord, ChangeSet, Position
 
 NAMED_MAX = 10
 UNREADABLE = "entry"
@@ -91,7 +91,7 @@ class Spot(NamedTuple):
 class Taking(NamedTuple):
     """A change that goes into its chain; `gap` where its parent is not there."""
 
-    change: Change
+    change: ChangeRecord
     gap: bool
 
 
@@ -132,7 +132,7 @@ def plan(parked: ChangeSet, spots: Mapping[str, Spot]) -> list[Taking]:
     ]
 
 
-def _standing(change: Change, spot: Spot) -> Literal["tip", "inside", "there"]:
+def _standing(change: ChangeRecord, spot: Spot) -> Literal["tip", "inside", "there"]:
     if spot.here == change.change_id:
         return "there"
     if spot.here:

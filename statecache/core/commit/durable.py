@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+from weakref import ref
 
 import msgspec
 
@@ -68,8 +69,15 @@ class _Mark(msgspec.Struct, frozen=True):
     excepted: int
 
 
+class Listener(Protocol):
+    """Whoever is told that watermarks move, as long as somebody has it."""
+
+    def moved(self, shard: int) -> None:
+        """Take note of an event of a shard, in whatever task or thread hears it: be quick."""
+
+
 class Durable:
-    """The watermarks of the shards that this client waits for."""
+    """The watermarks of the shards that this client waits for, or that somebody follows."""
 
     def __init__(self, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, events: Subscriptions) -> None:
         self._keys = keys
@@ -78,13 +86,25 @@ class Durable:
         self._events = events
         self._marks: dict[int, _Mark] = {}
         self._waiting: dict[int, list[tuple[int, Signal]]] = {}
+        self._listeners: dict[int, tuple[ref[Listener], ...]] = {}
 
     async def watch(self, shard: int, *, end: float) -> None:
         """Listen to the shard's events, before the commit that will be waited for."""
         await self._events.watch(self._keys.events(shard), partial(self.heard, shard), end=end)
 
+    async def listen(self, shard: int, listener: Listener, *, end: float) -> bool:
+        """Have the listener told of the shard's events; return whether they are heard, as far as is known."""
+        known = [one for one in self._listeners.get(shard, ()) if one() is not None]
+        if not any(one() is listener for one in known):  # another tuple, for another thread may go through this one
+            self._listeners[shard] = (*known, ref(listener))
+        await self.watch(shard, end=end)
+        return self._events.listens(self._keys.events(shard))
+
     def heard(self, shard: int, message: bytes) -> None:
-        """Take note of an event, if it is a watermark that somebody waits for."""
+        """Tell those who listen of an event, and take note of it, if it is a watermark that somebody waits for."""
+        for one in self._listeners.get(shard, ()):
+            if (listener := one()) is not None:
+                listener.moved(shard)
         if shard in self._waiting:
             with suppress(ValueError, TypeError):  # other events, and whatever somebody else may publish there
                 self._mark(shard, _Mark(*(int(part) for part in message.split())))

@@ -30,7 +30,7 @@ from statecache.entries import (
     salvaged,
     storable,
 )
-from statecache.model import Change, ChangeSet, Position
+from statecache.model import ChangeRecord, ChangeSet, Position
 from statecache.rules.epochs import BRANCH, Look, Totals
 from statecache.sql import statement
 
@@ -233,7 +233,7 @@ def _parked(shard: int, entry: _Entry) -> dict[str, Any]:
     }
 
 
-def _columns(shard: int, changes: Sequence[tuple[ChangeSet, Change]]) -> dict[str, Any]:
+def _columns(shard: int, changes: Sequence[tuple[ChangeSet, ChangeRecord]]) -> dict[str, Any]:
     return {
         "shard": shard,
         "cause": BRANCH,

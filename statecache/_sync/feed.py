@@ -1,0 +1,262 @@
+# Generated from statecache/_async/feed.py by tests/generators/unasync.py. Do not edit.
+
+"""The verbs that follow what changes: `changes` gives every change once, `watch` the newest state of what changed.
+
+What is given, in which order, and from where on, stands in `statecache.core.feed.feed`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+
+from statecache.changes import Change
+from statecache.clock import boottime, monotonic
+from statecache.codec import codec_for
+from statecache.concurrency import run
+from statecache.core.feed.consumers import Consumer, checked_consumer
+from statecache.core.feed.feed import ROWS, Feed
+from statecache.core.step.records import STEP_SCHEMA
+from statecache.core.view import View
+from statecache.model import Position
+
+if TYPE_CHECKING:
+    from statecache.core.feed.feed import Row
+
+D = TypeVar("D")
+V = TypeVar("V")
+
+
+class Feeds(View[D], Generic[D]):
+    """The verbs that follow changes."""
+
+    @overload
+    def changes(
+        self, prefix: str = ..., *, since: str | None = ..., consumer: str | None = ..., follow: bool = ...,
+        timeout: float | None = ...,
+    ) -> Changes[D]: ...  # fmt: skip
+    @overload
+    def changes(
+        self, prefix: str = ..., *, type: type[V], since: str | None = ..., consumer: str | None = ...,
+        follow: bool = ..., timeout: float | None = ...,
+    ) -> Changes[V]: ...  # fmt: skip
+    def changes(
+        self,
+        prefix: str = "",
+        *,
+        type: Any = None,  # noqa: A002
+        since: str | None = None,
+        consumer: str | None = None,
+        follow: bool = True,
+        timeout: float | None = None,
+    ) -> Changes[Any]:
+        """Return an iterator of every change under the prefix that Postgres holds, each once, and of those to come.
+
+        Changes of one group come in the order of their commits, and so do all of one shard; there is no order between
+        shards. Only what is durable is given: nothing is taken back later. `since` is where to begin: a `cursor` that a
+        feed of this prefix, or of a shorter one, gave; `"now"`, where its `with` block, or else the iteration, begins;
+        or None for all that there is. With `follow=False` it
+        ends where it has come to the end, else it waits for more.
+
+        With `consumer`, a name, Postgres keeps how far it has come, and `since` is only where a new name begins. A
+        change counts as handled when the next is asked for, or when the feed's `with` block is left. One
+        process reads for a name at a time, and others wait; the changes that one had handled just before it died are
+        given again. To handle each exactly once, store its effect and `cursor` together, and give that as `since`.
+
+        With a type, the records of steps are left out. `timeout` bounds each exchange with a server, in seconds.
+        Raises CursorEnded where changes cannot be read on from the cursor, LeaseLost where another process has the
+        consumer's name, and CodecError for a value that is not of the type; asked again, it goes on behind that one.
+        """
+        self.end_of(timeout)
+        feed = Feed(self.runtime, self.full(prefix), since, follow=follow)
+        name = None if consumer is None else checked_consumer(consumer)
+        return Changes(self, feed, type, consumer=name, since=since, timeout=timeout)
+
+    @overload
+    def watch(self, prefix: str = ..., *, initial: bool = ..., timeout: float | None = ...) -> Watch[D]: ...
+    @overload
+    def watch(
+        self, prefix: str = ..., *, type: type[V], initial: bool = ..., timeout: float | None = ...
+    ) -> Watch[V]: ...
+    def watch(
+        self,
+        prefix: str = "",
+        *,
+        type: Any = None,  # noqa: A002
+        initial: bool = False,
+        timeout: float | None = None,
+    ) -> Watch[Any]:
+        """Return an iterator of what changes under the prefix from now on: of each key its newest change, deletes too.
+
+        What a key went through between two looks is left out. Of each key versions go up. Only what is durable is
+        given. With `initial` all that is there comes first, by key. With a type, the records of steps are left out.
+        `timeout` bounds each exchange with a server, in seconds.
+        """
+        self.end_of(timeout)
+        feed = Feed(self.runtime, self.full(prefix), "now")
+        return Watch(self, feed, type, initial=initial, timeout=timeout)
+
+
+class Following(Generic[V]):
+    """What the iterators of changes share: decoding, their end, and that they can be a block."""
+
+    def __init__(self, view: View[Any], feed: Feed, type: Any, timeout: float | None) -> None:  # noqa: A002
+        self._view = view
+        self._feed = feed
+        self._typed = (view._kind if type is None else type) is not Any
+        self._codec = view._codec if type is None else codec_for(type, view._policy.encoding)
+        self._timeout = timeout
+
+    def _seconds(self) -> float:
+        """Return how long an exchange may take; raise UsageError where the client is closing."""
+        return self._view.end_of(self._timeout) - monotonic()
+
+    def _left_out(self, row: Row) -> bool:
+        return self._typed and row[12] == STEP_SCHEMA
+
+    def _change(self, row: Row) -> Change[V]:
+        shard, n, _, late, key, op, data, version, epoch, change_id, parent, encoding, schema = row[:13]
+        value = self._codec.decode(bytes(data), key=key, encoding=encoding) if op == "set" else None
+        return Change(
+            key=key, op=op, value=value, version=version, epoch=epoch, change_id=change_id, parent_change_id=parent,
+            position=Position(epoch, n), shard=shard, at=row[16], writer=row[13], actor=row[14], reason=row[15],
+            schema=schema, late=late > 0,
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """Have the iteration end, from within its block or beside it, instead of waiting for more."""
+        self._feed.stop()
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._feed.stop()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        if self._feed.begins_now:
+            run(self._feed.start(self._seconds()))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        run(self.close())
+
+
+class Changes(Following[V], Generic[V]):
+    """Every change under a prefix, once; for one task or thread at a time."""
+
+    def __init__(
+        self, view: View[Any], feed: Feed, type: Any, *, consumer: str | None, since: str | None, timeout: float | None,  # noqa: A002
+    ) -> None:  # fmt: skip
+        super().__init__(view, feed, type, timeout)
+        self._since = since
+        self._consumer = None if consumer is None else Consumer(consumer, feed.prefix)
+        self._taken = False
+
+    @property
+    def cursor(self) -> str:
+        """Where the feed stands, behind all that was given: a text to be given as `since`.
+
+        Raises UsageError before anything was read.
+        """
+        return self._feed.cursor
+
+    def __next__(self) -> Change[V]:
+        feed = self._feed
+        while True:
+            if self._consumer is not None:
+                run(self._tend(self._consumer))
+            row = feed.take()
+            if row is None:
+                if feed.ended:
+                    raise StopIteration
+                run(feed.read(self._seconds()))
+            elif not self._left_out(row):
+                return self._change(row)
+
+    def _tend(self, consumer: Consumer) -> None:
+        """Have the consumer's name, and store where it stands: all that was given so far was handled."""
+        consumers, feed = self._view.runtime.consumers, self._feed
+        if not self._taken:
+            if feed.begins_now:
+                run(feed.start(self._seconds()))
+            begins = feed.cursor if self._since else ""
+            stored = run(consumers.take(consumer, begins, seconds=self._seconds()))
+            if stored != begins:
+                feed.begin(stored or None)
+            self._taken = True
+        elif monotonic() >= consumer.store_at and feed.begun and (cursor := feed.cursor) != consumer.stored:
+            run(consumers.keep(consumer, cursor, seconds=self._seconds()))
+        elif boottime() >= consumer.until:
+            run(consumers.keep(consumer, None, seconds=self._seconds()))
+
+    def close(self) -> None:
+        """End the iteration; of a consumer, all that was given counts as handled, and others may have its name."""
+        run(self._end(self._feed.cursor if self._taken and self._feed.begun else None))
+
+    def _end(self, cursor: str | None) -> None:
+        self._feed.stop()
+        if self._consumer is not None and self._taken:
+            self._taken = False
+            seconds = self._view.moment_of(self._timeout) - monotonic()
+            run(self._view.runtime.consumers.give_back(self._consumer, cursor, seconds=seconds))
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        if kind is None:
+            run(self.close())
+        elif issubclass(kind, Exception):  # the change that was given last may not have been handled
+            run(self._end(None))
+        else:  # who is cancelled waits for nobody
+            self._feed.stop()
+
+
+class Watch(Following[V], Generic[V]):
+    """The newest change of each key that changes under a prefix; for one task or thread at a time."""
+
+    def __init__(
+        self, view: View[Any], feed: Feed, type: Any, *, initial: bool, timeout: float | None  # noqa: A002
+    ) -> None:  # fmt: skip
+        super().__init__(view, feed, type, timeout)
+        self._pending: dict[str, Row] = {}
+        self._listing = initial
+        self._last = ""
+        self._listed: dict[str, int] = {}
+
+    def __next__(self) -> Change[V]:
+        feed, pending = self._feed, self._pending
+        while True:
+            if self._listing and not pending:
+                run(self._list())
+            elif not pending or (feed.has_moved and len(pending) < ROWS and not self._listing):
+                if feed.ended and not pending:
+                    raise StopIteration
+                run(feed.read(self._seconds()))
+                run(self._gather())
+            if pending:
+                row = pending.pop(next(iter(pending)))
+                if not self._left_out(row):
+                    return self._change(row)
+
+    def _list(self) -> None:
+        """Read a page of what is there; what is newer than where the feed begins will come again there."""
+        places = run(self._feed.start(self._seconds()))
+        rows = run(self._feed.states(self._last, self._seconds()))
+        self._listing = bool(rows)
+        for row in rows:
+            self._last = row[4]
+            self._pending[row[4]] = row
+            if row[1] >= places[row[0]].n:
+                self._listed[row[4]] = row[7]
+
+    def _gather(self) -> None:
+        """Keep of what was read the newest change of each key."""
+        for row in self._feed.take_all():
+            rows = run(self._feed.states("", self._seconds(), key=row[4])) if row[3] else [row]
+            for newest in rows:  # of a late change it is what stands there now: others may have come before it
+                key, version = newest[4], newest[7]
+                listed = self._listed.get(key, 0)
+                if version >= listed:
+                    self._listed.pop(key, None)
+                if version > listed:
+                    self._pending.pop(key, None)
+                    self._pending[key] = newest

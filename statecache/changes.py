@@ -1,0 +1,44 @@
+"""A change as readers of the feed get it: one write of one state, with its value decoded."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Generic, TypeVar
+
+import msgspec
+
+from statecache.model import Position
+
+T = TypeVar("T")
+
+
+class Change(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """One write of one state, as Postgres holds it in the current lineage.
+
+    `op` is `set` or `delete`; the `value` of a delete is None. `version` counts the key's commits. `position` is the
+    commit's place in its `shard`: changes of one commit share it. `parent_change_id` is the change before it. `at` is
+    the Redis server's clock at the commit. `writer` is the process that committed, `actor` and `reason` are what it was
+    told. `late` says that the change came out of quarantine after its position had been passed: newer ones of its key
+    may have been given before it.
+    """
+
+    key: str
+    op: str
+    value: T | None
+    version: int
+    epoch: int
+    change_id: str
+    parent_change_id: str
+    position: Position
+    shard: int
+    at: datetime
+    writer: str
+    actor: str
+    reason: str
+    schema: str = ""
+    late: bool = False
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the state was deleted."""
+        return self.op == "delete"

@@ -1,0 +1,252 @@
+"""The feed: every change under a prefix that Postgres holds in the current lineage, once, and in order within a shard.
+
+Only what is durable is given, from Postgres, which holds the changes in the order of their shard (index on shard, n)
+with the watermark moved in the same transaction. So nothing that was given is ever taken back by a failover, a change
+that forked, was lost or is in quarantine is never given, and no gap can be seen that is filled later, but for one: what
+an operator takes out of quarantine comes in behind the watermark. Postgres counts these as `late`; a reader gets them
+when it meets them, marked so. Across shards there is no order; a group is on one shard, and is in order as a whole.
+
+    read      one statement, one moment: the shards' rows, late changes, and changes from the reader's places up to the
+              watermarks, a bounded number of rows, those of other prefixes too, which it leaves out, and of bytes
+    given     one by one; a place moves with each change, and behind what was left out when all before it was given
+    behind    shards that have more are read in turn, one at a time, before all are looked at again
+    waiting   for an event that a watermark moved: those shards are read. All are looked at every second, for an event
+              may be lost, and Redis away: reading needs Postgres alone
+
+A cursor (`rules.feed`) holds the places. Where one cannot be gone on from, CursorEnded says so, with one that can:
+a restored Postgres went on without changes that were given, or some that were not are deleted. A Postgres that went
+back behind a place, and is being flushed again, is waited for: the same changes come at the same positions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal
+
+from statecache.clock import monotonic
+from statecache.errors import CursorEnded, UsageError
+from statecache.keys import checked_prefix_of_list
+from statecache.model import Position
+from statecache.rules.feed import Cursor, Head, Place, after, anew, beginning, behind, broken, cursor_of, newest
+
+if TYPE_CHECKING:
+    from statecache.core.runtime import Runtime
+
+Row = Sequence[Any]
+Since = str | Literal["now"] | None
+
+ROWS = 4000
+"""How many changes are read at once at most, over all shards that are read together."""
+ROWS_MIN = 300
+"""How many are read of each shard at least: more than one commit can have."""
+BYTES = 8 * 1024 * 1024
+"""Values are read up to this many bytes, and the one that exceeds it."""
+LATE, STATES = 10, 100
+"""How many late changes, and states of a prefix, are read at once at most."""
+LOOK_S = 1.0
+"""How often all shards are looked at, in seconds."""
+_SUBSCRIBE_S = 0.2
+_N_MAX = 2**62
+_in_order = itemgetter(0, 1, 2)
+
+
+class Feed:
+    """One reader's way through the changes under a prefix: batches of rows, and how far they were given."""
+
+    def __init__(self, runtime: Runtime, prefix: str, since: Since, *, follow: bool = True) -> None:
+        shard = checked_prefix_of_list(prefix, runtime.keys.shards)[1] if prefix else None
+        self._shards = range(runtime.keys.shards) if shard is None else range(shard, shard + 1)
+        self._runtime, self.prefix, self._since, self._follow = runtime, prefix, since, follow
+        if since is not None and not self.begins_now:
+            cursor_of(since)
+        self._places: dict[int, Place] | None = None
+        self._rows: list[Row] = []
+        self._given = self._folded = 0
+        self._ends: dict[int, Place] = {}
+        self._epochs: dict[int, int] = {}
+        self._behind: deque[int] = deque()
+        self._moved: set[int] = set()
+        self._signal = runtime.io.signal()
+        self._looked_at = self._listen_at = 0.0
+        self._caught_up = False
+        self.stopped = False
+
+    # How far the reader is.
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is known where the reader stands."""
+        return self._places is not None
+
+    @property
+    def begins_now(self) -> bool:
+        """Whether it begins behind all that there is."""
+        return self._since == "now"
+
+    @property
+    def cursor(self) -> str:
+        """The text of the cursor behind all that was given."""
+        if self._places is None:
+            if self._since is None or self.begins_now:
+                raise UsageError("nothing was read yet, so there is no cursor", hint="Ask for it after a change.")
+            return self._since
+        self._fold()
+        return str(Cursor(self._runtime.postgres.cluster, self.prefix, self._places))
+
+    def _fold(self) -> None:
+        """Move the places behind what was given."""
+        places = self._places or {}
+        for row in self._rows[self._folded : self._given]:
+            places[row[0]] = after(places[row[0]], row, self._epochs[row[0]])
+        self._folded = self._given
+        if self._given == len(self._rows):
+            places.update(self._ends)
+            self._ends = {}
+
+    def begin(self, since: Since) -> None:
+        """Have the reader begin elsewhere, before anything was read."""
+        self._since, self._places = since, None
+
+    async def start(self, seconds: float) -> dict[int, Place]:
+        """Find out where the reader begins, if it is not known, and return its places."""
+        if self._places is None:
+            self._places = await self._first(seconds)
+        return self._places
+
+    def stop(self) -> None:
+        """Have the feed end instead of waiting; what was read before is given."""
+        self.stopped = True
+        self._signal.set()
+
+    def take(self) -> Row | None:
+        """Return the next row of what was read, or None where there is no more of it."""
+        if self._given == len(self._rows):
+            return None
+        row = self._rows[self._given]
+        self._given += 1
+        return row
+
+    def take_all(self) -> list[Row]:
+        """Return all rows that were read and not taken yet."""
+        rows, self._given = self._rows[self._given :], len(self._rows)
+        return rows
+
+    # Reading.
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether more is known to be there."""
+        return bool(self._moved or self._behind)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is to be read: it was stopped, or has come to the end and does not follow."""
+        return self.stopped or (self._caught_up and not self._follow)
+
+    async def read(self, seconds: float) -> None:
+        """Read the next batch, once all of the one before was given; wait before, if nothing more is known to be there.
+
+        `seconds` bounds each exchange with a server.
+        """
+        if self._follow and monotonic() >= self._listen_at:
+            self._listen_at = monotonic() + LOOK_S
+            await self._listen()
+        await self.start(seconds)
+        self._fold()
+        if self._caught_up and not self._moved:
+            await self._signal.wait(max(0.0, self._looked_at + LOOK_S - monotonic()))
+        if not self.stopped:
+            await self._read(self._next_shards(), seconds)
+
+    def _next_shards(self) -> Sequence[int]:
+        """Return which shards to read: one that has more, or those that moved, or all."""
+        self._signal = self._runtime.io.signal()
+        if self._behind:
+            return [self._behind.popleft()]
+        moved, self._moved = self._moved, set()
+        if moved and monotonic() < self._looked_at + LOOK_S:
+            return sorted(moved)
+        self._looked_at = monotonic()
+        return self._shards
+
+    async def _first(self, seconds: float) -> dict[int, Place]:
+        """Return where the reader begins."""
+        if self.begins_now:
+            heads, _ = await self._asked(dict.fromkeys(self._shards, Place(n=_N_MAX)), ROWS_MIN, seconds)
+            return {shard: newest(head) for shard, head in heads.items()}
+        if self._since is None:
+            return dict.fromkeys(self._shards, Place())
+        cursor = cursor_of(self._since)
+        if not self._runtime.postgres.cluster:
+            await self._asked({}, ROWS_MIN, seconds)
+        return cursor.on(self._runtime.postgres.cluster, self.prefix, self._shards)
+
+    async def _read(self, shards: Sequence[int], seconds: float) -> None:
+        """Read the next batch of these shards."""
+        places = self._places or {}
+        rows_max = min(max(ROWS // max(len(shards), 1), ROWS_MIN), ROWS)
+        heads, rows = await self._asked({shard: places[shard] for shard in shards}, rows_max, seconds)
+        self._refuse_broken(heads)
+        skipped = {shard for shard, head in heads.items() if beginning(places[shard], head) != places[shard]}
+        full = {row[0] for row in rows if not row[17]}
+        self._ends = {shard: behind(places[shard], head) for shard, head in heads.items() if shard not in full}
+        self._ends |= {shard: beginning(places[shard], heads[shard]) for shard in skipped}
+        self._epochs = {shard: head.epoch for shard, head in heads.items()}
+        self._rows = [row for row in rows if row[17] and row[0] not in skipped]
+        self._given = self._folded = 0
+        self._behind.extend(shard for shard, head in heads.items() if head.more or shard in full | skipped)
+        self._caught_up = not self._behind
+
+    async def _asked(
+        self, places: dict[int, Place], rows_max: int, seconds: float
+    ) -> tuple[dict[int, Head], list[Row]]:
+        """Return how the shards stand, and what follows the places: late changes first, then in order."""
+        columns = {
+            "shards": [*places],
+            "epochs": [place.epoch for place in places.values()],
+            "ns": [place.n for place in places.values()],
+            "parts": [place.part for place in places.values()],
+            "lates": [place.late for place in places.values()],
+        }
+        bounds = {"prefix": self.prefix, "beyond": self.prefix + "\U0010ffff", "rows": rows_max, "bytes": BYTES}
+        rows = await self._runtime.postgres.fetch("feed_changes", {**columns, **bounds, "late": LATE}, seconds=seconds)
+        heads = {row[0]: Head(*row[18]) for row in rows if row[18] is not None}
+        late = sorted((row for row in rows if row[3]), key=itemgetter(0, 3))
+        return heads, late + sorted((row for row in rows if row[3] == 0), key=_in_order)
+
+    def _refuse_broken(self, heads: dict[int, Head]) -> None:
+        """Raise CursorEnded where a place cannot be gone on from."""
+        places = self._places or {}
+        why = {shard: reason for shard, head in heads.items() if (reason := broken(places[shard], head))}
+        if not why:
+            return
+        shard, reason = next(iter(why.items()))
+        fresh = places | {one: anew(places[one], heads[one]) for one in why}
+        raise CursorEnded(
+            shard, Position(places[shard].epoch, places[shard].touched), reason=reason,
+            cursor=str(Cursor(self._runtime.postgres.cluster, self.prefix, fresh)),
+        )  # fmt: skip
+
+    async def states(self, after: str, seconds: float, *, key: str = "") -> list[Row]:
+        """Return a page of what is there behind a key, as rows of newest changes; or that of one key, a delete too."""
+        beyond = f"{key}\x01" if key else self.prefix + "\U0010ffff"
+        bounds = {"after": after, "prefix": key or self.prefix, "beyond": beyond, "rows": STATES,
+                  "ops": ["set", "delete"] if key else ["set"]}  # fmt: skip
+        return [*await self._runtime.postgres.fetch("feed_states", bounds, seconds=seconds)]
+
+    # Waking.
+
+    async def _listen(self) -> None:
+        """Have the events of the shards' watermarks wake this reader; while Redis is away there are none."""
+        durable = self._runtime.durable
+        end = monotonic() + _SUBSCRIBE_S
+        for shard in self._shards:
+            if not await durable.listen(shard, self, end=end):
+                return
+
+    def moved(self, shard: int) -> None:
+        """Take note that the watermark of a shard moved."""
+        self._moved.add(shard)
+        self._signal.set()

@@ -1,0 +1,3 @@
+-- Takes a reader's name for a while, if nobody else has it, and tells who has it, for which prefix and from where on.
+SELECT prefix, stands_at, holder
+FROM {schema}.take_consumer(%(name)s, %(prefix)s, %(stands_at)s, %(holder)s, %(lease)s)
