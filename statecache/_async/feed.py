@@ -50,9 +50,9 @@ class AsyncFeeds(View[D], Generic[D]):
 
         Changes of one group come in the order of their commits, and so do all of one shard; there is no order between
         shards. Only what is durable is given: nothing is taken back later. `since` is where to begin: a `cursor` that a
-        feed of this prefix, or of a shorter one, gave; `"now"`, where its `async with` block, or else the iteration, begins;
-        or None for all that there is. With `follow=False` it
-        ends where it has come to the end, else it waits for more.
+        feed of this prefix, or of a shorter one, gave; `"now"`, where its `async with` block begins, or else the
+        iteration; or None for all that there is. With `follow=False` it ends where it has come to the end, else it
+        waits for more.
 
         With `consumer`, a name, Postgres keeps how far it has come, and `since` is only where a new name begins. A
         change counts as handled when the next is asked for, or when the feed's `async with` block is left. One
@@ -248,12 +248,17 @@ class AsyncWatch(AsyncFollowing[V], Generic[V]):
     async def _gather(self) -> None:
         """Keep of what was read the newest change of each key."""
         for row in self._feed.take_all():
-            rows = await self._feed.states("", self._seconds(), key=row[4]) if row[3] else [row]
-            for newest in rows:  # of a late change it is what stands there now: others may have come before it
-                key, version = newest[4], newest[7]
-                listed = self._listed.get(key, 0)
-                if version >= listed:
-                    self._listed.pop(key, None)
-                if version > listed:
-                    self._pending.pop(key, None)
-                    self._pending[key] = newest
+            key, version = row[4], row[7]
+            if row[3] and not await self._is_newest(key, version):
+                continue
+            listed = self._listed.get(key, 0)
+            if version >= listed:
+                self._listed.pop(key, None)
+            if version > listed:
+                self._pending.pop(key, None)
+                self._pending[key] = row
+
+    async def _is_newest(self, key: str, version: int) -> bool:
+        """Return whether a change that came late is its key's newest; others may have come before it."""
+        rows = await self._feed.states("", self._seconds(), key=key)
+        return any(row[7] == version for row in rows)

@@ -106,11 +106,6 @@ def broken(place: Place, head: Head) -> str:
     return ""
 
 
-def beginning(place: Place, head: Head) -> Place:
-    """Return where a reader begins: whoever wants all that there is, behind what may have been deleted."""
-    return Place(n=head.kept_after + 1, late=head.newest_late) if place == Place() and head.kept_after else place
-
-
 def newest(head: Head) -> Place:
     """Return the place behind all that a shard holds."""
     return Place(head.epoch, head.flushed + 1, 0, head.newest_late)
@@ -120,6 +115,11 @@ def anew(place: Place, head: Head) -> Place:
     """Return where a reader can go on whose place is broken: where the later epoch began, behind what was deleted."""
     n = place.n if head.start_n is None else min(place.n, head.start_n + 1)
     return Place(head.epoch, max(n, head.kept_after + 1), 0, place.late)
+
+
+def beginning(place: Place, head: Head) -> Place:
+    """Return where a reader begins: whoever wants all that there is, behind what may have been deleted."""
+    return anew(place, head)._replace(late=head.newest_late) if place == Place() and head.kept_after else place
 
 
 def behind(place: Place, head: Head) -> Place:

@@ -91,9 +91,11 @@ class Consumers:
             self._renewer.start()
         return str(stored)
 
-    async def keep(self, consumer: Consumer, stands_at: str | None, *, seconds: float, lease: float = LEASE_S) -> None:
+    async def keep(
+        self, consumer: Consumer, stands_at: str | None, *, seconds: float, lease: float | None = None
+    ) -> None:
         """Renew the lease, and store where the reader stands; raise LeaseLost where somebody else has the name."""
-        asked = boottime()
+        asked, lease = boottime(), LEASE_S if lease is None else lease
         given = {"name": consumer.name, "holder": consumer.holder, "lease": timedelta(seconds=lease)}
         rows = await self._postgres.fetch("keep_consumer", given | {"stands_at": stands_at}, seconds=seconds)
         if not rows[0][0]:

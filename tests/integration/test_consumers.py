@@ -1,0 +1,179 @@
+"""Named readers of changes: where each stands is kept in Postgres, and one process at a time reads for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, LeaseLost, Settings, StateCache, UsageError
+from statecache.core.feed import consumers
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import flush, rows
+from tests.support.command_line import variables
+from tests.support.polling import pause
+
+Psql = psycopg.Connection[Any]
+WAIT_S = 60.0
+HANDLES = """
+import sys
+from statecache import StateCache
+from statecache.core.feed import consumers
+consumers.LEASE_S, consumers.STORE_S = 1.0, 0.0
+with StateCache() as cache, cache.changes("runs/", consumer="indexer") as feed:
+    for change in feed:
+        print(change.value, flush=True)
+        sys.stdin.readline()
+"""
+"""A process that handles a change once it is told to."""
+
+
+async def _write(cache: AsyncStateCache, worker: Worker, *values: int) -> None:
+    for value in values:
+        await cache.set("runs/1", value)
+    await flush(worker)
+
+
+async def test_a_name_goes_on_where_its_reader_left_it(
+    cache: AsyncStateCache, sync_cache: StateCache, worker: Worker, psql: Psql
+) -> None:
+    await _write(cache, worker, 1, 2, 3)
+    async with cache.changes("runs/", consumer="indexer") as feed:
+        async for change in feed:
+            if change.value == 2:
+                break
+    with sync_cache.changes("runs/", consumer="indexer", follow=False) as again:
+        assert [change.value for change in again] == [3]
+        assert rows(psql, "SELECT name, prefix FROM consumer") == [("indexer", "runs/")]
+    await _write(cache, worker, 4)
+    runs = cache.namespace("runs")
+    async with runs.changes(consumer="indexer", follow=False) as more:
+        assert [change.value async for change in more] == [4]
+    with sync_cache.changes("runs/", consumer="another", follow=False) as whole:
+        assert [change.value for change in whole] == [1, 2, 3, 4]
+    with pytest.raises(UsageError, match="the consumer 'indexer' reads 'runs/'"):
+        next(iter(sync_cache.changes("", consumer="indexer")))
+    for wrong in ("", "a b", "x" * 65, 7):
+        with pytest.raises(UsageError, match="is not a name"):
+            cache.changes("runs/", consumer=wrong)  # type: ignore[arg-type]
+
+
+async def test_a_change_whose_handling_failed_is_given_again(cache: AsyncStateCache, worker: Worker) -> None:
+    await _write(cache, worker, 1, 2, 3)
+    feed = cache.changes("runs/", consumer="indexer")
+    await feed.__aenter__()
+    assert [(await anext(feed)).value for _ in range(2)] == [1, 2]
+    await feed.__aexit__(ZeroDivisionError, ZeroDivisionError(), None)
+    async with cache.changes("runs/", consumer="indexer", follow=False) as again:
+        assert [change.value async for change in again] == [1, 2, 3]
+
+
+async def test_a_new_name_may_begin_now(cache: AsyncStateCache, worker: Worker) -> None:
+    """What it begins behind is stored at once: a reader that dies before its first change does not skip any."""
+    await _write(cache, worker, 1)
+    feed = cache.changes("runs/", since="now", consumer="indexer", follow=False)
+    with pytest.raises(StopAsyncIteration):
+        await anext(feed)
+    await _write(cache, worker, 2)
+    await feed.close()
+    async with cache.changes("runs/", since="now", consumer="indexer", follow=False) as again:
+        assert [change.value async for change in again] == [2]
+
+
+async def test_who_comes_second_waits_until_the_first_has_ended(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "_LOOK_S", 0.05)
+    await _write(cache, worker, 1, 2, 3)
+    async with AsyncStateCache(settings=settings) as other:
+        first = cache.changes("runs/", consumer="indexer")
+        assert (await anext(first)).value == 1
+        waiting = asyncio.ensure_future(anext(other.changes("runs/", consumer="indexer")))
+        assert (await anext(first)).value == 2
+        assert not (await asyncio.wait([waiting], timeout=0.3))[0]
+        await first.close()
+        assert (await asyncio.wait_for(waiting, 20)).value == 3
+
+
+async def test_who_lost_its_name_gives_no_more(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own clock told it to ask, before the next change that the other one was given too."""
+    await _write(cache, worker, 1, 2, 3)
+    monkeypatch.setattr(consumers, "LEASE_S", 0.3)
+    async with AsyncStateCache(settings=settings) as stopped:
+        first = stopped.changes("runs/", consumer="indexer")
+        assert (await anext(first)).value == 1
+        monkeypatch.setattr(consumers.Consumers, "_all", lambda _: ())  # nothing runs in a process that is stopped
+        psql.execute("UPDATE consumer SET held_until = now() - interval '1 second'")
+        second = cache.changes("runs/", consumer="indexer")
+        assert (await anext(second)).value == 1
+        (held,) = (one for one in [first._consumer] if one is not None)
+        held.until = 0.0
+        with pytest.raises(LeaseLost, match=r"consumer indexer.*another process reads for it now"):
+            await anext(first)
+        assert (await anext(second)).value == 2
+        await second.close()
+
+
+async def test_a_lease_is_renewed_while_a_change_is_handled(
+    cache: AsyncStateCache, sync_cache: StateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "LEASE_S", 0.6)
+    await _write(cache, worker, 1)
+    renewed = "SELECT held_until FROM consumer WHERE name = %s"
+    with sync_cache.changes("runs/", consumer="sync") as feed:
+        async with cache.changes("runs/", consumer="async") as other:
+            await anext(other)
+            next(feed)
+            for name in ("async", "sync"):
+                before = rows(psql, renewed, name)
+                async with asyncio.timeout(20):
+                    while rows(psql, renewed, name) == before:
+                        await pause()
+
+
+async def test_a_killed_reader_leaves_its_name_to_the_next_and_no_change_is_missed(
+    cache: AsyncStateCache, worker: Worker, settings: Settings
+) -> None:
+    """The change that it was handling is given again, and nothing before it."""
+    await _write(cache, worker, *range(1, 6))
+    environment = os.environ | variables(settings)
+    started = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", HANDLES, stdin=PIPE, stdout=PIPE, env=environment)
+        for _ in range(2)
+    ]
+    try:
+        reading = [asyncio.ensure_future(_line(process)) for process in started]
+        done, _ = await asyncio.wait(reading, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+        at = reading.index(next(iter(done)))
+        handled = [await reading[at], await _told(started[at]), await _told(started[at])]
+        started[at].kill()
+        later = [await reading[1 - at]]
+        while later[-1] != 5:
+            later.append(await _told(started[1 - at]))
+    finally:
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    assert (handled, later) == ([1, 2, 3], [3, 4, 5])
+
+
+async def _line(process: Process) -> int:
+    assert process.stdout is not None
+    async with asyncio.timeout(WAIT_S):
+        return int(await process.stdout.readline())
+
+
+async def _told(process: Process) -> int:
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    await process.stdin.drain()
+    return await _line(process)
