@@ -11,6 +11,7 @@ from statecache.testing.embedded import Servers
 from tests.benchmarks.bulk import bulk
 from tests.benchmarks.contenders import Contenders
 from tests.benchmarks.contention import PROCESSES_MIN, TASKS_MIN, Tasks, contention
+from tests.benchmarks.feed import feed
 from tests.benchmarks.locks import handover, uncontended
 from tests.benchmarks.measuring import Row
 from tests.benchmarks.near import near
@@ -57,6 +58,11 @@ def _bulk(values: Sequence[Value], rounds: int) -> Iterator[Row]:
         yield from bulk(_settings(running), values, rounds)
 
 
+def _feed(values: Sequence[Value], rounds: int) -> Iterator[Row]:
+    with servers(workers=0) as running:
+        yield from feed(_settings(running), values, rounds, start_worker=lambda: running.start_workers(1))
+
+
 def _watchers(values: Sequence[Value], rounds: int) -> Iterator[Row]:
     with servers(workers=0) as alone, servers(workers=0) as watched:
         yield from watchers(_settings(alone), _settings(watched), values, rounds)
@@ -73,5 +79,6 @@ AGENTS_SIDE: Mapping[str, Section] = {
     "steps": _steps,
     "warm": _warm,
     "bulk": _bulk,
+    "feed": _feed,
     "watchers": _watchers,
 }

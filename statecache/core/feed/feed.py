@@ -98,12 +98,12 @@ class Feed:
     def _fold(self) -> None:
         """Move the places behind what was given."""
         places = self._places or {}
-        for row in self._rows[self._folded : self._given]:
-            places[row[0]] = after(places[row[0]], row, self._epochs[row[0]])
-        self._folded = self._given
         if self._given == len(self._rows):
             places.update(self._ends)
-            self._ends = {}
+        else:
+            for row in self._rows[self._folded : self._given]:
+                places[row[0]] = after(places[row[0]], row, self._epochs[row[0]])
+        self._folded = self._given
 
     def begin(self, since: Since) -> None:
         """Have the reader begin elsewhere, before anything was read."""
@@ -191,10 +191,15 @@ class Feed:
         self._refuse_broken(heads)
         skipped = {shard for shard, head in heads.items() if beginning(places[shard], head) != places[shard]}
         full = {row[0] for row in rows if not row[17]}
-        self._ends = {shard: behind(places[shard], head) for shard, head in heads.items() if shard not in full}
-        self._ends |= {shard: beginning(places[shard], heads[shard]) for shard in skipped}
-        self._epochs = {shard: head.epoch for shard, head in heads.items()}
         self._rows = [row for row in rows if row[17] and row[0] not in skipped]
+        self._epochs = {shard: head.epoch for shard, head in heads.items()}
+        self._ends = {shard: behind(places[shard], head) for shard, head in heads.items()}
+        self._ends |= {shard: beginning(places[shard], heads[shard]) for shard in skipped}
+        if full:  # of these less was read than was looked at
+            self._ends |= {shard: places[shard] for shard in full}
+            for row in self._rows:
+                if row[0] in full:
+                    self._ends[row[0]] = after(self._ends[row[0]], row, self._epochs[row[0]])
         self._given = self._folded = 0
         self._behind.extend(shard for shard, head in heads.items() if head.more or shard in full | skipped)
         self._caught_up = not self._behind
