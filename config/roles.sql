@@ -75,12 +75,13 @@ ALTER ROLE statecache_inspector SET statement_timeout = '60s';
 SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
 \gset
 \if :migrated
-    -- Agents write nothing, but in the ways that are safe: they raise epochs, say what was lost with one, record policies.
+    -- Agents write nothing, but in the ways that are safe: they raise epochs, say what was lost with one, record policies,
+    -- and keep how far they have come as named readers of changes.
     GRANT EXECUTE ON FUNCTION :"schema".begin_epoch TO statecache_agent, statecache_worker;
     REVOKE ALL ON FUNCTION :"schema".begin_epoch FROM statecache_inspector;
     SELECT format('GRANT EXECUTE ON FUNCTION %s TO statecache_agent, statecache_worker', p.oid::regprocedure)
     FROM pg_proc p
-    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('report_lost', 'set_locking')
+    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('report_lost', 'set_locking', 'take_consumer', 'keep_consumer')
     UNION ALL
     SELECT format('GRANT INSERT ON %I.lost TO statecache_worker', :'schema')
     WHERE to_regclass(format('%I.lost', :'schema')) IS NOT NULL

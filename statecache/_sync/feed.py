@@ -154,6 +154,11 @@ class Changes(Following[V], Generic[V]):
         self._taken = False
 
     @property
+    def begun(self) -> bool:
+        """Whether it was read where the feed stands, so that there is a cursor."""
+        return self._feed.begun
+
+    @property
     def cursor(self) -> str:
         """Where the feed stands, behind all that was given: a text to be given as `since`.
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from statecache.cli import deployment, epochs, lost, policy, quarantine
+from statecache.cli import deployment, epochs, lost, policy, quarantine, tail
 from statecache.cli.demo.command import demo
 from statecache.cli.doctor.command import doctor
 from statecache.cli.locks.command import locks
@@ -52,6 +52,7 @@ app.command(short_help="Delete states.")(states.rm)
 app.command(short_help="List keys.")(states.ls)
 app.command(short_help="Write states as lines of JSON.")(transfer.export)
 app.command("import", short_help="Take such lines in.")(transfer.take_in)
+app.command(short_help="Print changes as they become durable.")(tail.tail)
 app.command(short_help="Tell where a key lives.")(states.where)
 app.command("locks", short_help="Show who holds locks; break one.")(locks)
 app.command(short_help="Show or change how locks are kept.")(policy.policy)

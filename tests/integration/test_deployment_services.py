@@ -26,8 +26,8 @@ from tests.support.deployment_world import Deployment, servers
 
 WAIT_S = 60.0
 BUILD_S = 120.0
-TABLES = ("change", "cluster", "conflict", "epoch", "lock_token", "lost", "lost_change", "migration", "namespace",
-          "quarantine", "shard", "state", "worker")  # fmt: skip
+TABLES = ("change", "cluster", "conflict", "consumer", "epoch", "late_change", "lock_token", "lost", "lost_change",
+          "migration", "namespace", "quarantine", "shard", "state", "worker")  # fmt: skip
 WORKER_MAY = {
     ("change", "INSERT"), ("conflict", "INSERT"), ("lost", "INSERT"), ("quarantine", "INSERT"), ("state", "INSERT"),
     ("worker", "INSERT"),
@@ -125,7 +125,7 @@ def _rights(deployment: Deployment) -> set[tuple[str, str, str]]:
 
 def test_only_workers_write_and_only_what_they_must(deployment: Deployment) -> None:
     assert _rights(deployment) == {("worker", *right) for right in WORKER_MAY}
-    for function in ("begin_epoch", "report_lost", "set_locking"):
+    for function in ("begin_epoch", "report_lost", "set_locking", "take_consumer", "keep_consumer"):
         may_run = deployment.sql(
             "SELECT rolname, has_function_privilege(rolname, p.oid, 'EXECUTE') FROM pg_roles, pg_proc p"
             f" WHERE rolname LIKE 'statecache%' AND p.proname = '{function}' ORDER BY rolname"

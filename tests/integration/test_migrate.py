@@ -126,8 +126,9 @@ async def test_a_schema_that_is_too_new_is_refused_before_anything_is_changed(
 
 async def test_newer_steps_that_still_let_this_code_in_are_left_alone(fresh: Settings) -> None:
     await migrate(fresh)
-    rows(fresh, "INSERT INTO {schema}.migration (number, name) VALUES (9, 'later')")
-    assert await migrate(fresh) == MigrationReport(newer=(9,))
+    later = len(NUMBERS) + 1
+    rows(fresh, f"INSERT INTO {{schema}}.migration (number, name) VALUES ({later}, 'later')")
+    assert await migrate(fresh) == MigrationReport(newer=(later,))
 
 
 async def test_two_tenants_on_one_pair_of_servers_never_meet(make_settings: MakeSettings) -> None:
@@ -327,10 +328,18 @@ async def test_who_could_read_the_changes_may_read_what_later_schemas_keep_of_th
         connection.execute(f'CREATE ROLE "{reader}"'.encode())
         try:
             connection.execute(f'GRANT SELECT ON "{fresh.postgres_schema}".change TO "{reader}"'.encode())
+            begin = f'GRANT EXECUTE ON FUNCTION "{fresh.postgres_schema}".begin_epoch TO "{reader}"'
+            connection.execute(begin.encode())
             await migrate(fresh)
             asked = "SELECT has_table_privilege(%s, %s, 'SELECT'), has_table_privilege(%s, %s, 'INSERT')"
-            table = f'"{fresh.postgres_schema}".lost_change'
-            assert connection.execute(asked, [reader, table, reader, table]).fetchone() == (True, False)
+            for name in ("lost_change", "late_change", "consumer"):
+                table = f'"{fresh.postgres_schema}".{name}'
+                assert connection.execute(asked, [reader, table, reader, table]).fetchone() == (True, False)
+            may = (
+                "SELECT count(*) FROM pg_proc WHERE proname LIKE '%%_consumer' AND pronamespace = %s::regnamespace"
+                " AND has_function_privilege(%s, oid, 'EXECUTE')"
+            )
+            assert connection.execute(may, [fresh.postgres_schema, reader]).fetchone() == (2,)
         finally:
             connection.execute(f'DROP OWNED BY "{reader}"'.encode())
             connection.execute(f'DROP ROLE "{reader}"'.encode())

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from statecache import Settings, StateCache
-from statecache.sql import statement
+from statecache.sql import migrations, statement
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush
 from tests.fixtures.servers import MakeSettings
@@ -81,7 +81,8 @@ def test_the_schema_of_an_earlier_release_is_to_be_migrated(
         connection.execute("DELETE FROM migration WHERE number >= 5")
     told = CommandLine(settings, monkeypatch, capsys)("doctor")
     assert told.status == 1
-    assert "migrations 5, 6, 7, 8 are not applied" in " ".join(told.out.split())
+    left = ", ".join(str(step.number) for step in migrations(settings.postgres_schema) if step.number >= 5)
+    assert f"migrations {left} are not applied" in " ".join(told.out.split())
     assert "statecache migrate" in told.out
 
 

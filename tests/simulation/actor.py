@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -148,6 +149,26 @@ class Actor:
         """Run a step, or get its result from whoever has run it."""
         with self._noted("step", f"{key}/steps/{name}", kind="ask") as sent:
             self._recorder.ok(sent, verdict=await self.cache.step(key, name, function))
+
+    async def follow(self, key: str) -> None:
+        """Read changes, as a named reader and as a page do, until a durable write of this session has come."""
+        state = await self.set(key, level="postgres")
+        if state is None:
+            return
+        prefix, given = f"{key.partition('/')[0]}/", dict[str, int]()
+        with self._noted("changes", key, kind="ask") as sent:
+            async with self.cache.changes(prefix, consumer=f"{sent.tag}-{secrets.token_hex(4)}") as feed:
+                async for change in feed:
+                    assert given.get(change.key, 0) < change.version, f"{change} came behind {given[change.key]}"
+                    given[change.key] = change.version
+                    if given.get(key, 0) >= state.version:
+                        break
+            async with self.cache.watch(prefix, initial=True) as page:
+                async for change in page:
+                    assert given.get(change.key, 0) <= change.version, f"{change} came behind {given[change.key]}"
+                    if change.key == key:
+                        break
+            self._recorder.ok(sent)
 
     async def insist(self, key: str) -> None:
         """Write durably, again until that is known to have worked."""

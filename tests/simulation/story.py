@@ -2,6 +2,7 @@
 
 The story is told in situations: the first, the one that is visited, and the ending. Each can be told again from its
 beginning, for an agent that is killed goes on where it was. Beside the verbs something happens to the servers:
+    followed   changes are read by a named reader, and what is there by a page
     miss       clean states were evicted: they are loaded again, read and written
     doubt      a write is repeated when the state's `recent` has long forgotten it
     vouched    `assume_new` for a key that is not new: the flusher sets the change aside, and Redis restarts untold
@@ -46,8 +47,8 @@ PLAN, G = "runs/a/plan", "restored/e/gone"
 POISON = "poison/p"
 """Most of them are on the shard that the first of two workers keeps."""
 SITUATIONS = (
-    "first", "again", "create", "delete", "transaction", "durable", "disk", "list", "many", "miss", "doubt", "vouched",
-    "poison", "leaving", "restored", "failover", "emptied", "fenced", "near", "locked", "stepped", "crowded",
+    "first", "again", "create", "delete", "transaction", "durable", "disk", "list", "many", "followed", "miss", "doubt",
+    "vouched", "poison", "leaving", "restored", "failover", "emptied", "fenced", "near", "locked", "stepped", "crowded",
 )  # fmt: skip
 KEYS = (A, B, C, D, T, R, PLAN)
 """The keys that a companion writes meanwhile: nothing is set aside of them."""
@@ -212,6 +213,9 @@ class Story(LockStory):
     async def _many(self) -> None:
         await self._world.evict(A, PLAN)
         await self._actor.get_many((A, B, C, D, PLAN))
+
+    async def _followed(self) -> None:
+        await self._actor.follow(A)
 
     async def _miss(self) -> None:
         world, actor = self._world, self._actor

@@ -29,7 +29,8 @@ SETTINGS = (
     "default_transaction_read_only",
 )  # fmt: skip
 OF_AGENTS = dict.fromkeys(
-    ("state", "change", "conflict", "quarantine", "lost", "lost_change", "shard", "epoch", "cluster"), ("SELECT",)
+    ("state", "change", "late_change", "conflict", "quarantine", "lost", "lost_change", "shard", "epoch", "cluster"),
+    ("SELECT",),
 )
 OF_WORKERS = {
     "state": ("SELECT", "INSERT", "UPDATE"), "change": ("SELECT", "INSERT"), "conflict": ("SELECT", "INSERT"),

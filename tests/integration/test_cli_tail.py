@@ -1,0 +1,93 @@
+"""`statecache tail`: changes as lines, for a person and for a program, and from where on it can be gone on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from statecache import AsyncStateCache, Change, Position, Settings
+from statecache.cli.tail import line_of
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import flush
+from tests.support.command_line import CommandLine
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line on the test's deployment."""
+    return CommandLine(settings, monkeypatch, capsys)
+
+
+async def test_what_there_is_is_printed_once_and_gone_on_from(
+    cli: CommandLine, cache: AsyncStateCache, worker: Worker
+) -> None:
+    await cache.set("runs/1", {"n": 1}, actor="ada", reason="began")
+    await cache.delete("runs/1")
+    await flush(worker)
+    told = await asyncio.to_thread(cli.apart, "tail", "runs", "--once")
+    assert told.status == 0
+    header, *lines = (line.split("\t") for line in told.out.splitlines())
+    assert header == ["at", "key", "version", "op", "writer", "value"]
+    assert [line[1:4] for line in lines] == [["runs/1", "1", "set"], ["runs/1", "2", "delete"]]
+    assert lines[0][5] == '{"n":1}'
+    cursor = told.err.strip().partition("--since ")[2].strip("'")
+    await cache.set("runs/2", "\x1b[31m", durability="memory")
+    await flush(worker)
+    more = await asyncio.to_thread(cli.apart, "tail", "runs/", "--since", cursor, "--once", "--json")
+    (one,) = map(json.loads, more.out.splitlines())
+    assert (one["key"], one["value"], one["version"], one["op"]) == ("runs/2", "\x1b[31m", 1, "set")
+    assert (one["actor"], one["late"], one["at"][-1]) == ("", False, "Z")
+    refused = await asyncio.to_thread(cli.apart, "tail", "runs/", "--since", "yesterday")
+    assert (refused.status, refused.out) == (2, "")
+    assert "is no cursor" in refused.err
+
+
+async def test_it_follows_until_it_is_interrupted(cli: CommandLine, cache: AsyncStateCache, worker: Worker) -> None:
+    await cache.set("runs/1", "before")
+    await flush(worker)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "statecache", "tail", "runs/", "--since", "beginning", "--json",
+        stdout=PIPE, stderr=PIPE, env=cli.environment(),
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(WAIT_S):
+            assert json.loads(await process.stdout.readline())["value"] == "before"
+            await cache.set("runs/1", "then")
+            await flush(worker)
+            assert json.loads(await process.stdout.readline())["value"] == "then"
+            process.send_signal(signal.SIGINT)
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert (process.returncode, out) == (0, b"")
+    assert err.startswith(b"statecache: go on with --since ")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_line_is_as_wide_as_the_terminal_and_steers_nothing(width: int) -> None:
+    def change(key: str, value: Any, **more: Any) -> Change[Any]:
+        given: dict[str, Any] = {"op": "set", "version": 7, "late": False} | more
+        return Change(
+            key=key, value=value, epoch=1, change_id="c", parent_change_id="", position=Position(1, 2), shard=0,
+            at=datetime(2026, 1, 1, tzinfo=UTC), writer="w", actor="", reason="", **given,
+        )  # fmt: skip
+
+    short = line_of(change("runs/1", {"n": 1}), width)
+    assert short.endswith(' runs/1 v7 {"n":1}')
+    assert line_of(change("runs/1", None, op="delete", late=True), width).endswith(" runs/1 v7 late deleted")
+    long = line_of(change("runs/" + "k" * 300, "x" * 300), width)
+    assert len(long) == width
+    assert long.endswith("…")
+    assert " v7 " in long
+    assert line_of(change("runs/\x1b[31m", 1), width).endswith(" runs/\\x1b[31m v7 1")
