@@ -43,7 +43,8 @@ CALLED = (
     "resolve_step",
     "outcome",
 )
-"""The verbs that are called and return a result; `list` and `transaction` go on after the call; of `lock`, entering."""
+"""The verbs that are called and return a result; `list` and `transaction` go on after the call; of `lock`, entering. Of
+`changes` and `watch` nothing is told: they wait for others."""
 
 
 def observe(verbs: Any, observer: Observer) -> None:

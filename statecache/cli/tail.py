@@ -12,7 +12,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from statecache.cli.connecting import patient
+from statecache.cli.connecting import client
 from statecache.cli.exits import OK
 from statecache.cli.options import PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import console, is_terminal, plain, print_json
@@ -68,9 +68,8 @@ def tail(
 
 
 async def _tail(settings: Settings, prefix: str, since: str | None, *, once: bool, as_json: bool) -> int:
-    from statecache._async.client import AsyncStateCache
 
-    async with AsyncStateCache(settings=await patient(settings)) as cache:
+    async with client(settings) as cache:
         feed = cache.changes(prefix, since=since, follow=not once)
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, feed.stop)
         if not as_json and not is_terminal():

@@ -35,6 +35,8 @@ Why the other instruments do not see it:
     finalizer     a signal handler ends what it interrupts at a place a few instructions long: the soak of threads meets
                   it once in hours; so with `start_ended`, `block_gone`, `call_cut_off`, `lease_of_nobody` and
                   `claim_of_nobody`
+    cursor_ended  what a reader of changes is given: no judge of the arenas reads the feed; so with `waited_for`,
+                  `came_late`, `stopped_anywhere`, `lost_name` and `given_again`
 
 The exit status is pytest's of the first that fails.
 """
@@ -214,6 +216,24 @@ SCENARIOS = {
         "test_a_call_that_was_interrupted_before_its_end_is_over_once_nobody_has_it",
     ),
     "claim_of_nobody": ("tests/integration/test_steps_claimed.py", "test_a_claim_that_nobody_has_is_not_renewed"),
+    "cursor_ended": (
+        "tests/integration/test_changes_hazards.py",
+        "test_a_cursor_says_where_a_restored_postgres_went_on_without_what_was_given",
+    ),
+    "waited_for": (
+        "tests/integration/test_changes_hazards.py",
+        "test_a_postgres_that_is_flushed_again_is_waited_for",
+    ),
+    "came_late": (
+        "tests/integration/test_changes_hazards.py",
+        "test_what_comes_out_of_quarantine_is_given_to_those_who_have_passed_it",
+    ),
+    "stopped_anywhere": (
+        "tests/integration/test_changes.py",
+        "test_a_reader_may_stop_behind_every_change_and_go_on_elsewhere",
+    ),
+    "lost_name": ("tests/integration/test_consumers.py", "test_who_lost_its_name_gives_no_more"),
+    "given_again": ("tests/integration/test_consumers.py", "test_a_change_whose_handling_failed_is_given_again"),
     "decoded": ("tests/unit/test_near_shared.py", "test_what_is_decoded_for_all_readers_counts_too"),
 }
 

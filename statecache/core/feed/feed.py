@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from statecache.clock import monotonic
 from statecache.errors import CursorEnded, UsageError
-from statecache.keys import checked_prefix_of_list
+from statecache.keys import beyond_prefix, checked_prefix_of_list
 from statecache.model import Position
 from statecache.rules.feed import Cursor, Head, Place, after, anew, beginning, behind, broken, cursor_of, newest
 
@@ -215,11 +215,11 @@ class Feed:
             "parts": [place.part for place in places.values()],
             "lates": [place.late for place in places.values()],
         }
-        bounds = {"prefix": self.prefix, "beyond": self.prefix + "\U0010ffff", "rows": rows_max, "bytes": BYTES}
+        bounds = {"prefix": self.prefix, "beyond": beyond_prefix(self.prefix), "rows": rows_max, "bytes": BYTES}
         rows = await self._runtime.postgres.fetch("feed_changes", {**columns, **bounds, "late": LATE}, seconds=seconds)
         heads = {row[0]: Head(*row[18]) for row in rows if row[18] is not None}
         late = sorted((row for row in rows if row[3]), key=itemgetter(0, 3))
-        return heads, late + sorted((row for row in rows if row[3] == 0), key=_in_order)
+        return heads, [*late, *sorted((row for row in rows if row[3] == 0), key=_in_order)]
 
     def _refuse_broken(self, heads: dict[int, Head]) -> None:
         """Raise CursorEnded where a place cannot be gone on from."""
@@ -236,7 +236,7 @@ class Feed:
 
     async def states(self, after: str, seconds: float, *, key: str = "") -> list[Row]:
         """Return a page of what is there behind a key, as rows of newest changes; or that of one key, a delete too."""
-        beyond = f"{key}\x01" if key else self.prefix + "\U0010ffff"
+        beyond = f"{key}\x01" if key else beyond_prefix(self.prefix)
         bounds = {"after": after, "prefix": key or self.prefix, "beyond": beyond, "rows": STATES,
                   "ops": ["set", "delete"] if key else ["set"]}  # fmt: skip
         return [*await self._runtime.postgres.fetch("feed_states", bounds, seconds=seconds)]
