@@ -21,7 +21,6 @@ from statecache.cli.status.command import status
 from statecache.cli.top.command import top
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -14,11 +15,23 @@ from statecache.errors import UsageError
 from statecache.model import DURABILITIES, Durability
 from statecache.settings import Settings, unknown_variables
 
+
+def one_of(words: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return what completes a word on the command line to one of these."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
 RedisUrl = Annotated[str | None, typer.Option("--redis-url", metavar="URL", help="Else STATECACHE_REDIS_URL.")]
 PostgresUrl = Annotated[str | None, typer.Option("--postgres-url", metavar="URL", help="Else STATECACHE_POSTGRES_URL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line of stdout.")]
-Level = Annotated[str | None, typer.Option("--durability", help=f"One of {', '.join(DURABILITIES)}; else as set.")]
-SafeLevel = Annotated[str, typer.Option("--durability", help=f"One of {', '.join(DURABILITIES)}.")]
+_LEVELS = one_of(DURABILITIES)
+Level = Annotated[
+    str | None,
+    typer.Option("--durability", help=f"One of {', '.join(DURABILITIES)}; else as set.", autocompletion=_LEVELS),
+]
+SafeLevel = Annotated[
+    str, typer.Option("--durability", help=f"One of {', '.join(DURABILITIES)}.", autocompletion=_LEVELS)
+]
 Actor = Annotated[str, typer.Option(metavar="NAME", help="Who does it; else the user of this system.")]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; kept with the change.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from statecache.cli.exits import FINDING, OK
-from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, Yes, operator, settings_of
+from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, Yes, one_of, operator, settings_of
 from statecache.cli.screen import plain, print_json, print_table
 from statecache.errors import UsageError
 from statecache.keys import checked_namespace
@@ -47,7 +47,10 @@ async def record(settings: Settings, namespace: str, locking: Locking) -> None:
 
 def policy(
     namespace: Annotated[str | None, typer.Argument(metavar="[NAMESPACE]", help="Only this one.")] = None,
-    locking: Annotated[str | None, typer.Option(help=f"Record this one of {', '.join(LOCKINGS)}.")] = None,
+    locking: Annotated[
+        str | None,
+        typer.Option(help=f"Record this one of {', '.join(LOCKINGS)}.", autocompletion=one_of(LOCKINGS)),
+    ] = None,
     yes: Yes = False,
     redis_url: RedisUrl = None,
     postgres_url: PostgresUrl = None,

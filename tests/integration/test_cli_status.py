@@ -188,7 +188,7 @@ async def test_one_look_compares_two_and_counts_the_keys_between(
     assert shown.status == 0
     head, *tables = shown.out.split("\n\n")
     assert [line.split()[0] for line in head.splitlines()] == [
-        "Redis", "Postgres", "Shards", "Rates", "Lag", "Backlog",
+        "Redis", "Postgres", "Shards", "Commits", "Flushed", "Lag", "Backlog",
     ]  # fmt: skip
     assert tables[0].startswith("shard behind\tentries\tbytes\toldest\n")
     assert tables[1].startswith(f"worker\tshards\theartbeat\n{worker.id}\t4\t")

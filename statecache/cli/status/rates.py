@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from statecache.cli.sparkline import LOOKS_KEPT, Past
 from statecache.cli.status.command import backlog_of, counts_of, lag_of
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ EVERY_S = 1.0
 """The time between two looks, in seconds."""
 LOOKS_MAX = 10
 HOT_MAX = 50
+PAST = ("commits", "flushed", "lag")
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +32,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     commits_per_s: float | None
     flushed_per_s: float | None
     hot: list[tuple[str, int]]
+    past: dict[str, Past]
+    """How commits and flushes a second and the lag in entries went, by `commits`, `flushed` and `lag`."""
 
 
 class Looks:
@@ -39,6 +43,8 @@ class Looks:
         self._settings = settings
         self._last: Sample | None = None
         self._keys: deque[list[str]] = deque(maxlen=LOOKS_MAX)
+        self._past: deque[tuple[float | None, ...]] = deque(maxlen=LOOKS_KEPT)
+        self._newest = 0
 
     def add(self, sample: Sample) -> Figures:
         """Return the figures of a look, compared with the one before."""
@@ -46,15 +52,25 @@ class Looks:
         self._keys.append(sample.keys)
         counted = Counter(key for keys in self._keys for key in keys)
         shards = sample.shards
+        lag = lag_of(shards, most=HOT_MAX)
+        commits = _rate(last, sample, lambda one: one.committed_total)
+        flushed = _rate(last, sample, lambda one: one.flushed_total)
         return Figures(
             sample=sample,
             shards=counts_of(sample),
-            lag=lag_of(shards, most=HOT_MAX),
+            lag=lag,
             backlog=backlog_of(self._settings, shards),
-            commits_per_s=_rate(last, sample, lambda one: one.committed_total),
-            flushed_per_s=_rate(last, sample, lambda one: one.flushed_total),
+            commits_per_s=commits,
+            flushed_per_s=flushed,
             hot=sorted(counted.items(), key=lambda one: (-one[1], one[0]))[:HOT_MAX],
+            past=self._past_with(commits, flushed, lag["entries"]),
         )
+
+    def _past_with(self, *values: float | None) -> dict[str, Past]:
+        self._past.append(values)
+        self._newest += 1
+        columns = zip(*self._past, strict=True)
+        return {name: Past(column, self._newest) for name, column in zip(PAST, columns, strict=True)}
 
 
 def _rate(last: Sample | None, now: Sample, total: Callable[[Sample], int | None]) -> float | None:

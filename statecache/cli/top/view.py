@@ -1,4 +1,5 @@
-"""How `top` looks: a head of eight lines, and below it as many rows of three tables as the terminal has room for.
+"""How `top` looks: a head of eight lines, three of them with the last two minutes as a sparkline, and
+below it as many rows of three tables as the terminal has room for.
 
 Below 72 columns the tables stand one below the other; from there on workers stand below the worst shards, with the
 hot keys beside them, and from 110 columns on all three stand side by side. The hot keys have what width is left over.
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from statecache.cli.screen import plain, size_text, styled, time_text
+from statecache.cli.sparkline import LOOKS_KEPT, sparkline, width_within
 from statecache.cli.status.attention import BACKLOG_LIMIT
 from statecache.cli.status.command import backlog_text, lag_text, server_text, shards_text
 from statecache.cli.status.rates import EVERY_S, LOOKS_MAX, Figures
@@ -20,6 +22,10 @@ from statecache.cli.status.sample import COUNTED_MAX
 WIDE = 110
 NARROW = 72
 _BAR_MAX = 40
+_LABEL = 10
+_BESIDE_LINE = 40
+"""What the longest text beside a sparkline takes: a lag in entries, bytes and time."""
+_PAST_MIN = LOOKS_KEPT * EVERY_S / 60
 _WORST_WIDTH = 36
 _SHARDS_AND_BEAT = 17
 """What a table of workers takes beside their names."""
@@ -34,24 +40,28 @@ class View:
 
     def __rich_console__(self, screen: Console, options: ConsoleOptions) -> RenderResult:
         width, height = self._screen.size
-        head = lines_of(self.figures, bar=min(_BAR_MAX, max(10, width - 66)))
+        line = width_within(width - _LABEL - _BESIDE_LINE)
+        head = lines_of(self.figures, bar=min(_BAR_MAX, max(10, width - 66)), line=line)
         title = _title(self.figures, width)
         lines = [title, *head][:height]
-        for line in lines:
-            line.truncate(width, overflow="ellipsis")
+        for one in lines:
+            one.truncate(width, overflow="ellipsis")
         rows = height - len(lines) - 1
         yield Group(*lines, *([Text(""), _tables(self.figures, width, rows)] if rows > 2 else []))
 
 
 def _title(figures: Figures, width: int) -> Text:
-    left, right = f"statecache top  {figures.sample.at:%H:%M:%S} UTC", f"every {EVERY_S:.0f} s, q quits"
+    left, right = (
+        f"statecache top  {figures.sample.at:%H:%M:%S} UTC",
+        f"every {EVERY_S:.0f} s, last {_PAST_MIN:.0f} min, q quits",
+    )
     if len(left) + len(right) + 2 > width:
         right = "q quits"
     return Text(left + right.rjust(max(len(right) + 2, width - len(left))), style="reverse", no_wrap=True)
 
 
-def lines_of(figures: Figures, *, bar: int = 0) -> list[Text]:
-    """Return the lines of the head."""
+def lines_of(figures: Figures, *, bar: int = 0, line: int = 0) -> list[Text]:
+    """Return the lines of the head, with a bar and sparklines of that many cells."""
     sample, backlog = figures.sample, figures.backlog
     shards, used = figures.shards, backlog["used"]
     bad = "warning" if shards["closed"] or shards["unowned"] else ""
@@ -61,15 +71,26 @@ def lines_of(figures: Figures, *, bar: int = 0) -> list[Text]:
         _line("Redis", server_text(sample.redis), "" if sample.redis.reachable else "error"),
         _line("Postgres", server_text(sample.postgres), "" if sample.postgres.reachable else "error"),
         _line("Shards", f"{shards_text(shards)}{aside}", bad or ("warning" if sample.quarantined else "")),
-        _line("Rates", f"commits {_rate(figures.commits_per_s)}, flushed {_rate(figures.flushed_per_s)}"),
-        _line("Lag", lag_text(figures.lag)),
+        _line("Commits", _went(figures, "commits", line) + _rates(figures, "commits", line)),
+        _line("Flushed", _went(figures, "flushed", line) + _rates(figures, "flushed", line)),
+        _line("Lag", _went(figures, "lag", line) + lag_text(figures.lag)),
         _line("Backlog", _bar(used, bar) + backlog_text(backlog), full),
     ]
 
 
 def _line(label: str, text: str, style: str = "") -> Text:
-    line = Text(no_wrap=True).append(f"{label:<10}", style="bold")
+    line = Text(no_wrap=True).append(f"{label:<{_LABEL}}", style="bold")
     return line.append_text(styled(plain(text), style or "none"))
+
+
+def _went(figures: Figures, name: str, width: int) -> str:
+    return sparkline(figures.past[name], width) + (" " if width else "")
+
+
+def _rates(figures: Figures, name: str, width: int) -> str:
+    """Return a rate, and beside a sparkline the one that its highest block stands for."""
+    now, past = _rate(figures.commits_per_s if name == "commits" else figures.flushed_per_s), figures.past[name]
+    return f"{now}, at most {_rate(past.peak())}" if width else now
 
 
 def _rate(rate: float | None) -> str:
