@@ -331,7 +331,7 @@ def in_terminal(cli: CommandLine, *arguments: str, columns: int = 80, lines: int
 @pytest.mark.parametrize("key", [b"q", b"\x03"])
 def test_the_live_screen_is_drawn_anew_fits_a_new_size_and_ends_at_a_key(cli: CommandLine, key: bytes) -> None:
     with in_terminal(cli, "top") as terminal:
-        terminal.until(lambda seen: b"every 1 s, q quits" in seen and b"hot keys" in seen)
+        terminal.until(lambda seen: b"every 1 s, last 2 min, q quits" in seen and b"hot keys" in seen)
         assert b"\x1b[?1049h" in terminal.written
         terminal.until(lambda seen: b"q quits" in seen)
         terminal.resize(130, 40)

@@ -175,8 +175,8 @@ def seconds_of(duration: str) -> float:
 
 @cache
 def manifests() -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the Kubernetes objects, by kind and name."""
-    read = [one for path in sorted(KUBERNETES.glob("*.yaml")) for one in yaml.safe_load_all(path.read_text())]
+    """Return the Kubernetes objects, those of the example of secrets too, by kind and name."""
+    read = [one for path in sorted(KUBERNETES.glob("*.yaml*")) for one in yaml.safe_load_all(path.read_text())]
     return {(one["kind"], one["metadata"]["name"]): one for one in read}
 
 

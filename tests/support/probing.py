@@ -19,9 +19,9 @@ class Answer(NamedTuple):
     headers: Mapping[str, str]
 
 
-def ask(port: int, path: str, *, method: str = "GET", host: str = "127.0.0.1") -> Answer:
+def ask(port: int, path: str, *, method: str = "GET", host: str = "127.0.0.1", timeout_s: float = PROBE_S) -> Answer:
     """Send a request as a probe does and return the answer."""
-    connection = http.client.HTTPConnection(host, port, timeout=PROBE_S)
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request(method, path)
         reply = connection.getresponse()

@@ -33,6 +33,13 @@ IMAGE = re.compile(r"[\w./-]+:v?\d+\.\d[\w.-]*")
 """An image with a tag that says at least a minor version."""
 
 
+def bytes_of(size: str) -> int:
+    """Return a size as Docker, Redis and Postgres write it, in bytes."""
+    found = re.fullmatch(r"(\d+)([kmg])b?", size.lower())
+    assert found, size
+    return int(found[1]) << {"k": 10, "m": 20, "g": 30}[found[2]]
+
+
 def _pinned(image: str) -> bool:
     return IMAGE.fullmatch(image) is not None
 
@@ -89,6 +96,24 @@ def test_no_service_has_more_rights_than_it_needs(name: str) -> None:
     assert service["read_only"] is True
     assert "privileged" not in service
     assert service.get("user", worker_image().last("USER").text) != "root"
+
+
+@pytest.mark.parametrize("name", services())
+def test_no_service_can_take_the_whole_machine(name: str) -> None:
+    assert bytes_of(services()[name]["mem_limit"]) > 0
+    assert services()[name]["pids_limit"] > 0
+
+
+def test_servers_have_the_room_that_their_settings_take() -> None:
+    redis = dict(
+        re.findall(r"^(maxmemory|maxmemory-clients) (\w+)$", (CONFIG / "redis.conf").read_text(), re.MULTILINE)
+    )
+    assert bytes_of(services()["redis"]["mem_limit"]) > 1.5 * sum(map(bytes_of, redis.values()))
+    postgres = dict(re.findall(r"^(\w+) = '?([^'\n]+)", (CONFIG / "postgres.conf").read_text(), re.MULTILINE))
+    sessions = int(postgres["max_connections"])
+    room = bytes_of(postgres["shared_buffers"]) + sessions * bytes_of(postgres["work_mem"])
+    assert bytes_of(services()["postgres"]["mem_limit"]) > room
+    assert services()["postgres"]["pids_limit"] > 2 * sessions
 
 
 @pytest.mark.parametrize("name", LASTING)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
+from importlib.metadata import version
 from typing import Any
 
+import kubernetes_validate
 import pytest
+import yaml
 
 from statecache import Settings
 from statecache_workers import runner
@@ -29,6 +33,7 @@ FILES = [
     ROOT / "workers/Dockerfile",
     *(path for path in sorted(CONFIG.rglob("*")) if path.is_file() and path.suffix != ".json"),
 ]
+MIGRATION = f"statecache-migrate-{version('statecache').replace('.', '-')}"
 STOP_S = Settings().drain_s + 2 * runner.LEAVE_S
 """How long a worker may take to stop: the draining, counting what is left, giving the shards back."""
 
@@ -120,6 +125,27 @@ def test_the_manifests_are_what_they_should_be() -> None:
     }
 
 
+@pytest.mark.parametrize("release", ["1.29", "1.37"])
+def test_kubernetes_takes_the_manifests(release: str) -> None:
+    for one in manifests().values():
+        kubernetes_validate.validate(one, release, strict=True)
+
+
+def test_a_manifest_with_a_word_that_kubernetes_does_not_know_is_found() -> None:
+    worker = copy.deepcopy(manifests()["Deployment", "statecache-worker"])
+    worker["spec"]["template"]["spec"]["terminationGracePeriod"] = 45
+    with pytest.raises(kubernetes_validate.ValidationError, match="terminationGracePeriod"):
+        kubernetes_validate.validate(worker, "1.37", strict=True)
+
+
+def test_they_may_be_applied_again() -> None:
+    """No empty secret takes the place of a real one, and a new release's migration is another Job."""
+    applied = [one for path in KUBERNETES.glob("*.yaml") for one in yaml.safe_load_all(path.read_text())]
+    assert {one["kind"] for one in applied} == {"ConfigMap", "Job", "Deployment", "PodDisruptionBudget"}
+    assert [one["metadata"]["name"] for one in applied if one["kind"] == "Job"] == [MIGRATION]
+    assert MIGRATION in (KUBERNETES / "migrate.yaml").read_text().split("apiVersion")[0]
+
+
 def test_a_worker_pod_is_probed_where_it_answers_and_stopped_in_time() -> None:
     pod = _pods()["statecache-worker"]
     assert pod["terminationGracePeriodSeconds"] > STOP_S
@@ -158,8 +184,8 @@ def test_everything_that_is_referred_to_is_there() -> None:
             ((how, what),) = source.items()
             assert ({"configMapRef": "ConfigMap", "secretRef": "Secret"}[how], what["name"]) in manifests(), name
     commands = dict(_containers())
-    roles = commands["statecache-migrate/roles"]
-    assert {**roles, "name": "grants"} == commands["statecache-migrate/grants"]
+    roles = commands[f"{MIGRATION}/roles"]
+    assert {**roles, "name": "grants"} == commands[f"{MIGRATION}/grants"]
     assert roles["command"] == services()["roles"]["entrypoint"]
     (mounted,) = (one for one in roles["volumeMounts"])
     assert f"{mounted['mountPath']}/" == INSIDE

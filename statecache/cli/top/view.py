@@ -1,5 +1,5 @@
-"""How `top` looks: a head of eight lines, three of them with the last two minutes as a sparkline, and
-below it as many rows of three tables as the terminal has room for.
+"""How `top` looks: a head of eight lines, three of them with the last two minutes as a sparkline, and below it as many
+rows of three tables as the terminal has room for.
 
 Below 72 columns the tables stand one below the other; from there on workers stand below the worst shards, with the
 hot keys beside them, and from 110 columns on all three stand side by side. The hot keys have what width is left over.
@@ -51,10 +51,8 @@ class View:
 
 
 def _title(figures: Figures, width: int) -> Text:
-    left, right = (
-        f"statecache top  {figures.sample.at:%H:%M:%S} UTC",
-        f"every {EVERY_S:.0f} s, last {_PAST_MIN:.0f} min, q quits",
-    )
+    left = f"statecache top  {figures.sample.at:%H:%M:%S} UTC"
+    right = f"every {EVERY_S:.0f} s, last {_PAST_MIN:.0f} min, q quits"
     if len(left) + len(right) + 2 > width:
         right = "q quits"
     return Text(left + right.rjust(max(len(right) + 2, width - len(left))), style="reverse", no_wrap=True)
