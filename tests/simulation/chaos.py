@@ -28,6 +28,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -97,15 +98,15 @@ class Run:
         self._began = monotonic()
         self._lives = True
 
-    async def chaos(self, strikes: list[Strike], seconds: float) -> None:
-        """Let the nemesis strike until the time is over, and wait until all its faults have ended."""
+    async def chaos(self, strikes: list[Strike], seconds: float, enough: float = inf) -> None:
+        """Let the nemesis strike until the time is over, or enough was struck; wait until all its faults have ended."""
         self._began = monotonic()
         self._faults.ends_at = self._began + seconds
         watching = [asyncio.ensure_future(self._sample()), asyncio.ensure_future(self._tell())]
         try:
             for strike in strikes:
                 await self._until(strike.at_s)
-                if self._elapsed() > seconds:
+                if self._elapsed() > seconds or self._struck.total() >= enough:
                     break
                 if strike.kind in self._alone:
                     await self._others_over()
@@ -114,7 +115,8 @@ class Run:
                 task.add_done_callback(self._over)
                 if strike.kind in self._alone:
                     await task
-            await self._until(seconds)
+            else:
+                await self._until(seconds)
             await self._others_over()
         finally:
             for one in watching:
@@ -274,9 +276,19 @@ class Run:
 
 
 async def run(
-    seed: int, seconds: float, folder: Path, say: Say, kinds: Sequence[str] = (), profile: Profile = CHAOS
+    seed: int,
+    seconds: float,
+    folder: Path,
+    say: Say,
+    kinds: Sequence[str] = (),
+    profile: Profile = CHAOS,
+    *,
+    enough: float = inf,
 ) -> Result:
-    """Do one run in this folder, within `seconds` and ENDING_S, with these kinds of faults or with all."""
+    """Do one run in this folder, within `seconds` and ENDING_S, with these kinds of faults or with all.
+
+    It ends early once `enough` faults were struck.
+    """
     kinds = kinds or tuple(profile.table)
     strikes = schedule(seed, seconds, [kind for kind in kinds if profile.table[kind][0]], profile.table)
     result = Result(seed=seed, seconds=seconds, profile=profile.name)
@@ -287,7 +299,7 @@ async def run(
     async with asyncio.timeout(seconds + ENDING_S), arena(folder, seed, profile.arena) as here:
         one = Run(here, result, say, profile)
         try:
-            await one.chaos(strikes, seconds)
+            await one.chaos(strikes, seconds, enough)
             await one.settle(kinds)
             one.judged()
         finally:
