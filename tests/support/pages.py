@@ -15,10 +15,6 @@ What a fence says about its block:
 
 In what is printed, `…` stands for anything within a line, and for any lines where it is a line by itself; how much
 space lies between words does not count.
-
-    python -m tests.support.pages PAGE FOLDER [COMMAND…]
-
-follows one page in this process, whose environment says where the servers are; the commands are running already.
 """
 
 from __future__ import annotations
@@ -31,7 +27,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from inspect import CO_COROUTINE
@@ -265,13 +260,3 @@ class Behind:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._reading.join(COMMAND_S)
         return status
-
-
-def main(page: str, folder: str, *running: str) -> None:
-    """Follow one page."""
-    with Reader(dict(os.environ), Path(folder), running=running) as reader:
-        reader.follow(Path(page).read_text(encoding="utf-8"))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
