@@ -20,8 +20,8 @@ from tests.simulation.failpoints import Told, a_slice, all_failpoints, table, un
 
 ROOT = Path(__file__).resolve().parents[2]
 LANES = 2
-VISITS = 48
-UNREACHED_MAX = 3
+VISITS = 24
+UNREACHED_MAX = 2
 RUN_S = 600.0
 NOT_VISITED = {
     "local_limits": "it goes with the BEGIN of every transaction of a worker, in the same exchange",

@@ -7,7 +7,7 @@ import os
 from tests.fixtures.servers import Site
 from tests.simulation.model import check, deployment
 
-EXAMPLES, STEPS = 36, 40
+EXAMPLES, STEPS = 18, 40
 
 
 def test_the_cache_is_what_a_plain_dict_is(site: Site) -> None:
