@@ -13,7 +13,7 @@ from statecache import Settings
 from statecache.keys import KeySpace
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
-from tests.fixtures.servers import MakeSettings, plain_client
+from tests.fixtures.servers import MakeSettings, on_database, plain_client
 from tests.support.command_line import CommandLine
 
 GOOD = {
@@ -220,7 +220,7 @@ def test_a_redis_that_takes_the_place_of_another_one_is_an_operators_to_claim(
 ) -> None:
     """Nobody else may open it, neither agents nor `migrate`: no level is given."""
     ((replid,),) = psql.execute("SELECT DISTINCT replid FROM statecache.shard").fetchall()
-    empty = f"{own.redis_url.rpartition('/')[0]}/9"
+    empty = on_database(own.redis_url, 9)
     status, findings, levels = found(cli, "--redis-url", empty)
     assert (status, findings["no data set under the prefix 'sc' has been opened here"]) == (1, "error")
     assert ["every commit is refused" in why for why in levels.values()] == [True] * 4

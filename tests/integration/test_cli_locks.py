@@ -12,6 +12,7 @@ from statecache import AsyncStateCache, Settings, StaleToken, Token
 from statecache.cli.locks import command
 from statecache.keys import KeySpace
 from tests.fixtures.locks import KEY, LONG, Place, entered
+from tests.fixtures.servers import on_database
 from tests.support.command_line import CommandLine
 
 
@@ -104,9 +105,9 @@ async def test_a_redis_that_cannot_know_is_not_asked_who_holds_what(
 ) -> None:
     """Another database of the server, another prefix: there every lock would be free."""
     others = (
-        ("--redis-url", f"{settings.redis_url.rpartition('/')[0]}/9"),
-        ("--redis-url", f"{settings.redis_url.rpartition('/')[0]}/9", KEY),
-        ("--redis-url", f"{settings.redis_url.rpartition('/')[0]}/9", "--break", KEY, "--yes"),
+        ("--redis-url", on_database(settings.redis_url, 9)),
+        ("--redis-url", on_database(settings.redis_url, 9), KEY),
+        ("--redis-url", on_database(settings.redis_url, 9), "--break", KEY, "--yes"),
     )
     for other in others:
         told = await cli.beside("locks", *other)

@@ -16,6 +16,7 @@ from statecache.keys import KeySpace
 from statecache.model import VALUE_BYTES_MAX
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush, rows
+from tests.fixtures.servers import on_database
 from tests.support.command_line import CommandLine
 
 Psql = psycopg.Connection[Any]
@@ -73,7 +74,7 @@ async def test_what_is_listed_from_postgres_is_durable_whatever_redis_knows_of_i
     """The URL leads to an empty Redis."""
     await cache.set("runs/1", 1)
     await flush(worker)
-    monkeypatch.setenv("STATECACHE_REDIS_URL", f"{settings.redis_url.rpartition('/')[0]}/1")
+    monkeypatch.setenv("STATECACHE_REDIS_URL", on_database(settings.redis_url, 1))
     (found,) = (await cli.beside("ls", "runs", "--json")).json["states"]
     assert (found["key"], found["durable"]) == ("runs/1", True)
 

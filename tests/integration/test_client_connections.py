@@ -25,7 +25,7 @@ from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache.lua import script
 from tests.fixtures.faults import through
-from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
+from tests.fixtures.servers import MakeClient, MakeSettings, every_redis, on_database
 from tests.support.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.counts_seconds
@@ -207,7 +207,7 @@ async def test_a_database_that_was_never_migrated(make_client: MakeClient, make_
 
 
 async def test_a_database_that_does_not_exist(make_client: MakeClient, settings: Settings) -> None:
-    client = make_client(_nowhere(settings, postgres_url=settings.postgres_url.rpartition("/")[0] + "/elsewhere"))
+    client = make_client(_nowhere(settings, postgres_url=on_database(settings.postgres_url, "elsewhere")))
     with pytest.raises(ConfigurationError, match="elsewhere"):
         await client.get("runs/first")
 

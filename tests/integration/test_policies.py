@@ -13,7 +13,7 @@ from statecache.keys import KeySpace
 from statecache_workers import policies
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Log, flush, rows
-from tests.fixtures.servers import MakeClient
+from tests.fixtures.servers import MakeClient, on_database
 from tests.integration.test_client_durability import at_work
 from tests.support.fault_proxy import FaultProxy
 
@@ -96,7 +96,7 @@ async def test_nothing_is_recorded_by_way_of_another_database_of_the_server(
     client: AsyncStateCache, make_client: MakeClient, settings: Settings, psql: Psql
 ) -> None:
     await client.set(KEY, 1)
-    another = settings.model_copy(update={"redis_url": settings.redis_url.replace("/0", "/1")})
+    another = settings.model_copy(update={"redis_url": on_database(settings.redis_url, 1)})
     view = make_client(another).namespace("runs", locking="enforced")
     with pytest.raises(Unavailable, match="another database number"):
         await view.set("42", 2, timeout=2)
