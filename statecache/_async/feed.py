@@ -171,6 +171,7 @@ class AsyncChanges(AsyncFollowing[V], Generic[V]):
             row = feed.take()
             if row is None:
                 if feed.ended:
+                    await self.close()
                     raise StopAsyncIteration
                 await feed.read(self._seconds())
             elif not self._left_out(row):

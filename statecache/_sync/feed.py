@@ -174,6 +174,7 @@ class Changes(Following[V], Generic[V]):
             row = feed.take()
             if row is None:
                 if feed.ended:
+                    run(self.close())
                     raise StopIteration
                 run(feed.read(self._seconds()))
             elif not self._left_out(row):

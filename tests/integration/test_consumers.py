@@ -64,6 +64,20 @@ async def test_a_name_goes_on_where_its_reader_left_it(
             cache.changes("runs/", consumer=wrong)  # type: ignore[arg-type]
 
 
+async def test_who_comes_to_the_end_without_a_block_leaves_the_name_as_well(
+    cache: AsyncStateCache, sync_cache: StateCache, worker: Worker, psql: Psql
+) -> None:
+    """All that was given was handled, for more was asked for; nobody waits for the lease to end."""
+    await _write(cache, worker, 1, 2)
+    assert [change.value async for change in cache.changes("runs/", consumer="indexer", follow=False)] == [1, 2]
+    assert rows(psql, "SELECT held_until <= now() FROM consumer") == [(True,)]
+    assert list(sync_cache.changes("runs/", consumer="indexer", follow=False)) == []
+    await _write(cache, worker, 3)
+    feed = cache.changes("runs/", consumer="indexer", follow=False)
+    assert [change.value async for change in feed] == [3]
+    assert [change.value async for change in feed] == []
+
+
 async def test_a_change_whose_handling_failed_is_given_again(cache: AsyncStateCache, worker: Worker) -> None:
     await _write(cache, worker, 1, 2, 3)
     feed = cache.changes("runs/", consumer="indexer")
