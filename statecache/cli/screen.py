@@ -8,9 +8,11 @@ not be able to steer an operator's terminal.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
@@ -23,6 +25,8 @@ from rich.text import Text
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red", "note": "dim"}
 _NOT_FOR_TERMINALS = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+_LOCAL_MODES = 3
+"""Where the modes that echo is among stand in what termios tells of a terminal."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _RIGHT = frozenset({"version", "bytes", "age", "shards", "entries", "lag", "heartbeat", "writes", "count"})
 
@@ -35,6 +39,28 @@ def is_terminal() -> bool:
 def draws(screen: Console) -> bool:
     """Return whether the screen can be drawn on: a terminal that moves its cursor, which TERM=dumb does not."""
     return screen.is_terminal and not screen.is_dumb_terminal
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """Have the terminal show nothing of what is typed until the block ends: `^C` would move what is drawn there."""
+    if not sys.stdin or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    keyboard = sys.stdin.fileno()
+    if os.tcgetpgrp(keyboard) != os.getpgrp():  # whoever runs in the background may not change it
+        yield
+        return
+    before = termios.tcgetattr(keyboard)
+    quiet = before.copy()
+    quiet[_LOCAL_MODES] &= ~termios.ECHO
+    termios.tcsetattr(keyboard, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def console(*, on_stderr: bool = False) -> Console:
@@ -112,14 +138,17 @@ class Counting:
             MofNCompleteColumn() if bar else TextColumn("{task.completed:,}"), TimeElapsedColumn(),
             console=screen, disable=not draws(screen), transient=True,
         )  # fmt: skip
+        self._ending = ExitStack()
         self._task = self._progress.add_task(doing, total=total)
 
     def __enter__(self) -> Callable[[int], None]:
-        self._progress.start()
+        if not self._progress.disable:
+            self._ending.enter_context(unechoed())
+        self._ending.enter_context(self._progress)
         return lambda count: self._progress.update(self._task, completed=count)
 
     def __exit__(self, *exc_info: object) -> None:
-        self._progress.stop()
+        self._ending.close()
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:

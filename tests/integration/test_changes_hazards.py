@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.support.gate_world import World, world
 from tests.support.postgres_backup import Backup
 
 Psql = psycopg.Connection[Any]
+WAIT_S = 20.0
 KEY = "runs/42"
 POISON = "ALTER TABLE change ADD CONSTRAINT small CHECK (octet_length(value) < 10)"
 CURE = "ALTER TABLE change DROP CONSTRAINT small"
@@ -169,11 +171,10 @@ async def test_what_comes_out_of_quarantine_is_given_to_those_who_have_passed_it
         await flush(worker)
     behind.cursor = before.cursor
     assert sorted(behind.read(sync_cache)) == ([1] if tip else [1, 3])
-    watch = sync_cache.watch("runs/")
-    with watch:
+    async with cache.watch("runs/") as watch, asyncio.timeout(WAIT_S):
         (done,) = await quarantine_release.retry(cache.settings, None)
         assert (done.done, done.taken) == (True, 2)
-        seen = {next(iter(watch)).key for _ in range(2 if tip else 1)}
+        seen = {(await anext(watch)).key for _ in range(2 if tip else 1)}
     assert seen == ({KEY, f"{KEY}/part"} if tip else {f"{KEY}/part"})  # its newest states, never an older one
     assert behind.read(sync_cache) == ["much too big"] * 2
     assert [(change.key, change.late) for change in behind.given[-2:]] == [(KEY, True), (f"{KEY}/part", True)]

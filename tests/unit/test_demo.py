@@ -135,9 +135,22 @@ def test_who_was_killed_is_away_until_it_is_at_work_again() -> None:
     casualties.back(first, at=4.5)
     assert casualties.away("flusher") == [second]
     progress = ReplayProgress(doing="replaying", casualties=tuple(casualties))
-    assert demo_view.at_work(progress, OPTIONS).plain.split() == [
+    assert demo_view.at_work(progress, OPTIONS, apart="  ").plain.split() == [
         "agents", "●●●●", "workers", "●○", "Redis", "○", "Postgres", "●",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_label_and_no_figure_of_the_panel_is_cut(width: int) -> None:
+    on = screen(terminal=True, width=width)
+    view = demo_view.View(on, OPTIONS)
+    view(ReplayProgress(doing="replaying", acknowledged=5, flushed=4))
+    on.print(view.panel())
+    lines = text(on).splitlines()
+    assert "…" not in text(on)
+    assert {len(line) for line in lines} == {min(width, demo_view.WIDTH_MAX)}
+    for label in ("now", "acknowledged", "in Postgres", "commits/s", "at work"):
+        assert any(label in line for line in lines)
 
 
 def test_lines_tell_each_kill_and_each_return_once() -> None:

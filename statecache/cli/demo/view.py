@@ -24,7 +24,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from statecache.cli.screen import draws, plain, time_text
+from statecache.cli.screen import draws, plain, time_text, unechoed
 from statecache.clock import monotonic
 from statecache.replay.progress import Casualty, ReplayProgress
 from statecache.replay.report import Report
@@ -36,6 +36,9 @@ RATE_S = 2.0
 PROGRESS_S = 5.0
 STRETCHES_MIN, STRETCHES_MAX = 4, 30
 WIDTH_MAX = 100
+_LABEL = len("acknowledged")
+_NARROW = 62
+"""Up to that width the processes at work stand closer together."""
 _HEAD_LINES = 10
 _OTHER_LINES = 19
 _KILLS_MAX = 12
@@ -67,6 +70,7 @@ class View:
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
+            self._ending.enter_context(unechoed())
             self._ending.enter_context(live)
         else:
             self._lines.say(0.0, headline(self._options))
@@ -91,9 +95,9 @@ class View:
         now, (columns, lines) = monotonic(), self._screen.size
         width = min(columns, WIDTH_MAX)
         rows = Table.grid(padding=(0, 2, 0, 0))
-        rows.add_column(style="bold", no_wrap=True)
+        rows.add_column(style="bold", no_wrap=True, min_width=_LABEL)
         rows.add_column(no_wrap=True, overflow="ellipsis")
-        for label, text in self._rows(now, bar=min(_BAR_MAX, max(10, width - 44))):
+        for label, text in self._rows(now, width):
             rows.add_row(label, text)
         kills = kills_table(self._progress.casualties, began=self._began, most=min(_KILLS_MAX, lines - _HEAD_LINES))
         return Panel(
@@ -105,8 +109,9 @@ class View:
             width=width,
         )
 
-    def _rows(self, now: float, *, bar: int) -> list[tuple[str, Text]]:
+    def _rows(self, now: float, width: int) -> list[tuple[str, Text]]:
         progress, messages = self._progress, self._options.messages
+        bar = min(_BAR_MAX, max(10, width - 44))
         flushed = min(progress.flushed, messages)
         unflushed = max(0, progress.acknowledged - flushed)
         return [
@@ -114,7 +119,7 @@ class View:
             ("acknowledged", bar_text(progress.acknowledged, messages, bar).append(f" of {messages} messages")),
             ("in Postgres", bar_text(flushed, messages, bar).append(f", {unflushed} not flushed yet")),
             ("commits/s", Text(f"{self._rate.per_s(now):.1f}")),
-            ("at work", at_work(progress, self._options)),
+            ("at work", at_work(progress, self._options, apart="  " if width > _NARROW else " ")),
         ]
 
 
@@ -200,7 +205,7 @@ def bar_text(number: int, of: int, width: int) -> Text:
     return Text("█" * filled, style="green").append("░" * (width - filled), style="dim").append(f" {number:>4}", "none")
 
 
-def at_work(progress: ReplayProgress, options: Options) -> Text:
+def at_work(progress: ReplayProgress, options: Options, *, apart: str) -> Text:
     """Draw a dot for each process that should be there: green while it is at work, red while it is away."""
     away = [one.kind for one in progress.casualties if one.back_at is None]
     counts = {"agent": options.agents, "flusher": options.flushers, "redis": 1, "postgres": 1}
@@ -208,8 +213,8 @@ def at_work(progress: ReplayProgress, options: Options) -> Text:
     text = Text()
     for kind, count in counts.items():
         gone = min(count, away.count(kind))
-        text.append(f"{_KINDS[kind]} ").append("●" * (count - gone), there).append("○" * gone, "bold red")
-        text.append("  ")
+        text.append(apart if text else "").append(f"{_KINDS[kind]} ")
+        text.append("●" * (count - gone), there).append("○" * gone, "bold red")
     return text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from statecache.cli.screen import draws
+from statecache.cli.screen import draws, unechoed
 from statecache.replay.progress import ReplayProgress
 from statecache.replay.report import Report
 
@@ -32,16 +33,19 @@ class View:
             refresh_per_second=8,
             transient=True,
         )
+        self._ending = ExitStack()
         self._task = self._progress.add_task("starting", total=messages, kills="")
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        if not self._progress.disable:
+            self._ending.enter_context(unechoed())
+        self._ending.enter_context(self._progress)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self._ending.close()
 
     def __call__(self, progress: ReplayProgress) -> None:
         """Show how the replay stands; the supervisor calls it at every turn."""
