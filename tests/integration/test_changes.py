@@ -85,6 +85,7 @@ async def test_a_reader_may_stop_behind_every_change_and_go_on_elsewhere(
     await flush(worker)
     whole = await _all(cache.changes("runs/", follow=False))
     assert len(whole) == sum(number % 7 + 1 for number in range(40))
+    assert len(await _all(cache.changes(follow=False))) == len(whole) + 40 * 100, "some batch ended within a commit"
     cursor, given = None, list[Change[Any]]()
     while True:
         if len(given) % 2:
