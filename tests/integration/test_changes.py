@@ -33,10 +33,10 @@ def _places(changes: list[Change[Any]]) -> list[tuple[int, int, str]]:
     return [(change.shard, change.position.n, change.key) for change in changes]
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of few rows and few bytes."""
-    for name, value in (("ROWS", 260), ("ROWS_MIN", 260), ("BYTES", 40)):
+@pytest.fixture(params=[40, 1 << 20], ids=["few bytes", "few rows"])
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that end where they have few bytes, or few rows."""
+    for name, value in (("ROWS", 260), ("ROWS_MIN", 260), ("BYTES", request.param)):
         monkeypatch.setattr(f"statecache.core.feed.feed.{name}", value)
 
 
