@@ -322,13 +322,13 @@ def _worker(deployment: Deployment, built: Path, **more: str) -> Iterator[Runnin
     image = worker_image()
     inside = {name: value.replace("/opt/statecache", str(built)) for name, value in image.environment.items()}
     inside["PATH"] = inside["PATH"].replace("$PATH", "/usr/bin:/bin")
-    service = {name: value for name, value in deployment.environment_of("workers").items() if name.startswith("STATE")}
-    command = [*image.last("ENTRYPOINT").words, *image.last("CMD").words]
-    program = shutil.which(command[0], path=inside["PATH"])
-    assert program == str(built / "bin/statecache")
-    process = subprocess.Popen(
-        [program, *command[1:]], env=inside | service | more, stderr=subprocess.PIPE, text=True, cwd="/"
-    )
+    given = deployment.environment_of("workers")
+    service = {name: value for name, value in given.items() if name.startswith(("STATE", "SECRETS"))}
+    program = [*image.last("ENTRYPOINT").words, *image.last("CMD").words]
+    command = deployment.command_of("workers")
+    assert command[-len(program) :] == program
+    assert shutil.which(program[0], path=inside["PATH"]) == str(built / "bin/statecache")
+    process = subprocess.Popen(command, env=inside | service | more, stderr=subprocess.PIPE, text=True, cwd="/")
     try:
         yield Running(process, [])
     finally:

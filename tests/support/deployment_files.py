@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -204,21 +205,15 @@ def assignments(text: str, *, commented: bool = False) -> dict[str, str]:
     return dict(re.findall(r"(?m)^#([A-Z_]+)=(.*)$" if commented else r"(?m)^([A-Z_]+)=(.*)$", text))
 
 
-def comments(text: str) -> str:
-    """Return the text of a file's comments, without their marks."""
-    return "\n".join(re.findall(r"(?m)^(?:#|--) ?(.*)$", text))
-
-
 def fresh_passwords(folder: Path) -> dict[str, str]:
-    """Create the file of passwords in a folder, as its example says, and return its assignments."""
-    example = (CONFIG / "compose.env.example").read_text()
-    (line,) = re.findall(r"(?m)^ +(\(umask .*)$", comments(example))
-    (folder / "config").mkdir()
-    (folder / "config/compose.env.example").write_text(example)
-    subprocess.run(["sh", "-c", line], cwd=folder, check=True)
-    made = folder / "config/compose.env"
-    assert made.stat().st_mode & 0o777 == 0o600
-    return assignments(made.read_text())
+    """Make passwords in a folder, by a copy of the script that makes them, and return them by name."""
+    script = folder / "config/passwords.sh"
+    script.parent.mkdir(exist_ok=True)
+    shutil.copyfile(CONFIG / script.name, script)
+    subprocess.run(["sh", script], cwd="/", check=True)
+    made = script.parent / "secrets"
+    assert made.stat().st_mode & 0o777 == 0o700
+    return {path.name: path.read_text() for path in sorted(made.iterdir())}
 
 
 def grants() -> dict[str, list[str]]:

@@ -102,24 +102,34 @@ class Deployment:
         self.postgres = postgres
 
     def environment_of(self, name: str, **more: str) -> dict[str, str]:
-        """Return the variables of a service, with the hosts and ports of the test's servers."""
-        given = interpolated(services()[name].get("environment", {}), self.passwords)
+        """Return the variables of a service, with the hosts and ports of the test's servers; `more` are secrets too."""
+        given = interpolated(services()[name].get("environment", {}), {})
         made = {variable: str(value) for variable, value in given.items()}
+        made["SECRETS_DIR"] = str(self._secrets_of(name, more))
         for variable, value in made.items():
             made[variable] = value.replace("@redis:6379", f"@127.0.0.1:{self.redis.port}").replace(
                 "@postgres:5432", f"@127.0.0.1:{self.postgres.port}"
             )
         if "PGHOST" in made:
-            made |= {"PGHOST": "127.0.0.1", "PGPORT": str(self.postgres.port), "PGPASSWORD": self.postgres.password}
+            made |= {"PGHOST": "127.0.0.1", "PGPORT": str(self.postgres.port)}
         programs = [str(Path(sys.executable).parent), str(self.postgres.program("psql").parent)]
         path = ":".join([*programs, plain_environment().get("PATH", "")])
         return {**plain_environment(), **made, **more, "PATH": path}
 
-    def command_of(self, name: str) -> list[str]:
-        """Return the command line of a service, with the image's entry point where it names none."""
+    def _secrets_of(self, name: str, changed: Mapping[str, str]) -> Path:
+        """Return a folder with the secrets that a service is given, and no others."""
+        folder = self.folder / f"secrets-{name}"
+        folder.mkdir(exist_ok=True)
+        given = {**self.passwords, "POSTGRES_PASSWORD": self.postgres.password, **changed}
+        for secret in services()[name].get("secrets", ()):
+            (folder / secret).write_text(given[secret])
+        return folder
+
+    def command_of(self, name: str, *arguments: str) -> list[str]:
+        """Return the command line of a service, with the image's entry point where it names none, or of another one."""
         service = services()[name]
         entry = service.get("entrypoint") or worker_image().last("ENTRYPOINT").words
-        words = [*entry, *service.get("command", ())]
+        words = [*entry, *(arguments or service.get("command", ()))]
         return [word.replace(INSIDE, f"{CONFIG}/") for word in words]
 
     def run(self, name: str, **more: str) -> str:
@@ -131,9 +141,7 @@ class Deployment:
     def try_to_run(self, name: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         """Run a service, or another command of its image, to its end."""
         environment = self.environment_of(name, **more)
-        command = self.command_of(name)
-        if arguments:
-            command = [command[0], *arguments]
+        command = self.command_of(name, *arguments)
         program = shutil.which(command[0], path=environment["PATH"])
         assert program is not None, command
         return subprocess.run(

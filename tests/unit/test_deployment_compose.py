@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +16,9 @@ from statecache_workers.runner import LEAVE_S
 from tests.support.deployment_files import (
     CONFIG,
     ROOT,
-    Unset,
     assignments,
     compose,
+    fresh_passwords,
     interpolated,
     mounts,
     seconds_of,
@@ -25,10 +28,9 @@ from tests.support.deployment_files import (
     worker_image,
 )
 
-EXAMPLE = (CONFIG / "compose.env.example").read_text()
 ONE_SHOT = {"roles", "migrate", "grants"}
 LASTING = sorted(services().keys() - ONE_SHOT)
-PASSWORDS = dict.fromkeys(assignments(EXAMPLE), "0123456789abcdef0123456789abcdef")
+PASSWORDS = re.findall(r"(?m)^make (\w+)$", (CONFIG / "passwords.sh").read_text())
 IMAGE = re.compile(r"[\w./-]+:v?\d+\.\d[\w.-]*")
 """An image with a tag that says at least a minor version."""
 
@@ -64,22 +66,51 @@ def test_an_image_that_is_not_pinned_is_found() -> None:
     assert not any(_pinned(image) for image in ("redis", "redis:latest", "redis:7", "grafana/grafana:main"))
 
 
-def test_every_password_has_to_be_given_and_none_is_there_beforehand() -> None:
-    asked = dict(variables_of(compose()))
-    assert {name for name, kind in asked.items() if kind == ":?"} == set(assignments(EXAMPLE))
-    assert set(asked) - set(assignments(EXAMPLE)) == set(assignments(EXAMPLE, commented=True)) == {"WORKERS"}
-    assert set(assignments(EXAMPLE).values()) == {""}
-    for name in PASSWORDS:
-        with pytest.raises(Unset, match=name):
-            interpolated(compose(), PASSWORDS | {name: ""})
+def test_every_password_is_made_and_nothing_else_has_to_be_given() -> None:
+    declared = {name: one["file"] for name, one in compose()["secrets"].items()}
+    assert declared == {name: f"./config/secrets/{name}" for name in PASSWORDS}
+    assert {name for service in services().values() for name in service.get("secrets", ())} == set(declared)
+    assert dict(variables_of(compose())) == {"WORKERS": ":-"}
 
 
-def test_no_secret_is_written_down() -> None:
+def test_passwords_are_made_once(tmp_path: Path) -> None:
+    made = fresh_passwords(tmp_path)
+    assert set(made) == set(PASSWORDS)
+    assert all(re.fullmatch("[0-9a-f]{48}", password) for password in made.values())
+    assert len(set(made.values())) == len(made)
+    (tmp_path / "config/secrets/GRAFANA_ADMIN_PASSWORD").unlink()
+    again = fresh_passwords(tmp_path)
+    assert [name for name in made if made[name] != again[name]] == ["GRAFANA_ADMIN_PASSWORD"]
+
+
+def test_no_secret_is_written_down_and_each_service_has_those_that_it_names() -> None:
     for name, service in services().items():
-        for variable, value in service.get("environment", {}).items():
+        given = service.get("secrets", [])
+        for variable, text in service.get("environment", {}).items():
+            value = str(interpolated(text, {}))
             if re.search("PASSWORD|URL", variable) and variable != "PROMETHEUS_URL":
-                assert "${" in value, f"{name}: {variable}"
-            assert not re.search(r"://[^$@]*:[^$@]+@", str(value)), f"{name}: {variable}"
+                named = re.findall(r"\$\{(\w+)\}|^/run/secrets/(\w+)$", value)
+                assert named, f"{name}: {variable}"
+                assert {one or other for one, other in named} <= set(given), f"{name}: {variable}"
+            assert not re.search(r"://[^$@]*:[^$@]+@", value), f"{name}: {variable}"
+        probe = interpolated(service.get("healthcheck", {}).get("test", []), {})
+        assert set(re.findall(r"/run/secrets/(\w+)", str(probe))) <= set(given), name
+
+
+def test_secrets_become_variables_and_stand_in_the_urls_that_name_them(tmp_path: Path) -> None:
+    (tmp_path / "REDIS_WORKER_PASSWORD").write_text("0123abcd\n")
+    given = {
+        "PATH": os.environ["PATH"], "SECRETS_DIR": str(tmp_path), "OTHER": "${REDIS_WORKER_PASSWORD}",
+        "STATECACHE_REDIS_URL": "redis://worker:${REDIS_WORKER_PASSWORD}@redis:6379/0",
+    }  # fmt: skip
+    command = ["sh", str(CONFIG / "with-secrets.sh"), "env"]
+    seen = assignments(subprocess.run(command, env=given, capture_output=True, text=True, check=True).stdout)
+    assert seen["STATECACHE_REDIS_URL"] == "redis://worker:0123abcd@redis:6379/0"
+    assert seen["REDIS_WORKER_PASSWORD"] == "0123abcd"
+    assert seen["OTHER"] == given["OTHER"]
+    assert "SECRETS_DIR" not in seen
+    (tmp_path / "UNREADABLE").mkdir()
+    assert subprocess.run(command, env=given, capture_output=True, check=False).returncode != 0
 
 
 def test_ports_are_open_to_this_machine_alone() -> None:
@@ -149,7 +180,7 @@ def test_workers_are_asked_at_the_port_that_they_serve() -> None:
     assert service["expose"] == [port]
     assert f":{port}/healthz" in service["healthcheck"]["test"][-1]
     assert worker_image().environment["STATECACHE_HEALTH_PORT"] == port
-    assert int(interpolated(service, PASSWORDS)["deploy"]["replicas"]) == 2
+    assert int(interpolated(service, {})["deploy"]["replicas"]) == 2
 
 
 def test_monitoring_is_a_profile_that_finds_the_workers() -> None:

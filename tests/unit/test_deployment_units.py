@@ -186,7 +186,7 @@ def test_everything_that_is_referred_to_is_there() -> None:
     commands = dict(_containers())
     roles = commands[f"{MIGRATION}/roles"]
     assert {**roles, "name": "grants"} == commands[f"{MIGRATION}/grants"]
-    assert roles["command"] == services()["roles"]["entrypoint"]
+    assert services()["roles"]["entrypoint"] == ["sh", f"{INSIDE}with-secrets.sh", *roles["command"]]
     (mounted,) = (one for one in roles["volumeMounts"])
     assert f"{mounted['mountPath']}/" == INSIDE
     assert "--from-file=config/roles.sql" in (KUBERNETES / "migrate.yaml").read_text()
@@ -201,7 +201,8 @@ def test_the_secrets_are_empty_and_the_settings_are_settings() -> None:
             given = {k.removeprefix("STATECACHE_").lower(): v for k, v in one["data"].items()}
             assert Settings(**given).drain_s == Settings().drain_s
     roles = manifests()["Secret", "statecache-roles"]["stringData"]
-    assert roles.keys() == services()["roles"]["environment"].keys()
+    by_compose = services()["roles"]
+    assert roles.keys() == {*by_compose["environment"], *by_compose["secrets"]} - {"POSTGRES_PASSWORD"}
 
 
 def test_workers_are_found_by_their_labels_and_one_is_always_left() -> None:
