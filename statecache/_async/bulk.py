@@ -88,13 +88,13 @@ class AsyncBulk(AsyncWrites[D], Generic[D]):
 
     async def set_many(
         self,
-        values: Mapping[str, V],
+        values: Mapping[str, D],
         *,
         durability: Durability | None = None,
         actor: str = "",
         reason: str = "",
         timeout: float | None = None,
-    ) -> dict[str, State[V]]:
+    ) -> dict[str, State[D]]:
         """Write each value under its name, whatever is there, and return the states by name.
 
         Each is a commit of its own, with the promises of `set`, and dozens go in one exchange: there is no order among

@@ -92,7 +92,7 @@ def _listed(observer: Observer, call: Callable[..., AsyncIterator[State[Any]]]) 
     return observed
 
 
-def _opened(observer: Observer, call: Callable[..., AsyncTransaction]) -> Callable[..., Any]:
+def _opened(observer: Observer, call: Callable[..., AsyncTransaction[Any]]) -> Callable[..., Any]:
     @functools.wraps(call)
     def observed(*args: Any, **more: Any) -> AsyncObservedTransaction:
         return AsyncObservedTransaction(call(*args, **more), Observation(observer, "transaction"))
@@ -115,7 +115,7 @@ def _locked(observer: Observer, call: Callable[..., Any]) -> Callable[..., Any]:
 class AsyncObservedTransaction:
     """A transaction that is told of when it is over: its opening, the caller's block and its end."""
 
-    def __init__(self, transaction: AsyncTransaction, noted: Observation) -> None:
+    def __init__(self, transaction: AsyncTransaction[Any], noted: Observation) -> None:
         self._transaction = transaction
         self._noted = noted
         self._entered = 0.0

@@ -126,6 +126,18 @@ class AsyncReads(View[D], Generic[D]):
                 entry.private = kind
         return state
 
+    @overload
+    def list(
+        self, prefix: str = ..., *, order: Order = ..., after: str | None = ..., before: str | None = ...,
+        where: Mapping[str, Any] | None = ..., values: bool = ..., limit: int | None = ...,
+        timeout: float | None = ...,
+    ) -> AsyncIterator[State[D]]: ...  # fmt: skip
+    @overload
+    def list(
+        self, prefix: str = ..., *, type: type[V], order: Order = ..., after: str | None = ...,
+        before: str | None = ..., where: Mapping[str, Any] | None = ..., values: bool = ..., limit: int | None = ...,
+        timeout: float | None = ...,
+    ) -> AsyncIterator[State[V]]: ...  # fmt: skip
     async def list(
         self,
         prefix: str = "",
@@ -196,6 +208,14 @@ class AsyncReads(View[D], Generic[D]):
             keys = [checked_key(self.full(name)) for name in dict.fromkeys(names)]
         return await self.runtime.warmer.warm(keys, seconds=seconds)
 
+    @overload
+    async def wait_for(
+        self, name: str, *, after: State[Any] | str | None = ..., timeout: float | None = ...,
+    ) -> State[D] | None: ...  # fmt: skip
+    @overload
+    async def wait_for(
+        self, name: str, *, after: State[Any] | str | None = ..., type: type[V], timeout: float | None = ...,
+    ) -> State[V] | None: ...  # fmt: skip
     async def wait_for(
         self,
         name: str,

@@ -52,7 +52,7 @@ class AsyncVerbs(AsyncStepping[D], AsyncBulk[D], AsyncFeeds[D], Generic[D]):
         actor: str = "",
         reason: str = "",
         timeout: float | None = None,
-    ) -> AsyncTransaction:
+    ) -> AsyncTransaction[D]:
         """Return a transaction over keys of one group, for a block: WATCH, your code, and one atomic commit at its end.
 
         `timeout` bounds its begin and its end together, in seconds; the time of your code in the block is not counted.
@@ -68,7 +68,7 @@ class AsyncVerbs(AsyncStepping[D], AsyncBulk[D], AsyncFeeds[D], Generic[D]):
     async def transact(
         self,
         names: Sequence[str],
-        function: Callable[[AsyncTransaction], Any],
+        function: Callable[[AsyncTransaction[D]], Any],
         *,
         durability: Durability | None = None,
         actor: str = "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from random import SystemRandom
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from statecache._async.reads import AsyncReads
 from statecache.backoff import Backoff
@@ -46,7 +46,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
     async def set(
         self,
         name: str,
-        value: V,
+        value: D,
         *,
         expected: Expected = ...,
         durability: Durability | None = None,
@@ -54,7 +54,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         reason: str = "",
         change_id: str | None = None,
         timeout: float | None = None,
-    ) -> State[V]:
+    ) -> State[D]:
         """Write the value and return the state; with `expected`, only where that is still the current state.
 
         `expected` is a State or its change_id, or None where there must be none, as `get` returns it; another state
@@ -87,7 +87,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
     async def create(
         self,
         name: str,
-        value: V,
+        value: D,
         *,
         assume_new: bool = False,
         durability: Durability | None = None,
@@ -95,7 +95,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         reason: str = "",
         change_id: str | None = None,
         timeout: float | None = None,
-    ) -> State[V]:
+    ) -> State[D]:
         """Write the first value and return the state; raise AlreadyExists where there is one.
 
         `assume_new` skips asking Postgres, for keys that are unique by construction; where that is wrong, the flusher
@@ -110,6 +110,17 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         except VersionConflict:
             raise AlreadyExists(key) from None
 
+    @overload
+    async def update(
+        self, name: str, function: Callable[[D], Awaitable[D] | D], *, default: D | Callable[[], D] = ...,
+        durability: Durability | None = ..., actor: str = ..., reason: str = ..., timeout: float | None = ...,
+    ) -> State[D]: ...  # fmt: skip
+    @overload
+    async def update(
+        self, name: str, function: Callable[[V], Awaitable[V] | V], *, type: type[V],
+        default: V | Callable[[], V] = ..., durability: Durability | None = ..., actor: str = ..., reason: str = ...,
+        timeout: float | None = ...,
+    ) -> State[V]: ...  # fmt: skip
     async def update(
         self,
         name: str,
@@ -233,7 +244,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         reason: str = "",
         change_id: str | None = None,
         timeout: float | None = None,
-    ) -> list[State[Any] | None]:
+    ) -> list[State[D] | None]:
         """Write up to 256 states of one group in one commit, all or none, and return them in order.
 
         Nothing is read first: `commit([Set("42/plan", plan), Create("42/log", log), Delete("42/draft")])`. A Delete
@@ -299,7 +310,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         actor: str = "",
         reason: str = "",
         timeout: float | None = None,
-    ) -> State[Any]:
+    ) -> State[D]:
         """Write the current value of `name`, as it is stored, to `to`, and return the new state.
 
         Raises NotFound where there is nothing to copy, and AlreadyExists where `to` exists, unless `replace`. Within
@@ -319,7 +330,7 @@ class AsyncWrites(AsyncReads[D], Generic[D]):
         actor: str = "",
         reason: str = "",
         timeout: float | None = None,
-    ) -> State[Any]:
+    ) -> State[D]:
         """Move the current value of `name`, as it is stored, to `to` of the same group, and return the new state.
 
         One commit deletes the one and writes the other. The new state begins a chain of its own, and steps of `name`

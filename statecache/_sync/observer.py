@@ -95,7 +95,7 @@ def _listed(observer: Observer, call: Callable[..., Iterator[State[Any]]]) -> Ca
     return observed
 
 
-def _opened(observer: Observer, call: Callable[..., Transaction]) -> Callable[..., Any]:
+def _opened(observer: Observer, call: Callable[..., Transaction[Any]]) -> Callable[..., Any]:
     @functools.wraps(call)
     def observed(*args: Any, **more: Any) -> ObservedTransaction:
         return ObservedTransaction(call(*args, **more), Observation(observer, "transaction"))
@@ -118,7 +118,7 @@ def _locked(observer: Observer, call: Callable[..., Any]) -> Callable[..., Any]:
 class ObservedTransaction:
     """A transaction that is told of when it is over: its opening, the caller's block and its end."""
 
-    def __init__(self, transaction: Transaction, noted: Observation) -> None:
+    def __init__(self, transaction: Transaction[Any], noted: Observation) -> None:
         self._transaction = transaction
         self._noted = noted
         self._entered = 0.0

@@ -129,6 +129,18 @@ class Reads(View[D], Generic[D]):
                 entry.private = kind
         return state
 
+    @overload
+    def list(
+        self, prefix: str = ..., *, order: Order = ..., after: str | None = ..., before: str | None = ...,
+        where: Mapping[str, Any] | None = ..., values: bool = ..., limit: int | None = ...,
+        timeout: float | None = ...,
+    ) -> Iterator[State[D]]: ...  # fmt: skip
+    @overload
+    def list(
+        self, prefix: str = ..., *, type: type[V], order: Order = ..., after: str | None = ...,
+        before: str | None = ..., where: Mapping[str, Any] | None = ..., values: bool = ..., limit: int | None = ...,
+        timeout: float | None = ...,
+    ) -> Iterator[State[V]]: ...  # fmt: skip
     def list(
         self,
         prefix: str = "",
@@ -199,6 +211,14 @@ class Reads(View[D], Generic[D]):
             keys = [checked_key(self.full(name)) for name in dict.fromkeys(names)]
         return run(self.runtime.warmer.warm(keys, seconds=seconds))
 
+    @overload
+    def wait_for(
+        self, name: str, *, after: State[Any] | str | None = ..., timeout: float | None = ...,
+    ) -> State[D] | None: ...  # fmt: skip
+    @overload
+    def wait_for(
+        self, name: str, *, after: State[Any] | str | None = ..., type: type[V], timeout: float | None = ...,
+    ) -> State[V] | None: ...  # fmt: skip
     def wait_for(
         self,
         name: str,

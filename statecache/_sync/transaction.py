@@ -14,7 +14,7 @@ while the user's Python runs, so transactions have at most half of a client's co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from redis.exceptions import NoScriptError
 
@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
     from statecache.core.view import View
 
+D = TypeVar("D")
+V = TypeVar("V")
 
-class Transaction:
+
+class Transaction(Generic[D]):
     """One transaction over the keys that it was opened with, all of one group.
 
     Reads see the states as of its start and writes are kept until its end, when all of them are committed or none:
@@ -43,7 +46,7 @@ class Transaction:
     """
 
     def __init__(
-        self, verbs: View[Any], names: tuple[str, ...], *, durability: str | None, actor: str, reason: str,
+        self, verbs: View[D], names: tuple[str, ...], *, durability: str | None, actor: str, reason: str,
         timeout: float | None,
     ) -> None:  # fmt: skip
         self._verbs = verbs
@@ -68,7 +71,7 @@ class Transaction:
         self._records: dict[str, Record] = {}
         self._writes: dict[str, Write] = {}
         self._types: dict[str, Any] = {}
-        self.states: dict[str, State[Any]] = {}
+        self.states: dict[str, State[D]] = {}
 
     def __enter__(self) -> Self:
         begun = False
@@ -158,20 +161,24 @@ class Transaction:
         seen = self._runtime.near.seen
         return next((key for key, one in self._records.items() if not seen(key, (one.epoch, one.version))), None)
 
+    @overload
+    def get(self, name: str) -> State[D] | None: ...
+    @overload
+    def get(self, name: str, *, type: type[V]) -> State[V] | None: ...
     def get(self, name: str, *, type: Any = None) -> State[Any] | None:  # noqa: A002
         """Return the state as of the transaction's start, or None."""
         key = self._key(name)
         self._types[key] = type
         return self._verbs.state_of(self._records[key], type)
 
-    def set(self, name: str, value: Any) -> None:
+    def set(self, name: str, value: D) -> None:
         """Write the value at the end; raise SchemaNewer at once where there is more than was read."""
         key = self._key(name)
         if key in self._types:
             self._verbs.refuse_to_drop(self._records[key], self._types[key])
         self._writes[key] = self._verbs.write_of(key, value, expected=self._records[key].change_id)
 
-    def create(self, name: str, value: Any) -> None:
+    def create(self, name: str, value: D) -> None:
         """Create the state at the end; raise AlreadyExists at once where there is one."""
         key = self._key(name)
         pending = self._writes.get(key)

@@ -55,7 +55,7 @@ class Verbs(Stepping[D], Bulk[D], Feeds[D], Generic[D]):
         actor: str = "",
         reason: str = "",
         timeout: float | None = None,
-    ) -> Transaction:
+    ) -> Transaction[D]:
         """Return a transaction over keys of one group, for a block: WATCH, your code, and one atomic commit at its end.
 
         `timeout` bounds its begin and its end together, in seconds; the time of your code in the block is not counted.
@@ -71,7 +71,7 @@ class Verbs(Stepping[D], Bulk[D], Feeds[D], Generic[D]):
     def transact(
         self,
         names: Sequence[str],
-        function: Callable[[Transaction], Any],
+        function: Callable[[Transaction[D]], Any],
         *,
         durability: Durability | None = None,
         actor: str = "",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import SystemRandom
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from statecache._sync.reads import Reads
 from statecache.backoff import Backoff
@@ -49,7 +49,7 @@ class Writes(Reads[D], Generic[D]):
     def set(
         self,
         name: str,
-        value: V,
+        value: D,
         *,
         expected: Expected = ...,
         durability: Durability | None = None,
@@ -57,7 +57,7 @@ class Writes(Reads[D], Generic[D]):
         reason: str = "",
         change_id: str | None = None,
         timeout: float | None = None,
-    ) -> State[V]:
+    ) -> State[D]:
         """Write the value and return the state; with `expected`, only where that is still the current state.
 
         `expected` is a State or its change_id, or None where there must be none, as `get` returns it; another state
@@ -88,7 +88,7 @@ class Writes(Reads[D], Generic[D]):
     def create(
         self,
         name: str,
-        value: V,
+        value: D,
         *,
         assume_new: bool = False,
         durability: Durability | None = None,
@@ -96,7 +96,7 @@ class Writes(Reads[D], Generic[D]):
         reason: str = "",
         change_id: str | None = None,
         timeout: float | None = None,
-    ) -> State[V]:
+    ) -> State[D]:
         """Write the first value and return the state; raise AlreadyExists where there is one.
 
         `assume_new` skips asking Postgres, for keys that are unique by construction; where that is wrong, the flusher
@@ -111,6 +111,17 @@ class Writes(Reads[D], Generic[D]):
         except VersionConflict:
             raise AlreadyExists(key) from None
 
+    @overload
+    def update(
+        self, name: str, function: Callable[[D], D | D], *, default: D | Callable[[], D] = ...,
+        durability: Durability | None = ..., actor: str = ..., reason: str = ..., timeout: float | None = ...,
+    ) -> State[D]: ...  # fmt: skip
+    @overload
+    def update(
+        self, name: str, function: Callable[[V], V | V], *, type: type[V],
+        default: V | Callable[[], V] = ..., durability: Durability | None = ..., actor: str = ..., reason: str = ...,
+        timeout: float | None = ...,
+    ) -> State[V]: ...  # fmt: skip
     def update(
         self,
         name: str,
@@ -234,7 +245,7 @@ class Writes(Reads[D], Generic[D]):
         reason: str = "",
         change_id: str | None = None,
         timeout: float | None = None,
-    ) -> list[State[Any] | None]:
+    ) -> list[State[D] | None]:
         """Write up to 256 states of one group in one commit, all or none, and return them in order.
 
         Nothing is read first: `commit([Set("42/plan", plan), Create("42/log", log), Delete("42/draft")])`. A Delete
@@ -300,7 +311,7 @@ class Writes(Reads[D], Generic[D]):
         actor: str = "",
         reason: str = "",
         timeout: float | None = None,
-    ) -> State[Any]:
+    ) -> State[D]:
         """Write the current value of `name`, as it is stored, to `to`, and return the new state.
 
         Raises NotFound where there is nothing to copy, and AlreadyExists where `to` exists, unless `replace`. Within
@@ -322,7 +333,7 @@ class Writes(Reads[D], Generic[D]):
         actor: str = "",
         reason: str = "",
         timeout: float | None = None,
-    ) -> State[Any]:
+    ) -> State[D]:
         """Move the current value of `name`, as it is stored, to `to` of the same group, and return the new state.
 
         One commit deletes the one and writes the other. The new state begins a chain of its own, and steps of `name`

@@ -41,7 +41,7 @@ async def behind(settings: Settings, proxy: FaultProxy) -> AsyncIterator[AsyncSt
 
 async def _all(client: AsyncStateCache, value: int, **more: Any) -> list[Any]:
     async with asyncio.timeout(WAIT_S):
-        return await asyncio.gather(*(client.set(key, value, durability="postgres", **more) for key in KEYS))
+        return [*await asyncio.gather(*(client.set(key, value, durability="postgres", **more) for key in KEYS))]
 
 
 def _exchanges(patch: pytest.MonkeyPatch) -> list[list[str]]:

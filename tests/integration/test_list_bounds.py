@@ -228,7 +228,7 @@ async def test_values_are_compared_alike_in_postgres_and_here(
         for where, names in wanted:
             for order in ("key", "-key", "newest", "oldest"):
                 for more in ({}, {"values": False}):
-                    found = await _keys(client.list("runs/", where=where, order=order, **more))  # type: ignore[arg-type]
+                    found = await _keys(client.list("runs/", where=where, order=order, **more))  # type: ignore[call-overload]
                     assert sorted(found) == [f"runs/{name}" for name in names], (where, order)
         await flush(worker)
 
@@ -268,5 +268,5 @@ async def test_a_limit_may_be_greater_than_any_number_of_states(client: AsyncSta
     await flush(worker)
     order: Any
     for order in ("key", "-key", "newest", "oldest"):
-        listing = client.list("runs/", order=order, limit=2**64, values=0)  # type: ignore[arg-type]
+        listing = client.list("runs/", order=order, limit=2**64, values=0)  # type: ignore[call-overload]
         assert [(state.key, state.value) async for state in listing] == [("runs/1", None)]

@@ -279,7 +279,7 @@ async def test_a_namespace_is_typed_and_its_names_are_relative(fake_cache: Async
         tx.set("42", Run("done"))
     assert tx.states["42"].key == "runs/42"
     with pytest.raises(CodecError):
-        await runs.set("42", {"goal": "refund"})
+        await runs.set("42", {"goal": "refund"})  # type: ignore[arg-type]
     with pytest.raises(InvalidKey, match="runs/"):
         await runs.get("")
 

@@ -182,7 +182,7 @@ async def test_arguments_that_make_no_sense_are_refused_before_any_connection(un
         with pytest.raises(UsageError):
             await call
     with pytest.raises(UsageError, match="order"):
-        [state async for state in unconnected.list("runs/", order="random")]  # type: ignore[arg-type]
+        [state async for state in unconnected.list("runs/", order="random")]  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="limit"):
         [state async for state in unconnected.list("runs/", limit=0)]
 

@@ -1,0 +1,91 @@
+"""What a type checker knows of values: those of a typed namespace, of a `type=`, and of a client without either."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import reveal_type
+
+from statecache import AsyncStateCache, Create, Delete, Set, StateCache
+
+
+@dataclass
+class Job:
+    """A value."""
+
+    done: int = 0
+
+
+@dataclass
+class Other:
+    """Another one."""
+
+    text: str = ""
+
+
+def grown(job: Job) -> Job:
+    """Return what comes next of a job."""
+    return Job(job.done + 1)
+
+
+def changed(other: Other) -> Other:
+    """Return another one."""
+    return other
+
+
+def of_a_namespace(cache: StateCache) -> None:
+    """Use the verbs of the synchronous client."""
+    jobs = cache.namespace("jobs", type=Job)
+    reveal_type(jobs.get("a"))  # is: State[Job] | None
+    reveal_type(jobs.get("a", default=Job()))  # is: State[Job]
+    reveal_type(jobs.get("a", type=Other))  # is: State[Other] | None
+    reveal_type(jobs.get_many(["a"]))  # is: dict[str, State[Job] | None]
+    reveal_type(jobs.set("a", Job()))  # is: State[Job]
+    jobs.set("a", 5)  # error: arg-type
+    jobs.create("a", Other())  # error: arg-type
+    jobs.set_many({"a": "b"})  # error: dict-item
+    reveal_type(jobs.set_many({"a": Job()}))  # is: dict[str, State[Job]]
+    reveal_type(jobs.update("a", grown))  # is: State[Job]
+    reveal_type(jobs.update("a", grown, default=Job))  # is: State[Job]
+    reveal_type(jobs.update("a", changed, type=Other))  # is: State[Other]
+    jobs.update("a", changed)  # error: arg-type
+    reveal_type(next(iter(jobs.list())))  # is: State[Job]
+    reveal_type(next(iter(jobs.list(type=Other))))  # is: State[Other]
+    reveal_type(jobs.wait_for("a"))  # is: State[Job] | None
+    reveal_type(jobs.wait_for("a", type=Other))  # is: State[Other] | None
+    reveal_type(next(jobs.changes()).value)  # is: Job | None
+    reveal_type(next(jobs.watch(type=Other)).value)  # is: Other | None
+    reveal_type(jobs.copy("a", "b"))  # is: State[Job]
+    reveal_type(jobs.commit([Set("a", Job()), Create("b", Job()), Delete("c")]))  # is: list[State[Job] | None]
+    with jobs.transaction("a") as tx:
+        reveal_type(tx.get("a"))  # is: State[Job] | None
+        reveal_type(tx.get("a", type=Other))  # is: State[Other] | None
+        tx.set("a", 5)  # error: arg-type
+    reveal_type(tx.states)  # is: dict[str, State[Job]]
+    with jobs.lock("a") as lease:
+        reveal_type(lease.get("a"))  # is: State[Job] | None
+        lease.set("a", 5)  # error: arg-type
+    reveal_type(jobs.namespace("inner", type=Other).get("a"))  # is: State[Other] | None
+    jobs.set("a", Job(), durabilty="disk")  # error: call-arg
+
+
+async def of_an_asynchronous_one(cache: AsyncStateCache) -> None:
+    """Use those of the asynchronous client."""
+    jobs = cache.namespace("jobs", type=Job)
+    reveal_type(await jobs.get("a"))  # is: State[Job] | None
+    await jobs.set("a", 5)  # error: arg-type
+    reveal_type(await jobs.update("a", grown))  # is: State[Job]
+    await jobs.update("a", changed)  # error: arg-type
+    reveal_type([one async for one in jobs.list()])  # is: list[State[Job]]
+    reveal_type(await jobs.wait_for("a"))  # is: State[Job] | None
+    async with jobs.transaction("a") as tx:
+        reveal_type(await tx.get("a"))  # is: State[Job] | None
+        tx.set("a", 5)  # error: arg-type
+
+
+def of_a_client(cache: StateCache) -> None:
+    """Use them with no type at all: anything goes, and anything comes."""
+    reveal_type(cache.set("jobs/a", 5))  # is: State[Any]
+    reveal_type(cache.get("jobs/a"))  # is: State[Any] | None
+    reveal_type(cache.get("jobs/a", type=Job))  # is: State[Job] | None
+    reveal_type(cache.update("jobs/a", grown, type=Job))  # is: State[Job]
+    cache.update("jobs/a", changed, type=Job)  # error: arg-type
