@@ -65,9 +65,11 @@ from statecache.model import (
 from statecache.rules.steps import Done, NotDone, Retry, Step
 
 if TYPE_CHECKING:
-    from statecache._async.client import AsyncStateCache
+    from statecache._async.client import AsyncNamespace, AsyncStateCache
+    from statecache._async.transaction import AsyncTransaction
     from statecache._async.verbs import AsyncLease
-    from statecache._sync.client import StateCache
+    from statecache._sync.client import Namespace, StateCache
+    from statecache._sync.transaction import Transaction
     from statecache._sync.verbs import Lease
     from statecache.settings import Settings
 
@@ -77,7 +79,9 @@ __all__ = [
     "AgentRun",
     "AlreadyExists",
     "AsyncLease",
+    "AsyncNamespace",
     "AsyncStateCache",
+    "AsyncTransaction",
     "Backpressure",
     "BulkError",
     "Change",
@@ -102,6 +106,7 @@ __all__ = [
     "LockTimeout",
     "Lost",
     "LostCommit",
+    "Namespace",
     "NearStatistics",
     "NotChanged",
     "NotDone",
@@ -128,6 +133,7 @@ __all__ = [
     "StepMismatch",
     "StepUnknown",
     "Token",
+    "Transaction",
     "Unavailable",
     "Unsettled",
     "UsageError",
@@ -136,9 +142,13 @@ __all__ = [
 
 _LAZY = {
     "AsyncLease": "statecache._async.verbs",
+    "AsyncNamespace": "statecache._async.client",
     "AsyncStateCache": "statecache._async.client",
+    "AsyncTransaction": "statecache._async.transaction",
     "Lease": "statecache._sync.verbs",
+    "Namespace": "statecache._sync.client",
     "StateCache": "statecache._sync.client",
+    "Transaction": "statecache._sync.transaction",
     "Settings": "statecache.settings",
 }
 

@@ -13,7 +13,7 @@ from statecache.clock import boottime, monotonic
 from statecache.concurrency import TASKS
 from statecache.core.drain import checked_drain, leave
 from statecache.core.runtime import Runtime
-from statecache.core.view import checked_policy
+from statecache.core.view import View, checked_policy
 from statecache.keys import checked_key, checked_namespace
 from statecache.model import (
     DrainReport,
@@ -80,12 +80,12 @@ class AsyncNamespace(AsyncVerbs[D], Generic[D]):
             "value_bytes_max": value_bytes_max, "locking": locking,
         }  # fmt: skip
         more = {what: value for what, value in given.items() if value is not None}
-        policy = msgspec.structs.replace(self._policy, **more)
-        inner = checked_key(self.full(name)) if self._prefix else checked_namespace(name)
-        return AsyncNamespace(self.runtime, checked_policy(policy), inner + "/")
+        policy = msgspec.structs.replace(self._view.policy, **more)
+        inner = checked_key(self._view.full(name)) if self._view.prefix else checked_namespace(name)
+        return AsyncNamespace(View(self._runtime, checked_policy(policy), inner + "/"))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._prefix!r})"
+        return f"{type(self).__name__}({self._view.prefix!r})"
 
 
 class AsyncStateCache(AsyncNamespace[Any]):
@@ -113,37 +113,44 @@ class AsyncStateCache(AsyncNamespace[Any]):
             settings = Settings(**given)
         elif given:
             settings = Settings(**{**settings.model_dump(), **given})
-        super().__init__(Runtime(settings, dial=dial, observer=observer, io=TASKS), Policy(), "")
+        super().__init__(View(Runtime(settings, dial=dial, observer=observer, io=TASKS), Policy(), ""))
+
+    @classmethod
+    def _on(cls, runtime: Runtime) -> Self:
+        """Return a client on parts that somebody else has wired together."""
+        client = cls.__new__(cls)
+        AsyncNamespace.__init__(client, View(runtime, Policy(), ""))
+        return client
 
     @property
     def settings(self) -> Settings:
         """The settings in force."""
-        return self.runtime.settings
+        return self._runtime.settings
 
     @property
     def near(self) -> NearStatistics:
         """The near cache's counters and contents, and whether local reads are answered from it."""
         return msgspec.structs.replace(
-            self.runtime.near.statistics(boottime()), untrusted_reason=self.runtime.tracked.untrusted_reason
+            self._runtime.near.statistics(boottime()), untrusted_reason=self._runtime.tracked.untrusted_reason
         )
 
     async def namespaces(self, *, timeout: float | None = None) -> list[str]:
         """Return the names of the namespaces that hold states, sorted; `timeout` bounds each exchange, in seconds."""
-        return await self.runtime.listing.namespaces(seconds=self.end_of(timeout) - monotonic())
+        return await self._runtime.listing.namespaces(seconds=self._view.end_of(timeout) - monotonic())
 
     def unsettled(self) -> tuple[Unsettled, ...]:
         """Return this client's commits whose outcome no caller learnt, the oldest first; ask `outcome` about them.
 
         A call that was cancelled or ran out of time and is not among them was never sent, so it was not applied.
         """
-        return self.runtime.unknown_outcomes.all()
+        return self._runtime.unknown_outcomes.all()
 
     async def lost(self, *, timeout: float | None = None) -> tuple[LostCommit, ...]:
         """Return those of this client's last thousand commits that were lost, with their Redis or with their entry.
 
         It asks Postgres, which records how far each lost tail reached: `statecache lost` lists them for all clients.
         """
-        return await self.runtime.losses.look(seconds=max(self.end_of(timeout) - monotonic(), 0.001))
+        return await self._runtime.losses.look(seconds=max(self._view.end_of(timeout) - monotonic(), 0.001))
 
     @overload
     async def close(self) -> None: ...
@@ -157,13 +164,13 @@ class AsyncStateCache(AsyncNamespace[Any]):
         Without `drain`, return None.
         """
         if drain is None:
-            await self.runtime.close()
+            await self._runtime.close()
             return None
         seconds = checked_drain(drain)
         try:
-            return await leave(self.runtime, seconds)
+            return await leave(self._runtime, seconds)
         finally:
-            await self.runtime.close()
+            await self._runtime.close()
 
     def until_stopped(self, *, drain: float = 10.0, signals: Sequence[int] = SIGNALS) -> AsyncUntilStopped:
         """Return a block that SIGTERM and SIGINT ask to end: `while not told.stopping`; it closes this client.

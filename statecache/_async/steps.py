@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from statecache._async.writes import AsyncWrites
 from statecache.clock import monotonic, wall
 from statecache.codec import codec_for
 from statecache.core.step.call import StepCall, Terms
 from statecache.core.step.records import Held, held_step, record_write
-from statecache.core.view import checked_text
+from statecache.core.view import VerbGroup, checked_text
 from statecache.errors import NotFound, UsageError
 from statecache.keys import checked_key
 from statecache.model import Durability, State
@@ -24,7 +23,7 @@ D = TypeVar("D")
 V = TypeVar("V")
 
 
-class AsyncStepping(AsyncWrites[D], Generic[D]):
+class AsyncSteps(VerbGroup[D], Generic[D]):
     """The verbs about steps."""
 
     @overload
@@ -75,8 +74,8 @@ class AsyncStepping(AsyncWrites[D], Generic[D]):
 
         `timeout` bounds what comes before the function, and again what comes after it, in seconds; not the function.
         """
-        key = checked_key(self.full(name))
-        steps.check_calls(function, args, plain=self.runtime.io.plain, apply=apply, check=check)
+        key = checked_key(self._view.full(name))
+        steps.check_calls(function, args, plain=self._runtime.io.plain, apply=apply, check=check)
         terms = Terms(
             type=type,
             apply=apply,
@@ -85,12 +84,12 @@ class AsyncStepping(AsyncWrites[D], Generic[D]):
             idempotent=idempotent,
             check=check,
             retry=steps.checked_retry(retry),
-            durability=self.durability_of(durability),
+            durability=self._view.durability_of(durability),
             actor=checked_text(actor, "actor"),
             reason=checked_text(reason, "reason"),
             timeout=timeout,
         )
-        return await StepCall(self, key, step, function, args, terms).result()
+        return await StepCall(self._view, key, step, function, args, terms).result()
 
     async def resolve_step(
         self,
@@ -113,35 +112,35 @@ class AsyncStepping(AsyncWrites[D], Generic[D]):
         """
         if (result is ...) != not_done:
             raise UsageError("resolve_step takes either result= or not_done=True")
-        key, end = checked_key(self.full(name)), self.end_of(timeout)
+        key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
         record_key = checked_key(steps.record_key(key, step))
-        claim = self.runtime.claims.of(record_key)
+        claim = self._runtime.claims.of(record_key)
         try:
             held = await self._left(key, record_key, claim, end)
             data = b""
             if not not_done:
-                bytes_max = self.value_bytes_max - steps.RECORD_BYTES
-                data = codec_for(type, self.encoding).encode(result, key=record_key, bytes_max=bytes_max)[0]
+                bytes_max = self._view.value_bytes_max - steps.RECORD_BYTES
+                data = codec_for(type, self._view.encoding).encode(result, key=record_key, bytes_max=bytes_max)[0]
             status: steps.Status = "failed" if not_done else "ran"
             said = steps.ended(held.step, status, at=wall(), result=data, error="resolved by hand")
-            write = record_write(self, record_key, said, held.change_id, self.encoding)
-            commit = self.runtime.committer.new(
+            write = record_write(self._view, record_key, said, held.change_id, self._view.encoding)
+            commit = self._runtime.committer.new(
                 [write],
-                self.runtime.keys.shard(key),
-                durability=self.durability_of(durability),
+                self._runtime.keys.shard(key),
+                durability=self._view.durability_of(durability),
                 actor=checked_text(actor, "actor"),
                 reason=checked_text(reason, "reason"),
                 end=end,
-                locks=self.locks_of((record_key,)),
+                locks=self._view.locks_of((record_key,)),
             )
-            return self.committed_state(write, await self.runtime.committer.commit(commit), 0)
+            return self._view.committed_state(write, await self._runtime.committer.commit(commit), 0)
         finally:
             await claim.give_back()
 
     async def _left(self, key: str, record_key: str, claim: Claim, end: float) -> Held:
         """Return the record of a step of which nobody knows whether it ran, once nobody may still run it."""
         while True:
-            _, held = await held_step(self.runtime, record_key, end=end)
+            _, held = await held_step(self._runtime, record_key, end=end)
             if held is None:
                 raise NotFound(record_key, hint="The step never began: look at its name, or call step() to run it.")
             steps.check_unknown(held.step, key=key)
@@ -149,4 +148,4 @@ class AsyncStepping(AsyncWrites[D], Generic[D]):
                 return held
             if claim.is_anothers or monotonic() + claim.pause_s_max > end:
                 raise steps.may_run(held.step, key=key)
-            await self.runtime.io.sleep(claim.pause_s_max)
+            await self._runtime.io.sleep(claim.pause_s_max)

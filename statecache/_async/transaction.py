@@ -43,12 +43,12 @@ class AsyncTransaction(Generic[D]):
     """
 
     def __init__(
-        self, verbs: View[D], names: tuple[str, ...], *, durability: str | None, actor: str, reason: str,
+        self, view: View[D], names: tuple[str, ...], *, durability: str | None, actor: str, reason: str,
         timeout: float | None,
     ) -> None:  # fmt: skip
-        self._verbs = verbs
-        self._runtime = verbs.runtime
-        self._names = {name: checked_key(verbs.full(name)) for name in names}
+        self._view = view
+        self._runtime = view.runtime
+        self._names = {name: checked_key(view.full(name)) for name in names}
         if not 1 <= len(names) <= STATES_PER_COMMIT_MAX:
             first = f", of which {names[0]!r} is the first" if names else ""
             raise UsageError(
@@ -57,7 +57,7 @@ class AsyncTransaction(Generic[D]):
             )
         self._keys = list(dict.fromkeys(self._names.values()))
         self._shard = self._runtime.keys.one_group(self._keys)
-        self._durability = verbs.durability_of(durability)
+        self._durability = view.durability_of(durability)
         self._actor = actor
         self._reason = reason
         self._timeout = timeout
@@ -68,7 +68,12 @@ class AsyncTransaction(Generic[D]):
         self._records: dict[str, Record] = {}
         self._writes: dict[str, Write] = {}
         self._types: dict[str, Any] = {}
-        self.states: dict[str, State[D]] = {}
+        self._states: dict[str, State[D]] = {}
+
+    @property
+    def states(self) -> dict[str, State[D]]:
+        """What was committed, by name; empty until the block was left without an error."""
+        return self._states
 
     async def __aenter__(self) -> Self:
         begun = False
@@ -83,7 +88,7 @@ class AsyncTransaction(Generic[D]):
 
     async def _begin(self) -> None:
         """Watch and read every key, repeatedly until all of them are in Redis."""
-        end, backoff = self._verbs.moment_of(self._timeout), Backoff(0.005, 0.25)
+        end, backoff = self._view.moment_of(self._timeout), Backoff(0.005, 0.25)
         self._end_at = end
         await self._runtime.committer.prepare(self._durability, self._shard, end=end)
         while not self._records:
@@ -166,14 +171,14 @@ class AsyncTransaction(Generic[D]):
         """Return the state as of the transaction's start, or None."""
         key = self._key(name)
         self._types[key] = type
-        return self._verbs.state_of(self._records[key], type)
+        return self._view.state_of(self._records[key], type)
 
     def set(self, name: str, value: D) -> None:
         """Write the value at the end; raise SchemaNewer at once where there is more than was read."""
         key = self._key(name)
         if key in self._types:
-            self._verbs.refuse_to_drop(self._records[key], self._types[key])
-        self._writes[key] = self._verbs.write_of(key, value, expected=self._records[key].change_id)
+            self._view.refuse_to_drop(self._records[key], self._types[key])
+        self._writes[key] = self._view.write_of(key, value, expected=self._records[key].change_id)
 
     def create(self, name: str, value: D) -> None:
         """Create the state at the end; raise AlreadyExists at once where there is one."""
@@ -238,7 +243,7 @@ class AsyncTransaction(Generic[D]):
         writes = [self._writes.get(key) or self._check(key) for key in self._keys]
         commit = self._runtime.committer.new(
             writes, self._shard, durability=self._durability, actor=self._actor, reason=self._reason, end=end,
-            locks=self._verbs.locks_of([write.key for write in writes if write.op != "check"]),
+            locks=self._view.locks_of([write.key for write in writes if write.op != "check"]),
         )  # fmt: skip
         committed = await self._runtime.committer.commit_watched(commit, link, self._leave)
         self._note(commit, committed)
@@ -256,4 +261,4 @@ class AsyncTransaction(Generic[D]):
     def _note(self, commit: Commit, committed: Committed) -> None:
         for at, write in enumerate(commit.written()):
             name = next(name for name, key in self._names.items() if key == write.key)
-            self.states[name] = self._verbs.committed_state(write, committed, at)
+            self._states[name] = self._view.committed_state(write, committed, at)

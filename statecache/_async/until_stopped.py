@@ -37,7 +37,7 @@ class AsyncUntilStopped:
         self._drain = checked_drain(drain)
         self._signals = tuple(signals)
         self._told = AsyncStopRequest()
-        self.left: DrainReport | None = None
+        self._left: DrainReport | None = None
 
     @property
     def stopping(self) -> bool:
@@ -50,9 +50,14 @@ class AsyncUntilStopped:
         return self._told.signal
 
     @property
+    def left(self) -> DrainReport | None:
+        """What was left at the block's end; None before, and where a second signal cut it short."""
+        return self._left
+
+    @property
     def status(self) -> int:
         """An exit status for the process: 0 where nothing was left, else 1."""
-        return 1 if self.left else 0
+        return 1 if self._left else 0
 
     def stop(self) -> None:
         """Tell it to stop; any task or thread may call it."""
@@ -76,7 +81,7 @@ class AsyncUntilStopped:
         """Close the client; a second signal, in the block or here, cuts everything short but the closing."""
         if not self._told.hurried:
             try:
-                self.left = await self._close(drain=self._drain)
+                self._left = await self._close(drain=self._drain)
             except BaseException:  # a second signal came meanwhile, or it is passed on
                 if not self._told.hurried:
                     raise

@@ -13,20 +13,22 @@ from weakref import ref
 from statecache._async.bulk import AsyncBulk
 from statecache._async.feed import AsyncFeeds
 from statecache._async.observer import observe
-from statecache._async.steps import AsyncStepping
+from statecache._async.reads import AsyncReads
+from statecache._async.steps import AsyncSteps
 from statecache._async.transaction import AsyncTransaction
+from statecache._async.writes import AsyncWrites
 from statecache.backoff import Backoff
 from statecache.call_notes import note
-from statecache.clock import boottime, monotonic
+from statecache.clock import monotonic
 from statecache.core.commit.durable import NOWHERE, PASSED
+from statecache.core.lock.lease_view import LeaseView
 from statecache.core.view import checked_change_id, checked_text
-from statecache.errors import InvalidKey, LeaseLost, Lost, UsageError, VersionConflict
-from statecache.keys import checked_key, group_of
-from statecache.model import Durability, Outcome, Policy, Position, State
-from statecache.rules.leases import Locks, checked_patience, checked_ttl
+from statecache.errors import LeaseLost, Lost, UsageError, VersionConflict
+from statecache.keys import checked_key
+from statecache.model import Durability, Outcome, Position, State
+from statecache.rules.leases import checked_patience, checked_ttl
 
 if TYPE_CHECKING:
-    from statecache.core.runtime import Runtime
     from statecache.core.view import View
     from statecache.model import Token
     from statecache.rules.leases import Holding
@@ -37,13 +39,13 @@ _END_S = 0.05
 """How long a caller who is cancelled in a lock's block waits for the lease to be given back, in seconds."""
 
 
-class AsyncVerbs(AsyncStepping[D], AsyncBulk[D], AsyncFeeds[D], Generic[D]):
+class AsyncVerbs(AsyncReads[D], AsyncWrites[D], AsyncBulk[D], AsyncSteps[D], AsyncFeeds[D], Generic[D]):
     """All the verbs; where there is an observer, they tell it."""
 
-    def __init__(self, runtime: Runtime, policy: Policy, prefix: str) -> None:
-        super().__init__(runtime, policy, prefix)
-        if runtime.observer is not None:
-            observe(self, runtime.observer)
+    def __init__(self, view: View[D]) -> None:
+        super().__init__(view)
+        if view.runtime.observer is not None:
+            observe(self, view.runtime.observer)
 
     def transaction(
         self,
@@ -59,9 +61,9 @@ class AsyncVerbs(AsyncStepping[D], AsyncBulk[D], AsyncFeeds[D], Generic[D]):
         While it is open it holds a connection: half of a client's may be held at once, and further transactions wait.
         Leaving the block raises VersionConflict where somebody else has changed one of the keys.
         """
-        self.runtime.in_flight.refuse_if_closing()
+        self._runtime.in_flight.refuse_if_closing()
         return AsyncTransaction(
-            self, names, durability=durability, actor=checked_text(actor, "actor"),
+            self._view, names, durability=durability, actor=checked_text(actor, "actor"),
             reason=checked_text(reason, "reason"), timeout=timeout,
         )  # fmt: skip
 
@@ -79,37 +81,39 @@ class AsyncVerbs(AsyncStepping[D], AsyncBulk[D], AsyncFeeds[D], Generic[D]):
 
         `timeout` is in seconds; once it has passed, a conflict raises VersionConflict instead of another attempt.
         """
-        end, backoff = self.end_of(timeout), Backoff(0.001, 0.1)
+        end, backoff = self._view.end_of(timeout), Backoff(0.001, 0.1)
         who, why = checked_text(actor, "actor"), checked_text(reason, "reason")
         while True:
             left = max(end - monotonic(), 0.001)
-            opened = AsyncTransaction(self, tuple(names), durability=durability, actor=who, reason=why, timeout=left)
+            opened = AsyncTransaction(
+                self._view, tuple(names), durability=durability, actor=who, reason=why, timeout=left
+            )
             try:
-                with self.runtime.in_flight.call():
+                with self._runtime.in_flight.call():
                     async with opened as tx:
-                        result = await self.runtime.io.called(function(tx))
+                        result = await self._runtime.io.called(function(tx))
             except VersionConflict:
                 if backoff.outlasts(end):
                     raise
             else:
                 return result
             note(retries=1, conflicts=1)
-            await self.runtime.io.sleep(backoff.take())
+            await self._runtime.io.sleep(backoff.take())
 
     async def wait_durable(self, state: State[V], *, timeout: float | None = None) -> State[V]:
         """Return the state once Postgres holds its change in the current lineage.
 
         Raises Forked, Quarantined or Lost where it never will, and OutcomeUnknown(change_id) when the time is up.
         """
-        end, shard = self.end_of(timeout), self.runtime.keys.shard(state.key)
-        self.runtime.support.check("postgres")
-        await self.runtime.durable.watch(shard, end=end)
-        durable, position = self.runtime.durable, state.position or NOWHERE
+        end, shard = self._view.end_of(timeout), self._runtime.keys.shard(state.key)
+        self._runtime.support.check("postgres")
+        await self._runtime.durable.watch(shard, end=end)
+        durable, position = self._runtime.durable, state.position or NOWHERE
         while ended := await durable.wait(shard, position, state.change_id, [state.key], end=end, ask=True):
             again = await durable.moved(shard, state.change_id, state.key, position, end=end)
             if again is None:
                 seconds = max(end - monotonic(), 0.001)
-                await self.runtime.losses.met(shard, position, state.change_id, (state.key,), seconds=seconds)
+                await self._runtime.losses.met(shard, position, state.change_id, (state.key,), seconds=seconds)
                 ended = position.epoch if ended <= PASSED else ended
                 raise Lost(state.key, state.change_id, position=state.position, epoch=ended)
             position = again
@@ -126,8 +130,8 @@ class AsyncVerbs(AsyncStepping[D], AsyncBulk[D], AsyncFeeds[D], Generic[D]):
         `position`: given here, or that of one of the last thousand commits acknowledged to this client. `timeout` is in
         seconds; where the time is up the verdict is `unknown`.
         """
-        key, end = checked_key(self.full(name)), self.end_of(timeout)
-        return await self.runtime.outcome_lookup.outcome(checked_change_id(change_id), key, position=position, end=end)
+        key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
+        return await self._runtime.outcome_lookup.outcome(checked_change_id(change_id), key, position=position, end=end)
 
     def lock(self, name: str, *, ttl: float = 30.0, timeout: float | None = None) -> AsyncLock[D]:
         """Return the lock of a key, to be held for a block: `async with cache.lock("runs/42") as lease:`.
@@ -143,7 +147,7 @@ class AsyncVerbs(AsyncStepping[D], AsyncBulk[D], AsyncFeeds[D], Generic[D]):
         else has told it; if it did write, each of its commits was accepted while it held the lock. Raises UsageError at
         once where the same task or thread has locked the key already.
         """
-        return AsyncLock(self, checked_key(self.full(name)), checked_ttl(ttl), checked_patience(timeout))
+        return AsyncLock(self._view, checked_key(self._view.full(name)), checked_ttl(ttl), checked_patience(timeout))
 
 
 class AsyncLease(AsyncVerbs[D], Generic[D]):
@@ -153,13 +157,9 @@ class AsyncLease(AsyncVerbs[D], Generic[D]):
     can. `check()` raises LeaseLost then.
     """
 
-    def __init__(self, view: View[D], holding: Holding) -> None:
-        super().__init__(view.runtime, view._policy, view._prefix)
-        if self._reads == "local":  # what the holder before has written may not have been pushed yet
-            self._reads = "primary"
-        self._holding = holding
-        self._group = group_of(holding.key)
-        self._above = view.holdings
+    def __init__(self, view: LeaseView[D]) -> None:
+        super().__init__(view)
+        self._holding = view.holding
 
     @property
     def key(self) -> str:
@@ -174,43 +174,11 @@ class AsyncLease(AsyncVerbs[D], Generic[D]):
     @property
     def lost(self) -> bool:
         """Whether somebody else may have the lock by now."""
-        return self._lost(self._holding)
+        return self._runtime.leases.lost(self._holding)
 
     def check(self) -> None:
         """Raise LeaseLost where somebody else may have the lock by now."""
-        self._check(self._holding)
-
-    def _lost(self, holding: Holding) -> bool:
-        return holding.lost(boottime()) or not self.runtime.leases.holds(holding)
-
-    def _check(self, holding: Holding) -> None:
-        if self._lost(holding):
-            reason = "it is over" if holding.gone else "it was not renewed in time"
-            raise LeaseLost(holding.key, token=str(holding.token), reason=reason)
-
-    @property
-    def holdings(self) -> tuple[Holding, ...]:
-        """The leases that a commit is made under: this one, and those under which it was locked."""
-        return (*self._above, self._holding)
-
-    def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks:
-        """Return the leases that fence a commit; raise LeaseLost where somebody else may have the lock by now.
-
-        A repeat is not checked: it may have been applied while the lock was still held, and the server knows.
-        """
-        for holding in self.holdings:
-            if not repeated:
-                self._check(holding)
-            holding.guarded = True
-        locks = super().locks_of(keys)
-        return Locks(self.holdings, () if locks is None else locks.guarded, self._policy.locking)
-
-    def full(self, name: str) -> str:
-        """Return the key of a name; raise InvalidKey where it is not of the lock's group."""
-        key = super().full(name)
-        if isinstance(key, str) and key.count("/") > 0 and group_of(key) != self._group:
-            raise InvalidKey(key, reason=f"it is not of the group {self._group!r}, which the lease guards")
-        return key
+        self._runtime.leases.check(self._holding)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.key!r}, token={self.token})"
@@ -232,9 +200,9 @@ class AsyncLock(Generic[D]):
             raise UsageError(f"this lock of {self._key!r} is in use", hint="Call lock() for each block.")
         self._view.runtime.in_flight.refuse_if_closing()
         holding = await self._view.runtime.leases.take(self._key, ttl=self._ttl, patience=self._patience)
-        if self._view._policy.locking == "enforced":
+        if self._view.policy.locking == "enforced":
             await self._enforce(holding)
-        self._lease = AsyncLease(self._view, holding)
+        self._lease = AsyncLease(LeaseView(self._view, holding))
         return self._lease
 
     async def _enforce(self, holding: Holding) -> None:
@@ -259,8 +227,8 @@ class AsyncLock(Generic[D]):
             return
         holding = lease._holding
         if kind is not None and not issubclass(kind, Exception):  # who is cancelled waits for nobody
-            await self._view.runtime.io.beside(partial(lease.runtime.leases.give_back, holding), _END_S)
+            await self._view.runtime.io.beside(partial(self._view.runtime.leases.give_back, holding), _END_S)
             return
-        stood = await lease.runtime.leases.give_back(holding)
+        stood = await self._view.runtime.leases.give_back(holding)
         if kind is None and not stood and not holding.guarded:
             raise LeaseLost(self._key, token=str(holding.token), reason="it was over before the block was")

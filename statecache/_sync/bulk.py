@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from statecache._sync.writes import Writes
 from statecache.clock import boottime, monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.concurrency import iterated, run
 from statecache.core.parts import in_parts
 from statecache.core.read.listed import Listed
-from statecache.core.view import checked_text
+from statecache.core.view import VerbGroup, checked_text
 from statecache.errors import BulkError, StateCacheError, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.model import BLIND, PRESENT, Durability, ReadMode, State, Write
@@ -31,7 +30,7 @@ _GONE = (Absent, VersionConflict)
 """What a delete of many meets where somebody else was quicker."""
 
 
-class Bulk(Writes[D], Generic[D]):
+class Bulk(VerbGroup[D], Generic[D]):
     """The verbs about many states."""
 
     @overload
@@ -61,30 +60,30 @@ class Bulk(Writes[D], Generic[D]):
         """
         if isinstance(names, str):
             raise UsageError("get_many takes names, not one text", hint=f"Say get_many([{names!r}]).")
-        end, mode = self.end_of(timeout), self._mode_of(read, max_stale)
-        keys = {name: checked_key(self.full(name)) for name in names}
+        end, mode = self._view.end_of(timeout), self._view.mode_of(read, max_stale)
+        keys = {name: checked_key(self._view.full(name)) for name in names}
         found: dict[str, State[Any] | None] = {}
         missing = keys
         if mode == "local":
             found = self._kept_of(keys, type, inf if max_stale is None else max_stale)
             missing = {name: key for name, key in keys.items() if name not in found}
         records = run(self._records(list(missing.values()), mode, max_stale, end)) if missing else {}
-        found |= {name: self.state_of(records[key], type) for name, key in missing.items()}
+        found |= {name: self._view.state_of(records[key], type) for name, key in missing.items()}
         return {name: found[name] for name in keys}
 
     def _kept_of(self, keys: dict[str, str], type: Any, stale_s: float) -> dict[str, State[Any] | None]:  # noqa: A002
         """Return the states of those names that are kept here and may be believed."""
         found: dict[str, State[Any] | None] = {}
-        kind, now = self._kind if type is None else type, boottime()
+        kind, now = self._view.kind if type is None else type, boottime()
         for name, key in keys.items():
-            entry = self._near.look(key, now, stale_s)
+            entry = self._view.near.look(key, now, stale_s)
             if entry is not None:
                 shared_kind, state = entry.shared
-                found[name] = state if shared_kind is kind else self._decoded(entry, kind, type)
+                found[name] = state if shared_kind is kind else self._view.decoded(entry, kind, type)
         return found
 
     def _records(self, keys: list[str], mode: str, max_stale: float | None, end: float) -> dict[str, Record]:
-        many = self.runtime.many
+        many = self._runtime.many
         if mode == "local":
             return run(many.local(keys, end=end, max_stale=max_stale))
         return run((many.fenced if mode == "fenced" else many.primary)(keys, end=end))
@@ -105,9 +104,9 @@ class Bulk(Writes[D], Generic[D]):
         anything is. Raises BulkError once all were tried, where any failed: its `states` and `errors` say of each name
         what became of it. `timeout` is for the whole call, in seconds; use `commit` for states that belong together.
         """
-        writes = {name: self.write_of(checked_key(self.full(name)), value, expected=BLIND)
+        writes = {name: self._view.write_of(checked_key(self._view.full(name)), value, expected=BLIND)
                   for name, value in values.items()}  # fmt: skip
-        states, errors = run(self._write_each(writes, durability, actor, reason, self.end_of(timeout)))
+        states, errors = run(self._write_each(writes, durability, actor, reason, self._view.end_of(timeout)))
         if errors:
             raise BulkError(states=states, errors=errors)
         return states
@@ -133,7 +132,7 @@ class Bulk(Writes[D], Generic[D]):
         """
         if isinstance(names, str) or (names is None) == (prefix is None):
             raise UsageError("delete_many takes names, or a prefix", hint='Say delete_many(prefix="42/").')
-        count, seconds = 0, self.end_of(timeout) - monotonic()
+        count, seconds = 0, self._view.end_of(timeout) - monotonic()
         for writes in iterated(self._deletions(names, prefix, seconds)):
             if dry_run:
                 count += run(self._present(writes, seconds)) if prefix is None else len(writes)
@@ -150,15 +149,18 @@ class Bulk(Writes[D], Generic[D]):
     def _deletions(self, names: Iterable[str] | None, prefix: str | None, seconds: float) -> Iterator[dict[str, Write]]:
         """Yield what is to be deleted, a few hundred at a time, under names as the caller knows them."""
         if names is not None:
-            keys = {name: checked_key(self.full(name)) for name in names}
+            keys = {name: checked_key(self._view.full(name)) for name in names}
             for some in in_parts([*keys], _DELETED_AT_ONCE):
-                yield {name: Write(key=keys[name], op="delete", expected=PRESENT, ttl_ms=self.ttl_ms) for name in some}
+                yield {
+                    name: Write(key=keys[name], op="delete", expected=PRESENT, ttl_ms=self._view.ttl_ms)
+                    for name in some
+                }
             return
-        listed = Listed(selection=Selection(prefix=self.full(prefix or "")), values=False)
+        listed = Listed(selection=Selection(prefix=self._view.full(prefix or "")), values=False)
         writes: dict[str, Write] = {}
-        for record in iterated(self.runtime.listing.records(listed, seconds=seconds)):
-            writes[record.key.removeprefix(self.full(""))] = Write(
-                key=record.key, op="delete", expected=record.change_id, ttl_ms=self.ttl_ms
+        for record in iterated(self._runtime.listing.records(listed, seconds=seconds)):
+            writes[record.key.removeprefix(self._view.full(""))] = Write(
+                key=record.key, op="delete", expected=record.change_id, ttl_ms=self._view.ttl_ms
             )
             if len(writes) == _DELETED_AT_ONCE:
                 yield writes
@@ -169,28 +171,29 @@ class Bulk(Writes[D], Generic[D]):
     def _present(self, writes: Mapping[str, Write], seconds: float) -> int:
         """Return how many of them there are to delete."""
         keys = [write.key for write in writes.values()]
-        records = run(self.runtime.many.primary(keys, end=monotonic() + seconds))
+        records = run(self._runtime.many.primary(keys, end=monotonic() + seconds))
         return sum(record.exists for record in records.values())
 
     def _write_each(
         self, writes: Mapping[str, Write], durability: Durability | None, actor: str, reason: str, end: float
     ) -> tuple[dict[str, State[Any]], dict[str, StateCacheError]]:
         """Make each write a commit of its own; return the states by name, and the errors of those that failed."""
-        level, who, why = self.durability_of(durability), checked_text(actor, "actor"), checked_text(reason, "reason")
-        new, shard = self.runtime.committer.new, self.runtime.keys.shard
+        view = self._view
+        level, who, why = view.durability_of(durability), checked_text(actor, "actor"), checked_text(reason, "reason")
+        new, shard = self._runtime.committer.new, self._runtime.keys.shard
         commits = [
             new([write], shard(write.key), durability=level, actor=who, reason=why, end=end,
-                locks=self.locks_of((write.key,)))
+                locks=view.locks_of((write.key,)))
             for write in writes.values()
         ]  # fmt: skip
-        outcomes = run(self.runtime.many_commits.commit(commits)) if commits else []
+        outcomes = run(self._runtime.many_commits.commit(commits)) if commits else []
         states: dict[str, State[Any]] = {}
         errors: dict[str, StateCacheError] = {}
         for (name, write), outcome in zip(writes.items(), outcomes, strict=True):
             if isinstance(outcome, StateCacheError):
                 errors[name] = outcome
             else:
-                states[name] = self.committed_state(write, outcome, 0)
+                states[name] = view.committed_state(write, outcome, 0)
         return states, errors
 
     def exists(
@@ -200,8 +203,9 @@ class Bulk(Writes[D], Generic[D]):
 
         Raises Unavailable where that cannot be learnt in time, and Quarantined for a state that only quarantine holds.
         """
-        key, end, mode = checked_key(self.full(name)), self.end_of(timeout), self._mode_of(read, max_stale)
-        entry = self._near.look(key, boottime(), inf if max_stale is None else max_stale) if mode == "local" else None
-        record = entry.record if entry is not None else run(self._read_record(key, mode, max_stale, 0, end))
-        self._refuse_quarantined(record)
+        view = self._view
+        key, end, mode = checked_key(view.full(name)), view.end_of(timeout), view.mode_of(read, max_stale)
+        entry = view.near.look(key, boottime(), inf if max_stale is None else max_stale) if mode == "local" else None
+        record = entry.record if entry is not None else run(view.read_record(key, mode, max_stale, 0, end))
+        view.refuse_quarantined(record)
         return record.exists

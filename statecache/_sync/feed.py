@@ -16,17 +16,18 @@ from statecache.concurrency import run
 from statecache.core.feed.consumers import Consumer, checked_consumer
 from statecache.core.feed.feed import ROWS, Feed
 from statecache.core.step.records import STEP_SCHEMA
-from statecache.core.view import View
+from statecache.core.view import VerbGroup
 from statecache.model import Position
 
 if TYPE_CHECKING:
     from statecache.core.feed.feed import Row
+    from statecache.core.view import View
 
 D = TypeVar("D")
 V = TypeVar("V")
 
 
-class Feeds(View[D], Generic[D]):
+class Feeds(VerbGroup[D], Generic[D]):
     """The verbs that follow changes."""
 
     @overload
@@ -66,10 +67,10 @@ class Feeds(View[D], Generic[D]):
         Raises CursorEnded where changes cannot be read on from the cursor, LeaseLost where another process has the
         consumer's name, and CodecError for a value that is not of the type; asked again, it goes on behind that one.
         """
-        self.end_of(timeout)
-        feed = Feed(self.runtime, self.full(prefix), since, follow=follow)
+        self._view.end_of(timeout)
+        feed = Feed(self._runtime, self._view.full(prefix), since, follow=follow)
         name = None if consumer is None else checked_consumer(consumer)
-        return Changes(self, feed, type, consumer=name, since=since, timeout=timeout)
+        return Changes(self._view, feed, type, consumer=name, since=since, timeout=timeout)
 
     @overload
     def watch(self, prefix: str = ..., *, initial: bool = ..., timeout: float | None = ...) -> Watch[D]: ...
@@ -91,9 +92,9 @@ class Feeds(View[D], Generic[D]):
         given. With `initial` all that is there comes first, by key. With a type, the records of steps are left out.
         `timeout` bounds each exchange with a server, in seconds.
         """
-        self.end_of(timeout)
-        feed = Feed(self.runtime, self.full(prefix), "now")
-        return Watch(self, feed, type, initial=initial, timeout=timeout)
+        self._view.end_of(timeout)
+        feed = Feed(self._runtime, self._view.full(prefix), "now")
+        return Watch(self._view, feed, type, initial=initial, timeout=timeout)
 
 
 class Following(Generic[V]):
@@ -102,8 +103,8 @@ class Following(Generic[V]):
     def __init__(self, view: View[Any], feed: Feed, type: Any, timeout: float | None) -> None:  # noqa: A002
         self._view = view
         self._feed = feed
-        self._typed = (view._kind if type is None else type) is not Any
-        self._codec = view._codec if type is None else codec_for(type, view._policy.encoding)
+        self._typed = (view.kind if type is None else type) is not Any
+        self._codec = view.codec if type is None else codec_for(type, view.policy.encoding)
         self._timeout = timeout
 
     def _seconds(self) -> float:

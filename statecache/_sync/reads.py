@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from msgspec.structs import replace
 
 from statecache.clock import boottime, monotonic
-from statecache.codec import codec_for
 from statecache.concurrency import iterated, run
 from statecache.core.read.listed import LIMIT_MAX, ORDERS, Listed, Order
 from statecache.core.step.records import STEP_SCHEMA
-from statecache.core.view import View, expected_of
+from statecache.core.view import VerbGroup, expected_of
 from statecache.errors import NotChanged, UsageError
 from statecache.keys import checked_key
-from statecache.model import READ_MODES, ReadMode, State
-from statecache.near import shareable
+from statecache.model import ReadMode, State
 from statecache.rules.filters import Selection, checked_bound, filter_of
 
 if TYPE_CHECKING:
-    from statecache.model import Record
-    from statecache.near import Entry
+    pass
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -33,7 +30,7 @@ _LOOK_DEAF_S = 0.1
 """How often a waiter that no push can wake looks at the state, as seconds between two looks."""
 
 
-class Reads(View[D], Generic[D]):
+class Reads(VerbGroup[D], Generic[D]):
     """The verbs that read."""
 
     @overload
@@ -78,56 +75,18 @@ class Reads(View[D], Generic[D]):
         back. `timeout` is in seconds. Raises CodecError where the value is not of the type, Unavailable where no such
         state can be had in time, and Quarantined for a state that only quarantine holds.
         """
-        if name.__class__ is str and (self._reads == "local" if read is None else read == "local"):
-            entry = self._near.look(self._prefix + name, boottime(), inf if max_stale is None else max_stale)
+        view = self._view
+        if name.__class__ is str and (view.reads == "local" if read is None else read == "local"):
+            entry = view.near.look(view.prefix + name, boottime(), inf if max_stale is None else max_stale)
             if entry is not None and (not min_version or entry.record.version >= min_version):
                 shared_kind, state = entry.shared
-                kind = self._kind if type is None else type
-                state = state if shared_kind is kind else self._decoded(entry, kind, type)
-                return state if state is not None or default is ... else self._state_without(entry.record, default)
-        record = run(self._record(name, read, max_stale, min_version, timeout))
-        state = self.state_of(record, type)
-        return state if state is not None or default is ... else self._state_without(record, default)
-
-    def _record(
-        self, name: str, read: str | None, max_stale: float | None, least: int, timeout: float | None
-    ) -> Record:
-        key, end, mode = checked_key(self.full(name)), self.end_of(timeout), self._mode_of(read, max_stale)
-        return run(self._read_record(key, mode, max_stale, least, end))
-
-    def _mode_of(self, read: str | None, max_stale: float | None) -> str:
-        """Return how a call reads, or raise UsageError."""
-        mode = read or self._reads
-        if mode not in READ_MODES:
-            raise UsageError(f"read {mode!r} is not one of {', '.join(READ_MODES)}")
-        if max_stale is not None and not (mode == "local" and max_stale >= 0):
-            raise UsageError(f"max_stale={max_stale} is for local reads, in seconds, not below 0")
-        return mode
-
-    def _read_record(self, key: str, mode: str, max_stale: float | None, least: int, end: float) -> Record:
-        if mode == "local":
-            return run(self.runtime.reader.local(key, end=end, least=least, max_stale=max_stale))
-        if mode == "fenced":
-            return run(self.runtime.reader.fenced(key, end=end, least=least))
-        return run(self.runtime.reader.primary(key, end=end, least=least))
-
-    def _decoded(self, entry: Entry, kind: Any, type: Any) -> State[Any] | None:  # noqa: A002
-        """Decode what is kept here, and share the value with later readers where it is immutable."""
-        shape = entry.shape
-        if shape is not None:
-            record, codec = entry.record, self._codec if type is None else codec_for(type, self._policy.encoding)
-            state = replace(shape, value=codec.decode(record.value, key=record.key, encoding=record.encoding))
-        elif (found := self.state_of(entry.record, type)) is not None:
-            entry.shape, state = replace(found, value=None), found
-        else:
-            entry.shared = kind, None
-            return None
-        if kind is not entry.private:
-            if shareable(kind):
-                self._near.share(entry, kind, state)
-            else:
-                entry.private = kind
-        return state
+                kind = view.kind if type is None else type
+                state = state if shared_kind is kind else view.decoded(entry, kind, type)
+                return state if state is not None or default is ... else view.state_without(entry.record, default)
+        key, end, mode = checked_key(view.full(name)), view.end_of(timeout), view.mode_of(read, max_stale)
+        record = run(view.read_record(key, mode, max_stale, min_version, end))
+        state = view.state_of(record, type)
+        return state if state is not None or default is ... else view.state_without(record, default)
 
     @overload
     def list(
@@ -167,15 +126,15 @@ class Reads(View[D], Generic[D]):
         It is no snapshot: each state is as of some moment during the iteration. `timeout` bounds each exchange with a
         server, in seconds. Raises Quarantined at a state that only quarantine holds, as `get` does.
         """
-        typed = self._policy.encoding == "raw" or (self._kind if type is None else type) is not Any
+        typed = self._view.policy.encoding == "raw" or (self._view.kind if type is None else type) is not Any
         listed = self._listed(prefix, order, after, before, where, values, limit, typed)
-        seconds = self.end_of(timeout) - monotonic()
-        for record in iterated(self.runtime.listing.records(listed, seconds=seconds)):
+        seconds = self._view.end_of(timeout) - monotonic()
+        for record in iterated(self._runtime.listing.records(listed, seconds=seconds)):
             if values:
-                state = self.state_of(record, type)
+                state = self._view.state_of(record, type)
             else:
-                self._refuse_quarantined(record)
-                state = self._shown(record, None)
+                self._view.refuse_quarantined(record)
+                state = self._view.shown(record, None)
             if state is not None:
                 yield state
 
@@ -189,11 +148,11 @@ class Reads(View[D], Generic[D]):
         if limit is not None and not (isinstance(limit, int) and limit >= 1):
             raise UsageError(f"limit={limit!r} is not a whole number above 0")
         bounds = {
-            what: "" if name is None else self.full(checked_bound(name, what))
+            what: "" if name is None else self._view.full(checked_bound(name, what))
             for what, name in (("after", after), ("before", before))
         }
         held = replace(filter_of(where), without=STEP_SCHEMA if typed else "")
-        selection = Selection(prefix=self.full(prefix), filter=held, **bounds)
+        selection = Selection(prefix=self._view.full(prefix), filter=held, **bounds)
         most = None if limit is None else min(limit, LIMIT_MAX)
         return Listed(selection=selection, order=order, limit=most, values=bool(values))
 
@@ -203,13 +162,13 @@ class Reads(View[D], Generic[D]):
         `names` are names of states, or one text: the prefix of all that are meant. `timeout` bounds each exchange with
         a server, in seconds. Where the near cache has no room for all of them, the first ones are evicted.
         """
-        seconds = self.end_of(timeout) - monotonic()
+        seconds = self._view.end_of(timeout) - monotonic()
         if isinstance(names, str):
-            listed = Listed(selection=Selection(prefix=self.full(names)), values=False)
-            keys = [record.key for record in iterated(self.runtime.listing.records(listed, seconds=seconds))]
+            listed = Listed(selection=Selection(prefix=self._view.full(names)), values=False)
+            keys = [record.key for record in iterated(self._runtime.listing.records(listed, seconds=seconds))]
         else:
-            keys = [checked_key(self.full(name)) for name in dict.fromkeys(names)]
-        return run(self.runtime.warmer.warm(keys, seconds=seconds))
+            keys = [checked_key(self._view.full(name)) for name in dict.fromkeys(names)]
+        return run(self._runtime.warmer.warm(keys, seconds=seconds))
 
     @overload
     def wait_for(
@@ -232,21 +191,21 @@ class Reads(View[D], Generic[D]):
         `after` is a State or its change_id; without it, wait until the state exists. The server's push ends the wait;
         now and then the state is looked at anyway. Raises NotChanged when `timeout` seconds have passed.
         """
-        key, end = checked_key(self.full(name)), self.end_of(timeout)
-        known, near = "" if after is None else expected_of(key, after), self.runtime.near
+        key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
+        known, near = "" if after is None else expected_of(key, after), self._runtime.near
         begun = monotonic()
         while True:
-            signal = self.runtime.io.signal()
+            signal = self._runtime.io.signal()
             near.watch(key, signal)
             try:
-                record = run(self.runtime.reader.local(key, end=end))
+                record = run(self._runtime.reader.local(key, end=end))
                 if record.change_id != known and (record.exists or after is not None):
-                    return self.state_of(record, type)
+                    return self._view.state_of(record, type)
                 run(
                     signal.wait(
                         min(
                             max(end - monotonic(), 0.0),
-                            _LOOK_S if near.keeps and self.runtime.tracked.is_up() else _LOOK_DEAF_S,
+                            _LOOK_S if near.keeps and self._runtime.tracked.is_up() else _LOOK_DEAF_S,
                         )
                     )
                 )

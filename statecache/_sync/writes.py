@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
-from statecache._sync.reads import Reads
 from statecache.backoff import Backoff
 from statecache.call_notes import note
-from statecache.clock import boottime, monotonic
+from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.concurrency import entered, run
-from statecache.core.view import checked_change_id, checked_text, expected_of
+from statecache.core.view import VerbGroup, checked_change_id, checked_text, expected_of
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
 from statecache.keys import checked_key, group_of
 from statecache.model import (
@@ -43,7 +42,7 @@ D = TypeVar("D")
 V = TypeVar("V")
 
 
-class Writes(Reads[D], Generic[D]):
+class Writes(VerbGroup[D], Generic[D]):
     """The verbs that write one state."""
 
     def set(
@@ -65,25 +64,27 @@ class Writes(Reads[D], Generic[D]):
         holds more than its type here knows, as one that a newer release wrote. `change_id` repeats an earlier write
         whose outcome is unknown: it is applied at most once. `timeout` is in seconds.
         """
-        key, end = checked_key(self.full(name)), self.end_of(timeout)
-        write = self.write_of(key, value, expected=expected_of(key, expected))
+        key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
+        write = self._view.write_of(key, value, expected=expected_of(key, expected))
         if isinstance(expected, (State, str)):
             run(self._refuse_to_drop_what_was_read(write, value, expected, end))
         return run(
-            self._commit_one(write, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id)
+            self._view.commit_one(
+                write, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
+            )
         )
 
     def _refuse_to_drop_what_was_read(self, write: Write, value: Any, expected: State[Any] | str, end: float) -> None:
         """Raise SchemaNewer where the state that a write continues holds more than was read of it."""
         read = expected.value if isinstance(expected, State) else value
-        codec, known = self._codec.of(read), isinstance(expected, State) and expected.schema
+        codec, known = self._view.codec.of(read), isinstance(expected, State) and expected.schema
         if not codec.schema or known == codec.schema:
             return
-        record = self._kept(write.key)
+        record = self._view.kept(write.key)
         if record is None or record.change_id != write.expected:
-            record = run(self.runtime.reader.record(write.key, end=end))
+            record = run(self._runtime.reader.record(write.key, end=end))
         if record.change_id == write.expected:
-            self.refuse_to_drop(record, codec.type)
+            self._view.refuse_to_drop(record, codec.type)
 
     def create(
         self,
@@ -102,11 +103,13 @@ class Writes(Reads[D], Generic[D]):
         `assume_new` skips asking Postgres, for keys that are unique by construction; where that is wrong, the flusher
         sets the change aside as a conflict.
         """
-        key, end = checked_key(self.full(name)), self.end_of(timeout)
-        write = self.write_of(key, value, expected=ABSENT, assume_new=assume_new)
+        key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
+        write = self._view.write_of(key, value, expected=ABSENT, assume_new=assume_new)
         try:
             return run(
-                self._commit_one(write, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id)
+                self._view.commit_one(
+                    write, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
+                )
             )
         except VersionConflict:
             raise AlreadyExists(key) from None
@@ -142,18 +145,18 @@ class Writes(Reads[D], Generic[D]):
         without it NotFound is raised. Raises SchemaNewer where the state holds more than `type` knows, as one that a
         newer release wrote.
         """
-        key, end = checked_key(self.full(name)), self.end_of(timeout)
-        local, shared = self.runtime.local_queues, self.runtime.shared_queues
+        key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
+        local, shared = self._runtime.local_queues, self._runtime.shared_queues
         with entered(local.of(key, end=end)) as here, entered(shared.of(key, end=end)) as turn:
-            record, spread, took = here.record or self._kept(key), 1, 0.0
+            record, spread, took = here.record or self._view.kept(key), 1, 0.0
             while True:
                 if run(turn.comes()):
                     record = turn.record
                 elif spread > 1 and not turn.held:  # others want it too: spread over as many attempts as it takes
-                    run(self.runtime.io.sleep(_RANDOM.uniform(0, min(took * spread, _PAUSE_S_MAX))))
+                    run(self._runtime.io.sleep(_RANDOM.uniform(0, min(took * spread, _PAUSE_S_MAX))))
                 begun, fresh = monotonic(), record is None or record is turn.record
                 if record is None:
-                    record = run(self.runtime.reader.record(key, end=end))
+                    record = run(self._runtime.reader.record(key, end=end))
                 try:
                     value = run(self._called(function, record, default, type))
                 except Exception:  # whatever the function raised
@@ -161,9 +164,9 @@ class Writes(Reads[D], Generic[D]):
                         raise
                     record = None  # it was decided on a state that is no longer there
                     continue
-                write = self.write_of(key, value, expected=record.change_id)
+                write = self._view.write_of(key, value, expected=record.change_id)
                 try:
-                    state = run(self._commit_one(
+                    state = run(self._view.commit_one(
                         write, durability=durability, actor=actor, reason=reason, end=end, change_id=None,
                         turn=turn,
                     ))  # fmt: skip
@@ -179,26 +182,21 @@ class Writes(Reads[D], Generic[D]):
                     turn.crowd()
                     spread, took = min(spread * 2, _SPREAD_MAX), monotonic() - begun
 
-    def _kept(self, key: str) -> Record | None:
-        """Return what is kept here of a key, if it may be believed."""
-        entry = self.runtime.near.look(key, boottime()) if self._reads == "local" else None
-        return None if entry is None else entry.record
-
     def _called(self, function: Callable[[Any], Any], record: Record, default: Any, type: Any) -> Any:  # noqa: A002
         """Return what the function makes of a state, or of `default` without one; raise NotFound without both."""
-        state = self.state_of(record, type)
+        state = self._view.state_of(record, type)
         if state is None and default is ...:
             raise NotFound(record.key)
-        self.refuse_to_drop(record, type)
+        self._view.refuse_to_drop(record, type)
         before = state.value if state is not None else default() if callable(default) else default
-        value = run(self.runtime.io.called(function(before)))
+        value = run(self._runtime.io.called(function(before)))
         if value is None:
             raise UsageError("the function given to update returned None", hint="Return the new value.")
         return value
 
     def _is_current(self, record: Record, end: float) -> bool:
         """Return whether that is still the key's state, so that what was decided on it stands."""
-        return (run(self.runtime.reader.record(record.key, end=end))).change_id == record.change_id
+        return (run(self._runtime.reader.record(record.key, end=end))).change_id == record.change_id
 
     def delete(
         self,
@@ -216,23 +214,25 @@ class Writes(Reads[D], Generic[D]):
         `expected` is as in `set`; with None, a state that exists raises VersionConflict. A delete that found nothing
         leaves nothing behind: repeated with its `change_id`, it deletes what is there by then.
         """
-        key, end = checked_key(self.full(name)), self.end_of(timeout)
+        key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
         if expected is None:
             run(self._expect_nothing(key, end))
             return None
         wanted = PRESENT if expected is ... else expected_of(key, expected)
-        write = Write(key=key, op="delete", expected=wanted, ttl_ms=self.ttl_ms)
+        write = Write(key=key, op="delete", expected=wanted, ttl_ms=self._view.ttl_ms)
         try:
             return run(
-                self._commit_one(write, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id)
+                self._view.commit_one(
+                    write, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
+                )
             )
         except Absent:
             return None
 
     def _expect_nothing(self, key: str, end: float) -> None:
         """Raise VersionConflict where there is a state, which a delete did not expect."""
-        self.locks_of((key,))
-        record = run(self.runtime.reader.record(key, end=end))
+        self._view.locks_of((key,))
+        record = run(self._runtime.reader.record(key, end=end))
         if record.exists:
             raise VersionConflict(key, None, record.change_id)
 
@@ -253,15 +253,15 @@ class Writes(Reads[D], Generic[D]):
         hindered all of them, and NotFound for a Delete of what is not there. `change_id` repeats an earlier commit of
         the same writes whose outcome is unknown. `timeout` is in seconds.
         """
-        end = self.end_of(timeout)
+        end = self._view.end_of(timeout)
         for one in writes:
             if not isinstance(one, Mutation):
                 raise UsageError(f"a commit is made of Set, Create and Delete, not of {type(one).__name__}")
-        told = {checked_key(self.full(one.name)): one for one in writes}
+        told = {checked_key(self._view.full(one.name)): one for one in writes}
         if not 1 <= len(told) == len(writes) <= STATES_PER_COMMIT_MAX:
             what = f"{len(writes)} writes of {len(told)} keys"
             raise UsageError(f"a commit is of 1 to {STATES_PER_COMMIT_MAX} keys, each once, not of {what}")
-        shard, asked = self.runtime.keys.one_group(told), {key: self._asked(key, one) for key, one in told.items()}
+        shard, asked = self._runtime.keys.one_group(told), {key: self._asked(key, one) for key, one in told.items()}
         for key, one in told.items():
             if isinstance(one, Set) and isinstance(one.expected, (State, str)):
                 run(self._refuse_to_drop_what_was_read(asked[key], one.value, one.expected, end))
@@ -269,14 +269,14 @@ class Writes(Reads[D], Generic[D]):
             for key in asked:
                 run(self._expect_nothing(key, end))
             return [None] * len(asked)
-        commit = self.runtime.committer.new(
-            [*asked.values()], shard, durability=self.durability_of(durability), actor=checked_text(actor, "actor"),
-            reason=checked_text(reason, "reason"), end=end,
+        commit = self._runtime.committer.new(
+            [*asked.values()], shard, durability=self._view.durability_of(durability),
+            actor=checked_text(actor, "actor"), reason=checked_text(reason, "reason"), end=end,
             change_id=change_id if change_id is None else checked_change_id(change_id),
-            locks=self.locks_of([*asked], repeated=change_id is not None),
+            locks=self._view.locks_of([*asked], repeated=change_id is not None),
         )  # fmt: skip
         try:
-            committed = run(self.runtime.committer.commit(commit))
+            committed = run(self._runtime.committer.commit(commit))
         except Absent as error:
             raise NotFound(error.key) from None
         except VersionConflict as error:
@@ -285,21 +285,21 @@ class Writes(Reads[D], Generic[D]):
             raise
         states: dict[str, State[Any] | None] = dict.fromkeys(told)
         for at, write in enumerate(commit.written()):
-            states[write.key] = self.committed_state(write, committed, at)
+            states[write.key] = self._view.committed_state(write, committed, at)
         return [*states.values()]
 
     def _asked(self, key: str, one: Mutation) -> Write:
         """Return the write that is asked for, with its value encoded."""
         if isinstance(one, Set):
-            return self.write_of(key, one.value, expected=expected_of(key, one.expected))
+            return self._view.write_of(key, one.value, expected=expected_of(key, one.expected))
         if isinstance(one, Create):
-            return self.write_of(key, one.value, expected=ABSENT, assume_new=one.assume_new)
+            return self._view.write_of(key, one.value, expected=ABSENT, assume_new=one.assume_new)
         if not isinstance(one, Delete):
             raise UsageError(f"a commit is made of Set, Create and Delete, not of {type(one).__name__}")
         if one.expected is None:
             return Write(key=key, op="check", expected=ABSENT)
         wanted = PRESENT if one.expected is ... else expected_of(key, one.expected)
-        return Write(key=key, op="delete", expected=wanted, ttl_ms=self.ttl_ms)
+        return Write(key=key, op="delete", expected=wanted, ttl_ms=self._view.ttl_ms)
 
     def copy(
         self,
@@ -351,36 +351,37 @@ class Writes(Reads[D], Generic[D]):
         actor: str, reason: str, timeout: float | None,
     ) -> State[Any]:  # fmt: skip
         """Write one state's value to another key; again where the one has changed meanwhile."""
-        source, target, end = checked_key(self.full(name)), checked_key(self.full(to)), self.end_of(timeout)
+        view = self._view
+        source, target, end = checked_key(view.full(name)), checked_key(view.full(to)), view.end_of(timeout)
         if source == target:
             raise UsageError(f"{source!r} cannot be copied or renamed to itself")
         together = op == "delete" or group_of(source) == group_of(target)
         keys = (source, target) if together else (target,)
-        shard, backoff = self.runtime.keys.one_group(keys), Backoff(0.001, 0.1)
+        shard, backoff = self._runtime.keys.one_group(keys), Backoff(0.001, 0.1)
         while True:
-            record = run(self.runtime.reader.record(source, end=end))
-            found = self.state_of(record)
+            record = run(self._runtime.reader.record(source, end=end))
+            found = view.state_of(record)
             if found is None:
                 raise NotFound(source)
             writes = [
-                Write(key=source, op=op, expected=record.change_id, ttl_ms=self.ttl_ms if op == "delete" else None),
+                Write(key=source, op=op, expected=record.change_id, ttl_ms=view.ttl_ms if op == "delete" else None),
                 Write(
                     key=target, op="set", expected=BLIND if replace else ABSENT, value=record.value,
-                    encoding=record.encoding, schema=record.schema, ttl_ms=self.ttl_ms, seen=found.value,
+                    encoding=record.encoding, schema=record.schema, ttl_ms=view.ttl_ms, seen=found.value,
                 ),
             ]  # fmt: skip
-            commit = self.runtime.committer.new(
-                writes if together else writes[1:], shard, durability=self.durability_of(durability),
+            commit = self._runtime.committer.new(
+                writes if together else writes[1:], shard, durability=view.durability_of(durability),
                 actor=checked_text(actor, "actor"), reason=checked_text(reason, "reason"), end=end,
-                locks=self.locks_of(keys if op == "delete" else (target,)),
+                locks=view.locks_of(keys if op == "delete" else (target,)),
             )  # fmt: skip
             try:
-                committed = run(self.runtime.committer.commit(commit))
-                return self.committed_state(writes[1], committed, len(commit.written()) - 1)
+                committed = run(self._runtime.committer.commit(commit))
+                return view.committed_state(writes[1], committed, len(commit.written()) - 1)
             except VersionConflict as error:
                 if error.key == target:
                     raise AlreadyExists(target) from None
                 if backoff.outlasts(end):
                     raise
             note(retries=1, conflicts=1)
-            run(self.runtime.io.sleep(backoff.take()))
+            run(self._runtime.io.sleep(backoff.take()))

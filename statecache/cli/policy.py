@@ -32,7 +32,7 @@ async def recorded(settings: Settings) -> list[Recorded]:
     from statecache.cli.connecting import client
 
     async with client(settings) as cache:
-        rows = await cache.runtime.postgres.fetch("namespaces", {}, seconds=cache.settings.timeout_s)
+        rows = await cache._runtime.postgres.fetch("namespaces", {}, seconds=cache.settings.timeout_s)
         names = ("namespace", "locking", "changed_by", "changed_at")
         return [Recorded(**dict(zip(names, row, strict=True))) for row in rows]
 
@@ -42,7 +42,7 @@ async def record(settings: Settings, namespace: str, locking: Locking) -> None:
     from statecache.cli.connecting import client
 
     async with client(settings, writer=f"operator {operator()}") as cache:
-        await cache.runtime.policies.record(namespace, locking, seconds=cache.settings.timeout_s)
+        await cache._runtime.policies.record(namespace, locking, seconds=cache.settings.timeout_s)
 
 
 def policy(

@@ -53,12 +53,14 @@ class Runtime:
         dial: Dial | None = None,
         observer: Observer | None = None,
         io: Concurrency = TASKS,
+        postgres: PostgresTier | None = None,
+        support: DurabilitySupport | None = None,
     ) -> None:
         self.io = io
         self.settings = settings
         self.observer = observer
         self.keys = KeySpace(prefix=settings.prefix, shards=settings.shards)
-        self.postgres = PostgresTier(
+        self.postgres = postgres or PostgresTier(
             settings, self.keys, io=io,
             cluster=lambda: redis.cluster, ask_redis=lambda seconds: redis.look_again(seconds),
         )  # fmt: skip
@@ -91,7 +93,7 @@ class Runtime:
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
         self.step_index = StepIndex(settings, self.keys, self.redis, self.postgres)
         self.claims = Claims(settings, self.keys, self.redis, self.opener, self.events)
-        self.support = DurabilitySupport(settings)
+        self.support = support or DurabilitySupport(settings)
         self.unknown_outcomes = UnknownOutcomes()
         self.losses = Losses(settings, self.postgres, self.in_flight)
         self.outcome_lookup = OutcomeLookup(

@@ -11,7 +11,9 @@ from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from statecache.clock import monotonic
+from msgspec.structs import replace
+
+from statecache.clock import boottime, monotonic
 from statecache.codec import codec_for
 from statecache.errors import Quarantined, UsageError
 from statecache.model import (
@@ -29,6 +31,7 @@ from statecache.model import (
     State,
     Write,
 )
+from statecache.near import shareable
 from statecache.records import time_of
 from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from statecache.commit_protocol.answers import Committed
     from statecache.core.runtime import Runtime
     from statecache.core.update.shared_queue import SharedTurn
+    from statecache.near import Entry
 
 D = TypeVar("D")
 _SECONDS_MAX = 1_000_000
@@ -47,24 +51,23 @@ class View(Generic[D]):
 
     def __init__(self, runtime: Runtime, policy: Policy, prefix: str) -> None:
         self.runtime = runtime
-        self._policy = policy
-        self._prefix = prefix
-        self._near = runtime.near
-        self._reads = policy.read or runtime.settings.read
-        self._kind = policy.type if policy.type is not None else Any
-        self._codec = codec_for(self._kind, policy.encoding)
+        self.policy = policy
+        self.prefix = prefix
+        self.near = runtime.near
+        self.reads = policy.read or runtime.settings.read
+        self.kind = policy.type if policy.type is not None else Any
+        self.codec = codec_for(self.kind, policy.encoding)
         self.encoding: Encoding = "json" if policy.encoding == "raw" else policy.encoding
         """How what the library itself keeps is encoded, as the records of steps."""
         bytes_max = runtime.settings.value_bytes_max
         self.value_bytes_max = min(policy.value_bytes_max or bytes_max, bytes_max)
+        self.holdings: tuple[Holding, ...] = ()
+        """The leases that a commit is made under: none, unless this is a lease's."""
         self.ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a client holds connections and cannot be pickled: make one in each process")
 
     def full(self, name: str) -> str:
         """Return the key of a name."""
-        return self._prefix + name if self._prefix and isinstance(name, str) else name
+        return self.prefix + name if self.prefix and isinstance(name, str) else name
 
     def end_of(self, timeout: float | None) -> float:
         """Return the monotonic moment at which a verb's time is up; raise UsageError while the client is closing."""
@@ -81,14 +84,14 @@ class View(Generic[D]):
 
     def durability_of(self, durability: str | None) -> str:
         """Return the durability level of a call: its own, the namespace's, or the setting."""
-        level = durability or self._policy.durability or self.runtime.settings.durability
+        level = durability or self.policy.durability or self.runtime.settings.durability
         if level not in DURABILITIES:
             raise UsageError(f"durability {level!r} is not one of {', '.join(DURABILITIES)}")
         return level
 
     def write_of(self, key: str, value: Any, *, expected: str, assume_new: bool = False) -> Write:
         """Return the write of a value, encoded before any effect."""
-        codec = self._codec
+        codec = self.codec
         data, seen = codec.encode(value, key=key, bytes_max=self.value_bytes_max)
         return Write(
             key=key,
@@ -102,40 +105,75 @@ class View(Generic[D]):
             assume_new=assume_new,
         )
 
-    @property
-    def holdings(self) -> tuple[Holding, ...]:
-        """The leases that a commit is made under: none, unless this is a lease."""
-        return ()
-
     def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks | None:  # noqa: ARG002
         """Return the locks that a commit of these keys has to heed; None for most commits."""
-        locking = self._policy.locking
+        locking = self.policy.locking
         if locking != "advisory" and self.runtime.policies.enforces(keys[0], locking):
             return Locks((), guards_of(keys), locking)
         return None if locking is None else Locks((), (), locking)
 
     def unguarded(self, key: str) -> Locks | None:
         """Return the locks of a commit that no lock can be in the way of."""
-        return Locks((), UNGUARDED) if self.runtime.policies.enforces(key, self._policy.locking) else None
+        return Locks((), UNGUARDED) if self.runtime.policies.enforces(key, self.policy.locking) else None
 
     def state_of(self, record: Record, type: Any = None) -> State[Any] | None:  # noqa: A002
         """Decode a record; return None for a tombstone or an absence, raise Quarantined for a quarantined one."""
         if not record.exists:
-            self._refuse_quarantined(record)
+            self.refuse_quarantined(record)
             return None
-        codec = self._codec if type is None else codec_for(type, self._policy.encoding)
-        return self._shown(record, codec.decode(record.value, key=record.key, encoding=record.encoding))
+        codec = self.codec if type is None else codec_for(type, self.policy.encoding)
+        return self.shown(record, codec.decode(record.value, key=record.key, encoding=record.encoding))
 
-    def _refuse_quarantined(self, record: Record) -> None:
+    def mode_of(self, read: str | None, max_stale: float | None) -> str:
+        """Return how a call reads, or raise UsageError."""
+        mode = read or self.reads
+        if mode not in READ_MODES:
+            raise UsageError(f"read {mode!r} is not one of {', '.join(READ_MODES)}")
+        if max_stale is not None and not (mode == "local" and max_stale >= 0):
+            raise UsageError(f"max_stale={max_stale} is for local reads, in seconds, not below 0")
+        return mode
+
+    def kept(self, key: str) -> Record | None:
+        """Return what is kept here of a key, if it may be believed."""
+        entry = self.near.look(key, boottime()) if self.reads == "local" else None
+        return None if entry is None else entry.record
+
+    async def read_record(self, key: str, mode: str, max_stale: float | None, least: int, end: float) -> Record:
+        """Return the record of a key, read from where `mode` says."""
+        if mode == "local":
+            return await self.runtime.reader.local(key, end=end, least=least, max_stale=max_stale)
+        if mode == "fenced":
+            return await self.runtime.reader.fenced(key, end=end, least=least)
+        return await self.runtime.reader.primary(key, end=end, least=least)
+
+    def decoded(self, entry: Entry, kind: Any, type: Any) -> State[Any] | None:  # noqa: A002
+        """Decode what is kept here, and share the value with later readers where it is immutable."""
+        shape = entry.shape
+        if shape is not None:
+            record, codec = entry.record, self.codec if type is None else codec_for(type, self.policy.encoding)
+            state = replace(shape, value=codec.decode(record.value, key=record.key, encoding=record.encoding))
+        elif (found := self.state_of(entry.record, type)) is not None:
+            entry.shape, state = replace(found, value=None), found
+        else:
+            entry.shared = kind, None
+            return None
+        if kind is not entry.private:
+            if shareable(kind):
+                self.near.share(entry, kind, state)
+            else:
+                entry.private = kind
+        return state
+
+    def refuse_quarantined(self, record: Record) -> None:
         """Raise Quarantined where the newest change of a state is in quarantine, and only there."""
         if record.op == "quarantined":
             raise Quarantined(record.key, record.change_id)
 
-    def _state_without(self, record: Record, default: Any) -> State[Any]:
+    def state_without(self, record: Record, default: Any) -> State[Any]:
         """Return a tombstone or an absence as a state whose value is the default."""
-        return self._shown(record, default() if callable(default) else default)
+        return self.shown(record, default() if callable(default) else default)
 
-    def _shown(self, record: Record, value: Any) -> State[Any]:
+    def shown(self, record: Record, value: Any) -> State[Any]:
         return State(
             key=record.key,
             value=value,
@@ -151,7 +189,7 @@ class View(Generic[D]):
 
     def refuse_to_drop(self, record: Record, type: Any = None) -> None:  # noqa: A002
         """Raise SchemaNewer where a record that was read with this type holds more than the type knows."""
-        codec = self._codec if type is None else codec_for(type, self._policy.encoding)
+        codec = self.codec if type is None else codec_for(type, self.policy.encoding)
         if codec.schema != record.schema and record.exists:
             codec.refuse_to_drop(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
 
@@ -170,7 +208,7 @@ class View(Generic[D]):
             schema=write.schema,
         )
 
-    async def _commit_one(
+    async def commit_one(
         self, write: Write, *, durability: str | None, actor: str, reason: str, end: float,
         change_id: str | None, turn: SharedTurn | None = None,
     ) -> State[Any]:  # fmt: skip
@@ -186,6 +224,17 @@ class View(Generic[D]):
         )
         commit.turn = turn
         return self.committed_state(write, await self.runtime.committer.commit(commit), 0)
+
+
+class VerbGroup(Generic[D]):
+    """Verbs of one view; a client, a namespace and a lease are several groups side by side."""
+
+    def __init__(self, view: View[D]) -> None:
+        self._view = view
+        self._runtime = view.runtime
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client holds connections and cannot be pickled: make one in each process")
 
 
 def checked_policy(policy: Policy) -> Policy:

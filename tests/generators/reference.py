@@ -11,8 +11,14 @@ import msgspec
 import typer
 
 import statecache
+import statecache.testing
+from statecache._sync.feed import Changes, Watch
+from statecache._sync.until_stopped import UntilStopped
+from statecache.adapters.prometheus import PrometheusObserver
 from statecache.cli.app import app
 from statecache.errors import StateCacheError
+from statecache.testing import plugin
+from statecache.testing.embedded import Servers
 
 HEAD = """# Reference
 
@@ -27,7 +33,7 @@ Keyword arguments of the clients and of `Settings`, or variables `STATECACHE_…
 
 def page() -> str:
     """Return the whole page."""
-    parts = [HEAD, *_clients(), *_values(), *_errors(), SETTINGS, *_commands()]
+    parts = [HEAD, *_clients(), *_values(), *_errors(), SETTINGS, *_prometheus(), *_testing(), *_commands()]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
@@ -39,44 +45,63 @@ def _prose(text: str | None) -> str:
 
 def _signature(name: str, function: Any) -> str:
     shown = re.sub(r"(: |-> )(['\"])(.*?)\2(?=[,)= ]|$)", r"\1\3", str(inspect.signature(function)))
+    shown = re.sub(r"<[\w.]+ object at 0x\w+>", "…", shown)
     return name + re.sub(r"\(self(, )?", "(", shown)
 
 
-def _public_methods(kind: type) -> Iterator[tuple[str, Any]]:
-    seen = set()
-    for one in kind.__mro__:
-        for name, member in vars(one).items():
-            public = not name.startswith("_") and name not in seen
-            if public and inspect.isfunction(member) and member.__doc__ and one.__module__.startswith("statecache."):
-                seen.add(name)
-                yield name, member
+def members(kind: type, *, above: type = object) -> Iterator[tuple[str, Any]]:
+    """Yield the public methods and properties that a class documents, but those that `above` has as well."""
+    for name in sorted(name for name in dir(kind) if not name.startswith("_") and not hasattr(above, name)):
+        member = inspect.getattr_static(kind, name)
+        if (inspect.isfunction(member) or isinstance(member, property)) and member.__doc__:
+            yield name, member
+
+
+def _member(name: str, member: Any, *, of: str = "") -> str:
+    """Return a method's or a property's section; `of` is what stands before its name in the heading."""
+    if isinstance(member, property):
+        result = inspect.signature(member.fget).return_annotation  # type: ignore[arg-type]
+        return f"### {of}{name}\n\n`{name}: {result}`\n\n{_prose(member.__doc__)}"
+    return f"### {of}{name}\n\n`{_signature(name, member)}`\n\n{_prose(member.__doc__)}"
+
+
+def _class(kind: type, *, above: type = object) -> Iterator[str]:
+    """Yield a class's section and those of its members; with `above`, of those that it has beyond that class's."""
+    shown = kind.__name__
+    yield f"## {shown}, Async{shown}\n\n{_prose(kind.__doc__)}"
+    for name, member in members(kind, above=above):
+        yield _member(name, member, of=f"{shown}.")
 
 
 def _clients() -> Iterator[str]:
     kind = statecache.StateCache
     yield f"## StateCache, AsyncStateCache\n\n{_prose(kind.__doc__)}\n\n`{_signature('StateCache', kind)}`"
-    for name, function in sorted(_public_methods(kind)):
-        if name in _OF_THE_INSIDE:
-            continue
-        yield f"### {name}\n\n`{_signature(name, function)}`\n\n{_prose(function.__doc__)}"
+    for name, member in members(kind):
+        yield _member(name, member)
+    yield from _class(statecache.Namespace, above=statecache.StateCache)
+    yield from _class(statecache.Lease, above=statecache.Namespace)
+    for one in (statecache.Transaction, Changes, Watch, UntilStopped):
+        yield from _class(one)
 
 
-_OF_THE_INSIDE = frozenset(
-    {
-        "full",
-        "end_of",
-        "moment_of",
-        "durability_of",
-        "write_of",
-        "state_of",
-        "committed_state",
-        "locks_of",
-        "holdings",
-        "refuse_to_drop",
-        "unguarded",
-    }
-)
-"""What the verbs and transactions share among themselves."""
+def _testing() -> Iterator[str]:
+    yield f"## statecache.testing\n\n{_prose(statecache.testing.__doc__)}"
+    for name in sorted(statecache.testing.__all__):
+        yield _member(name, getattr(statecache.testing, name), of="statecache.testing.")
+    yield f"### statecache.testing.servers(…)\n\n{_prose(Servers.__doc__)}"
+    for name, member in members(Servers):
+        yield "#" + _member(name, member)
+    yield f"## Fixtures of pytest\n\n{_prose(plugin.__doc__)}"
+    for name, member in vars(plugin).items():
+        if name.startswith("statecache_"):
+            yield f"### {name}\n\n{_prose(member.__doc__)}"
+
+
+def _prometheus() -> Iterator[str]:
+    yield f"## statecache.adapters.prometheus.PrometheusObserver\n\n{_prose(PrometheusObserver.__doc__)}"
+    yield f"`{_signature('PrometheusObserver', PrometheusObserver)}`"
+    for name, member in members(PrometheusObserver):
+        yield _member(name, member, of="PrometheusObserver.")
 
 
 def _values() -> Iterator[str]:
@@ -92,6 +117,8 @@ def _values() -> Iterator[str]:
             ]
             table = "\n".join(["| field | type | default |", "|---|---|---|", *fields])
             yield f"### {name}\n\n{_prose(kind.__doc__)}\n\n{table}"
+            for member_name, member in members(kind):
+                yield "#" + _member(member_name, member, of=f"{name}.")
         elif kind.__module__ == "statecache.model":
             yield f"### {name}\n\n{_prose(kind.__doc__)}"
 

@@ -103,14 +103,14 @@ async def test_a_reader_may_stop_behind_every_change_and_go_on_elsewhere(
     for shard in {change.shard for change in whole}:
         assert [one for one in _places(given) if one[0] == shard] == [one for one in _places(whole) if one[0] == shard]
     asked = list[Any]()
-    fetch = cache.runtime.postgres.fetch
+    fetch = cache._runtime.postgres.fetch
 
     async def fetched(name: str, parameters: Any, *, seconds: float) -> Any:
         rows = await fetch(name, parameters, seconds=seconds)
         asked.append(len(rows))
         return rows
 
-    cache.runtime.postgres.fetch = fetched  # type: ignore[method-assign]
+    cache._runtime.postgres.fetch = fetched  # type: ignore[method-assign]
     assert await _all(cache.changes("runs/", since=cursor, follow=False)) == []
     assert len(asked) == 1
 

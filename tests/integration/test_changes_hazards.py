@@ -219,7 +219,7 @@ async def test_a_cursor_before_what_was_deleted_says_so(
     await flush(worker)
     behind.cursor = reader.cursor
     assert behind.read(sync_cache) == [1, 2, 3]
-    shard = cache.runtime.keys.shard(KEY)
+    shard = cache._runtime.keys.shard(KEY)
     psql.execute("UPDATE shard SET kept_after = 3 WHERE shard = %s", [shard])
     psql.execute("DELETE FROM change WHERE key = %s AND version = 2", [KEY])  # it is under way
 

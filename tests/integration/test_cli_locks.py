@@ -94,9 +94,9 @@ async def test_a_person_is_asked_first(
 
 async def test_a_lease_that_was_given_meanwhile_is_not_broken(cache: AsyncStateCache, place: Place) -> None:
     place.put(token="1-8", until=10**15)
-    assert not await cache.runtime.leases.take_away(KEY, Token(1, 7), end=asyncio.get_running_loop().time() + LONG)
+    assert not await cache._runtime.leases.take_away(KEY, Token(1, 7), end=asyncio.get_running_loop().time() + LONG)
     assert place.lease().token == Token(1, 8)
-    assert await cache.runtime.leases.take_away(KEY, Token(1, 8), end=asyncio.get_running_loop().time() + LONG)
+    assert await cache._runtime.leases.take_away(KEY, Token(1, 8), end=asyncio.get_running_loop().time() + LONG)
     assert place.lease() is None
 
 

@@ -42,7 +42,7 @@ def stored(sync_cache: StateCache) -> dict[str, bytes]:
 
 def _stored(cache: StateCache) -> dict[str, bytes]:
     names = [state.key for state in cache.list("runs/", values=False)]
-    return {name: run(cache.runtime.reader.record(name, end=cache.end_of(None))).value for name in names}
+    return {name: run(cache._runtime.reader.record(name, end=cache._view.end_of(None))).value for name in names}
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

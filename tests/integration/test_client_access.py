@@ -204,10 +204,10 @@ async def test_whoever_may_not_be_called_updates_without_a_turn(
     for more, takes in ((), 0), (("rpush",), 0), (("blmpop",), 0), (("rpush", "blmpop"), 1):
         client = make_client(grant(*NEEDED, *more))
         await client.set(KEY, 1)
-        client.runtime.shared_queues.crowd(KEY)
+        client._runtime.shared_queues.crowd(KEY)
         assert (await client.update(KEY, lambda value: value + 1)).value == 2
         assert redis_raw.exists(keys.turn(KEY)[0]) == takes
-        assert client.runtime.shared_queues.is_crowded(KEY) == bool(takes), "it is not asked for again and again"
+        assert client._runtime.shared_queues.is_crowded(KEY) == bool(takes), "it is not asked for again and again"
 
 
 async def test_a_user_of_other_keys_is_refused(make_client: MakeClient, grant: Any) -> None:

@@ -44,7 +44,7 @@ async def _closes(client: AsyncStateCache, *, drain: float) -> asyncio.Task[Drai
 
 def _tier(client: Any) -> Any:
     inner = getattr(client, "_client", client)
-    return inner.runtime
+    return inner._runtime
 
 
 # Waiting for Postgres.

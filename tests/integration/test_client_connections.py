@@ -111,9 +111,9 @@ async def test_a_reply_to_another_request_is_not_believed(
 
 async def _slip(client: AsyncStateCache, link: Any = None) -> None:
     """Send a commit of the past and leave its reply unread."""
-    tier, taken = client.runtime, link or await client.runtime.redis.pool.take(1)
+    tier, taken = client._runtime, link or await client._runtime.redis.pool.take(1)
     commit = tier.committer.new(
-        [client.write_of("runs/first", 3, expected="*")], tier.keys.shard("runs/first"), durability="memory",
+        [client._view.write_of("runs/first", 3, expected="*")], tier.keys.shard("runs/first"), durability="memory",
         actor="", reason="", end=monotonic() + 1,
     )  # fmt: skip
     await taken.send(tier.committer.attempts.call(taken, commit, 1.0), seconds=1)
@@ -140,7 +140,7 @@ async def test_a_command_is_sent_once_whatever_becomes_of_its_reply(
         await behind.get("runs/first")
         proxy.arm("drop_reply", at=b"a-counter")
         with pytest.raises(RedisUnavailable):
-            await behind.runtime.redis.exchange([("INCR", f"{settings.prefix}-a-counter")], seconds=1)
+            await behind._runtime.redis.exchange([("INCR", f"{settings.prefix}-a-counter")], seconds=1)
     assert redis_raw.getdel(f"{settings.prefix}-a-counter") == b"1"
 
 
@@ -151,7 +151,7 @@ async def test_what_a_pipeline_could_not_run_because_the_script_was_forgotten_is
     hydrating = keys.hydrating(0)
     redis_raw.hset(hydrating, mapping={f"runs/{number}": f"token-{number}|1|0" for number in range(4)})
     async with AsyncStateCache(settings=through(settings, redis=proxy)) as behind:
-        link = await behind.runtime.redis.link(1.0)
+        link = await behind._runtime.redis.link(1.0)
         fault = proxy.arm("hold_request", at=b"token-3")
         calls = [([hydrating], [f"token-{number}", f"runs/{number}"]) for number in range(4)]
         running = asyncio.create_task(link.scripts(script("hydrate_forget"), calls, seconds=5.0))

@@ -162,18 +162,18 @@ async def _wave(client: AsyncStateCache, books: Books, rng: Random, calls: range
 async def _is_whole(client: AsyncStateCache) -> None:
     """Assert that all connections of the pools can be taken at once, and that each answers its own question."""
     for pool, size in (
-        (client.runtime.redis.pool, client.settings.redis_connections_max),
-        (client.runtime.postgres.pool, client.settings.postgres_connections_max),
+        (client._runtime.redis.pool, client.settings.redis_connections_max),
+        (client._runtime.postgres.pool, client.settings.postgres_connections_max),
     ):
         assert pool.lent == 0
         taken: list[Any] = [await pool.take(5.0) for _ in range(size)]
         assert len({id(one) for one in taken}) == size
         for one in taken:
             pool.give(one)
-    links = [await client.runtime.redis.pool.take(5.0) for _ in range(client.settings.redis_connections_max)]
+    links = [await client._runtime.redis.pool.take(5.0) for _ in range(client.settings.redis_connections_max)]
     for number, link in enumerate(links):
         assert await link.run([("ECHO", str(number))], seconds=5.0) == [str(number).encode()]
-        client.runtime.redis.pool.give(link)
+        client._runtime.redis.pool.give(link)
 
 
 # Threads.
@@ -216,11 +216,11 @@ async def test_threads_that_run_out_of_time_at_random_moments(
 
 
 def _is_whole_for_threads(client: StateCache) -> None:
-    assert (client.runtime.redis.pool.lent, client.runtime.postgres.pool.lent) == (0, 0)
-    links = [run(client.runtime.redis.pool.take(5.0)) for _ in range(client.settings.redis_connections_max)]
+    assert (client._runtime.redis.pool.lent, client._runtime.postgres.pool.lent) == (0, 0)
+    links = [run(client._runtime.redis.pool.take(5.0)) for _ in range(client.settings.redis_connections_max)]
     for number, link in enumerate(links):
         assert run(link.run([("ECHO", str(number))], seconds=5.0)) == [str(number).encode()]
-        client.runtime.redis.pool.give(link)
+        client._runtime.redis.pool.give(link)
 
 
 def _read_all(client: StateCache, books: Books) -> None:

@@ -81,9 +81,9 @@ async def test_a_first_attempt_that_arrives_in_its_time_but_after_others_is_not_
 
 async def test_a_server_whose_clock_was_set_forward_is_asked_anew(settings: Settings, cache: AsyncStateCache) -> None:
     await cache.set("runs/42", 1)
-    link = await cache.runtime.redis.pool.take(1.0)
+    link = await cache._runtime.redis.pool.take(1.0)
     link.ahead_ms -= 3_600_000
-    cache.runtime.redis.pool.give(link)
+    cache._runtime.redis.pool.give(link)
     state = await cache.set("runs/42", 2)
     assert state.version == 2
     assert not link.alive
@@ -130,7 +130,7 @@ class Stray:
 
     async def arrives(self, cache: AsyncStateCache) -> bytes:
         """Let the attempt reach the server at last; return its verdict, which nobody waits for."""
-        reply = await cache.runtime.redis.exchange(self._commands, seconds=5)
+        reply = await cache._runtime.redis.exchange(self._commands, seconds=5)
         verdict: bytes = reply[0][1]
         return verdict
 

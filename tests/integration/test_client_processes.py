@@ -83,7 +83,7 @@ async def test_forty_tasks_share_a_client(settings: Settings, worker: Worker, ps
         state = await cache.get("runs/shared")
         assert state is not None
         assert (state.value, state.version) == (200, 200)
-        assert cache.runtime.redis.pool.longest_wait_s < WAIT_S
+        assert cache._runtime.redis.pool.longest_wait_s < WAIT_S
     await flush(worker)
     assert rows(psql, "SELECT count(*), bool_or(gap) FROM change") == [(400, False)]
 
@@ -167,7 +167,7 @@ def test_four_children_use_a_client_that_their_parent_has_used(threads: int, set
 
 def _as_a_worker(cache: StateCache, who: str, threads: int) -> None:
     """Work in a forked child, which has none of its parent's calls and commits to wait for when it closes."""
-    assert cache.runtime.in_flight.tails() == []
+    assert cache._runtime.in_flight.tails() == []
     _work_as(cache, who, threads)
     left = cache.close(drain=0)
     assert (left.under_way, left.leases) == (0, ())
@@ -305,7 +305,7 @@ def test_a_forked_child_holds_none_of_its_parents_locks(settings: Settings) -> N
 
         def child() -> None:
             assert lease.lost
-            assert cache.runtime.leases.held == ()
+            assert cache._runtime.leases.held == ()
             with pytest.raises(LeaseLost):
                 lease.set("runs/42", "the child's")
             with pytest.raises(LockTimeout), cache.lock("runs/42", timeout=0):

@@ -61,7 +61,7 @@ async def test_a_lease_is_renewed_however_busy_the_connections_are(
     cache: AsyncStateCache, few: Settings, place: Place
 ) -> None:
     async with AsyncStateCache(settings=few) as client, client.lock(KEY, ttl=1) as lease:
-        pool = client.runtime.redis.pool
+        pool = client._runtime.redis.pool
         taken = [await pool.take(5) for _ in range(CONNECTIONS)]
         try:
             await place.until_prolonged(place.lease().until_ms + 1500)

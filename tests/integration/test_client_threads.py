@@ -210,7 +210,7 @@ def test_threads_end_although_a_signal_handler_ended_the_finalizer(
     def use() -> None:
         cache = StateCache(settings=settings, read="local", near_window_s=1)
         cache.get("runs/1")
-        run(cache.runtime.events.watch("somewhere", lambda _: None, end=monotonic() + LIMIT_S))
+        run(cache._runtime.events.watch("somewhere", lambda _: None, end=monotonic() + LIMIT_S))
         assert {"statecache-near", "statecache-events"} <= _threads()
 
     gc.collect()
@@ -272,7 +272,7 @@ def test_a_thread_whose_start_was_interrupted_gives_way_to_the_next_one(
         with pytest.raises(KeyboardInterrupt):
             cache.get("runs/1")
         first = next(thread for thread in threading.enumerate() if thread.name == "statecache-near")
-        cache.runtime.tracked._start()
+        cache._runtime.tracked._start()
         cache.set("runs/1", 1)
         first.join(LIMIT_S)
         assert not first.is_alive()

@@ -75,7 +75,7 @@ async def test_commits_of_one_moment_are_one_exchange_and_each_has_its_own_answe
 async def test_a_connection_that_does_not_know_the_script_is_sent_its_text_once(
     behind: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await behind.runtime.redis.pool.drop_idle(all_of_them=True)
+    await behind._runtime.redis.pool.drop_idle(all_of_them=True)
     with monkeypatch.context() as patched:
         seen = _exchanges(patched)
         await _all(behind, 2)
@@ -151,7 +151,7 @@ async def test_whoever_is_cancelled_before_it_leaves_is_not_sent(
     behind: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await behind.set("runs/more", 1, durability="postgres")
-    pool, waits, goes_on = behind.runtime.redis.pool, asyncio.Event(), asyncio.Event()
+    pool, waits, goes_on = behind._runtime.redis.pool, asyncio.Event(), asyncio.Event()
     take = pool.take
 
     async def later(seconds: float) -> Link:
@@ -184,9 +184,9 @@ async def test_a_commit_that_waits_for_a_connection_ends_in_time_and_was_not_sen
     single = settings.model_copy(update={"redis_connections_max": 1})
     async with AsyncStateCache(settings=single) as client:
         await client.set("runs/0", 1, durability="postgres")
-        link = await client.runtime.redis.pool.take(1)
+        link = await client._runtime.redis.pool.take(1)
         with pytest.raises(RedisUnavailable, match="in use"):
             await client.set("runs/0", 2, durability="postgres", timeout=0.1)
-        client.runtime.redis.pool.give(link)
+        client._runtime.redis.pool.give(link)
         assert not client.unsettled()
         assert (await client.set("runs/0", 3, durability="postgres")).version == 2

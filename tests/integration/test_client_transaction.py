@@ -27,7 +27,7 @@ def single(make_client: MakeClient, settings: Settings) -> AsyncStateCache:
 async def _is_watching_nothing(single: AsyncStateCache, other: AsyncStateCache, watched: str) -> None:
     """Assert that the connection watches nothing: a watched key, once changed, would abort its next EXEC."""
     call: Any = _awaiting if isinstance(single, AsyncStateCache) else _in_thread
-    pool = single.runtime.redis.pool
+    pool = single._runtime.redis.pool
     link = await call(pool.take, 1)
     pool.give(link)
     await other.set(watched, "changed by somebody")
@@ -140,12 +140,12 @@ async def test_the_replies_of_an_earlier_exec_are_not_believed(settings: Setting
     """Each of them is of the kind that is waited for: only the nonce tells that they answer somebody else."""
     await cache.set("runs/1", 1)
     async with AsyncStateCache(settings=settings) as other:
-        committer, shard = other.runtime.committer, other.runtime.keys.shard("runs/1")
+        committer, shard = other._runtime.committer, other._runtime.keys.shard("runs/1")
         async with other.transaction("runs/2") as tx:
             link = tx._link
             assert link is not None
             earlier = committer.new(
-                [other.write_of("runs/1", 2, expected="*")], shard, durability="memory", actor="", reason="",
+                [other._view.write_of("runs/1", 2, expected="*")], shard, durability="memory", actor="", reason="",
                 end=monotonic() + 1,
             )  # fmt: skip
             for command in (("MULTI",), committer.attempts.call(link, earlier, 1.0), ("EXEC",)):

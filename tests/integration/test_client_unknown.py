@@ -278,12 +278,12 @@ async def test_time_that_was_spent_on_waiting_for_a_connection_is_spent(settings
     single = through(settings, redis=proxy).model_copy(update={"redis_connections_max": 1})
     async with AsyncStateCache(settings=single) as client:
         await client.get(KEY)
-        link = await client.runtime.redis.pool.take(1)
+        link = await client._runtime.redis.pool.take(1)
         begun = monotonic()
         writing = asyncio.create_task(_awaited(client.set(KEY, 1, timeout=4)))
         await asyncio.wait([writing], timeout=3.6)
         proxy.freeze()
-        client.runtime.redis.pool.give(link)
+        client._runtime.redis.pool.give(link)
         with pytest.raises((OutcomeUnknown, RedisUnavailable)):
             await writing
         assert monotonic() - begun < 4 + 1.0

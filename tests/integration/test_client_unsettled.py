@@ -304,8 +304,8 @@ async def test_a_commit_that_was_cancelled_while_its_client_looked_for_losses_is
         await asyncio.Event().wait()
 
     async with AsyncStateCache(settings=settings) as client:
-        monkeypatch.setattr(client.runtime.losses, "look", look)
-        client.runtime.in_flight.moved = True
+        monkeypatch.setattr(client._runtime.losses, "look", look)
+        client._runtime.in_flight.moved = True
         call = client.set(KEY, 1) if len(keys) == 1 else client.set_many(dict.fromkeys(keys, 1))
         writing = asyncio.create_task(_as_coroutine(call))
         await looks.wait()
@@ -317,12 +317,12 @@ async def test_a_commit_that_was_cancelled_while_its_client_looked_for_losses_is
 
 async def test_a_commit_that_was_cancelled_before_it_was_sent_leaves_nothing(settings: Settings) -> None:
     async with AsyncStateCache(settings=settings.model_copy(update={"redis_connections_max": 1})) as client:
-        link = await client.runtime.redis.pool.take(1)
+        link = await client._runtime.redis.pool.take(1)
         writing = asyncio.create_task(_as_coroutine(client.set(KEY, 1)))
         await asyncio.sleep(0)
         writing.cancel()
         await asyncio.wait([writing])
-        client.runtime.redis.pool.give(link)
+        client._runtime.redis.pool.give(link)
         assert client.unsettled() == ()
         assert await client.get(KEY) is None
 

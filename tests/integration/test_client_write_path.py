@@ -289,10 +289,10 @@ async def test_a_full_backlog_refuses_what_is_new_and_not_what_was_applied(
     assert fault.struck
     with pytest.raises(Backpressure, match="3 changes") as caught:
         await client.set(KEY, "one too many")
-    assert caught.value.shard == client.runtime.keys.shard(KEY)
+    assert caught.value.shard == client._runtime.keys.shard(KEY)
     assert len(changes()) == 3
     assert (await client.get(KEY)).version == 3  # type: ignore[union-attr]
-    other = next(key for n in range(99) if client.runtime.keys.shard(key := f"runs/{n}") != caught.value.shard)
+    other = next(key for n in range(99) if client._runtime.keys.shard(key := f"runs/{n}") != caught.value.shard)
     await client.set(other, "another shard goes on")
     await flush(worker)
     assert (await client.set(KEY, "there is room again")).version == 4

@@ -110,7 +110,7 @@ async def test_a_gate_that_opens_meanwhile_is_read_behind(
 ) -> None:
     client = make_client(settings.model_copy(update={"postgres_url": "postgresql://127.0.0.1:1/none"}))
     reading = asyncio.create_task(_get(client, KEY))
-    await until(lambda: shard.number in client.runtime.reader._closed)
+    await until(lambda: shard.number in client._runtime.reader._closed)
     shard.open()
     assert (await reading).value == "old"
 
@@ -174,7 +174,7 @@ async def test_a_gate_that_closes_while_somebody_lists_hides_nothing(
     async with AsyncStateCache(settings=settings) as agent:
         await agent.set(KEY, "not flushed")
     client = make_client(settings)
-    reads, read = list[str](), client.runtime.redis.read_script
+    reads, read = list[str](), client._runtime.redis.read_script
 
     def closing(*given: Any, **more: Any) -> Any:
         reads.append(given[0])
@@ -184,7 +184,7 @@ async def test_a_gate_that_closes_while_somebody_lists_hides_nothing(
             shard.open()
         return read(*given, **more)
 
-    monkeypatch.setattr(client.runtime.redis, "read_script", closing)
+    monkeypatch.setattr(client._runtime.redis, "read_script", closing)
     assert sorted(await _listed(client, "runs/1", 5.0)) == ["here", "not flushed"]
     assert len(reads) > 4
 

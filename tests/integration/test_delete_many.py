@@ -71,13 +71,13 @@ async def test_the_prefix_of_a_view_is_below_it_and_records_of_steps_go_too(
 
 async def test_what_is_written_meanwhile_stays(cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch) -> None:
     await cache.set_many({"runs/1": 1, "runs/2": 1})
-    commit = cache.runtime.many_commits.commit
+    commit = cache._runtime.many_commits.commit
 
     async def late(commits: Any) -> Any:
         await cache.set("runs/1", "newer")
         return await commit(commits)
 
-    monkeypatch.setattr(cache.runtime.many_commits, "commit", late)
+    monkeypatch.setattr(cache._runtime.many_commits, "commit", late)
     assert await cache.delete_many(prefix="runs/") == 1
     state = await cache.get("runs/1")
     assert state is not None

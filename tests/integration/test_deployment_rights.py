@@ -65,7 +65,7 @@ def rewound(deployment: Deployment, kept: Path) -> None:
 
 async def _in_turn(client: AsyncStateCache) -> None:
     """Let one task wait until another passes the lock on to it."""
-    holds, waits = asyncio.Event(), client.runtime.leases
+    holds, waits = asyncio.Event(), client._runtime.leases
 
     async def second() -> None:
         await holds.wait()
@@ -84,7 +84,7 @@ async def _in_turn(client: AsyncStateCache) -> None:
 
 async def _called(client: AsyncStateCache, raw: Any) -> None:
     """Let an update wait for the turn until it is called."""
-    queues, end = client.runtime.shared_queues, monotonic() + 60
+    queues, end = client._runtime.shared_queues, monotonic() + 60
     queues.crowd("runs/1")
     async with queues.of("runs/1", end=end) as turn:
         assert await turn.comes()
@@ -234,8 +234,8 @@ async def _refused(client: AsyncStateCache) -> str:
 
 async def _uncalled(client: AsyncStateCache, raw: Any) -> str:
     """Update a state that others want too; return the rights lacking if it was done without waiting for its turn."""
-    client.runtime.shared_queues.crowd("runs/1")
-    turn, _, _ = client.runtime.keys.turn("runs/1")
+    client._runtime.shared_queues.crowd("runs/1")
+    turn, _, _ = client._runtime.keys.turn("runs/1")
     raw.delete(turn)
     await client.update("runs/1", lambda value: value, default=1)
     return "" if raw.exists(turn) else "rpush or blmpop"

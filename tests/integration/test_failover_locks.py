@@ -59,7 +59,7 @@ def test_a_holder_whose_lease_was_lost_with_its_server_writes_nothing(shard: Wor
     a.kill()
     with shard.client(b).lock(KEY) as other:
         written = other.set(KEY, "the second's")
-        lease.runtime.redis._dial = other.runtime.redis._dial  # it finds the new primary
+        lease._runtime.redis._dial = other._runtime.redis._dial  # it finds the new primary
         with pytest.raises(StaleToken):
             lease.set(KEY, "late")
         assert lease.lost

@@ -158,7 +158,7 @@ def test_a_connection_that_outlives_two_promotions_is_fenced_and_finds_the_truth
 
 
 def _connection(shard: World, server: Valkey) -> int:
-    (number,) = run(shard.client(server).runtime.redis.exchange([("CLIENT", "ID")], seconds=10))
+    (number,) = run(shard.client(server)._runtime.redis.exchange([("CLIENT", "ID")], seconds=10))
     return int(number)
 
 
@@ -208,7 +208,7 @@ def test_a_waiter_does_not_take_the_new_epochs_watermark_for_its_own(shard: Worl
     agent = shard.client(b)
     assert agent.wait_durable(other, timeout=30) == other
     end = monotonic() + 10
-    waited = run(agent.runtime.durable.wait(SHARD, lost.position, lost.change_id, [lost.key], end=end))
+    waited = run(agent._runtime.durable.wait(SHARD, lost.position, lost.change_id, [lost.key], end=end))
     assert waited == shard.row().epoch, "the epoch that went on without it"
 
 

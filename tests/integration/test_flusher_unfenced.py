@@ -61,7 +61,7 @@ async def shortened(agent: AsyncStateCache, worker: Worker, raw: Any, keys: KeyS
         await agent.set(f"{GROUP}/{number}", "durable")
     await flush(worker)
     snapshot.put_back()
-    agent.runtime.near.drop()
+    agent._runtime.near.drop()
 
 
 @pytest.mark.parametrize("reconnected", [True, False])

@@ -277,7 +277,7 @@ def test_what_was_read_before_an_opening_is_not_installed_after_it(
     raw, redis_key = shard.raw(a), shard.keys.state(KEY)
     raw.delete(redis_key)
     slow, quick = shard.client(a, writer="slow"), shard.client(a, writer="quick", hydrate_token_s=10.0)
-    fetch = slow.runtime.postgres.fetch_each
+    fetch = slow._runtime.postgres.fetch_each
     written = []
 
     async def slowly(names: Sequence[str], parameters: Mapping[str, Any], *, seconds: float) -> list[Any]:
@@ -289,7 +289,7 @@ def test_what_was_read_before_an_opening_is_not_installed_after_it(
         raw.delete(redis_key)
         return rows
 
-    monkeypatch.setattr(slow.runtime.postgres, "fetch_each", slowly)
+    monkeypatch.setattr(slow._runtime.postgres, "fetch_each", slowly)
     found = slow.get(KEY)
     assert found is not None
     assert found.value == "old"  # it is no older than the moment the reading began

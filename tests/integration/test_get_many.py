@@ -66,13 +66,13 @@ async def test_the_missing_ones_of_a_shard_are_loaded_by_one_query(
         await client.set(name, name)
     await flush(worker)
     redis_raw.unlink(*map(keys.state, names))
-    asked, fetch = list[str](), client.runtime.postgres.fetch_each
+    asked, fetch = list[str](), client._runtime.postgres.fetch_each
 
     def counted(names: tuple[str, ...], *given: Any, **more: Any) -> Any:
         asked.append(" ".join(names))
         return fetch(names, *given, **more)
 
-    monkeypatch.setattr(client.runtime.postgres, "fetch_each", counted)
+    monkeypatch.setattr(client._runtime.postgres, "fetch_each", counted)
     assert _values(await client.get_many(names)) == {name: name for name in names}
     assert asked == ["watermarks states lost_keys"] * len({*map(keys.shard, names)})
     assert redis_raw.exists(*map(keys.state, names)) == 60
@@ -82,13 +82,13 @@ async def test_all_shards_are_read_in_one_exchange(client: AsyncStateCache, monk
     names = [f"runs/{number}" for number in range(60)]
     for name in names:
         await client.set(name, name)
-    exchanges, scripts = list[int](), client.runtime.redis.read_scripts
+    exchanges, scripts = list[int](), client._runtime.redis.read_scripts
 
     def counted(name: str, calls: Any, **more: Any) -> Any:
         exchanges.append(len(calls))
         return scripts(name, calls, **more)
 
-    monkeypatch.setattr(client.runtime.redis, "read_scripts", counted)
+    monkeypatch.setattr(client._runtime.redis, "read_scripts", counted)
     assert _values(await client.get_many(names)) == {name: name for name in names}
     assert exchanges == [client.settings.shards]
 
@@ -122,14 +122,14 @@ async def test_an_older_state_than_was_seen_is_read_again_by_itself(
     await client.set("runs/1", "newer")
     newer = redis_raw.dump(keys.state("runs/1"))
     redis_raw.restore(keys.state("runs/1"), 0, old, replace=True)
-    again, primary = list[str](), client.runtime.reader.primary
+    again, primary = list[str](), client._runtime.reader.primary
 
     def by_itself(key: str, **more: Any) -> Any:
         again.append(key)
         redis_raw.restore(keys.state("runs/1"), 0, newer, replace=True)
         return primary(key, **more)
 
-    monkeypatch.setattr(client.runtime.reader, "primary", by_itself)
+    monkeypatch.setattr(client._runtime.reader, "primary", by_itself)
     assert _values(await client.get_many(["runs/1", "runs/2"])) == {"runs/1": "newer", "runs/2": 2}
     assert again == ["runs/1"]
 

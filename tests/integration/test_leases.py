@@ -204,14 +204,14 @@ async def test_a_client_that_closes_gives_its_leases_back(
     client = make_client(settings)
     with pytest.raises(LeaseLost):  # noqa: PT012
         async with client.lock(KEY) as lease:
-            assert len(client.runtime.leases.held) == 1
+            assert len(client._runtime.leases.held) == 1
             await client.close()
             assert lease.lost
             assert await entered(cache, timeout=0) == Token(1, 2)
 
 
 async def _take_for_nobody(client: AsyncStateCache) -> None:
-    await client.runtime.leases.take(KEY, ttl=1, patience=None)
+    await client._runtime.leases.take(KEY, ttl=1, patience=None)
 
 
 async def test_a_lease_that_nobody_has_is_not_renewed(
@@ -229,8 +229,8 @@ async def test_all_leases_of_a_client_can_be_given_back_at_once(cache: AsyncStat
     async with cache.lock(KEY) as one, cache.lock("runs/43") as other:
         await one.set(KEY, 1)
         await other.set("runs/43", 1)
-        await cache.runtime.leases.release(end=monotonic() + LONG)
-        assert (one.lost, other.lost, cache.runtime.leases.held, place.lease()) == (True, True, (), None)
+        await cache._runtime.leases.release(end=monotonic() + LONG)
+        assert (one.lost, other.lost, cache._runtime.leases.held, place.lease()) == (True, True, (), None)
 
 
 async def test_who_waits_when_its_client_is_closed_is_told_so(cache: AsyncStateCache, place: Place) -> None:

@@ -93,7 +93,7 @@ async def test_without_values_nothing_of_them_is_read(
     client: AsyncStateCache, half_flushed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = list[Any]()
-    listing = client.runtime.listing
+    listing = client._runtime.listing
     fetch, exchange = listing._postgres.fetch, listing._read
 
     async def fetched(*given: Any, **more: Any) -> Any:
@@ -125,14 +125,14 @@ async def test_as_many_rows_are_read_as_the_limit_needs(
 ) -> None:
     await client.set_many({f"runs/{number:03d}": number for number in range(300)})
     await flush(worker)
-    rows, fetch = list[int](), client.runtime.listing._postgres.fetch
+    rows, fetch = list[int](), client._runtime.listing._postgres.fetch
 
     async def counted(*given: Any, **more: Any) -> Any:
         found = await fetch(*given, **more)
         rows.append(len(found) - 1)
         return found
 
-    monkeypatch.setattr(client.runtime.listing._postgres, "fetch", counted)
+    monkeypatch.setattr(client._runtime.listing._postgres, "fetch", counted)
     order: Any
     for order, most in (("key", 20), ("-key", 20), ("newest", 5), ("oldest", 5)):
         assert len(await _keys(client.list("runs/", order=order, limit=5))) == 5

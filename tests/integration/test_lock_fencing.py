@@ -296,7 +296,7 @@ with StateCache() as cache:
         if line == "believe\\n":
             lease._holding.gone = False
             lease._holding.believed_until = boottime() + 60
-            cache.runtime.leases._held[lease._holding.request] = lease._holding
+            cache._runtime.leases._held[lease._holding.request] = lease._holding
         else:
             try:
                 print("wrote", lease.set("runs/42", "late").change_id, flush=True)

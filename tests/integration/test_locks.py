@@ -136,7 +136,7 @@ async def test_a_call_goes_to_nobody_but_who_is_called_and_the_one_behind(
             tasks.create_task(entered(client))
             await place.until_waiting(number)
         first, *others = (one.request for one in place.queue())
-        keys = clients[0].runtime.keys
+        keys = clients[0]._runtime.keys
         channels = [keys.events(keys.shard(KEY), one.partition(":")[0]) for one in (first, *others)]
         listener = place.redis.pubsub(ignore_subscribe_messages=True)
         listener.ssubscribe(*channels)
@@ -247,7 +247,7 @@ async def test_a_holder_reads_what_the_one_before_has_written_although_nobody_ha
 async def _increments_under_a_lock(one: AsyncStateCache, other: AsyncStateCache, proxy: FaultProxy) -> None:
     await other.set(KEY, 0)
     await kept(one, KEY)
-    await one.runtime.redis.pool.drop_idle(all_of_them=True)
+    await one._runtime.redis.pool.drop_idle(all_of_them=True)
     proxy.freeze(proxy.ports)  # the tracked connection; there is no other
     for client in (other, one):
         async with client.lock(KEY) as lease:

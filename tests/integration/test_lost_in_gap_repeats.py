@@ -62,7 +62,7 @@ async def test_before_a_worker_has_passed_it_its_writer_is_told_that_it_is_unkno
         for durability in ("memory", "postgres"):
             with pytest.raises(OutcomeUnknown):
                 await one.set(A, "first", change_id=gone.change_id, durability=durability, timeout=20)
-        assert [left.change_id for left in one.runtime.unknown_outcomes.all()] == [gone.change_id]
+        assert [left.change_id for left in one._runtime.unknown_outcomes.all()] == [gone.change_id]
     assert await _version(client, A) == before + 1 + behind
     await flush(worker)
     for one in asking:

@@ -111,7 +111,7 @@ async def test_after_the_connection_is_cut_nothing_old_is_read(
         one = make_client(through(settings, redis=proxy))
         await other.set(KEY, 1)
         await kept(one)
-        line: Any = one.runtime.tracked
+        line: Any = one._runtime.tracked
         link = line._link
         proxy.refusing = True
         proxy.cut_all()
@@ -153,7 +153,7 @@ async def test_another_server_behind_the_same_address_is_noticed_by_the_heartbea
 ) -> None:
     await other.set(KEY, 1)
     await kept(one)
-    line: Any = one.runtime.tracked
+    line: Any = one._runtime.tracked
     heard = line._heartbeat
     drops: list[int] = []
     drop = line._near.drop
@@ -180,10 +180,10 @@ async def test_heartbeats_survive_a_server_that_forgets_its_scripts(
     await other.set(KEY, 1)
     await kept(one)
     redis_raw.script_flush()
-    line: Any = one.runtime.tracked
+    line: Any = one._runtime.tracked
     link = line._link
-    sent = one.runtime.near._sent
-    await until(lambda: one.runtime.near._sent > sent)
+    sent = one._runtime.near._sent
+    await until(lambda: one._runtime.near._sent > sent)
     assert line._link is link
 
 

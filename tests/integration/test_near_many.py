@@ -130,7 +130,7 @@ async def woken(waiting: asyncio.Task[Any]) -> Any:
 async def waits(client: AsyncStateCache) -> None:
     """Wait until somebody waits for the key on that client."""
     async with asyncio.timeout(LIMIT_S):
-        while KEY not in client.runtime.near._watchers:
+        while KEY not in client._runtime.near._watchers:
             await pause()
 
 
@@ -141,7 +141,7 @@ async def test_the_next_change_wakes_who_waits(one: AsyncStateCache, other: Asyn
     assert not waiting.done()
     answer = await other.set(KEY, {"approved": True})
     assert await woken(waiting) == answer
-    assert one.runtime.near._watchers == {}
+    assert one._runtime.near._watchers == {}
 
 
 async def test_a_change_that_has_happened_already_is_given_at_once(
@@ -176,7 +176,7 @@ async def test_nothing_happens_and_that_is_said(one: AsyncStateCache) -> None:
     with pytest.raises(NotChanged, match=r"'runs/1' did not change within 0\.2 s") as late:
         await one.wait_for(KEY, after=state, timeout=0.2)
     assert isinstance(late.value, TimeoutError)
-    assert one.runtime.near._watchers == {}
+    assert one._runtime.near._watchers == {}
 
 
 async def test_without_pushes_it_looks_for_itself(
@@ -197,7 +197,7 @@ async def test_a_wake_that_is_lost_is_made_up_for(
     await kept(one)
     waiting = asyncio.ensure_future(one.wait_for(KEY, after=state, timeout=LIMIT_S))
     await waits(one)
-    monkeypatch.setattr(one.runtime.near, "invalidate", lambda keys: list(keys))
+    monkeypatch.setattr(one._runtime.near, "invalidate", lambda keys: list(keys))
     answer = await other.set(KEY, 2)
     assert await woken(waiting) == answer
 
@@ -275,7 +275,7 @@ def test_threads_that_read_first_at_the_same_moment_open_one_connection(settings
 
             def read(cache: StateCache = cache, together: threading.Barrier = together) -> None:
                 together.wait(LIMIT_S)
-                cache.runtime.tracked.is_up()
+                cache._runtime.tracked.is_up()
 
             threads = [threading.Thread(target=read) for _ in range(8)]
             for thread in threads:

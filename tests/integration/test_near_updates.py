@@ -31,10 +31,10 @@ async def test_an_update_begins_with_what_is_kept_here_and_decides_on_the_curren
         seen.append(value)
         return value + 1
 
-    entry = one.runtime.near._entries[KEY]
+    entry = one._runtime.near._entries[KEY]
     await other.set(KEY, 10)
     await until(lambda: one.near.invalidations)
-    one.runtime.near._entries[KEY] = entry  # as if the push were still on its way
+    one._runtime.near._entries[KEY] = entry  # as if the push were still on its way
     assert (await one.update(KEY, add)).value == 11
     assert seen == [1, 10]
 
@@ -42,10 +42,10 @@ async def test_an_update_begins_with_what_is_kept_here_and_decides_on_the_curren
 async def test_what_is_kept_here_aborts_no_update_by_itself(one: AsyncStateCache, other: AsyncStateCache) -> None:
     await other.set(KEY, 0)
     await kept(one)
-    entry = one.runtime.near._entries[KEY]
+    entry = one._runtime.near._entries[KEY]
     await other.set(KEY, 5)
     await until(lambda: one.near.invalidations)
-    one.runtime.near._entries[KEY] = entry
+    one._runtime.near._entries[KEY] = entry
 
     def spend(budget: int) -> int:
         if budget < 5:

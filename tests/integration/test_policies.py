@@ -101,7 +101,7 @@ async def test_nothing_is_recorded_by_way_of_another_database_of_the_server(
     with pytest.raises(Unavailable, match="another database number"):
         await view.set("42", 2, timeout=2)
     with pytest.raises(Unavailable, match="another database number"):
-        await make_client(another).runtime.policies.record("runs", "enforced", seconds=2.0)
+        await make_client(another)._runtime.policies.record("runs", "enforced", seconds=2.0)
     assert rows(psql, "SELECT name FROM namespace") == []
 
 
@@ -112,10 +112,10 @@ async def test_it_is_changed_back_by_a_word_and_all_who_knew_it_hear_of_it(
     async with client.namespace("runs", locking="enforced").lock("42"):
         with pytest.raises(LockHeld):
             await other.set(KEY, 1)
-        await cache.runtime.policies.record("runs", "advisory", seconds=10.0)
+        await cache._runtime.policies.record("runs", "advisory", seconds=10.0)
         await other.set(KEY, 2)
         await client.namespace("runs").set("42", 3)
-        await cache.runtime.policies.record("runs", "enforced", seconds=10.0)
+        await cache._runtime.policies.record("runs", "enforced", seconds=10.0)
         with pytest.raises(LockHeld):
             await other.set(KEY, 4)
 
@@ -196,7 +196,7 @@ async def test_what_a_postgres_that_went_back_knows_no_more_is_recorded_again_fr
 ) -> None:
     """What is enforced on either side is; `since`, others were recorded under the revision that Redis has too."""
     for name, locking in (("runs", "enforced"), ("users", "enforced"), ("runs", "advisory")):
-        await cache.runtime.policies.record(name, cast("Locking", locking), seconds=10.0)
+        await cache._runtime.policies.record(name, cast("Locking", locking), seconds=10.0)
     psql.execute("DELETE FROM namespace WHERE name = 'users'")
     psql.execute("UPDATE namespace SET locking = 'enforced', revision = 1")
     if since:
@@ -220,7 +220,7 @@ async def test_what_was_recorded_by_somebody_who_died_before_the_shards_knew_is_
     monkeypatch: pytest.MonkeyPatch, when: str,
 ) -> None:  # fmt: skip
     """A word that takes it back is told as well, for it is the newer one."""
-    await cache.runtime.policies.record("jobs", "enforced", seconds=10.0)
+    await cache._runtime.policies.record("jobs", "enforced", seconds=10.0)
     if when == "while it flushes":
         monkeypatch.setattr(policies, "POLICIES_S", 0.0)
         await flush(worker)
@@ -237,10 +237,10 @@ async def test_a_word_takes_effect_whatever_postgres_has_forgotten(
     client: AsyncStateCache, cache: AsyncStateCache, psql: Psql, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("runs", "users"):
-        await cache.runtime.policies.record(name, "enforced", seconds=10.0)
+        await cache._runtime.policies.record(name, "enforced", seconds=10.0)
     psql.execute("DELETE FROM namespace")
     psql.execute("INSERT INTO namespace VALUES ('jobs', 'enforced', 2, 'somebody')")
-    await cache.runtime.policies.record("runs", "advisory", seconds=10.0)
+    await cache._runtime.policies.record("runs", "advisory", seconds=10.0)
     (told,) = [record.getMessage() for record in caplog.records if "went back" in record.getMessage()]
     assert "locks of jobs, runs, users are recorded again; those of jobs may have been taken back since" in told
     async with cache.lock(KEY), cache.lock("users/a"), cache.lock("jobs/a"):
@@ -257,14 +257,14 @@ async def test_a_word_against_enforced_locks_stands_until_the_next_word_whatever
 ) -> None:
     old, locker = client.namespace("runs", locking="enforced"), make_client(settings)
     await old.set("42", 1)
-    await cache.runtime.policies.record("runs", "advisory", seconds=10.0)
+    await cache._runtime.policies.record("runs", "advisory", seconds=10.0)
     views = [old, make_client(settings).namespace("runs", locking="enforced")]
     async with views[1].lock("42"):
         for view in views:
             await view.set("42", 2)
             await view.set("42/plan", 2)
     assert rows(psql, "SELECT locking FROM namespace") == [("advisory",)]
-    await cache.runtime.policies.record("runs", "enforced", seconds=10.0)
+    await cache._runtime.policies.record("runs", "enforced", seconds=10.0)
     async with locker.lock(KEY):
         for view in views:
             with pytest.raises(LockHeld):

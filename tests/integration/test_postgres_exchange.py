@@ -28,14 +28,14 @@ async def test_misses_of_many_tasks_share_a_query_and_each_has_its_own_answer(
     await flush(worker)
     for name in names[::2]:
         assert evict(redis_raw, keys, name)
-    cache.runtime.near.drop()
-    asked, fetch_each = list[list[str]](), cache.runtime.postgres.fetch_each
+    cache._runtime.near.drop()
+    asked, fetch_each = list[list[str]](), cache._runtime.postgres.fetch_each
 
     async def counted(wanted: Any, parameters: Any, *, seconds: float) -> Any:
         asked.append(parameters["keys"])
         return await fetch_each(wanted, parameters, seconds=seconds)
 
-    monkeypatch.setattr(cache.runtime.postgres, "fetch_each", counted)
+    monkeypatch.setattr(cache._runtime.postgres, "fetch_each", counted)
     found = await asyncio.gather(*map(cache.get, names))
     assert [state and state.value for state in found] == [None if at % 2 else name for at, name in enumerate(names)]
     assert sorted(key for some in asked for key in some) == sorted(names)
@@ -49,7 +49,7 @@ async def test_the_server_ends_a_statement_whose_time_is_up(
     await cache.set("runs/42", 1)
     await flush(worker)
     assert evict(redis_raw, keys, "runs/42")
-    cache.runtime.near.drop()
+    cache._runtime.near.drop()
     with psql.transaction():
         psql.execute(b"LOCK TABLE state IN ACCESS EXCLUSIVE MODE")
         asking = asyncio.ensure_future(cache.get("runs/42", timeout=0.5))

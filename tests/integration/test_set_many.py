@@ -144,7 +144,7 @@ async def test_an_exchange_that_breaks_is_repeated_and_nothing_applied_twice(
     assert fault.struck
     assert states == await cache.get_many(NAMES)
     assert set((await _versions(cache)).values()) == {1 + known}
-    assert not client.runtime.unknown_outcomes.all()
+    assert not client._runtime.unknown_outcomes.all()
 
 
 async def test_without_an_answer_each_that_was_sent_is_unknown_and_the_others_are_not_applied(
@@ -162,7 +162,7 @@ async def test_without_an_answer_each_that_was_sent_is_unknown_and_the_others_ar
     assert {type(error) for name, error in failed.value.errors.items() if name not in unknown} <= {*_unavailable()}
     versions = await _versions(cache)
     assert {name for name, version in versions.items() if version == 2} <= unknown
-    assert {key for one in client.runtime.unknown_outcomes.all() for key in one.keys} == unknown
+    assert {key for one in client._runtime.unknown_outcomes.all() for key in one.keys} == unknown
     for name in unknown:
         repeated = await client.set(name, VALUES[name], change_id=failed.value.errors[name].change_id)  # type: ignore[attr-defined]
         assert repeated.version == 2

@@ -55,7 +55,7 @@ async def test_a_tombstone_comes_with_the_turn_like_any_state(one: AsyncStateCac
 async def test_a_known_absence_comes_with_the_turn(one: AsyncStateCache, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await one.get(KEY) is None
     sent = counted_reads(one, monkeypatch)
-    one.runtime.shared_queues.crowd(KEY)
+    one._runtime.shared_queues.crowd(KEY)
     with pytest.raises(NotFound):
         await one.update(KEY, Count())
     assert (await one.update(KEY, Count(), default=100)).value == 101
@@ -69,7 +69,7 @@ async def test_a_state_that_is_not_in_redis_is_read(
     street.take()
     assert street.pass_on() == 1
     assert street.calls == [b"the-next-token"]
-    one.runtime.shared_queues.crowd(KEY)
+    one._runtime.shared_queues.crowd(KEY)
     with pytest.raises(NotFound):
         await one.update(KEY, Count())
     assert sent == [KEY]
@@ -79,8 +79,8 @@ async def test_what_comes_with_the_turn_is_not_believed_below_what_was_seen(
     one: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = await one.set(KEY, 1)
-    one.runtime.near.seen(KEY, (state.epoch, state.version + 1))
-    one.runtime.shared_queues.crowd(KEY)
+    one._runtime.near.seen(KEY, (state.epoch, state.version + 1))
+    one._runtime.shared_queues.crowd(KEY)
     sent = counted_reads(one, monkeypatch)
     assert (await one.update(KEY, Count())).value == 2
     assert sent == [KEY], "it is read, which finds out what is true"
@@ -92,7 +92,7 @@ async def test_a_large_value_does_not_go_with_the_call_and_is_read(
 ) -> None:
     large = "x" * (64 * 1024)
     await one.set(KEY, large)
-    one.runtime.shared_queues.crowd(KEY)
+    one._runtime.shared_queues.crowd(KEY)
     sent = counted_reads(one, monkeypatch)
     street.take()
     update = asyncio.create_task(one.update(KEY, lambda value: value, timeout=2 * LIMIT_S))
@@ -117,7 +117,7 @@ async def test_who_waits_is_called_in_order_of_arrival_and_begins_with_what_the_
     street.take()
     updates = []
     for number, (client, add) in enumerate(zip(clients, adds, strict=True), 1):
-        client.runtime.shared_queues.crowd(KEY)
+        client._runtime.shared_queues.crowd(KEY)
         updates.append(asyncio.create_task(client.update(KEY, add, timeout=2 * LIMIT_S)))
         await street.waited_for_by(number)
     assert street.pass_on() == 1
@@ -134,7 +134,7 @@ async def test_who_met_a_conflict_keeps_the_turn_until_its_commit_is_applied(
     """Somebody who asks for no turn writes while it is held: whoever waits is not called for that."""
     await one.set(KEY, 1)
     for client in (one, other):
-        client.runtime.shared_queues.crowd(KEY)
+        client._runtime.shared_queues.crowd(KEY)
     street.take()
     somebody = quicker(settings, 10)
     first, second = Count(somebody), Count()
@@ -149,7 +149,7 @@ async def test_who_met_a_conflict_keeps_the_turn_until_its_commit_is_applied(
 
 async def test_who_raises_passes_the_turn_on(one: AsyncStateCache, street: Street) -> None:
     await one.set(KEY, 1)
-    one.runtime.shared_queues.crowd(KEY)
+    one._runtime.shared_queues.crowd(KEY)
 
     def refuse(value: int) -> int:
         assert street.calls == []
@@ -163,7 +163,7 @@ async def test_who_raises_passes_the_turn_on(one: AsyncStateCache, street: Stree
 @pytest.mark.usefixtures("no_hurry")
 async def test_whoever_is_cancelled_passes_the_turn_on(cache: AsyncStateCache, street: Street) -> None:
     await cache.set(KEY, 1)
-    cache.runtime.shared_queues.crowd(KEY)
+    cache._runtime.shared_queues.crowd(KEY)
     inside = asyncio.Event()
 
     async def endless(value: int) -> int:
@@ -184,7 +184,7 @@ async def test_what_lies_there_is_as_the_state_is_by_now(
 ) -> None:
     await one.set(KEY, 1)
     for client in (one, other):
-        client.runtime.shared_queues.crowd(KEY)
+        client._runtime.shared_queues.crowd(KEY)
     await one.update(KEY, Count())
     assert street.calls[3] == b"2"
     await one.set(KEY, 20)
@@ -200,7 +200,7 @@ async def test_a_commit_that_waits_for_its_durability_has_passed_the_turn_on(
     """The disk's answer comes behind that of the passing: neither is taken for the other."""
     redis_raw.config_set("appendfsync", "always")
     await one.set(KEY, 1)
-    one.runtime.shared_queues.crowd(KEY)
+    one._runtime.shared_queues.crowd(KEY)
     sent = scripts_sent(one, monkeypatch)
     assert (await one.update(KEY, Count(), durability="disk")).value == 2
     assert street.calls[3] == b"2"
@@ -211,7 +211,7 @@ async def test_a_commit_that_waits_for_postgres_has_passed_the_turn_on(
     one: AsyncStateCache, street: Street, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await one.set(KEY, 1)
-    one.runtime.shared_queues.crowd(KEY)
+    one._runtime.shared_queues.crowd(KEY)
     sent = scripts_sent(one, monkeypatch)
     updating = asyncio.ensure_future(one.update(KEY, Count(), durability="postgres", timeout=LIMIT_S))
     await until(lambda: street.calls[3:4] == [b"2"])

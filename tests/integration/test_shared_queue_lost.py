@@ -21,16 +21,16 @@ async def test_who_does_not_pass_it_on_is_not_waited_for_for_ever(
     await one.set(KEY, 1)
     street.take()
     patience(0.5)
-    one.runtime.shared_queues.crowd(KEY)
-    before = one.runtime.shared_queues._crowded[KEY]
+    one._runtime.shared_queues.crowd(KEY)
+    before = one._runtime.shared_queues._crowded[KEY]
     assert (await one.update(KEY, Count())).value == 2
-    assert one.runtime.shared_queues._crowded[KEY] > before, "who had to wait will ask for it the next time too"
+    assert one._runtime.shared_queues._crowded[KEY] > before, "who had to wait will ask for it the next time too"
     assert (street.token, street.calls) == (THEIRS, []), "it is not passed on by whoever does not have it"
 
 
 async def test_a_turn_ends_by_itself(one: AsyncStateCache, street: Street) -> None:
     await one.set(KEY, 1)
-    one.runtime.shared_queues.crowd(KEY)
+    one._runtime.shared_queues.crowd(KEY)
     lasted: list[int] = []
     await one.update(KEY, Count(lambda: lasted.append(street.lasts_ms()[0])))
     await one.update(KEY, Count())
@@ -53,7 +53,7 @@ async def test_who_comes_too_late_passes_nothing_on(one: AsyncStateCache, street
 async def test_whoever_waits_leaves_itself_time_for_the_update(one: AsyncStateCache, street: Street) -> None:
     await one.set(KEY, 1)
     street.take()
-    one.runtime.shared_queues.crowd(KEY)
+    one._runtime.shared_queues.crowd(KEY)
     async with asyncio.timeout(LIMIT_S / 2):
         assert (await one.update(KEY, Count(), timeout=2)).value == 2
 
@@ -66,7 +66,7 @@ async def test_whoever_has_waited_leaves_its_place_to_the_next(
     await client.set(KEY, 1)
     sent = counted_reads(client, monkeypatch)
     for value in (2, 3, 4):
-        client.runtime.shared_queues.crowd(KEY)
+        client._runtime.shared_queues.crowd(KEY)
         assert (await client.update(KEY, Count())).value == value
     assert sent == []
 
@@ -79,7 +79,7 @@ async def test_where_no_connection_is_to_spare_nobody_waits(
     client = make_client(settings.model_copy(update={"redis_connections_max": 1}))
     await client.set(KEY, 1)
     street.take()
-    client.runtime.shared_queues.crowd(KEY)
+    client._runtime.shared_queues.crowd(KEY)
     begun = monotonic()
     assert (await client.update(KEY, Count(), timeout=2 * LIMIT_S)).value == 2
     assert monotonic() - begun < LIMIT_S
@@ -119,7 +119,7 @@ async def test_where_no_turn_is_to_be_had_a_pause_follows_every_conflict(
 async def test_a_client_that_is_closed_waits_no_longer(one: AsyncStateCache, street: Street) -> None:
     await one.set(KEY, 1)
     street.take()
-    one.runtime.shared_queues.crowd(KEY)
+    one._runtime.shared_queues.crowd(KEY)
     begun = monotonic()
     update = asyncio.create_task(one.update(KEY, Count(), timeout=2 * LIMIT_S))
     await street.waited_for_by(1)

@@ -350,7 +350,7 @@ async def test_a_step_that_lasts_is_its_agents_for_as_long_as_it_lives(
         waiting = asyncio.create_task(client.step(KEY, "slow", lambda step: "the second", idempotent=True))
         go_on.set()
         assert [await running, await waiting] == ["the first", "the first"]
-        assert first.runtime.claims.held == ()
+        assert first._runtime.claims.held == ()
 
 
 async def test_steps_that_begin_at_one_moment_ask_postgres_once_and_each_key_has_its_own_answer(
@@ -371,10 +371,10 @@ async def test_steps_that_begin_at_one_moment_ask_postgres_once_and_each_key_has
             patched.setattr(PostgresTier, "fetch", noted)
             end = monotonic() + 10
             new = await asyncio.gather(
-                *(other.runtime.step_index.new_in(key, f"{key}/steps/charge", end=end) for key in keys),
-                other.runtime.step_index.new_in("runs/1", "runs/1/steps/other", end=end),
+                *(other._runtime.step_index.new_in(key, f"{key}/steps/charge", end=end) for key in keys),
+                other._runtime.step_index.new_in("runs/1", "runs/1/steps/other", end=end),
             )
-            assert await other.runtime.step_index.new_in(keys[1], f"{keys[1]}/steps/charge", end=end) == 1
+            assert await other._runtime.step_index.new_in(keys[1], f"{keys[1]}/steps/charge", end=end) == 1
         assert new == [1 if at % 3 else None for at in range(10)] + [1]
         assert asked == [11]
         assert await other.step(keys[0], "charge", bank.charge, keys[0], type=Receipt)

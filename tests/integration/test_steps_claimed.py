@@ -103,7 +103,7 @@ async def test_a_claim_that_nobody_has_is_not_renewed(
     slow = Slow()
     running = asyncio.create_task(cache.step(KEY, "another", slow.run))
     await slow.begun.wait()
-    assert await cache.runtime.claims.take(RECORD, end=monotonic() + 60) is not None
+    assert await cache._runtime.claims.take(RECORD, end=monotonic() + 60) is not None
     gc.collect()
     assert await make_client(settings).step(KEY, "charge", lambda step: "done", timeout=60) == "done"
     with pytest.raises(Unavailable, match="another agent runs step 'another'"):
@@ -121,8 +121,8 @@ async def test_an_outage_longer_than_the_claim_ends_no_step(
         await slow.begun.wait()
         waiting = asyncio.create_task(make_client(far).step(KEY, "charge", lambda step: "twice", idempotent=True))
         proxy.freeze()
-        over = await near.runtime.leases.take(claim_of(RECORD), ttl=CLAIM_S, patience=60)  # the claim is over
-        await near.runtime.leases.give_back(over)
+        over = await near._runtime.leases.take(claim_of(RECORD), ttl=CLAIM_S, patience=60)  # the claim is over
+        await near._runtime.leases.give_back(over)
         proxy.thaw()
         with pytest.raises(Unavailable, match="another agent runs step 'charge'"):
             await near.step(KEY, "charge", lambda step: "the second", idempotent=True, timeout=CLAIM_S * 3)
@@ -220,7 +220,7 @@ async def test_a_step_under_a_lock_that_is_lost_keeps_its_result(
     async with cache.lock(KEY, ttl=5) as lease:
 
         async def charge(step: Step) -> Receipt:
-            await cache.runtime.leases.release()  # as if somebody had broken it
+            await cache._runtime.leases.release()  # as if somebody had broken it
             return bank.charge(step, "order 7")
 
         with pytest.raises((LeaseLost, StaleToken)):
@@ -237,8 +237,8 @@ async def test_short_steps_need_no_connection_for_their_claims_and_closing_ends_
     async with AsyncStateCache(settings=settings) as cache:
         for number in range(3):
             assert await cache.step(KEY, f"step-{number}", lambda step: step.attempt) == 1
-        assert not cache.runtime.claims._links
-        keeper = cache.runtime.claims._keeper
+        assert not cache._runtime.claims._links
+        keeper = cache._runtime.claims._keeper
         assert keeper is not None
     assert not keeper.alive
 

@@ -36,7 +36,7 @@ async def working(settings: Settings) -> AsyncIterator[None]:
 async def _leased(cache: AsyncStateCache) -> None:
     """Wait until the running step has its claim."""
     async with asyncio.timeout(60):
-        while not cache.runtime.claims.held:
+        while not cache._runtime.claims.held:
             await pause()
 
 

@@ -36,8 +36,8 @@ def test_another_deployments_redis_is_refused(make_settings: MakeSettings) -> No
     """The names are the same on both sides; only the cluster's identity tells that the tiers do not belong together."""
     one = make_settings()
     with StateCache(settings=one) as cache:
-        redis = cache.runtime.redis
-        meta = [cache.runtime.keys.meta(shard) for shard in range(one.shards)]
+        redis = cache._runtime.redis
+        meta = [cache._runtime.keys.meta(shard) for shard in range(one.shards)]
         strange = "00000000-0000-0000-0000-000000000000"
         run(redis.exchange([("HSET", key, "cluster", strange) for key in meta], seconds=1.0))
     with StateCache(settings=one) as cache, pytest.raises(ConfigurationError, match="belongs to cluster"):

@@ -62,7 +62,7 @@ class Reads(RuleBasedStateMachine):
         await self._flush()
         self.evict(key)
         tip = self.expected.chain(key)[-1].change_id if self.expected.exists(key) else None
-        postgres: Any = client.runtime.postgres
+        postgres: Any = client._runtime.postgres
         fetch = postgres.fetch_each
 
         async def slowly(*args: Any, **more: Any) -> Any:

@@ -174,7 +174,7 @@ class Soak:
     def lent(self) -> list[str]:
         """Return what the client counts as lent although nobody uses it any more."""
         gc.collect()  # what was interrupted may wait for that
-        tier = self._cache.runtime
+        tier = self._cache._runtime
         pools: dict[str, Any] = {"Redis": tier.redis.pool, "Postgres": tier.postgres.pool}
         return [
             f"{name}: {pool.lent} lent, {pool._slots._free} of {pool._size} free"

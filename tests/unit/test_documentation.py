@@ -69,6 +69,24 @@ def test_links_between_pages_hold(path: str) -> None:
     assert list(_broken(path, PAGES[path])) == []
 
 
+def _shown() -> dict[str, object]:
+    """Return what a user holds in his hands, by the name that the reference has before its members."""
+    client = statecache.StateCache(redis_url="redis://127.0.0.1:1", postgres_url="postgresql://127.0.0.1:1/none")
+    return {
+        "": client, "Namespace.": client.namespace("runs"), "Transaction.": client.transaction("runs/1"),
+        "Changes.": client.changes(), "Watch.": client.watch(), "UntilStopped.": client.until_stopped(),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", _shown())
+def test_what_a_name_shows_at_a_prompt_is_in_the_reference(prefix: str) -> None:
+    headings = set(re.findall(r"^### ([\w.]+)$", PAGES["docs/reference.md"], re.MULTILINE))
+    names = {name for name in dir(_shown()[prefix]) if not name.startswith("_")}
+    above = prefix if prefix != "Namespace." else ""
+    assert {f"{above}{name}" for name in names} - headings == set()
+    assert names
+
+
 def test_a_link_that_leads_nowhere_is_found() -> None:
     page = "[a](LICENSE) [b](docs/verbs.md#errors) [c](nowhere.md) [d](#there) [e](docs/verbs.md#nothing)\n"
     assert list(_broken("README.md", page)) == [

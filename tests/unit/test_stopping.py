@@ -152,7 +152,7 @@ async def test_a_second_signal_ends_the_draining_too(fake: FakeDeployment, befor
     task = asyncio.create_task(work())
     await draining.wait()
     async with asyncio.timeout(WAIT_S):
-        while not cache.runtime.in_flight.closing:
+        while not cache._runtime.in_flight.closing:
             await pause()
         signal.raise_signal(HERE)
         signal.raise_signal(HERE)

@@ -240,12 +240,12 @@ async def _restored(
     """Commit what was before, together, but for keys that somebody has written meanwhile; return the keys committed."""
     left = list(writes)
     while left:
-        commit = cache.runtime.committer.new(
-            left, place.shard, durability=cache.durability_of(durability), actor=actor[:200],
-            reason=f"quarantine drop {place} {why}"[:500], end=cache.end_of(None), change_id=None,
+        commit = cache._runtime.committer.new(
+            left, place.shard, durability=cache._view.durability_of(durability), actor=actor[:200],
+            reason=f"quarantine drop {place} {why}"[:500], end=cache._view.end_of(None), change_id=None,
         )  # fmt: skip
         try:
-            await cache.runtime.committer.commit(commit)
+            await cache._runtime.committer.commit(commit)
         except VersionConflict as error:
             left = [write for write in left if write.key != error.key]
             continue

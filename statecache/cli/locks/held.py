@@ -42,11 +42,11 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True):
 async def locks(settings: Settings, key: str | None) -> list[Lock]:
     """Return the locks that are held, longest first, or that of `key`; raise ConfigurationError without a data set."""
     async with client(settings) as cache:
-        keys, settings = cache.runtime.keys, cache.settings
+        keys, settings = cache._runtime.keys, cache.settings
         shards = range(keys.shards) if key is None else [keys.shard(key)]
         names = [name for shard in shards for name in (keys.leases(shard), keys.waiters(shard))]
         commands = [("TIME",), *(("HGETALL", name) for name in names)]
-        (seconds, micros), *replies = await cache.runtime.redis.read(commands, seconds=settings.timeout_s)
+        (seconds, micros), *replies = await cache._runtime.redis.read(commands, seconds=settings.timeout_s)
     if not any(replies):  # a shard that was opened has these keys, whoever holds a lock
         raise ConfigurationError(
             f"{masked(settings.redis_url)}: no data set under the prefix {keys.prefix!r} has been opened here",
@@ -65,7 +65,7 @@ async def take_away(settings: Settings, lock: Lock) -> bool:
     """Break a lock if it is still as it was shown; return whether it is broken."""
     async with client(settings) as cache:
         token = Token.parse(lock.token) or Token(0, 0)
-        return await cache.runtime.leases.take_away(lock.key, token, end=monotonic() + cache.settings.timeout_s)
+        return await cache._runtime.leases.take_away(lock.key, token, end=monotonic() + cache.settings.timeout_s)
 
 
 def _pairs(redis_key: str, reply: Any) -> dict[bytes, bytes]:

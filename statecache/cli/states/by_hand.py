@@ -122,12 +122,12 @@ async def fate_of(cache: AsyncStateCache, record: Record) -> Fate:
     position = Position.parse(record.position)
     if position is None:
         return Fate(durable=record.op == "absent")
-    keys, seconds = cache.runtime.keys, cache.settings.timeout_s
+    keys, seconds = cache._runtime.keys, cache.settings.timeout_s
     shard = keys.shard(record.key)
     if record.op == "quarantined":
         return _parked(shard, position)
     reply = (
-        await cache.runtime.redis.read([("HMGET", keys.meta(shard), "epoch", "flushed", "excepted")], seconds=seconds)
+        await cache._runtime.redis.read([("HMGET", keys.meta(shard), "epoch", "flushed", "excepted")], seconds=seconds)
     )[0]
     if isinstance(reply, Exception):
         raise refusal(reply, keys.meta(shard)) from reply
@@ -137,7 +137,7 @@ async def fate_of(cache: AsyncStateCache, record: Record) -> Fate:
     if epoch == position.epoch and excepted < position.n:
         return Fate(durable=True)
     try:
-        rows = await cache.runtime.postgres.fetch(
+        rows = await cache._runtime.postgres.fetch(
             "lookup_change", {"change_id": record.change_id, "shard": shard, "epoch": 0, "n": 0}, seconds=seconds
         )
     except PostgresUnavailable:
@@ -156,7 +156,7 @@ def _parked(shard: int, position: Position) -> Fate:
 async def get(settings: Settings, key: str) -> Seen:
     """Read a state from the primary."""
     async with client(settings) as cache:
-        record = await cache.runtime.reader.primary(key, end=cache.end_of(None))
+        record = await cache._runtime.reader.primary(key, end=cache._view.end_of(None))
         return seen_of(record, await fate_of(cache, record))
 
 
@@ -173,7 +173,7 @@ async def rm(settings: Settings, key: str, more: dict[str, Any]) -> State[None] 
     async with client(settings) as cache:
         tombstone = await cache.delete(key, **more)
         if tombstone is None:
-            record = await cache.runtime.reader.record(key, end=cache.end_of(None))
+            record = await cache._runtime.reader.record(key, end=cache._view.end_of(None))
             if record.op == "quarantined":
                 tombstone = await cache.delete(key, expected=record.change_id, **more)
         return tombstone
@@ -196,8 +196,8 @@ async def ls(settings: Settings, prefix: str, *, newest: bool, limit: int) -> tu
         seconds = cache.settings.timeout_s
         order: Order = "newest" if newest else "key"
         listed = Listed(selection=Selection(prefix=prefix), order=order, limit=limit + 1 if limit else None)
-        async for sight in cache.runtime.listing.sights(listed, seconds=seconds):
-            record, shard = sight.record, cache.runtime.keys.shard(sight.record.key)
+        async for sight in cache._runtime.listing.sights(listed, seconds=seconds):
+            record, shard = sight.record, cache._runtime.keys.shard(sight.record.key)
             position = Position.parse(record.position) or Position(0, 0)
             fate = _parked(shard, position) if sight.parked else Fate(durable=sight.stored)
             found.append({

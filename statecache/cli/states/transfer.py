@@ -69,7 +69,7 @@ class Imported(msgspec.Struct, kw_only=True):
 async def exported(cache: AsyncStateCache, prefix: str, *, after: str = "") -> AsyncIterator[bytes]:
     """Yield the states under a prefix as lines, by key, from behind the key `after`; quarantined ones are left out."""
     listed = Listed(selection=Selection(prefix=prefix, after=after))
-    async for record in cache.runtime.listing.records(listed, seconds=cache.settings.timeout_s):
+    async for record in cache._runtime.listing.records(listed, seconds=cache.settings.timeout_s):
         if record.exists:
             yield line_of(record)
 
@@ -163,7 +163,7 @@ def _write_of(line: Line, where: str, cache: AsyncStateCache) -> Write:
         raise UsageError(f"{where}: {error.problem}") from None
     return Write(
         key=key, op="set", expected=ABSENT, value=data, encoding=line.encoding, schema=line.schema,
-        ttl_ms=cache.ttl_ms,
+        ttl_ms=cache._view.ttl_ms,
     )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ async def _take_in(
     more: dict[str, Any],
 ) -> None:  # fmt: skip
     """Write what is not there yet, each as a commit of its own, and count what becomes of all of them."""
-    there = await cache.runtime.many.primary([*writes], end=monotonic() + cache.settings.timeout_s)
+    there = await cache._runtime.many.primary([*writes], end=monotonic() + cache.settings.timeout_s)
     due: dict[str, Write] = {}
     for key, write in writes.items():
         record = there[key]
@@ -186,7 +186,7 @@ async def _take_in(
     if dry_run or not due:
         done.written += len(due)
         return
-    states, errors = await cache._write_each(due, end=cache.end_of(None), **more)
+    states, errors = await cache._write_each(due, end=cache._view.end_of(None), **more)
     done.written += len(states)
     done.failed |= {key: _said(error) for key, error in errors.items()}
 

@@ -26,7 +26,7 @@ from redis.exceptions import ResponseError
 from statecache import _process
 from statecache.clock import boottime, monotonic
 from statecache.core.lock.requests import Answer, LeaseRequests
-from statecache.errors import LimitExceeded, LockTimeout, StateCacheError, UsageError
+from statecache.errors import LeaseLost, LimitExceeded, LockTimeout, StateCacheError, UsageError
 from statecache.lua import parts_of
 from statecache.model import Token
 from statecache.rules.leases import COMING_S, TTL_S_MIN, WAITERS_MAX, Holding, Holdings, Waiting, call_of
@@ -97,9 +97,15 @@ class Leases(LeaseRequests):
         """The locks that this process waits for."""
         return tuple(waiting for waiting, _ in tuple(self._waiting.values()))
 
-    def holds(self, holding: Holding) -> bool:
-        """Return whether the lease is this process's, as far as was heard."""
-        return holding.request in self._held
+    def lost(self, holding: Holding) -> bool:
+        """Return whether somebody else may have the lock by now."""
+        return holding.lost(boottime()) or holding.request not in self._held
+
+    def check(self, holding: Holding) -> None:
+        """Raise LeaseLost where somebody else may have the lock by now."""
+        if self.lost(holding):
+            reason = "it is over" if holding.gone else "it was not renewed in time"
+            raise LeaseLost(holding.key, token=str(holding.token), reason=reason)
 
     async def take(self, key: str, *, ttl: float, patience: float | None) -> Holding:
         """Lock the key, waiting for at most `patience` seconds (None: for ever), and return the lease.
@@ -192,7 +198,7 @@ class Leases(LeaseRequests):
 
     async def give_back(self, holding: Holding, *, end: float | None = None) -> bool:
         """End the lease, and return whether it stood until then; where Redis is away, raise nothing."""
-        stood = self.holds(holding) and not holding.lost(boottime())
+        stood = not self.lost(holding)
         known = self._held.pop(holding.request, None) is not None and not holding.gone
         holding.gone = True
         if not known:

@@ -83,22 +83,22 @@ class StepCall:
     """One call of a step."""
 
     def __init__(
-        self, scope: View[Any], key: str, name: str, function: Callable[..., Any], args: tuple[Any, ...],
+        self, view: View[Any], key: str, name: str, function: Callable[..., Any], args: tuple[Any, ...],
         terms: Terms,
     ) -> None:  # fmt: skip
-        self._scope = scope
-        self._runtime = scope.runtime
+        self._view = view
+        self._runtime = view.runtime
         self._key = key
         self._name = name
         self._record_key = checked_key(steps.record_key(key, name))
-        self._shard = scope.runtime.keys.shard(key)
+        self._shard = view.runtime.keys.shard(key)
         self._function = function
         self._args = args
         self._terms = terms
         self._fingerprint = steps.fingerprint_of(args, key=self._record_key)
-        self._results = codec_for(terms.type, scope.encoding)
+        self._results = codec_for(terms.type, view.encoding)
         self._before: Record | None = None
-        self._claim = scope.runtime.claims.of(self._record_key)
+        self._claim = view.runtime.claims.of(self._record_key)
         self._new_in: int | None = None
         self._forks: set[str] = set()
         self._backoff = Backoff(0.005, min(_PAUSE_S_MAX, self._claim.pause_s_max))
@@ -116,7 +116,7 @@ class StepCall:
                 await self._claim.give_back()
 
     async def _result(self) -> Any:
-        end = self._scope.end_of(self._terms.timeout)
+        end = self._view.end_of(self._terms.timeout)
         await self._runtime.committer.prepare("postgres", self._shard, end=end)
         while True:
             expected, held = await self._found(end)
@@ -134,7 +134,7 @@ class StepCall:
             else:
                 done = await self._asked(held.step) if held is not None and verdict == "ask" else None
                 if held is not None and done is not None:
-                    again = msgspec.structs.replace(held, encoding=self._scope.encoding)
+                    again = msgspec.structs.replace(held, encoding=self._view.encoding)
                     return await self._end(again, self._encoded(done.result))
                 begun = await self._begun(held, expected, end)
                 if begun is not None:
@@ -213,7 +213,7 @@ class StepCall:
         if self._terms.apply is not None:  # what the result will be applied to may not exist: before there is an effect
             self._before = await self._runtime.reader.record(self._key, end=end)
             self._value_of(self._before)
-        before, encoding = None if held is None else held.step, self._scope.encoding
+        before, encoding = None if held is None else held.step, self._view.encoding
         step = steps.intent(before, self._name, self._fingerprint, new_key=new_change_id(), at=wall())
         writes = [self._write(step, expected, encoding)]
         commit = self._new(writes, "postgres", end, locks=self._locks(writes))
@@ -286,7 +286,7 @@ class StepCall:
 
     async def _commit_result(self, held: Held, value: Any, data: bytes) -> None:
         """Commit the result with what `apply` makes of the value, again where the value was changed meanwhile."""
-        end, backoff = self._scope.end_of(self._terms.timeout), Backoff(0.001, 0.1)
+        end, backoff = self._view.end_of(self._terms.timeout), Backoff(0.001, 0.1)
         done = steps.ended(held.step, "done", at=wall(), result=data)
         while True:
             writes = [self._write(done, held.change_id, held.encoding)]
@@ -312,11 +312,11 @@ class StepCall:
         value = await self._runtime.redis.io.called(apply(self._value_of(before), result))
         if value is None:
             raise UsageError("the function given as apply= returned None", hint="Return the new value.")
-        return self._scope.write_of(self._key, value, expected=before.change_id)
+        return self._view.write_of(self._key, value, expected=before.change_id)
 
     async def _overtaken(self, step: StepRecord) -> Any:
         """Return the result that somebody else kept of the same effect; raise StepUnknown where nobody has."""
-        end = self._scope.end_of(self._terms.timeout)
+        end = self._view.end_of(self._terms.timeout)
         _, held = await held_step(self._runtime, self._record_key, end=end)
         same = held is not None and (self._terms.idempotent or held.step.attempts == step.attempts)
         if held is not None and same and held.step.status in ("done", "ran") and await self._given(held, end):
@@ -335,14 +335,14 @@ class StepCall:
 
     async def _note_left(self, write: Write) -> bool:
         """Write how the step was left; under no lock, for what happened stays true if the lock is lost."""
-        locks = self._scope.unguarded(write.key)
+        locks = self._view.unguarded(write.key)
         with suppress(StateCacheError):
             await self._runtime.committer.commit(self._new([write], "memory", monotonic() + _LEAVE_S, locks=locks))
             return True
         return False
 
     def _locks(self, writes: list[Write]) -> Locks | None:
-        return self._scope.locks_of([write.key for write in writes])
+        return self._view.locks_of([write.key for write in writes])
 
     def _new(
         self, writes: list[Write], durability: str, end: float, *, locks: Locks | None, change_id: str | None = None
@@ -353,10 +353,10 @@ class StepCall:
         )  # fmt: skip
 
     def _write(self, step: StepRecord, expected: str, encoding: Encoding) -> Write:
-        return record_write(self._scope, self._record_key, step, expected, encoding, new_in=self._new_in)
+        return record_write(self._view, self._record_key, step, expected, encoding, new_in=self._new_in)
 
     def _encoded(self, result: Any) -> bytes:
-        bytes_max = self._scope.value_bytes_max - steps.RECORD_BYTES
+        bytes_max = self._view.value_bytes_max - steps.RECORD_BYTES
         return self._results.encode(result, key=self._record_key, bytes_max=bytes_max)[0]
 
     def _decoded(self, held: Held) -> Any:
@@ -365,8 +365,8 @@ class StepCall:
 
     def _value_of(self, record: Record) -> Any:
         """Return the value that the result is applied to; raise NotFound without one and without a default."""
-        self._scope.refuse_to_drop(record, self._terms.state_type)
-        state = self._scope.state_of(record, self._terms.state_type)
+        self._view.refuse_to_drop(record, self._terms.state_type)
+        state = self._view.state_of(record, self._terms.state_type)
         if state is not None:
             return state.value
         default = self._terms.default

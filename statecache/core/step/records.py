@@ -45,7 +45,7 @@ async def held_step(runtime: Runtime, key: str, *, end: float) -> tuple[str, Hel
 
 
 def record_write(
-    scope: View[Any], key: str, step: StepRecord, expected: str, encoding: Encoding, *, new_in: int | None = None
+    view: View[Any], key: str, step: StepRecord, expected: str, encoding: Encoding, *, new_in: int | None = None
 ) -> Write:
     """Return the write of a record; `expected` as in `Write`, where ABSENT vouches that the step is new."""
     return Write(
@@ -56,7 +56,7 @@ def record_write(
         seen=step,
         encoding=encoding,
         schema=_CODECS[encoding].schema,
-        ttl_ms=scope.ttl_ms,
+        ttl_ms=view.ttl_ms,
         assume_new=expected == ABSENT,
         new_in=new_in,
     )

@@ -85,15 +85,15 @@ AGENTS = {
     ),
     "holder's reads": Mutant(
         "the holder of a lock reads what its process keeps near",
-        "statecache/_async/verbs.py",
-        '            self._reads = "primary"\n',
+        "statecache/core/lock/lease_view.py",
+        '            self.reads = "primary"\n',
         "            pass\n",
         by="locks tracked_late",
     ),
     "result kept": Mutant(
         "the result of a step whose lease was lost while it ran is thrown away",
         "statecache/core/step/call.py",
-        "        locks = self._scope.unguarded(write.key)\n",
+        "        locks = self._view.unguarded(write.key)\n",
         "        locks = self._locks([write])\n",
         by="locks step_leased",
     ),

@@ -85,7 +85,7 @@ GATES = {
     "lost recorded": Mutant(
         "a dead position that somebody asks for is not recorded as lost",
         "statecache/_async/verbs.py",
-        "                await self.runtime.losses.met("
+        "                await self._runtime.losses.met("
         "shard, position, state.change_id, (state.key,), seconds=seconds)\n",
         "                del seconds\n",
         by="model",
