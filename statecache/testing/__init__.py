@@ -11,12 +11,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from statecache.testing.embedded import Servers
+    from statecache.testing.in_memory import Memory
 
-__all__ = ["refuse_unfit_platform", "servers"]
+__all__ = ["memory", "servers"]
 
 
 def servers(
@@ -54,6 +55,32 @@ def servers(
             postgres_config=postgres_config or {},
         )
     )
+
+
+def memory(**settings: Any) -> Memory:
+    """Return a deployment on nothing but this process, for unit tests, whose block is a client of it.
+
+        with statecache.testing.memory() as cache:              # a StateCache
+        async with statecache.testing.memory() as cache:        # an AsyncStateCache
+
+    Every verb is the real one, with the real scripts on fakeredis (the extra `statecache[memory]`); dictionaries stand
+    for Postgres, and whatever is committed is durable at once. Further clients of the same states, as other processes
+    would have them, come from `client()` and `async_client()` of what is returned. `settings` are those of the clients.
+
+    It cannot do what needs servers: nothing is kept near, so `read="local"` reads what `primary` does; `read="fenced"`
+    raises ConfigurationError, the durability levels `replica` and `disk` raise DurabilityRefused, states never leave
+    Redis, nothing is lost, and there are no workers, no command line and no other processes. Raises ConfigurationError
+    where fakeredis is missing.
+    """
+    try:
+        from statecache.testing.in_memory import Memory
+    except ModuleNotFoundError as error:
+        from statecache.errors import ConfigurationError
+
+        raise ConfigurationError(
+            f"a client in memory needs {error.name}", hint="pip install 'statecache[memory]' brings it."
+        ) from error
+    return Memory(settings)
 
 
 def refuse_unfit_platform() -> None:

@@ -49,10 +49,10 @@ async def test_a_name_that_no_key_could_have_is_refused(client: AsyncStateCache,
 
 async def test_a_policy_of_a_view_within_is_its_own_where_it_is_given(client: AsyncStateCache) -> None:
     runs = client.namespace("runs", encoding="msgpack", value_bytes_max=10)
-    assert runs.namespace("42").encoding == "msgpack"
-    assert runs.namespace("42", encoding="json").encoding == "json"
-    assert runs.namespace("42").value_bytes_max == 10
-    assert client.namespace("runs").encoding == "json"
+    assert runs.namespace("42")._view.encoding == "msgpack"
+    assert runs.namespace("42", encoding="json")._view.encoding == "json"
+    assert runs.namespace("42")._view.value_bytes_max == 10
+    assert client.namespace("runs")._view.encoding == "json"
 
 
 async def test_the_namespaces_are_those_in_postgres_and_those_on_their_way(
@@ -64,6 +64,20 @@ async def test_the_namespaces_are_those_in_postgres_and_those_on_their_way(
     await flush(worker)
     await client.set("zeta/1", 1)
     assert await client.namespaces() == ["a", "runs", "runs.old", "zeta"]
+
+
+async def test_a_namespace_of_which_all_is_deleted_is_none(client: AsyncStateCache, worker: Worker) -> None:
+    for key in ("runs/1", "runs/2", "a/1"):
+        await client.set(key, 1)
+    await client.delete("a/1")
+    assert await client.namespaces() == ["runs"]
+    await flush(worker)
+    await client.delete("runs/1")
+    assert await client.namespaces() == ["runs"]
+    await client.delete("runs/2")
+    assert await client.namespaces() == []
+    await flush(worker)
+    assert await client.namespaces() == []
 
 
 async def test_a_copy_is_what_is_stored_whatever_this_client_knows_of_it(client: AsyncStateCache) -> None:

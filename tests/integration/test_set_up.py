@@ -10,7 +10,7 @@ import pytest
 from statecache import Settings, StateCache
 from statecache.concurrency import THREADS, run
 from statecache.core.postgres.migrate import MigrationReport, migrate
-from tests.fixtures.schemas import Schemas, set_up
+from statecache.testing.emptied_schemas import Schemas, set_up
 from tests.fixtures.servers import MakeSettings, Site, plain_client
 
 POSTGRES = {

@@ -105,22 +105,28 @@ class Listing:
                     return
 
     async def namespaces(self, *, seconds: float) -> list[str]:
-        """Return the namespaces of live states, and of changes that are not yet in Postgres, sorted.
+        """Return the namespaces of live states, those not yet in Postgres too, sorted.
 
         Postgres is asked for the first key behind each namespace in turn: so many look-ups in the index as there are.
+        Where something is on its way there, that may be the delete of all that was there: one state is looked for.
         """
-        names, text, found = self._keys, script("dirty").text, set[str]()
+        names, text, moving, found = self._keys, script("dirty").text, set[str](), set[str]()
         shards = range(names.shards)
         commands = [("EVAL", text, 2, names.meta(shard), names.unflushed(shard)) for shard in shards]
         for shard, reply in zip(shards, await self._redis.read(commands, seconds=seconds), strict=True):
-            found |= {key.partition("/")[0] for key in _keys_in(reply, names.unflushed(shard), b"") if "/" in key}
+            moving |= {key.partition("/")[0] for key in _keys_in(reply, names.unflushed(shard), b"") if "/" in key}
         selection = Selection(prefix="")
         while True:
             rows, _ = await self._page(Listed(selection=selection, values=False), 1, seconds)
             if not rows:
-                return sorted(found)
+                break
             found.add(namespace := rows[0][0].partition("/")[0])
             selection = Selection(prefix="", after=namespace + chr(ord("/") + 1))
+        for namespace in moving:
+            listed = Listed(selection=Selection(prefix=f"{namespace}/"), limit=1, values=False)
+            found.discard(namespace)
+            found |= {namespace async for _ in self.sights(listed, seconds=seconds)}
+        return sorted(found)
 
     async def _dirty(
         self, listed: Listed, shards: Sequence[int], seconds: float, watermarks: Mapping[int, int] | None = None,
