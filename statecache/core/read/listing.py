@@ -33,7 +33,7 @@ from redis.exceptions import ResponseError
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.core.read.listed import STATEMENTS, Listed, Overlay, Sight
-from statecache.errors import ForeignData
+from statecache.errors import ForeignData, InvalidKey
 from statecache.keys import checked_prefix_of_list
 from statecache.lua import script
 from statecache.model import Record
@@ -124,8 +124,11 @@ class Listing:
             selection = Selection(prefix="", after=namespace + chr(ord("/") + 1))
         for namespace in moving:
             listed = Listed(selection=Selection(prefix=f"{namespace}/"), limit=1, values=False)
-            found.discard(namespace)
-            found |= {namespace async for _ in self.sights(listed, seconds=seconds)}
+            try:
+                live = {namespace async for _ in self.sights(listed, seconds=seconds)}
+            except InvalidKey:  # no client of ours wrote it: whoever looks is shown it
+                live = {namespace}
+            found = found - {namespace} | live
         return sorted(found)
 
     async def _dirty(
