@@ -23,7 +23,7 @@ from msgspec import inspect
 
 from statecache.errors import CodecError, LimitExceeded, SchemaNewer, UsageError
 from statecache.model import VALUE_BYTES_MAX, Encoding
-from statecache.schemas import judged, left_out, schema_of
+from statecache.schemas import judged, left_out, schema_of, versions
 from statecache.value_loss import (
     NAIVE,
     NESTING_MAX,
@@ -133,10 +133,10 @@ class Codec:
             self._refuse_nesting(data, back, key)
         return value if same is True else back
 
-    def decode(self, data: bytes, *, key: str, encoding: str | None = None) -> Any:
+    def decode(self, data: bytes, *, key: str, encoding: str | None = None, schema: str = "") -> Any:
         """Return the value of stored bytes, in the encoding they were stored with (None: this codec's own).
 
-        Raises CodecError where they cannot be read as this codec's type.
+        Raises CodecError where they cannot be read as this codec's type; `schema`, what they were written as, says why.
         """
         encoding = self.encoding if encoding is None else encoding
         if encoding not in self._readers:
@@ -148,7 +148,7 @@ class Codec:
         try:
             value = self._readers[encoding](data)
         except Exception as error:  # users' own classes take part
-            raise _error_of(error, key, "decoded") from error
+            raise _error_of(error, key, "decoded", more=versions(schema, self.schema)) from error
         if self._dated and _may_be_naive[encoding](data):
             for path, node in walk(value, key):
                 if isinstance(node, datetime) and node.utcoffset() is None:
@@ -208,7 +208,7 @@ class RawCodec(Codec):
             raise LimitExceeded("the value", actual=len(data), limit=bytes_max, key=key, hint=f"{_SPLIT}.")
         return data, data
 
-    def decode(self, data: bytes, *, key: str, encoding: str | None = None) -> Any:
+    def decode(self, data: bytes, *, key: str, encoding: str | None = None, schema: str = "") -> Any:  # noqa: ARG002
         """Return the bytes; raise CodecError for those of another encoding."""
         if encoding not in (None, "raw"):
             reason = f"it is stored as {encoding}; read it through a view with that encoding"
@@ -314,17 +314,17 @@ def _is_deep(plain: Any) -> bool:
     return True
 
 
-def _error_of(error: Any, key: str, verb: str) -> CodecError:
+def _error_of(error: Any, key: str, verb: str, *, more: str = "") -> CodecError:
     """Return the CodecError for what msgspec, pydantic or a user's own class raised."""
     if error.__class__.__module__.startswith("pydantic") and hasattr(error, "errors"):
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         path = [f"[{step}]" if isinstance(step, int) else step_of(step) for step in first["loc"]]
-        return CodecError(key=key, verb=verb, path=spelled(path), reason=first["msg"])
+        return CodecError(key=key, verb=verb, path=spelled(path), reason=first["msg"] + more)
     message = message_of(error)
     if not (place := _place_in_message(message)):
-        return CodecError(key=key, verb=verb, reason=message)
+        return CodecError(key=key, verb=verb, reason=message + more)
     reason = message[: place.start()] + (", in a key" if "`key`" in place.group() else "")
-    return CodecError(key=key, verb=verb, path=place.group(1), reason=reason)
+    return CodecError(key=key, verb=verb, path=place.group(1), reason=reason + more)
 
 
 def _class_of(kind: Any) -> Any:

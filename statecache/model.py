@@ -6,6 +6,7 @@ edge where a user hands one in or takes one out.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from types import EllipsisType
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -18,6 +19,8 @@ Durability = Literal["memory", "replica", "disk", "postgres"]
 Encoding = Literal["json", "msgpack", "raw"]
 ReadMode = Literal["local", "primary", "fenced"]
 Locking = Literal["advisory", "enforced"]
+Upgrade = Mapping[int, Callable[[Any], Any]]
+"""For a version, what makes of its plain data that of the next version; 0 is what was written without a type."""
 Op = Literal["set", "delete", "absent"]
 
 DURABILITIES: tuple[Durability, ...] = ("memory", "replica", "disk", "postgres")
@@ -215,7 +218,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `read` is how `get` reads when a call names no mode. `redis_ttl` is the time after which a state that is in Postgres
     may leave Redis; reads still find it. `value_bytes_max` is in bytes, at most 8 MiB. Where `locking` is `enforced`,
     only the holder of a lock commits to the locked key and to keys below it: that is recorded once for the namespace,
-    and binds all clients.
+    and binds all clients. `upgrade` are functions by version, for values that an earlier version of `type` wrote.
     """
 
     type: Any = None
@@ -225,6 +228,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     redis_ttl: timedelta | None = None
     value_bytes_max: int | None = None
     locking: Locking | None = None
+    upgrade: Upgrade | None = None
 
 
 class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,6 +70,19 @@ def judged(stored: str, ours: str) -> Literal["free", "newer", "look"]:
     return "look"
 
 
+def versions(stored: str, ours: str) -> str:
+    """Return what schemas say of why data of the one cannot be read as a type of the other: the end of a reason."""
+    there, here = Schema.parse(stored), Schema.parse(ours)
+    if not here.name or there.version == here.version:
+        return ""
+    names = (
+        f"; it was written as {there.name or 'plain data'}@{there.version}, and is read as {here.name}@{here.version}"
+    )
+    if there.version > here.version:
+        return f"{names}, which is older: read it where the newer release runs"
+    return f"{names}: give namespace() an upgrade= from version {there.version} on"
+
+
 def left_out(value: Any, plain: Any) -> str:
     """Return the path of the first part of stored data that a type did not read; empty where it read all of it.
 

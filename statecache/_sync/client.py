@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from statecache.core.redis.connection import Dial
-    from statecache.model import Observer
+    from statecache.model import Observer, Upgrade
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -54,7 +54,7 @@ class Namespace(Verbs[D], Generic[D]):
     def namespace(
         self, name: str, *, type: type[V], encoding: Encoding | None = ..., durability: Durability | None = ...,
         read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
-        value_bytes_max: int | None = ..., locking: Locking | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ..., upgrade: Upgrade | None = ...,
     ) -> Namespace[V]: ...  # fmt: skip
     def namespace(
         self,
@@ -67,6 +67,7 @@ class Namespace(Verbs[D], Generic[D]):
         redis_ttl: timedelta | None = None,
         value_bytes_max: int | None = None,
         locking: Locking | None = None,
+        upgrade: Upgrade | None = None,
     ) -> Namespace[Any]:
         """Return a view of the keys under `name/`: values of that type, and a policy for what is written.
 
@@ -74,15 +75,19 @@ class Namespace(Verbs[D], Generic[D]):
         segments: `cache.namespace("runs").namespace("42")` is about `runs/42/…`. `locking="enforced"` is recorded for
         the namespace before the first lock or commit, and binds all who write to it from then on, through whatever
         view. A view without `locking` takes what is recorded. A view with `"advisory"` where enforced is recorded
-        raises UsageError at its first commit. `statecache policy` changes what is recorded. Raises InvalidKey for a
-        name that cannot be one, and UsageError for a policy that is not one.
+        raises UsageError at its first commit. `statecache policy` changes what is recorded.
+
+        `upgrade={1: function}` reads what an earlier `__schema_version__` of the type wrote: each function makes of one
+        version's plain data that of the next, 0 standing for what was written without a type; the next write stores
+        the newest version. Raises InvalidKey for a name that cannot be one, and UsageError for a policy that is none.
         """
         given = {
             "type": type, "encoding": encoding, "durability": durability, "read": read, "redis_ttl": redis_ttl,
-            "value_bytes_max": value_bytes_max, "locking": locking,
+            "value_bytes_max": value_bytes_max, "locking": locking, "upgrade": upgrade,
         }  # fmt: skip
         more = {what: value for what, value in given.items() if value is not None}
-        policy = msgspec.structs.replace(self._view.policy, **more)
+        kept = self._view.policy if type is None else msgspec.structs.replace(self._view.policy, upgrade=None)
+        policy = msgspec.structs.replace(kept, **more)
         inner = checked_key(self._view.full(name)) if self._view.prefix else checked_namespace(name)
         return Namespace(View(self._runtime, checked_policy(policy), inner + "/"))
 

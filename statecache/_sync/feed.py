@@ -116,7 +116,7 @@ class Following(Generic[V]):
 
     def _change(self, row: Row) -> Change[V]:
         shard, n, _, late, key, op, data, version, epoch, change_id, parent, encoding, schema = row[:13]
-        value = self._codec.decode(bytes(data), key=key, encoding=encoding) if op == "set" else None
+        value = self._codec.decode(bytes(data), key=key, encoding=encoding, schema=schema) if op == "set" else None
         return Change(
             key=key, op=op, value=value, version=version, epoch=epoch, change_id=change_id, parent_change_id=parent,
             position=Position(epoch, n), shard=shard, at=row[16], writer=row[13], actor=row[14], reason=row[15],

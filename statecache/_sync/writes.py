@@ -84,7 +84,7 @@ class Writes(VerbGroup[D], Generic[D]):
         if record is None or record.change_id != write.expected:
             record = run(self._runtime.reader.record(write.key, end=end))
         if record.change_id == write.expected:
-            self._view.refuse_to_drop(record, codec.type)
+            self._view.refuse_to_drop(record, None if codec is self._view.codec else codec.type)
 
     def create(
         self,

@@ -16,6 +16,7 @@ from statecache.cli.doctor.command import doctor
 from statecache.cli.locks.command import locks
 from statecache.cli.replay.command import replay
 from statecache.cli.states import command as states
+from statecache.cli.states import schemas
 from statecache.cli.states import transfer_command as transfer
 from statecache.cli.status.command import status
 from statecache.cli.top.command import top
@@ -53,6 +54,7 @@ app.command(short_help="Write states as lines of JSON.")(transfer.export)
 app.command("import", short_help="Take such lines in.")(transfer.take_in)
 app.command(short_help="Print changes as they become durable.")(tail.tail)
 app.command(short_help="Tell where a key lives.")(states.where)
+app.command(short_help="Count states by type and version.")(schemas.schemas)
 app.command("locks", short_help="Show who holds locks; break one.")(locks)
 app.command(short_help="Show or change how locks are kept.")(policy.policy)
 app.command(short_help="Show how a deployment stands.")(status)

@@ -34,6 +34,7 @@ from statecache.model import (
 from statecache.near import shareable
 from statecache.records import time_of
 from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
+from statecache.upgrading import UpgradingCodec
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.answers import Committed
@@ -57,6 +58,8 @@ class View(Generic[D]):
         self.reads = policy.read or runtime.settings.read
         self.kind = policy.type if policy.type is not None else Any
         self.codec = codec_for(self.kind, policy.encoding)
+        if policy.upgrade is not None:  # as a kind of its own, what it reads is shared with no other view
+            self.kind = self.codec = UpgradingCodec(policy.type, policy.upgrade, encoding=policy.encoding)
         self.encoding: Encoding = "json" if policy.encoding == "raw" else policy.encoding
         """How what the library itself keeps is encoded, as the records of steps."""
         bytes_max = runtime.settings.value_bytes_max
@@ -122,7 +125,8 @@ class View(Generic[D]):
             self.refuse_quarantined(record)
             return None
         codec = self.codec if type is None else codec_for(type, self.policy.encoding)
-        return self.shown(record, codec.decode(record.value, key=record.key, encoding=record.encoding))
+        value = codec.decode(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
+        return self.shown(record, value)
 
     def mode_of(self, read: str | None, max_stale: float | None) -> str:
         """Return how a call reads, or raise UsageError."""
@@ -151,7 +155,8 @@ class View(Generic[D]):
         shape = entry.shape
         if shape is not None:
             record, codec = entry.record, self.codec if type is None else codec_for(type, self.policy.encoding)
-            state = replace(shape, value=codec.decode(record.value, key=record.key, encoding=record.encoding))
+            value = codec.decode(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
+            state = replace(shape, value=value)
         elif (found := self.state_of(entry.record, type)) is not None:
             entry.shape, state = replace(found, value=None), found
         else:
@@ -248,6 +253,8 @@ def checked_policy(policy: Policy) -> Policy:
     ttl = policy.redis_ttl
     if ttl is not None and not (isinstance(ttl, timedelta) and ttl > timedelta(0)):
         raise UsageError(f"redis_ttl={ttl!r} is not a timedelta above 0", hint="Say redis_ttl=timedelta(seconds=5).")
+    if policy.upgrade is not None and policy.encoding == "raw":
+        raise UsageError("raw bytes have no version, so there is nothing to upgrade", hint="Leave out upgrade=.")
     size = policy.value_bytes_max
     if size is not None and not (isinstance(size, int) and 1 <= size <= VALUE_BYTES_MAX):
         raise UsageError(f"value_bytes_max={policy.value_bytes_max} is not from 1 to {VALUE_BYTES_MAX}")

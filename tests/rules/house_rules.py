@@ -23,6 +23,7 @@ LAYERS = (
             "value_loss",
             "schemas",
             "codec",
+            "upgrading",
             "records",
             "entries",
             "resp",

@@ -1,0 +1,65 @@
+"""Reading what an earlier release wrote: functions that make of one version's data the next one's, on the way in.
+
+A stored value has the version of its class in its schema (`Run@2#…`). What is of a version that `upgrade=` knows is
+read as plain data, goes through the function of each version up to the type's, and is then read as the type. Nothing is
+written for it: the next write of the state stores it as it was read, in the new version. Whoever writes over it has
+read all of it, so it is not asked what the type leaves out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from statecache.codec import Codec, codec_for
+from statecache.errors import CodecError, UsageError
+from statecache.model import VALUE_BYTES_MAX, Encoding, Upgrade
+from statecache.schemas import Schema
+from statecache.value_loss import message_of
+
+_HINT = "Say upgrade={1: from_1_to_2} for a class with __schema_version__ = 2."
+
+
+class UpgradingCodec(Codec):
+    """A codec that reads earlier versions too."""
+
+    __slots__ = ("_steps", "_version")
+
+    def __init__(self, type: Any, upgrade: Upgrade, *, encoding: Encoding) -> None:  # noqa: A002
+        super().__init__(type, encoding=encoding)
+        ours = Schema.parse(self.schema)
+        if not ours.name:
+            raise UsageError("upgrade= needs type=, a class that has a version", hint=_HINT)
+        self._version = ours.version
+        self._steps = dict(upgrade)
+        if not self._steps or not all(isinstance(at, int) and callable(step) for at, step in self._steps.items()):
+            raise UsageError("upgrade= is a dictionary of versions and functions", hint=_HINT)
+        first, known = min(self._steps), self._steps.keys()
+        if first < 0 or known != {*range(first, self._version)}:
+            told = f"{', '.join(map(str, sorted(known)))} of a class whose version is {self._version}"
+            raise UsageError(f"upgrade= is for {told}; it takes every version from the first to the last", hint=_HINT)
+
+    def decode(self, data: bytes, *, key: str, encoding: str | None = None, schema: str = "") -> Any:
+        """Return the value of stored bytes of that schema, through every upgrade that it lacks.
+
+        Raises CodecError where they cannot be read, or where an upgrade raises.
+        """
+        version = Schema.parse(schema).version
+        if version not in self._steps:
+            return super().decode(data, key=key, encoding=encoding)
+        plain = codec_for(Any, self.encoding)
+        value = plain.decode(data, key=key, encoding=encoding)
+        for at in range(version, self._version):
+            try:
+                value = self._steps[at](value)
+            except Exception as error:  # users' own functions
+                reason = f"its upgrade from version {at} failed: {message_of(error)}"
+                raise CodecError(key=key, verb="decoded", reason=reason) from error
+        if self._class is not None and isinstance(value, self._class):
+            return value
+        upgraded, _ = plain.encode(value, key=key, bytes_max=VALUE_BYTES_MAX)
+        return super().decode(upgraded, key=key)
+
+    def refuse_to_drop(self, data: bytes, *, key: str, encoding: str, schema: str) -> None:
+        """Raise SchemaNewer where writing this type over data of that schema would drop what no upgrade has read."""
+        if Schema.parse(schema).version not in self._steps:
+            super().refuse_to_drop(data, key=key, encoding=encoding, schema=schema)
