@@ -24,11 +24,11 @@ from math import inf
 import msgspec
 
 from statecache.model import ABSENT, PRESENT
-from tests.simulation.history import Operation, Seen
+from tests.simulation.history import MOVES, Operation, Seen
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One change as Postgres holds it; `tag` is its `reason`.
+    """One change as Postgres holds it; `tag` is its `reason`, and `by` the tag of what made its value.
 
     `follows` is the tag of the write whose value this one's value was computed from, where the value tells. With a
     `gap` what it continues is not in Postgres, and Postgres says so.
@@ -44,6 +44,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     tag: str = ""
     digest: str = ""
     follows: str | None = None
+    by: str = ""
     gap: bool = False
 
 
@@ -179,16 +180,15 @@ def _end_of(row: Row) -> tuple[str, int, int, int]:
 def _judge_precondition(book: _Book, writer: Operation, row: Row, before: Row | None) -> None:
     expected = writer.expected.get(row.key)
     exists = before is not None and before.op == "set"
-    if expected == ABSENT:
-        kept = not exists
-    elif expected == PRESENT:
-        kept = exists
+    if expected in (ABSENT, PRESENT):
+        kept = exists == (expected == PRESENT)
     else:
         kept = expected is None or expected == row.parent
     if not kept:
         sentence = f"{writer.tag} expected {expected!r} and stands behind {row.parent or 'nothing'}"
         book.note("precondition", row.key, [writer], sentence)
-    if row.follows is not None and row.follows != (before.tag if before is not None and exists else ""):
+    stood = before.by or before.tag if before is not None and exists else ""
+    if row.follows not in (None, stood) and writer.verb not in MOVES:
         sentence = f"{writer.tag} was computed from {row.follows or 'nothing'}, which is not what it stands behind"
         book.note("precondition", row.key, [writer], sentence)
 
@@ -237,7 +237,7 @@ def _judge_outcome(book: _Book, operation: Operation, found: Mapping[str, Sequen
         if set(keys) != set(operation.keys):
             sentence = f"{change_id} is in the chains of {sorted(set(keys))} and was to write {sorted(operation.keys)}"
             book.note("torn", key, [operation], sentence)
-    if operation.outcome != "ok" or operation.change_id in found:
+    if operation.outcome != "ok" or (operation.change_id in found if operation.change_id else found):
         return
     where = _set_aside(evidence, operation.change_id, key)
     if book.excused(operation):

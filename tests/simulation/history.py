@@ -28,6 +28,8 @@ from statecache.model import State
 
 Outcome = Literal["ok", "fail", "unknown"]
 Kind = Literal["read", "write", "confirm", "ask"]
+MOVES = ("copy", "rename")
+"""Verbs that write a value which was made for another key."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

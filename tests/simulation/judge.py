@@ -47,7 +47,7 @@ def _row(
     return Row(
         key=key, change_id=change_id, parent=parent, epoch=epoch, version=version, op=op, n=n,
         tag=reason or content.get("by", ""), digest=digest_of(content) if op == "set" else "",
-        follows=content.get("after"), gap=gap,
+        follows=content.get("after"), by=content.get("by", ""), gap=gap,
     )  # fmt: skip
 
 

@@ -231,6 +231,21 @@ def test_a_value_that_was_computed_from_another_one_is_found() -> None:
     assert _kinds(TRUE, told) == {"precondition"}
 
 
+def test_a_copy_has_its_value_from_elsewhere_and_is_gone_on_from_as_it_is() -> None:
+    copied = _with(FIRST, verb="copy")
+    told = [_row(1, tag="a.1", by="z.9", follows="z.8"), _row(2, tag="b.2", follows="z.9"), CHAIN[2]]
+    assert _kinds(copied, told) == set()
+    assert _kinds(TRUE, told) == {"precondition"}
+    told[1] = _row(2, tag="b.2", follows="a.1")
+    assert _kinds(copied, told) == {"precondition"}
+
+
+def test_an_acknowledged_write_whose_change_id_nobody_told_is_known_by_its_tag() -> None:
+    untold = _with(LAST, change_id="", written=())
+    assert _kinds(untold, [*CHAIN[:2], _row(3, op="delete", digest="", tag=LAST.tag)]) == set()
+    assert "lost" in _kinds(untold, CHAIN[:2])
+
+
 def test_a_commit_that_is_there_with_one_of_its_keys_only_is_found() -> None:
     there = Row(key=OTHER, change_id="c2", parent="", epoch=1, version=1, n=2)
     both = _with(SECOND, keys=(KEY, OTHER), written=(_seen(2), Seen(key=OTHER, change_id="c2", epoch=1, version=1)))

@@ -37,6 +37,7 @@ from statecache.errors import (
 )
 from statecache.model import ABSENT, PRESENT, State
 from tests.simulation.history import Invoke, Kind, Recorder, Seen, seen_of
+from tests.simulation.many_verbs import ManyVerbs
 from tests.support.awaited import awaited
 
 GROUPS = {
@@ -60,14 +61,15 @@ LEVELS = ("memory", "memory", "disk", "postgres")
 SIZES = (0, 0, 0, 0, 300, 20_000)
 VERBS = {
     "get": 24, "set": 12, "compare": 14, "create": 6, "create_new": 5, "update": 12, "delete": 6, "transaction": 8,
-    "transact": 8, "list": 4, "wait_durable": 5,
+    "transact": 8, "list": 4, "wait_durable": 5, "get_many": 4, "set_many": 4, "delete_many": 2, "commit": 6,
+    "rename": 3, "copy": 3,
 }  # fmt: skip
 
 _REFUSED = (VersionConflict, AlreadyExists, NotFound, Forked, Quarantined, Lost)
 _NOT_APPLIED = (Unavailable, Backpressure, DurabilityRefused)
 
 
-class Session:
+class Session(ManyVerbs):
     """One session: operations one after the other; other profiles set other groups, verbs, levels and modes."""
 
     groups: Mapping[str, Sequence[str]] = GROUPS
