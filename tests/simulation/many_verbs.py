@@ -98,19 +98,16 @@ class ManyVerbs:
         await self._sent_again(sent, [kinds[op](name) for name, op in ops.items()])
 
     async def _sent_again(self, sent: Invoke, writes: list[Any]) -> None:
-        """Send a commit, and once more under its change_id where its outcome is not known."""
-        for _ in range(2):
+        """Send a commit, and twice more under its change_id where its outcome is not known."""
+        for left in (True, True, False):
             how: Any = {"reason": sent.tag, "durability": sent.level, "timeout": self._timeout()}
             how |= {"change_id": sent.change_id} if sent.change_id else {}
             with self._noting(sent) as doubt:
                 states = await self._cache.commit(writes, **how)
                 self._wrote(sent, [state for state in states if state is not None])
-            if not doubt.change_id:
+            if not doubt.change_id or not left:
                 return
             sent = self._recorder.again(sent, change_id=doubt.change_id)
-        with self._noting(sent):
-            states = await self._cache.commit(writes, reason=sent.tag, change_id=sent.change_id)
-            self._wrote(sent, [state for state in states if state is not None])
 
     async def _rename(self, key: str) -> None:
         """Move what stands at a key to another one of its group, in one commit."""
