@@ -40,6 +40,11 @@ class AsyncBulk(VerbGroup[D], Generic[D]):
         self, names: Iterable[str], *, type: type[V], read: ReadMode | None = ..., max_stale: float | None = ...,
         timeout: float | None = ...,
     ) -> dict[str, State[V] | None]: ...  # fmt: skip
+    @overload
+    async def get_many(
+        self, names: Iterable[str], *, type: object, read: ReadMode | None = ..., max_stale: float | None = ...,
+        timeout: float | None = ...,
+    ) -> dict[str, State[Any] | None]: ...  # fmt: skip
     async def get_many(
         self,
         names: Iterable[str],

@@ -54,6 +54,12 @@ class AsyncNamespace(AsyncVerbs[D], Generic[D]):
         read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
         value_bytes_max: int | None = ..., locking: Locking | None = ..., upgrade: Upgrade | None = ...,
     ) -> AsyncNamespace[V]: ...  # fmt: skip
+    @overload
+    def namespace(
+        self, name: str, *, type: object, encoding: Encoding | None = ..., durability: Durability | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ..., upgrade: Upgrade | None = ...,
+    ) -> AsyncNamespace[Any]: ...  # fmt: skip
     def namespace(
         self,
         name: str,

@@ -37,6 +37,11 @@ class AsyncFeeds(VerbGroup[D], Generic[D]):
         self, prefix: str = ..., *, type: type[V], since: str | None = ..., consumer: str | None = ...,
         follow: bool = ..., timeout: float | None = ...,
     ) -> AsyncChanges[V]: ...  # fmt: skip
+    @overload
+    def changes(
+        self, prefix: str = ..., *, type: object, since: str | None = ..., consumer: str | None = ...,
+        follow: bool = ..., timeout: float | None = ...,
+    ) -> AsyncChanges[Any]: ...  # fmt: skip
     def changes(
         self,
         prefix: str = "",
@@ -75,6 +80,10 @@ class AsyncFeeds(VerbGroup[D], Generic[D]):
     def watch(
         self, prefix: str = ..., *, type: type[V], initial: bool = ..., timeout: float | None = ...
     ) -> AsyncWatch[V]: ...
+    @overload
+    def watch(
+        self, prefix: str = ..., *, type: object, initial: bool = ..., timeout: float | None = ...
+    ) -> AsyncWatch[Any]: ...
     def watch(
         self,
         prefix: str = "",

@@ -42,6 +42,11 @@ class AsyncReads(VerbGroup[D], Generic[D]):
     ) -> State[V] | None: ...  # fmt: skip
     @overload
     async def get(
+        self, name: str, *, type: object, read: ReadMode | None = ..., max_stale: float | None = ...,
+        min_version: int = ..., timeout: float | None = ...,
+    ) -> State[Any] | None: ...  # fmt: skip
+    @overload
+    async def get(
         self, name: str, *, default: Any, read: ReadMode | None = ..., max_stale: float | None = ...,
         min_version: int = ..., timeout: float | None = ...,
     ) -> State[D]: ...  # fmt: skip
@@ -50,6 +55,11 @@ class AsyncReads(VerbGroup[D], Generic[D]):
         self, name: str, *, type: type[V], default: Any, read: ReadMode | None = ..., max_stale: float | None = ...,
         min_version: int = ..., timeout: float | None = ...,
     ) -> State[V]: ...  # fmt: skip
+    @overload
+    async def get(
+        self, name: str, *, type: object, default: Any, read: ReadMode | None = ..., max_stale: float | None = ...,
+        min_version: int = ..., timeout: float | None = ...,
+    ) -> State[Any]: ...  # fmt: skip
     async def get(
         self,
         name: str,
@@ -97,6 +107,12 @@ class AsyncReads(VerbGroup[D], Generic[D]):
         before: str | None = ..., where: Mapping[str, Any] | None = ..., values: bool = ..., limit: int | None = ...,
         timeout: float | None = ...,
     ) -> AsyncIterator[State[V]]: ...  # fmt: skip
+    @overload
+    def list(
+        self, prefix: str = ..., *, type: object, order: Order = ..., after: str | None = ...,
+        before: str | None = ..., where: Mapping[str, Any] | None = ..., values: bool = ..., limit: int | None = ...,
+        timeout: float | None = ...,
+    ) -> AsyncIterator[State[Any]]: ...  # fmt: skip
     async def list(
         self,
         prefix: str = "",
@@ -175,6 +191,10 @@ class AsyncReads(VerbGroup[D], Generic[D]):
     async def wait_for(
         self, name: str, *, after: State[Any] | str | None = ..., type: type[V], timeout: float | None = ...,
     ) -> State[V] | None: ...  # fmt: skip
+    @overload
+    async def wait_for(
+        self, name: str, *, after: State[Any] | str | None = ..., type: object, timeout: float | None = ...,
+    ) -> State[Any] | None: ...  # fmt: skip
     async def wait_for(
         self,
         name: str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from random import SystemRandom
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from statecache.backoff import Backoff
@@ -120,6 +121,12 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
         default: V | Callable[[], V] = ..., durability: Durability | None = ..., actor: str = ..., reason: str = ...,
         timeout: float | None = ...,
     ) -> State[V]: ...  # fmt: skip
+    @overload
+    async def update(
+        self, name: str, function: Callable[[Any], Awaitable[Any] | Any], *, type: UnionType,
+        default: Any = ..., durability: Durability | None = ..., actor: str = ..., reason: str = ...,
+        timeout: float | None = ...,
+    ) -> State[Any]: ...  # fmt: skip
     async def update(
         self,
         name: str,

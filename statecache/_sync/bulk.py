@@ -43,6 +43,11 @@ class Bulk(VerbGroup[D], Generic[D]):
         self, names: Iterable[str], *, type: type[V], read: ReadMode | None = ..., max_stale: float | None = ...,
         timeout: float | None = ...,
     ) -> dict[str, State[V] | None]: ...  # fmt: skip
+    @overload
+    def get_many(
+        self, names: Iterable[str], *, type: object, read: ReadMode | None = ..., max_stale: float | None = ...,
+        timeout: float | None = ...,
+    ) -> dict[str, State[Any] | None]: ...  # fmt: skip
     def get_many(
         self,
         names: Iterable[str],

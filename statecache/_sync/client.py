@@ -56,6 +56,12 @@ class Namespace(Verbs[D], Generic[D]):
         read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
         value_bytes_max: int | None = ..., locking: Locking | None = ..., upgrade: Upgrade | None = ...,
     ) -> Namespace[V]: ...  # fmt: skip
+    @overload
+    def namespace(
+        self, name: str, *, type: object, encoding: Encoding | None = ..., durability: Durability | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ..., upgrade: Upgrade | None = ...,
+    ) -> Namespace[Any]: ...  # fmt: skip
     def namespace(
         self,
         name: str,

@@ -40,6 +40,11 @@ class Feeds(VerbGroup[D], Generic[D]):
         self, prefix: str = ..., *, type: type[V], since: str | None = ..., consumer: str | None = ...,
         follow: bool = ..., timeout: float | None = ...,
     ) -> Changes[V]: ...  # fmt: skip
+    @overload
+    def changes(
+        self, prefix: str = ..., *, type: object, since: str | None = ..., consumer: str | None = ...,
+        follow: bool = ..., timeout: float | None = ...,
+    ) -> Changes[Any]: ...  # fmt: skip
     def changes(
         self,
         prefix: str = "",
@@ -78,6 +83,10 @@ class Feeds(VerbGroup[D], Generic[D]):
     def watch(
         self, prefix: str = ..., *, type: type[V], initial: bool = ..., timeout: float | None = ...
     ) -> Watch[V]: ...
+    @overload
+    def watch(
+        self, prefix: str = ..., *, type: object, initial: bool = ..., timeout: float | None = ...
+    ) -> Watch[Any]: ...
     def watch(
         self,
         prefix: str = "",

@@ -45,6 +45,11 @@ class Reads(VerbGroup[D], Generic[D]):
     ) -> State[V] | None: ...  # fmt: skip
     @overload
     def get(
+        self, name: str, *, type: object, read: ReadMode | None = ..., max_stale: float | None = ...,
+        min_version: int = ..., timeout: float | None = ...,
+    ) -> State[Any] | None: ...  # fmt: skip
+    @overload
+    def get(
         self, name: str, *, default: Any, read: ReadMode | None = ..., max_stale: float | None = ...,
         min_version: int = ..., timeout: float | None = ...,
     ) -> State[D]: ...  # fmt: skip
@@ -53,6 +58,11 @@ class Reads(VerbGroup[D], Generic[D]):
         self, name: str, *, type: type[V], default: Any, read: ReadMode | None = ..., max_stale: float | None = ...,
         min_version: int = ..., timeout: float | None = ...,
     ) -> State[V]: ...  # fmt: skip
+    @overload
+    def get(
+        self, name: str, *, type: object, default: Any, read: ReadMode | None = ..., max_stale: float | None = ...,
+        min_version: int = ..., timeout: float | None = ...,
+    ) -> State[Any]: ...  # fmt: skip
     def get(
         self,
         name: str,
@@ -100,6 +110,12 @@ class Reads(VerbGroup[D], Generic[D]):
         before: str | None = ..., where: Mapping[str, Any] | None = ..., values: bool = ..., limit: int | None = ...,
         timeout: float | None = ...,
     ) -> Iterator[State[V]]: ...  # fmt: skip
+    @overload
+    def list(
+        self, prefix: str = ..., *, type: object, order: Order = ..., after: str | None = ...,
+        before: str | None = ..., where: Mapping[str, Any] | None = ..., values: bool = ..., limit: int | None = ...,
+        timeout: float | None = ...,
+    ) -> Iterator[State[Any]]: ...  # fmt: skip
     def list(
         self,
         prefix: str = "",
@@ -178,6 +194,10 @@ class Reads(VerbGroup[D], Generic[D]):
     def wait_for(
         self, name: str, *, after: State[Any] | str | None = ..., type: type[V], timeout: float | None = ...,
     ) -> State[V] | None: ...  # fmt: skip
+    @overload
+    def wait_for(
+        self, name: str, *, after: State[Any] | str | None = ..., type: object, timeout: float | None = ...,
+    ) -> State[Any] | None: ...  # fmt: skip
     def wait_for(
         self,
         name: str,

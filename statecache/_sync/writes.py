@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import SystemRandom
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from statecache.backoff import Backoff
@@ -125,6 +126,12 @@ class Writes(VerbGroup[D], Generic[D]):
         default: V | Callable[[], V] = ..., durability: Durability | None = ..., actor: str = ..., reason: str = ...,
         timeout: float | None = ...,
     ) -> State[V]: ...  # fmt: skip
+    @overload
+    def update(
+        self, name: str, function: Callable[[Any], Any | Any], *, type: UnionType,
+        default: Any = ..., durability: Durability | None = ..., actor: str = ..., reason: str = ...,
+        timeout: float | None = ...,
+    ) -> State[Any]: ...  # fmt: skip
     def update(
         self,
         name: str,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import reveal_type
+from typing import Annotated, Literal, reveal_type
+
+from msgspec import Meta
 
 from statecache import AsyncStateCache, Create, Delete, Set, StateCache
 
@@ -89,3 +91,23 @@ def of_a_client(cache: StateCache) -> None:
     reveal_type(cache.get("jobs/a", type=Job))  # is: State[Job] | None
     reveal_type(cache.update("jobs/a", grown, type=Job))  # is: State[Job]
     cache.update("jobs/a", changed, type=Job)  # error: arg-type
+
+
+def of_a_union(cache: StateCache) -> None:
+    """Use them with types that are no classes: what comes is checked as it is read, and nothing is known before."""
+    numbers = cache.namespace("numbers", type=int | str)
+    reveal_type(numbers.get("a"))  # is: State[Any] | None
+    reveal_type(cache.get("numbers/a", type=int | None))  # is: State[Any] | None
+    reveal_type(cache.get("numbers/a", type=int | str, default=0))  # is: State[Any]
+    reveal_type(cache.get_many(["numbers/a"], type=int | str))  # is: dict[str, State[Any] | None]
+    reveal_type(next(iter(cache.list("numbers/", type=int | str))))  # is: State[Any]
+    cache.update("numbers/a", grown, type=Job | None)
+    reveal_type(cache.get("words/a", type=Literal["a", "b"]))  # is: State[Any] | None
+    reveal_type(cache.get("numbers/a", type=Annotated[int, Meta(ge=0)]))  # is: State[Any] | None
+    reveal_type(cache.get("numbers/a", type=dict[str, int]))  # is: State[dict[str, int]] | None
+
+
+def of_a_step(cache: StateCache) -> None:
+    """Run steps: a result comes as it is read back, so only a type says what it is."""
+    reveal_type(cache.step("jobs/a", "pay", lambda step: 7, type=int))  # is: int
+    reveal_type(cache.step("jobs/a", "pay", lambda step: Job()))  # is: Any
