@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from redis.exceptions import OutOfMemoryError
 
 from statecache import (
     AsyncStateCache,
@@ -366,6 +367,16 @@ async def test_numbers_stay_whole_however_large(client: AsyncStateCache, redis_r
     assert (await client.get(KEY)).position == state.position  # type: ignore[union-attr]
 
 
+def _evicted(redis_raw: Any) -> None:
+    """Wait until the server has evicted what it may: so long it takes writes, however little memory it has."""
+    for _ in range(10_000):
+        try:
+            redis_raw.set("probe", b"")
+        except OutOfMemoryError:
+            return
+    raise AssertionError("the server goes on taking writes")
+
+
 @pytest.mark.own_servers("it changes settings of the server")
 @every_redis
 async def test_a_server_without_memory_refuses_and_nothing_is_applied(
@@ -376,6 +387,7 @@ async def test_a_server_without_memory_refuses_and_nothing_is_applied(
     redis_raw.config_set("maxmemory-policy", "volatile-lru")
     redis_raw.config_set("maxmemory", 1)
     try:
+        _evicted(redis_raw)
         for write in (_set, _update, _delete, _transaction):
             with pytest.raises(Backpressure, match="memory"):
                 await write(client, KEY, None)
