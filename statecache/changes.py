@@ -18,8 +18,8 @@ class Change(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     `op` is `set` or `delete`; the `value` of a delete is None. `version` counts the key's commits. `position` is the
     commit's place in its `shard`: changes of one commit share it. `parent_change_id` is the change before it. `at` is
     the Redis server's clock at the commit. `writer` is the process that committed, `actor` and `reason` are what it was
-    told. `late` says that the change came out of quarantine after its position had been passed: newer ones of its key
-    may have been given before it.
+    told. `expires_at` is when the value was to end. `late` says that the change came out of quarantine after its
+    position had been passed: newer ones of its key may have been given before it.
     """
 
     key: str
@@ -36,6 +36,7 @@ class Change(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     actor: str
     reason: str
     schema: str = ""
+    expires_at: datetime | None = None
     late: bool = False
 
     @property

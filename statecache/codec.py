@@ -22,6 +22,7 @@ import msgspec
 from msgspec import inspect
 
 from statecache.errors import CodecError, LimitExceeded, SchemaNewer, UsageError
+from statecache.expiry import form_of
 from statecache.model import VALUE_BYTES_MAX, Encoding
 from statecache.schemas import judged, left_out, schema_of, versions
 from statecache.value_loss import (
@@ -139,7 +140,7 @@ class Codec:
         Raises CodecError where they cannot be read as this codec's type; `schema`, what they were written as, says why.
         """
         encoding = self.encoding if encoding is None else encoding
-        if encoding not in self._readers:
+        if encoding not in self._readers and (encoding := form_of(encoding)) not in self._readers:
             if encoding == "raw" and (self.type is Any or self.type is bytes):
                 return data
             raise CodecError(
@@ -210,8 +211,8 @@ class RawCodec(Codec):
 
     def decode(self, data: bytes, *, key: str, encoding: str | None = None, schema: str = "") -> Any:  # noqa: ARG002
         """Return the bytes; raise CodecError for those of another encoding."""
-        if encoding not in (None, "raw"):
-            reason = f"it is stored as {encoding}; read it through a view with that encoding"
+        if encoding is not None and form_of(encoding) != "raw":
+            reason = f"it is stored as {form_of(encoding)}; read it through a view with that encoding"
             raise CodecError(key=key, verb="decoded", reason=reason)
         return data
 

@@ -21,6 +21,8 @@ ReadMode = Literal["local", "primary", "fenced"]
 Locking = Literal["advisory", "enforced"]
 Upgrade = Mapping[int, Callable[[Any], Any]]
 """For a version, what makes of its plain data that of the next version; 0 is what was written without a type."""
+Ttl = float | timedelta
+"""How long a state lasts, in seconds or as a timedelta; `inf` is for ever."""
 Op = Literal["set", "delete", "absent"]
 
 DURABILITIES: tuple[Durability, ...] = ("memory", "replica", "disk", "postgres")
@@ -38,6 +40,10 @@ ABSENT = "!"
 """The expected parent of a write that demands that there is nothing."""
 PRESENT = "?"
 """The expected parent of a write that demands that there is something."""
+EXPIRED = "%"
+"""The expected parent of a write that demands a state whose end has come."""
+AGED = "~"
+"""Behind a change_id that a write expects: be its state's end come or not."""
 
 
 class Position(NamedTuple):
@@ -82,7 +88,7 @@ class State(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     `version` counts the key's commits, over delete and recreate too; `(epoch, version)` never goes down for a reader.
     `position` is None for a state whose place in the stream is no longer known. `updated_at` is the Redis server's
     clock at the commit: shown, never compared. `schema` is what the value's type was when it was written: name, version
-    and a fingerprint of its fields, empty for plain data.
+    and a fingerprint of its fields, empty for plain data. From `expires_at` on, by the same clock, no read finds it.
     """
 
     key: str
@@ -95,6 +101,7 @@ class State(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     updated_at: datetime
     writer: str
     schema: str = ""
+    expires_at: datetime | None = None
 
 
 Expected = State[Any] | str | EllipsisType | None
@@ -122,6 +129,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a reader finds a value here."""
         return self.op == "set"
 
+    @property
+    def tip(self) -> str:
+        """What a write has to expect that continues this record as it was read."""
+        return self.change_id if self.op != "expired" else self.change_id + AGED
+
 
 class Mutation(msgspec.Struct, frozen=True):
     """What `commit` does to one state: a Set, a Create or a Delete."""
@@ -130,17 +142,19 @@ class Mutation(msgspec.Struct, frozen=True):
 
 
 class Set(Mutation, frozen=True):
-    """A value to be written by `commit`; `expected` as in `set`."""
+    """A value to be written by `commit`; `expected` and `ttl` as in `set`."""
 
     value: Any
     expected: Expected = ...
+    ttl: Ttl | None = None
 
 
 class Create(Mutation, frozen=True):
-    """A first value to be written by `commit`; `assume_new` as in `create`."""
+    """A first value to be written by `commit`; `assume_new` and `ttl` as in `create`."""
 
     value: Any
     assume_new: bool = False
+    ttl: Ttl | None = None
 
 
 class Delete(Mutation, frozen=True):
@@ -150,7 +164,7 @@ class Delete(Mutation, frozen=True):
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True):
-    """One state's part in a commit, as asked for: `expected` is a change_id, BLIND, ABSENT or PRESENT.
+    """One state's part in a commit, as asked for: `expected` is a change_id, BLIND, ABSENT, PRESENT or EXPIRED.
 
     `seen` is the value as readers get it. `op` is `set`, `delete`, or `check`, which compares and writes nothing.
     `assume_new` vouches that Postgres knows nothing of the key; where `new_in` names an epoch, in that epoch only.
@@ -216,7 +230,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a namespace; None takes the client's setting.
 
     `read` is how `get` reads when a call names no mode. `redis_ttl` is the time after which a state that is in Postgres
-    may leave Redis; reads still find it. `value_bytes_max` is in bytes, at most 8 MiB. Where `locking` is `enforced`,
+    may leave Redis; reads still find it. `ttl` is the time, in seconds or a timedelta, after which a state is deleted,
+    counted from its last write. `value_bytes_max` is in bytes, at most 8 MiB. Where `locking` is `enforced`,
     only the holder of a lock commits to the locked key and to keys below it: that is recorded once for the namespace,
     and binds all clients. `upgrade` are functions by version, for values that an earlier version of `type` wrote.
     """
@@ -226,6 +241,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     durability: Durability | None = None
     read: ReadMode | None = None
     redis_ttl: timedelta | None = None
+    ttl: Ttl | None = None
     value_bytes_max: int | None = None
     locking: Locking | None = None
     upgrade: Upgrade | None = None

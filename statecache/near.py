@@ -22,7 +22,7 @@ mutex is held for a few dictionary operations and never while anything is waited
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import islice
@@ -62,13 +62,14 @@ class Entry:
     """A state as it was read: its record, and the last reader's value where that may be shared.
 
     `shape` is the state but for its value, once somebody has read it: that alone differs from reader to reader.
-    `private` is the last type of which every reader has a value of its own.
+    `private` is the last type of which every reader has a value of its own. `until` is the moment at which it ends.
     """
 
-    __slots__ = ("place", "private", "record", "shape", "shared", "size", "used")
+    __slots__ = ("place", "private", "record", "shape", "shared", "size", "until", "used")
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, until: float = inf) -> None:
         self.record = record
+        self.until = until
         self.place = (record.epoch, record.version)
         self.size = bytes_of(record)
         self.used = False
@@ -97,12 +98,17 @@ class Reading:
 
 
 class Near:
-    """The near cache of one client: the states that it has read lately."""
+    """The near cache of one client: the states that it has read lately.
+
+    `ends` gives the moment at which a state ends, by the encoding that it is stored in.
+    """
 
     def __init__(
-        self, *, bytes_max: int, entries_max: int, window_s: float, mutex: AbstractContextManager[Any]
-    ) -> None:
+        self, *, bytes_max: int, entries_max: int, window_s: float, mutex: AbstractContextManager[Any],
+        ends: Callable[[str], float],
+    ) -> None:  # fmt: skip
         self.keeps = bytes_max > 0 and entries_max > 0
+        self._ends = ends
         self._bytes_max = bytes_max
         self._entries_max = entries_max
         self._floors_max = max(entries_max, FLOORS_MIN)
@@ -133,7 +139,7 @@ class Near:
         """
         age_s = now - self._sent
         entry = self._entries.get(key)
-        if entry is None or age_s >= self._window_s or age_s >= stale_s:
+        if entry is None or age_s >= self._window_s or age_s >= stale_s or now >= entry.until:
             self._misses += 1
             return None
         self._hits += 1
@@ -164,7 +170,7 @@ class Near:
         reading.signal.set()
 
     def _put(self, record: Record) -> None:
-        entry = Entry(record)
+        entry = Entry(record, self._ends(record.encoding))
         if entry.size > self._bytes_max:
             return
         self._take(record.key)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from statecache.errors import ForeignData
+from statecache.expiry import stored
 from statecache.model import Position, Record, State, Write
 
 FIELDS = (
@@ -86,7 +87,7 @@ def record_of_write(write: Write, state: State[Any]) -> Record:
         change_id=state.change_id,
         parent_change_id=state.parent_change_id,
         position=str(state.position),
-        encoding=write.encoding,
+        encoding=stored(write.encoding, state.updated_at),
         schema=write.schema,
         updated_at=text_of(state.updated_at),
         writer=state.writer,

@@ -13,7 +13,7 @@ from statecache.core.read.listed import Listed
 from statecache.core.view import VerbGroup, checked_text
 from statecache.errors import BulkError, StateCacheError, UsageError, VersionConflict
 from statecache.keys import checked_key
-from statecache.model import BLIND, PRESENT, Durability, ReadMode, State, Write
+from statecache.model import BLIND, PRESENT, Durability, ReadMode, State, Ttl, Write
 from statecache.rules.filters import Selection
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class AsyncBulk(VerbGroup[D], Generic[D]):
         self,
         values: Mapping[str, D],
         *,
+        ttl: Ttl | None = None,
         durability: Durability | None = None,
         actor: str = "",
         reason: str = "",
@@ -104,9 +105,10 @@ class AsyncBulk(VerbGroup[D], Generic[D]):
         Each is a commit of its own, with the promises of `set`, and dozens go in one exchange: there is no order among
         them, and another's failure is nothing to them. Names and values that cannot be written are refused before
         anything is. Raises BulkError once all were tried, where any failed: its `states` and `errors` say of each name
-        what became of it. `timeout` is for the whole call, in seconds; use `commit` for states that belong together.
+        what became of it. `ttl` is how long each lasts, as in `set`. `timeout` is for the whole call, in seconds; use
+        `commit` for states that belong together.
         """
-        writes = {name: self._view.write_of(checked_key(self._view.full(name)), value, expected=BLIND)
+        writes = {name: self._view.write_of(checked_key(self._view.full(name)), value, expected=BLIND, ttl=ttl)
                   for name, value in values.items()}  # fmt: skip
         states, errors = await self._write_each(writes, durability, actor, reason, self._view.end_of(timeout))
         if errors:

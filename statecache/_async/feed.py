@@ -14,6 +14,7 @@ from statecache.core.feed.consumers import Consumer, checked_consumer
 from statecache.core.feed.feed import ROWS, Feed
 from statecache.core.step.records import STEP_SCHEMA
 from statecache.core.view import VerbGroup
+from statecache.expiry import expires_at
 from statecache.model import Position
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class AsyncFollowing(Generic[V]):
         return Change(
             key=key, op=op, value=value, version=version, epoch=epoch, change_id=change_id, parent_change_id=parent,
             position=Position(epoch, n), shard=shard, at=row[16], writer=row[13], actor=row[14], reason=row[15],
-            schema=schema, late=late > 0,
+            schema=schema, expires_at=expires_at(encoding), late=late > 0,
         )  # fmt: skip
 
     def stop(self) -> None:

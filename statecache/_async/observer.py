@@ -30,6 +30,7 @@ CALLED = (
     "delete",
     "delete_many",
     "commit",
+    "touch",
     "copy",
     "rename",
     "transact",

@@ -21,7 +21,7 @@ from statecache.clock import monotonic
 from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.lua import script
-from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Write
+from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Ttl, Write
 from statecache.records import FIELDS, record_of
 from statecache.redis_errors import DEMOTED, FINAL, code_of, found_at, refusal
 
@@ -139,7 +139,7 @@ class AsyncTransaction(Generic[D]):
             if record is not None:
                 records[key] = record
         if len(records) == len(self._keys):
-            self._records = records
+            self._records = {key: self._runtime.redis.clock.lived(record) for key, record in records.items()}
         return [key for key in self._keys if key not in records]
 
     async def _is_open(self, link: Link, proof: Any, end: float) -> bool:
@@ -175,20 +175,24 @@ class AsyncTransaction(Generic[D]):
         self._types[key] = type
         return self._view.state_of(self._records[key], type)
 
-    def set(self, name: str, value: D) -> None:
-        """Write the value at the end; raise SchemaNewer at once where there is more than was read."""
+    def set(self, name: str, value: D, *, ttl: Ttl | None = None) -> None:
+        """Write the value at the end; raise SchemaNewer at once where there is more than was read.
+
+        It ends when the state was to end, unless `ttl` or the namespace says how long it lasts from the commit on.
+        """
         key = self._key(name)
         if key in self._types:
             self._view.refuse_to_drop(self._records[key], self._types[key])
-        self._writes[key] = self._view.write_of(key, value, expected=self._records[key].change_id)
+        record = self._records[key]
+        self._writes[key] = self._view.write_of(key, value, expected=record.tip, ttl=ttl, over=record)
 
-    def create(self, name: str, value: D) -> None:
+    def create(self, name: str, value: D, *, ttl: Ttl | None = None) -> None:
         """Create the state at the end; raise AlreadyExists at once where there is one."""
         key = self._key(name)
         pending = self._writes.get(key)
         if self._records[key].exists if pending is None else pending.op == "set":
             raise AlreadyExists(key)
-        self.set(name, value)
+        self.set(name, value, ttl=ttl)
 
     def delete(self, name: str) -> None:
         """Delete the state at the end; raise NotFound at once where there is none."""
@@ -198,7 +202,7 @@ class AsyncTransaction(Generic[D]):
                 raise NotFound(key)
             del self._writes[key]
             return
-        self._writes[key] = Write(key=key, op="delete", expected=self._records[key].change_id)
+        self._writes[key] = Write(key=key, op="delete", expected=self._records[key].tip)
 
     def _key(self, name: str) -> str:
         if name not in self._names:
@@ -258,7 +262,7 @@ class AsyncTransaction(Generic[D]):
                 raise VersionConflict(key, expected, actual)
 
     def _check(self, key: str) -> Write:
-        return Write(key=key, op="check", expected=self._records[key].change_id)
+        return Write(key=key, op="check", expected=self._records[key].tip)
 
     def _note(self, commit: Commit, committed: Committed) -> None:
         for at, write in enumerate(commit.written()):

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from random import SystemRandom
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from statecache.backoff import Backoff
 from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.core.view import VerbGroup, checked_change_id, checked_text, expected_of
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
-from statecache.keys import checked_key, group_of
+from statecache.keys import checked_key
 from statecache.model import (
     ABSENT,
-    BLIND,
     PRESENT,
     STATES_PER_COMMIT_MAX,
     Create,
@@ -26,6 +24,7 @@ from statecache.model import (
     Mutation,
     Set,
     State,
+    Ttl,
     Write,
 )
 from statecache.records import record_of_write
@@ -49,6 +48,7 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
         value: D,
         *,
         expected: Expected = ...,
+        ttl: Ttl | None = None,
         durability: Durability | None = None,
         actor: str = "",
         reason: str = "",
@@ -59,11 +59,13 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
 
         `expected` is a State or its change_id, or None where there must be none, as `get` returns it; another state
         raises VersionConflict. Without it whatever is there is overwritten. Raises SchemaNewer where the expected state
-        holds more than its type here knows, as one that a newer release wrote. `change_id` repeats an earlier write
+        holds more than its type here knows, as one that a newer release wrote. `ttl`, in seconds or a timedelta, is how
+        long the state lasts (the namespace's without it, `inf` for ever): from then on no read finds it, and a worker
+        deletes it. `change_id` repeats an earlier write
         whose outcome is unknown: it is applied at most once. `timeout` is in seconds.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
-        write = self._view.write_of(key, value, expected=expected_of(key, expected))
+        write = self._view.write_of(key, value, expected=expected_of(key, expected), ttl=ttl)
         if isinstance(expected, (State, str)):
             await self._refuse_to_drop_what_was_read(write, value, expected, end)
         return await self._view.commit_one(
@@ -90,6 +92,7 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
         value: D,
         *,
         assume_new: bool = False,
+        ttl: Ttl | None = None,
         durability: Durability | None = None,
         actor: str = "",
         reason: str = "",
@@ -99,10 +102,10 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
         """Write the first value and return the state; raise AlreadyExists where there is one.
 
         `assume_new` skips asking Postgres, for keys that are unique by construction; where that is wrong, the flusher
-        sets the change aside as a conflict.
+        sets the change aside as a conflict. `ttl` is how long the state lasts, as in `set`.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
-        write = self._view.write_of(key, value, expected=ABSENT, assume_new=assume_new)
+        write = self._view.write_of(key, value, expected=ABSENT, assume_new=assume_new, ttl=ttl)
         try:
             return await self._view.commit_one(
                 write, durability=durability, actor=actor, reason=reason, end=end, change_id=change_id
@@ -113,19 +116,20 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
     @overload
     async def update(
         self, name: str, function: Callable[[D], Awaitable[D] | D], *, default: D | Callable[[], D] = ...,
-        durability: Durability | None = ..., actor: str = ..., reason: str = ..., timeout: float | None = ...,
+        ttl: Ttl | None = ..., durability: Durability | None = ..., actor: str = ..., reason: str = ...,
+        timeout: float | None = ...,
     ) -> State[D]: ...  # fmt: skip
     @overload
     async def update(
         self, name: str, function: Callable[[V], Awaitable[V] | V], *, type: type[V],
-        default: V | Callable[[], V] = ..., durability: Durability | None = ..., actor: str = ..., reason: str = ...,
-        timeout: float | None = ...,
+        default: V | Callable[[], V] = ..., ttl: Ttl | None = ..., durability: Durability | None = ...,
+        actor: str = ..., reason: str = ..., timeout: float | None = ...,
     ) -> State[V]: ...  # fmt: skip
     @overload
     async def update(
         self, name: str, function: Callable[[Any], Awaitable[Any] | Any], *, type: UnionType,
-        default: Any = ..., durability: Durability | None = ..., actor: str = ..., reason: str = ...,
-        timeout: float | None = ...,
+        default: Any = ..., ttl: Ttl | None = ..., durability: Durability | None = ..., actor: str = ...,
+        reason: str = ..., timeout: float | None = ...,
     ) -> State[Any]: ...  # fmt: skip
     async def update(
         self,
@@ -134,6 +138,7 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
         *,
         type: Any = None,  # noqa: A002
         default: Any = ...,
+        ttl: Ttl | None = None,
         durability: Durability | None = None,
         actor: str = "",
         reason: str = "",
@@ -144,8 +149,9 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
         The function may be called several times, and may raise to abort: what it raises is passed on once the state
         that it was given is known to be the current one. Callers in this process take turns, and so do processes once
         they have met. `default` is a value, or a class or function that makes one, for a key that does not exist;
-        without it NotFound is raised. Raises SchemaNewer where the state holds more than `type` knows, as one that a
-        newer release wrote.
+        without it NotFound is raised. What is written ends when the state was to end, unless `ttl` or the namespace
+        says how long it lasts from now on. Raises SchemaNewer where the state holds more than `type` knows, as one that
+        a newer release wrote.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
         local, shared = self._runtime.local_queues, self._runtime.shared_queues
@@ -159,6 +165,7 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
                 begun, fresh = monotonic(), record is None or record is turn.record
                 if record is None:
                     record = await self._runtime.reader.record(key, end=end)
+                record = self._runtime.redis.clock.lived(record)
                 try:
                     value = await self._called(function, record, default, type)
                 except Exception:  # whatever the function raised
@@ -166,7 +173,7 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
                         raise
                     record = None  # it was decided on a state that is no longer there
                     continue
-                write = self._view.write_of(key, value, expected=record.change_id)
+                write = self._view.write_of(key, value, expected=record.tip, ttl=ttl, over=record)
                 try:
                     state = await self._view.commit_one(
                         write, durability=durability, actor=actor, reason=reason, end=end, change_id=None,
@@ -291,93 +298,12 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
     def _asked(self, key: str, one: Mutation) -> Write:
         """Return the write that is asked for, with its value encoded."""
         if isinstance(one, Set):
-            return self._view.write_of(key, one.value, expected=expected_of(key, one.expected))
+            return self._view.write_of(key, one.value, expected=expected_of(key, one.expected), ttl=one.ttl)
         if isinstance(one, Create):
-            return self._view.write_of(key, one.value, expected=ABSENT, assume_new=one.assume_new)
+            return self._view.write_of(key, one.value, expected=ABSENT, assume_new=one.assume_new, ttl=one.ttl)
         if not isinstance(one, Delete):
             raise UsageError(f"a commit is made of Set, Create and Delete, not of {type(one).__name__}")
         if one.expected is None:
             return Write(key=key, op="check", expected=ABSENT)
         wanted = PRESENT if one.expected is ... else expected_of(key, one.expected)
         return Write(key=key, op="delete", expected=wanted, ttl_ms=self._view.ttl_ms)
-
-    async def copy(
-        self,
-        name: str,
-        to: str,
-        *,
-        replace: bool = False,
-        durability: Durability | None = None,
-        actor: str = "",
-        reason: str = "",
-        timeout: float | None = None,
-    ) -> State[D]:
-        """Write the current value of `name`, as it is stored, to `to`, and return the new state.
-
-        Raises NotFound where there is nothing to copy, and AlreadyExists where `to` exists, unless `replace`. Within
-        one group the value is still the current one when it is written. `timeout` is in seconds.
-        """
-        return await self._moved(
-            name, to, "check", replace=replace, durability=durability, actor=actor, reason=reason, timeout=timeout
-        )
-
-    async def rename(
-        self,
-        name: str,
-        to: str,
-        *,
-        replace: bool = False,
-        durability: Durability | None = None,
-        actor: str = "",
-        reason: str = "",
-        timeout: float | None = None,
-    ) -> State[D]:
-        """Move the current value of `name`, as it is stored, to `to` of the same group, and return the new state.
-
-        One commit deletes the one and writes the other. The new state begins a chain of its own, and steps of `name`
-        stay where they are. Raises NotFound where there is nothing to rename, AlreadyExists where `to` exists, unless
-        `replace`, and InvalidKey where it is of another group. `timeout` is in seconds.
-        """
-        return await self._moved(
-            name, to, "delete", replace=replace, durability=durability, actor=actor, reason=reason, timeout=timeout
-        )
-
-    async def _moved(
-        self, name: str, to: str, op: Literal["check", "delete"], *, replace: bool, durability: Durability | None,
-        actor: str, reason: str, timeout: float | None,
-    ) -> State[Any]:  # fmt: skip
-        """Write one state's value to another key; again where the one has changed meanwhile."""
-        view = self._view
-        source, target, end = checked_key(view.full(name)), checked_key(view.full(to)), view.end_of(timeout)
-        if source == target:
-            raise UsageError(f"{source!r} cannot be copied or renamed to itself")
-        together = op == "delete" or group_of(source) == group_of(target)
-        keys = (source, target) if together else (target,)
-        shard, backoff = self._runtime.keys.one_group(keys), Backoff(0.001, 0.1)
-        while True:
-            record = await self._runtime.reader.record(source, end=end)
-            found = view.state_of(record)
-            if found is None:
-                raise NotFound(source)
-            writes = [
-                Write(key=source, op=op, expected=record.change_id, ttl_ms=view.ttl_ms if op == "delete" else None),
-                Write(
-                    key=target, op="set", expected=BLIND if replace else ABSENT, value=record.value,
-                    encoding=record.encoding, schema=record.schema, ttl_ms=view.ttl_ms, seen=found.value,
-                ),
-            ]  # fmt: skip
-            commit = self._runtime.committer.new(
-                writes if together else writes[1:], shard, durability=view.durability_of(durability),
-                actor=checked_text(actor, "actor"), reason=checked_text(reason, "reason"), end=end,
-                locks=view.locks_of(keys if op == "delete" else (target,)),
-            )  # fmt: skip
-            try:
-                committed = await self._runtime.committer.commit(commit)
-                return view.committed_state(writes[1], committed, len(commit.written()) - 1)
-            except VersionConflict as error:
-                if error.key == target:
-                    raise AlreadyExists(target) from None
-                if backoff.outlasts(end):
-                    raise
-            note(retries=1, conflicts=1)
-            await self._runtime.io.sleep(backoff.take())

@@ -26,6 +26,7 @@ from statecache.model import (
     NearStatistics,
     Policy,
     ReadMode,
+    Ttl,
     Unsettled,
 )
 from statecache.settings import Settings
@@ -47,19 +48,19 @@ class Namespace(Verbs[D], Generic[D]):
     @overload
     def namespace(
         self, name: str, *, encoding: Encoding | None = ..., durability: Durability | None = ...,
-        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., ttl: Ttl | None = ...,
         value_bytes_max: int | None = ..., locking: Locking | None = ...,
     ) -> Namespace[Any]: ...  # fmt: skip
     @overload
     def namespace(
         self, name: str, *, type: type[V], encoding: Encoding | None = ..., durability: Durability | None = ...,
-        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., ttl: Ttl | None = ...,
         value_bytes_max: int | None = ..., locking: Locking | None = ..., upgrade: Upgrade | None = ...,
     ) -> Namespace[V]: ...  # fmt: skip
     @overload
     def namespace(
         self, name: str, *, type: object, encoding: Encoding | None = ..., durability: Durability | None = ...,
-        read: ReadMode | None = ..., redis_ttl: timedelta | None = ...,
+        read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., ttl: Ttl | None = ...,
         value_bytes_max: int | None = ..., locking: Locking | None = ..., upgrade: Upgrade | None = ...,
     ) -> Namespace[Any]: ...  # fmt: skip
     def namespace(
@@ -71,6 +72,7 @@ class Namespace(Verbs[D], Generic[D]):
         durability: Durability | None = None,
         read: ReadMode | None = None,
         redis_ttl: timedelta | None = None,
+        ttl: Ttl | None = None,
         value_bytes_max: int | None = None,
         locking: Locking | None = None,
         upgrade: Upgrade | None = None,
@@ -83,13 +85,17 @@ class Namespace(Verbs[D], Generic[D]):
         view. A view without `locking` takes what is recorded. A view with `"advisory"` where enforced is recorded
         raises UsageError at its first commit. `statecache policy` changes what is recorded.
 
+        `ttl`, in seconds or a timedelta, is how long a state lasts after each write through this view, unless the call
+        says `ttl=` itself; `inf` is for ever. `redis_ttl` deletes nothing: it is how long Redis keeps what Postgres
+        has.
+
         `upgrade={1: function}` reads what an earlier `__schema_version__` of the type wrote: each function makes of one
         version's plain data that of the next, 0 standing for what was written without a type; the next write stores
         the newest version. Raises InvalidKey for a name that cannot be one, and UsageError for a policy that is none.
         """
         given = {
             "type": type, "encoding": encoding, "durability": durability, "read": read, "redis_ttl": redis_ttl,
-            "value_bytes_max": value_bytes_max, "locking": locking, "upgrade": upgrade,
+            "ttl": ttl, "value_bytes_max": value_bytes_max, "locking": locking, "upgrade": upgrade,
         }  # fmt: skip
         more = {what: value for what, value in given.items() if value is not None}
         kept = self._view.policy if type is None else msgspec.structs.replace(self._view.policy, upgrade=None)

@@ -33,6 +33,7 @@ CALLED = (
     "delete",
     "delete_many",
     "commit",
+    "touch",
     "copy",
     "rename",
     "transact",

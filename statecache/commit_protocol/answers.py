@@ -19,7 +19,7 @@ from statecache.errors import (
     StateCacheError,
     VersionConflict,
 )
-from statecache.model import ABSENT, PRESENT, Position
+from statecache.model import ABSENT, AGED, EXPIRED, PRESENT, Position
 from statecache.records import text_of
 from statecache.redis_errors import found_at
 from statecache.rules.outcomes import Content, content_of
@@ -81,9 +81,9 @@ def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
         write, actual = commit.writes[rest[0] - 1], rest[1].decode()
         if write.expected == ABSENT:
             return VersionConflict(write.key, None, actual)
-        if write.expected == PRESENT:
+        if write.expected in (PRESENT, EXPIRED):
             return Absent(write.key)
-        return VersionConflict(write.key, write.expected, actual)
+        return VersionConflict(write.key, write.expected.removesuffix(AGED), None if rest[2] == b"expired" else actual)
     if verdict == "REUSED":
         return ChangeIdReused(commit.writes[rest[0] - 1].key, commit.change_id, version=int(rest[1]))
     if verdict == "STALE":
@@ -113,7 +113,7 @@ def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
 def is_lasting(commit: Commit, reply: Sequence[Any]) -> bool:
     """Return whether every attempt of the commit meets this refusal, whenever it arrives."""
     if reply[1] == b"CONFLICT":
-        return commit.writes[reply[2] - 1].expected not in (ABSENT, PRESENT)
+        return commit.writes[reply[2] - 1].expected not in (ABSENT, PRESENT, EXPIRED)
     return reply[1] in (b"LIMIT", b"REUSED")
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from statecache.backoff import LATE_S, Backoff
 from statecache.errors import OutcomeUnknown, StateCacheError
-from statecache.model import ABSENT, BLIND, PRESENT, Position, Write
+from statecache.model import ABSENT, AGED, BLIND, PRESENT, Position, Write
 from statecache.rules.leases import Locks
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
             holds = {BLIND: True, ABSENT: op != b"set", PRESENT: op == b"set"}.get(write.expected, False)
             if write.op != "check" and holds and change_id is not None:
                 self.pinned[at] = write.expected
-                self.writes[at] = msgspec.structs.replace(write, expected=change_id.decode())
+                self.writes[at] = msgspec.structs.replace(write, expected=change_id.decode() + AGED)
         self.repeat = any(change_id is None for change_id, _ in current)
 
     def unpin(self) -> None:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from statecache.clock import boottime, monotonic
 from statecache.codec import codec_for
 from statecache.errors import Quarantined, UsageError
+from statecache.expiry import PLAIN_MAX, checked_ttl_ms, ending, expires_at, lasting, stored
 from statecache.model import (
     ABSENT,
     BLIND,
@@ -29,6 +30,7 @@ from statecache.model import (
     Position,
     Record,
     State,
+    Ttl,
     Write,
 )
 from statecache.near import shareable
@@ -66,6 +68,8 @@ class View(Generic[D]):
         self.value_bytes_max = min(policy.value_bytes_max or bytes_max, bytes_max)
         self.holdings: tuple[Holding, ...] = ()
         """The leases that a commit is made under: none, unless this is a lease's."""
+        self.lasts_ms = checked_ttl_ms(policy.ttl)
+        """How long a state lasts that is written without saying so, in ms; None for ever."""
         self.ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
 
     def full(self, name: str) -> str:
@@ -92,9 +96,20 @@ class View(Generic[D]):
             raise UsageError(f"durability {level!r} is not one of {', '.join(DURABILITIES)}")
         return level
 
-    def write_of(self, key: str, value: Any, *, expected: str, assume_new: bool = False) -> Write:
-        """Return the write of a value, encoded before any effect."""
+    def write_of(
+        self, key: str, value: Any, *, expected: str, assume_new: bool = False, ttl: Ttl | None = None,
+        over: Record | None = None,
+    ) -> Write:  # fmt: skip
+        """Return the write of a value, encoded before any effect.
+
+        It lasts as long as `ttl` says, or the namespace, or as what it is written over, or for ever.
+        """
         codec = self.codec
+        encoding: str = codec.encoding
+        if ttl is not None or self.lasts_ms is not None:
+            encoding = lasting(encoding, self.lasting_ms(ttl))
+        elif over is not None and over.exists and len(over.encoding) > PLAIN_MAX:
+            encoding = ending(encoding, expires_at(over.encoding))
         data, seen = codec.encode(value, key=key, bytes_max=self.value_bytes_max)
         return Write(
             key=key,
@@ -102,11 +117,16 @@ class View(Generic[D]):
             expected=expected,
             value=data,
             seen=seen,
-            encoding=codec.encoding,
+            encoding=encoding,
             schema=codec.schema if codec.schema or value.__class__ is dict else codec.of(value).schema,
             ttl_ms=self.ttl_ms,
             assume_new=assume_new,
         )
+
+    def lasting_ms(self, ttl: Ttl | None) -> float:
+        """Return how long a state lasts that is written with that `ttl`, in ms; raise UsageError."""
+        ms = self.lasts_ms if ttl is None else checked_ttl_ms(ttl)
+        return inf if ms is None else ms
 
     def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks | None:  # noqa: ARG002
         """Return the locks that a commit of these keys has to heed; None for most commits."""
@@ -190,6 +210,7 @@ class View(Generic[D]):
             updated_at=time_of(record.updated_at),
             writer=record.writer,
             schema=record.schema,
+            expires_at=expires_at(record.encoding),
         )
 
     def refuse_to_drop(self, record: Record, type: Any = None) -> None:  # noqa: A002
@@ -200,6 +221,7 @@ class View(Generic[D]):
 
     def committed_state(self, write: Write, committed: Committed, at: int) -> State[Any]:
         """Return the state that a commit's write has made, with the value as readers get it."""
+        updated_at = time_of(committed.updated_at)
         return State(
             key=write.key,
             value=write.seen,
@@ -208,9 +230,10 @@ class View(Generic[D]):
             change_id=committed.change_id,
             parent_change_id=committed.parents[at],
             position=committed.position,
-            updated_at=time_of(committed.updated_at),
+            updated_at=updated_at,
             writer=self.runtime.settings.writer,
             schema=write.schema,
+            expires_at=expires_at(stored(write.encoding, updated_at)),
         )
 
     async def commit_one(

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from statecache.errors import UsageError
+from statecache.expiry import form_of
 from statecache.keys import KEY_BYTES_MAX, beyond_prefix
 from statecache.model import Record
 
@@ -42,7 +43,7 @@ class Filter(msgspec.Struct, frozen=True):
             return False
         if not self.wanted:
             return True
-        if record.encoding != "json":
+        if form_of(record.encoding) != "json":
             return False
         try:
             value = _decode(record.value)

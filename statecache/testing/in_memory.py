@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 from typing import Any
+from weakref import ref
 
 import fakeredis
 import redis
@@ -154,7 +155,9 @@ class Memory:
             return connection
 
         postgres = MemoryPostgres(ours, self._keys, self._tables, io=io)
-        return Runtime(ours, dial=dial, io=io, postgres=postgres, support=_Support(ours))
+        runtime = Runtime(ours, dial=dial, io=io, postgres=postgres, support=_Support(ours))
+        postgres.runtime = ref(runtime)
+        return runtime
 
     def __enter__(self) -> StateCache:
         self._entered.append(client := self.client())

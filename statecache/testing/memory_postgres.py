@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from statecache.clock import boottime, wall
+from statecache.core.commit.endings import delete_ended
 from statecache.core.postgres.tier import PostgresTier, Session
 from statecache.entries import change_set
 from statecache.errors import ConfigurationError
+from statecache.expiry import until_of
 from statecache.model import Record
 from statecache.rules.filters import Filter, Selection
 
 if TYPE_CHECKING:
     from statecache.concurrency import Concurrency
+    from statecache.core.runtime import Runtime
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
@@ -136,6 +139,11 @@ class Tables:
             if chain := self._chains.get(key):
                 recent = [f"{one.change_id}@{EPOCH}-{one.n}" for one in chain[:-7:-1]]
                 yield chain[-1].as_state(recent=recent)
+
+    def _ended_states(self, now: str, limit: int, after: str, after_key: str, **_: Any) -> list[Row]:
+        newest = [chain[-1] for chain in self._chains.values() if chain[-1].op == "set"]
+        ended = sorted((f"{until_of(one.encoding)}", one.key) for one in newest if until_of(one.encoding) is not None)
+        return [(key, until) for until, key in ended if until <= now and (until, key) > (after, after_key)][:limit]
 
     def _lost_keys(self, **_: Any) -> list[Row]:
         return []
@@ -252,6 +260,8 @@ class MemoryPostgres(PostgresTier):
     def __init__(self, settings: Settings, keys: KeySpace, tables: Tables, *, io: Concurrency) -> None:
         super().__init__(settings, keys, io=io)
         self.cluster = CLUSTER
+        self.runtime: Callable[[], Runtime | None] = lambda: None
+        """Gives the client's, by which what has ended is deleted before changes are read: no worker does it here."""
         self._tables = tables
 
     async def session(self, seconds: float | None = None) -> Session:  # noqa: ARG002
@@ -262,9 +272,11 @@ class MemoryPostgres(PostgresTier):
         )
 
     async def fetch_each(
-        self, names: Sequence[str], parameters: Mapping[str, Any], *, seconds: float  # noqa: ARG002
+        self, names: Sequence[str], parameters: Mapping[str, Any], *, seconds: float
     ) -> list[list[Row]]:  # fmt: skip
         """Return the rows of each statement."""
+        if "feed_changes" in names and (runtime := self.runtime()) is not None:
+            await delete_ended(runtime, range(runtime.keys.shards), seconds=seconds)
         return [self._tables.rows(name, parameters) for name in names]
 
 

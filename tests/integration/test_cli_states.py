@@ -59,7 +59,7 @@ def test_all_that_is_known_of_a_state(cli: CommandLine, sync_cache: StateCache) 
     assert found == {
         "key": "runs/1", "exists": True, "op": "set", "value": [1], "epoch": 1, "version": 1,
         "change_id": state.change_id, "parent_change_id": "", "position": "1-1", "updated_at": found["updated_at"],
-        "writer": state.writer, "encoding": "json", "schema": "", "bytes": 3, "durable": False,
+        "writer": state.writer, "encoding": "json", "schema": "", "bytes": 3, "expires_at": "", "durable": False,
         "quarantined_as": "", "conflict": False,
     }  # fmt: skip
     shown = cli("get", "runs/1", "--meta")

@@ -90,7 +90,9 @@ def test_an_import_leaves_alone_what_has_another_value_unless_it_is_to_replace_i
     assert (done.status, done.out) == (1, "1 state written, 601 there already\n")
     assert "1 key left alone" in done.err
     assert "  runs/0001\n" in done.err
-    assert cli("import", str(file), "--json").json == {"written": 0, "same": 602, "kept": ["runs/0001"], "failed": {}}
+    assert cli("import", str(file), "--json").json == {
+        "written": 0, "same": 602, "ended": 0, "kept": ["runs/0001"], "failed": {},
+    }  # fmt: skip
     assert cli("import", str(file), "--replace").status == 0
     assert _stored(sync_cache) == stored
 

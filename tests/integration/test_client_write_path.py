@@ -11,7 +11,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from redis.exceptions import OutOfMemoryError
 
 from statecache import (
     AsyncStateCache,
@@ -28,6 +27,7 @@ from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush
 from tests.fixtures.servers import MakeClient, every_redis
+from tests.support.dirtiness import evict_all
 from tests.support.fault_proxy import FaultProxy, Kind
 
 pytestmark = pytest.mark.counts_seconds
@@ -367,16 +367,6 @@ async def test_numbers_stay_whole_however_large(client: AsyncStateCache, redis_r
     assert (await client.get(KEY)).position == state.position  # type: ignore[union-attr]
 
 
-def _evicted(redis_raw: Any) -> None:
-    """Wait until the server has evicted what it may: so long it takes writes, however little memory it has."""
-    for _ in range(10_000):
-        try:
-            redis_raw.set("probe", b"")
-        except OutOfMemoryError:
-            return
-    raise AssertionError("the server goes on taking writes")
-
-
 @pytest.mark.own_servers("it changes settings of the server")
 @every_redis
 async def test_a_server_without_memory_refuses_and_nothing_is_applied(
@@ -387,7 +377,7 @@ async def test_a_server_without_memory_refuses_and_nothing_is_applied(
     redis_raw.config_set("maxmemory-policy", "volatile-lru")
     redis_raw.config_set("maxmemory", 1)
     try:
-        _evicted(redis_raw)
+        evict_all(redis_raw)
         for write in (_set, _update, _delete, _transaction):
             with pytest.raises(Backpressure, match="memory"):
                 await write(client, KEY, None)

@@ -50,6 +50,7 @@ async def test_the_server_ends_a_statement_whose_time_is_up(
     await flush(worker)
     assert evict(redis_raw, keys, "runs/42")
     cache._runtime.near.drop()
+    await worker.expiry.stop()  # which would wait for the table too
     with psql.transaction():
         psql.execute(b"LOCK TABLE state IN ACCESS EXCLUSIVE MODE")
         asking = asyncio.ensure_future(cache.get("runs/42", timeout=0.5))

@@ -22,6 +22,7 @@ LAYERS = (
             "keys",
             "value_loss",
             "schemas",
+            "expiry",
             "codec",
             "upgrading",
             "records",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from redis.exceptions import OutOfMemoryError
+
 from statecache.keys import KeySpace
 
 IS_DIRTY = """
@@ -37,3 +39,13 @@ def evict(raw: Any, keys: KeySpace, key: str) -> bool:
     """Take a state away if it is clean, and tell whether it was."""
     shard = keys.shard(key)
     return bool(raw.eval(EVICT, 3, keys.meta(shard), keys.unflushed(shard), keys.state(key), key))
+
+
+def evict_all(redis_raw: Any) -> None:
+    """Wait until a server without memory has evicted what it may: so long it takes writes, however little it has."""
+    for _ in range(100_000):
+        try:
+            redis_raw.set("probe", b"")
+        except OutOfMemoryError:
+            return
+    raise AssertionError("the server goes on taking writes")

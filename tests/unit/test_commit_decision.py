@@ -136,7 +136,7 @@ def test_a_conflict_lasts_where_a_change_was_expected_that_will_never_be_the_new
 def test_a_conflict_with_what_a_repeat_was_pinned_to_unpins_it() -> None:
     commit = _commit(BLIND, "q")
     assert after_lookup(commit, None, [(b"there", b"set"), (b"q", b"set")], applied=False) == Again()
-    assert [write.expected for write in commit.writes] == ["there", "q"]
+    assert [write.expected for write in commit.writes] == ["there~", "q"]
     assert not commit.repeat
     assert next_step(commit, _reply("CONFLICT", 1, b"other", b"set"), now=NOW) == Again()
     assert [write.expected for write in commit.writes] == [BLIND, "q"]
@@ -231,7 +231,7 @@ def test_a_repeat_that_was_not_applied_expects_what_was_there_before_it_was_look
 ) -> None:
     commit = _commit(expected, repeat=True)
     assert after_lookup(commit, None, [(b"there", op)], applied=False) == Again()
-    assert commit.writes[0].expected == ("there" if pinned else expected)
+    assert commit.writes[0].expected == ("there~" if pinned else expected)
     assert not commit.repeat
 
 

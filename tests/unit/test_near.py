@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from datetime import datetime
+from math import inf
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from statecache.concurrency import run
 from statecache.concurrency.waking import ThreadSignal
@@ -31,7 +33,13 @@ def record(version: int, *, key: str = KEY, epoch: int = 1, value: bytes = b"1")
 
 def made(*, bytes_max: int = 1_000_000, entries_max: int = 100) -> Near:
     """Return a near cache whose connection last answered at 0."""
-    near = Near(bytes_max=bytes_max, entries_max=entries_max, window_s=WINDOW_S, mutex=threading.Lock())
+    near = Near(
+        bytes_max=bytes_max,
+        entries_max=entries_max,
+        window_s=WINDOW_S,
+        mutex=threading.Lock(),
+        ends=lambda encoding: inf if encoding == "json" else 0.5,
+    )
     near.answered(0.0)
     return near
 
@@ -47,6 +55,15 @@ def version_at(near: Near, now: float = 0.5, *, stale_s: float = 10.0, key: str 
     """Return the version that a local read gets, None where it gets nothing."""
     entry = near.look(key, now, stale_s)
     return None if entry is None else entry.record.version
+
+
+def test_a_state_is_here_until_its_end() -> None:
+    near = made()
+    fill(near, replace(record(3), encoding="json until 1795489200123"))
+    assert version_at(near, 0.499) == 3
+    assert version_at(near, 0.5) is None
+    assert near.seen(KEY, (1, 3))
+    assert not near.seen(KEY, (1, 2))
 
 
 def test_what_was_read_is_here() -> None:

@@ -14,6 +14,7 @@ from statecache import Settings
 from statecache._process import mutex
 from statecache.concurrency import TASKS
 from statecache.concurrency.waking import TaskSignal
+from statecache.core.redis.server_clock import ServerClock
 from statecache.core.redis.tracking import TrackedConnection
 from statecache.errors import ForeignData, RedisUnavailable
 from statecache.keys import KeySpace
@@ -64,7 +65,7 @@ class Link:
 @pytest.fixture
 def near() -> Near:
     """A near cache."""
-    return Near(bytes_max=10**6, entries_max=10, window_s=2.0, mutex=mutex())
+    return Near(bytes_max=10**6, entries_max=10, window_s=2.0, mutex=mutex(), ends=ServerClock().moment_of)
 
 
 @pytest.fixture

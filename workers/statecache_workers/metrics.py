@@ -119,6 +119,8 @@ class Exposition(Collector):
         yield _gauge("stream_entries", "How many entries the streams of its shards hold.",
                      sum(one.entries for one in stocks))  # fmt: skip
         yield _gauge("stream_bytes", "How many bytes of changes they hold.", sum(one.bytes for one in stocks))
+        yield _counter("expired_states", "How many states it has deleted because their end had come.",
+                       worker.expiry.deleted)  # fmt: skip
         yield _counter("trimmed_entries", "How many flushed entries it has let go.", worker.janitor.trimmed)
         yield _counter("states_marked_evictable", "How many clean states it has given a time to live.",
                        worker.janitor.marked)  # fmt: skip

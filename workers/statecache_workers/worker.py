@@ -6,7 +6,7 @@
 The turn behind a rest that a few shards ended looks at those alone, for somebody waits for them; the next looks at all.
 
 Everything happens in one task on one connection to each server, in this order, so a turn never meets itself. Beside it
-runs only the gatekeeper, on connections of its own. Whatever goes wrong with a server ends the turn with Unavailable;
+run gatekeeper and expiry, on connections of their own. What goes wrong with a server ends the turn with Unavailable;
 nothing was acknowledged then, what was believed is forgotten, and the next turn begins from what the servers say.
 """
 
@@ -26,6 +26,7 @@ from statecache.keys import KeySpace
 from statecache_workers.avoided_shards import Avoidance
 from statecache_workers.counters import SECONDS, Buckets
 from statecache_workers.database import Database
+from statecache_workers.expiry import Expiry
 from statecache_workers.flusher import Flusher, Progress
 from statecache_workers.foreign_entries import expel
 from statecache_workers.gatekeeper import Gatekeeper
@@ -61,7 +62,7 @@ class Worker:
         self.postgres = PostgresTier(
             settings, self.keys, name=f"statecache worker {self.id[-8:]}", cluster=lambda: self.redis.cluster,
             ask_redis=self.redis.look_again)  # fmt: skip
-        self.ownership = Ownership(settings, owner=self.id)
+        self.ownership, self.expiry = Ownership(settings, owner=self.id), Expiry(settings, monotonic=monotonic)
         self.flusher = Flusher(settings, self.keys, owner=self.id, monotonic=monotonic)
         self.janitor = Janitor(settings, self.keys, self.flusher.streams, monotonic=monotonic)
         self.gatekeeper = Gatekeeper(
@@ -70,20 +71,17 @@ class Worker:
         self.policies = Policies(settings, self.keys, by=self.id, monotonic=monotonic)
         self.holdings: dict[int, Holding] = {}
         self.heads: Heads | None = None
-        self.stocks: dict[int, Stock] = {}
-        self.share = Share()
+        self.stocks, self.share = dict[int, Stock](), Share()
         self.turn_s = Buckets(SECONDS)
         self.ready = self.full = self._joined = False
         self.taking = True
         self._monotonic = monotonic
         self._nudge = asyncio.Event()
-        self._next_tend = monotonic()
-        self._leased_until = self._next_measure = self._next_room = self._uneven_until = monotonic()
+        self._next_tend = self._leased_until = self._next_measure = self._next_room = self._uneven_until = monotonic()
         self.avoidance = Avoidance(settings.lease_s)
         self._trouble = self._given_up_for = ""
         self._woken: list[int] = []
-        self._flushed = (0, 0)
-        self._next_report = monotonic() + REPORT_S
+        self._flushed, self._next_report = (0, 0), monotonic() + REPORT_S
         self._link: Link | None = None
         self._waker: Link | None = None
         self._database: Database | None = None
@@ -151,7 +149,7 @@ class Worker:
             return True
         if self.janitor.due:
             await self.janitor.step(link, database, self.holdings)
-        self._served()
+        self.expiry.ask(self._served())
         await self._measure(link, heads)
         await self._look_for_room(link)
         await self.policies.look(link, database)
@@ -206,10 +204,11 @@ class Worker:
         alarm("given_up", shards=shards, reason=reason)
         await self.flusher.streams.ring(link)
 
-    def _served(self) -> None:
-        """Note which shards were served by the turn that passed."""
-        self._trouble = ""
-        self.avoidance.serve([one.shard for one in self.holdings.values() if one.phase == "open"], self._monotonic())
+    def _served(self) -> list[int]:
+        """Note which shards were served by the turn that passed, and return them."""
+        self._trouble, served = "", [one.shard for one in self.holdings.values() if one.phase == "open"]
+        self.avoidance.serve(served, self._monotonic())
+        return served
 
     @property
     def trouble(self) -> str:
@@ -392,6 +391,7 @@ class Worker:
     async def close(self) -> None:
         """Close every connection."""
         await self.gatekeeper.stop()
+        await self.expiry.stop()
         for link in (self._link, self._waker):
             if link is not None:
                 with contextlib.suppress(OSError):

@@ -12,7 +12,9 @@ from statecache.cli.connecting import client
 from statecache.cli.screen import Counting
 from statecache.core.read.listed import Listed, Order
 from statecache.errors import CodecError, PostgresUnavailable
+from statecache.expiry import expires_at, form_of
 from statecache.model import Position, Record, State
+from statecache.records import text_of
 from statecache.redis_errors import refusal
 from statecache.rules.filters import Selection
 from statecache.settings import Settings
@@ -54,12 +56,13 @@ class Seen(Fate, frozen=True, kw_only=True):
     encoding: str
     schema: str
     bytes: int
+    expires_at: str = ""
 
     def facts(self) -> list[tuple[str, str]]:
         """Return all but the value, as pairs of name and text."""
         names = (
             "key", "epoch", "version", "change_id", "parent_change_id", "position", "updated_at", "writer", "encoding",
-            "schema", "bytes",
+            "schema", "bytes", *(["expires_at"] if self.expires_at else []),
         )  # fmt: skip
         return [(name, str(getattr(self, name))) for name in names] + [("durable", str(self))]
 
@@ -71,6 +74,8 @@ class Seen(Fate, frozen=True, kw_only=True):
             )
         if self.op == "delete":
             return f"deleted at version {self.version}"
+        if self.op == "expired":
+            return f"version {self.version} ended at {self.expires_at}"
         return "there is nothing"
 
 
@@ -89,17 +94,25 @@ def seen_of(record: Record, fate: Fate) -> Seen:
         position=record.position,
         updated_at=record.updated_at,
         writer=record.writer,
-        encoding=record.encoding,
+        encoding=form_of(record.encoding),
         schema=record.schema,
         bytes=len(record.value),
+        expires_at=end_of(record),
         durable=fate.durable,
         quarantined_as=fate.quarantined_as,
         conflict=fate.conflict,
     )
 
 
+def end_of(record: Record) -> str:
+    """Return the moment at which a state ends as text, '' where it lasts."""
+    at = expires_at(record.encoding)
+    return "" if at is None else text_of(at)
+
+
 def json_of(value: bytes, encoding: str, *, key: str) -> bytes:
     """Return a stored value as JSON, raw bytes and msgpack extensions as objects; raise CodecError for what is none."""
+    encoding = form_of(encoding)
     if encoding == "raw":
         return msgspec.json.encode({"base64": base64.b64encode(value).decode()})
     try:
@@ -203,8 +216,8 @@ async def ls(settings: Settings, prefix: str, *, newest: bool, limit: int) -> tu
             found.append({
                 "key": record.key, "version": record.version, "epoch": record.epoch, "change_id": record.change_id,
                 "updated_at": record.updated_at, "durable": fate.durable, "quarantined_as": fate.quarantined_as,
-                "bytes": len(record.value), "encoding": record.encoding, "schema": record.schema,
-                "writer": record.writer,
+                "bytes": len(record.value), "encoding": form_of(record.encoding), "schema": record.schema,
+                "writer": record.writer, "expires_at": end_of(record),
             })  # fmt: skip
     return (found[:limit], len(found) > limit) if limit else (found, False)
 

@@ -39,7 +39,7 @@ from statecache.cli.screen import (
 from statecache.clock import wall
 from statecache.errors import InvalidKey, UsageError
 from statecache.keys import checked_key
-from statecache.records import time_of
+from statecache.records import text_of, time_of
 
 if TYPE_CHECKING:
     from statecache.model import State
@@ -94,6 +94,7 @@ def put(
         str | None, typer.Option(metavar="CHANGE_ID", help="Only where this is still the current change.")
     ] = None,
     create: Annotated[bool, typer.Option("--create", help="Only where there is nothing yet.")] = False,
+    ttl: Annotated[float | None, typer.Option(metavar="SECONDS", help="How long it lasts; else for ever.")] = None,
     durability: Level = None,
     actor: Actor = "",
     reason: Reason = "",
@@ -110,6 +111,7 @@ def put(
     Examples:
       statecache set runs/42 '{"goal": "refund order 7"}' --reason "set right by hand"
       statecache set runs/42 --text hello --create
+      statecache set approvals/42 true --ttl 3600
       statecache get runs/42 | jq .step=2 | statecache set runs/42 - --expected 5f3c…
     """
     from statecache.cli.states import by_hand
@@ -121,7 +123,7 @@ def put(
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     more: dict[str, Any] = {
         "durability": checked_durability(durability), "actor": actor or operator(), "reason": reason,
-        "change_id": change_id,
+        "change_id": change_id, "ttl": ttl,
     }  # fmt: skip
     if expected is not None:
         more["expected"] = expected
@@ -143,7 +145,9 @@ def _value_of(given: str, *, text: bool) -> Any:
 def _tell(state: State[Any], *, as_json: bool) -> None:
     if as_json:
         names = ("key", "epoch", "version", "change_id", "parent_change_id", "updated_at", "writer")
-        print_json({name: getattr(state, name) for name in names} | {"position": str(state.position)})
+        until = "" if state.expires_at is None else text_of(state.expires_at)
+        more = {"position": str(state.position), "expires_at": until}
+        print_json({name: getattr(state, name) for name in names} | more)
     else:
         print(f"{plain(state.key)}  version {state.version}  change {state.change_id}  position {state.position}")
 

@@ -1,8 +1,8 @@
 """What `export` and `import` do: states as lines of JSON, out of a deployment and into one.
 
 A line is an object: `key`, `encoding`, `schema`, and the value as it is stored: under `value` where it is JSON, else
-under `base64`. What else it says of the state (`version`, `change_id`, `updated_at`, `writer`) is for its reader: an
-import makes new changes.
+under `base64`; and `expires_at`, where it ends some time. What else it says of the state (`version`, `change_id`,
+`updated_at`, `writer`) is for its reader: an import makes new changes.
 
 Both can be interrupted and go on: an export after the last key that it has written, for it goes by key; an import by
 leaving alone what is there already, which costs reading it.
@@ -13,7 +13,9 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from itertools import islice
+from math import inf
 from os import SEEK_END
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from statecache._async.client import AsyncStateCache
 from statecache.clock import monotonic
 from statecache.core.read.listed import Listed
 from statecache.errors import InvalidKey, StateCacheError, UsageError
+from statecache.expiry import ending, expires_at, form_of, until_of
 from statecache.keys import checked_key
 from statecache.model import ABSENT, VALUE_BYTES_MAX, Record, Write
 from statecache.rules.filters import Selection
@@ -42,6 +45,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     base64: str | msgspec.UnsetType = msgspec.UNSET
     encoding: str = "json"
+    expires_at: datetime | msgspec.UnsetType = msgspec.UNSET
     schema: str = ""
     version: int = 0
     change_id: str = ""
@@ -52,18 +56,20 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 class Imported(msgspec.Struct, kw_only=True):
     """What an import came to: states written, those that were there already, and keys with another value, left alone.
 
-    `failed` are keys that could not be written, with the reason.
+    `ended` are states whose end has come since the export; `failed` are keys that could not be written, with the
+    reason.
     """
 
     written: int = 0
     same: int = 0
+    ended: int = 0
     kept: list[str] = []
     failed: dict[str, str] = {}
 
     @property
     def count(self) -> int:
         """How many lines were dealt with."""
-        return self.written + self.same + len(self.kept) + len(self.failed)
+        return self.written + self.same + self.ended + len(self.kept) + len(self.failed)
 
 
 async def exported(cache: AsyncStateCache, prefix: str, *, after: str = "") -> AsyncIterator[bytes]:
@@ -77,11 +83,13 @@ async def exported(cache: AsyncStateCache, prefix: str, *, after: str = "") -> A
 def line_of(record: Record) -> bytes:
     """Return a state as a line, without the line's end."""
     held: dict[str, Any] = {"base64": base64.b64encode(record.value).decode()}
-    if record.encoding == "json":
+    encoding = form_of(record.encoding)
+    if encoding == "json":
         held = {"value": msgspec.Raw(record.value)}
     line = Line(
-        key=record.key, encoding=record.encoding, schema=record.schema, version=record.version,
-        change_id=record.change_id, updated_at=record.updated_at, writer=record.writer, **held,
+        key=record.key, encoding=encoding, expires_at=expires_at(record.encoding) or msgspec.UNSET,
+        schema=record.schema, version=record.version, change_id=record.change_id, updated_at=record.updated_at,
+        writer=record.writer, **held,
     )  # fmt: skip
     return msgspec.json.encode(line)
 
@@ -118,10 +126,14 @@ async def imported(
         writes, wrong = list[Write](), None
         for number, line in part:
             try:
-                writes.append(_write_of(_read(line, f"line {number}"), f"line {number}", cache))
+                write = _write_of(_read(line, f"line {number}"), f"line {number}", cache)
             except UsageError as error:
                 wrong = error
                 break
+            if (until_of(write.encoding) or inf) <= cache._runtime.redis.clock.now_ms():
+                done.ended += 1
+            else:
+                writes.append(write)
         await _take_in(cache, {write.key: write for write in writes}, done, replace=replace, dry_run=dry_run, more=more)
         progress(done)
         if wrong is not None:
@@ -155,6 +167,9 @@ def _write_of(line: Line, where: str, cache: AsyncStateCache) -> Write:
         )
     except binascii.Error as error:
         raise UsageError(f"{where} is no line of an export: {error}") from None
+    until = line.expires_at if isinstance(line.expires_at, datetime) else None
+    if until is not None and not (until.tzinfo and 1970 < until.year < 2280):
+        raise UsageError(f"{where} is no line of an export: its expires_at has no zone, or is centuries away")
     if len(data) > VALUE_BYTES_MAX:
         raise UsageError(f"{where}: the value has {len(data):,} bytes, more than {VALUE_BYTES_MAX:,}")
     try:
@@ -162,8 +177,8 @@ def _write_of(line: Line, where: str, cache: AsyncStateCache) -> Write:
     except InvalidKey as error:
         raise UsageError(f"{where}: {error.problem}") from None
     return Write(
-        key=key, op="set", expected=ABSENT, value=data, encoding=line.encoding, schema=line.schema,
-        ttl_ms=cache._view.ttl_ms,
+        key=key, op="set", expected=ABSENT, value=data, encoding=ending(line.encoding, until),
+        schema=line.schema, ttl_ms=cache._view.ttl_ms,
     )  # fmt: skip
 
 

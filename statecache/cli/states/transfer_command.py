@@ -109,8 +109,8 @@ def take_in(
     """Write the states of an export: new changes, with the values, encodings and schemas of the file.
 
     What is there already is left alone, so an import that was interrupted is repeated. Exit status 1 where a key has
-    another value, without --replace, or could not be written. With --json, one object: `written`, `same`, `kept`,
-    `failed`.
+    another value, without --replace, or could not be written. With --json, one object: `written`, `same`, `ended`,
+    `kept`, `failed`.
 
     \b
     Examples:
@@ -129,7 +129,8 @@ def take_in(
         print_json(done)
     else:
         would = "would be " if dry_run else ""
-        print(f"{counted(done.written, 'state')} {would}written, {done.same:,} there already")
+        ended = f", {done.ended:,} left out, for their end has come" if done.ended else ""
+        print(f"{counted(done.written, 'state')} {would}written, {done.same:,} there already{ended}")
         _name(f"{counted(len(done.kept), 'key')} left alone, for the value there is another one (--replace)", done.kept)
         failed = [f"{key}: {why}" for key, why in done.failed.items()]
         _name(f"{counted(len(failed), 'key')} not written", failed)

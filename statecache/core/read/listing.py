@@ -240,10 +240,11 @@ class Listing:
         return held, closed
 
     async def _seen(self, sight: Sight, seconds: float) -> Sight:
-        """Return the sight, or a newer one where this process has seen a newer state."""
+        """Return the sight as it is now, or a newer one where this process has seen a newer state."""
         record = sight.record
         if self._near.seen(record.key, (record.epoch, record.version)):
-            return sight
+            lived = self._redis.clock.lived(record)
+            return sight if lived is record else replace(sight, record=lived)
         return Sight(await self._reader.primary(record.key, end=monotonic() + seconds))
 
     async def _overlaid(

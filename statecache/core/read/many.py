@@ -74,7 +74,7 @@ class ManyReader:
         for some in in_parts(keys, _ASKED_AT_ONCE):
             if self._near.keeps and self._tracked.is_up():
                 found |= await self._kept(some, end, max_stale)
-        return found | await self.primary([key for key in keys if key not in found], end=end)
+        return self._lived(found) | await self.primary([key for key in keys if key not in found], end=end)
 
     async def primary(self, keys: Sequence[str], *, end: float) -> dict[str, Record]:
         """Return the keys' records on the primary; a state is never older than what was seen before."""
@@ -86,7 +86,7 @@ class ManyReader:
         for key in keys:
             if key not in found:
                 found[key] = await self._reader.primary(key, end=end)
-        return found
+        return self._lived(found)
 
     async def fenced(self, keys: Sequence[str], *, end: float) -> dict[str, Record]:
         """Return the records of the lineage that Postgres says is current."""
@@ -104,7 +104,11 @@ class ManyReader:
         for key in keys:
             if key not in found:
                 found[key] = await self._reader.fenced(key, end=end)
-        return found
+        return self._lived(found)
+
+    def _lived(self, found: dict[str, Record]) -> dict[str, Record]:
+        """Return the records as they are now: some may have come to their end."""
+        return {key: self._redis.clock.lived(record) for key, record in found.items()}
 
     async def _kept(self, keys: Sequence[str], end: float, max_stale: float | None) -> dict[str, Record]:
         """Return what the tracked connection brings, from now on kept here, of keys that are not."""

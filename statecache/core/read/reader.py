@@ -14,6 +14,8 @@ gate, and who reads in order to write opens it.
 Whatever way it comes, a state that is older than one that this process has seen is not given: it is read again, and
 where that brings nothing newer, it is believed only when the newer one is proven to be gone: the shard is in a later
 epoch (it was lost with its Redis), or Postgres knows the server as the current lineage (it was set aside).
+
+A state whose end has come is given as `expired`, at the same place, until a worker has deleted it.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ class Reader:
             else:
                 record, unavailable = await self._believed(found, end, asking=asking)
             if record is not None and record.version >= least:
-                return record
+                return self._redis.clock.lived(record)
             unavailable = unavailable or Unavailable("version", detail=f"{key!r} has not reached version {least}")
             if backoff.outlasts(end):
                 raise unavailable
@@ -244,7 +246,7 @@ class Reader:
         if answered and record is None and reading.error is None:
             record = (await self._hydrator.load([key], end=end)).get(key)
         if record is not None and record.version >= least and self._near.seen(key, (record.epoch, record.version)):
-            return record
+            return self._redis.clock.lived(record)
         return await self.primary(key, end=end, least=least)
 
     def _brought(self, reading: Reading) -> Record | None:
@@ -268,7 +270,7 @@ class Reader:
                 record, epoch = found.record, found.epoch
                 current = bool(rows) and tuple(rows[0][1:3]) == (epoch, found.replid)
                 if current and self.is_believed(record, epoch) and record.version >= least:
-                    return record
+                    return self._redis.clock.lived(record)
                 detail = f"the Redis that answers, in epoch {epoch}, is not the current one"
                 unavailable = Unavailable("epoch", detail=detail)
                 if current:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from redis.exceptions import NoScriptError, ResponseError
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from statecache.clock import monotonic
+from statecache.clock import boottime, monotonic
 from statecache.concurrency import TASKS, Concurrency
 from statecache.core.pool import Pool
 from statecache.core.redis.connection import Dial, Link, dialer
+from statecache.core.redis.server_clock import ServerClock
 from statecache.errors import ConfigurationError, RedisUnavailable
 from statecache.keys import HASH
 from statecache.lua import Script, script
@@ -54,6 +55,7 @@ class RedisTier:
         io: Concurrency = TASKS,
     ) -> None:
         self.io = io
+        self.clock = ServerClock()
         self._settings = settings
         self._keys = keys
         self._pairing = pairing
@@ -111,7 +113,7 @@ class RedisTier:
 
     async def _handshake(self, link: Link, seconds: float) -> None:
         keys = self._keys
-        sent = monotonic()
+        sent, booted = monotonic(), boottime()
         try:
             reply = await link.script(script("handshake"), keys.handshake(), [self._settings.fence], seconds=seconds)
         except ResponseError as error:
@@ -136,6 +138,7 @@ class RedisTier:
                 "the Redis user may not run " + ", ".join(sorted(set(refused))),
                 hint="Grant these commands on these keys.",
             )
+        self.clock.heard(int(now_ms), booted)
         link.ahead_ms, link.handshake_s = int(now_ms) - sent * 1000, monotonic() - sent
         self.cluster = cluster
         if not shards:

@@ -4,9 +4,9 @@
 -- ARGV  1 nonce  2 change_id  3 fence (on|off), and behind a blank how many replicas must be connected
 --       4 repeat (0|1, or the position at which its writer was told that it is applied)  5 writer  6 actor  7 reason
 --       8 backlog entries max  9 backlog bytes max  10 commit bytes max  11 value bytes max
---       12… per state: key, op (set|delete|check), expected (change_id, * blind, ! absent, ? present),
---           value, encoding, schema, ttl in ms ('' = default), assume_new (0|1|e<epoch>: in
---           that epoch)
+--       12… per state: key, op (set|delete|check), expected (change_id, or that and ~ where its end may have come,
+--           * blind, ! absent, ? present, % ended), value, encoding (behind it ' in ' and ms: it ends then, or
+--           ' until ' and a time in ms), schema, ttl in ms ('' = default), assume_new (0|1|e<epoch>: in that epoch)
 --       last, optional: the server's time in ms past which this attempt must not be executed, and where it is not
 --           the first one: past which no other can be executed either
 --       where locks count, both of them, the second '' for none, then: the lock and token of each lease that the
@@ -19,7 +19,7 @@
 --   MISSING     index of each state that is not in Redis
 --   UNSURE      this repeat may have been applied long ago: look it up; with a position it was, and that is all it knows
 --   REUSED      index of a state at which the change_id is another change's, applied at that version
---   CONFLICT    index, its change_id, its op
+--   CONFLICT    index, its change_id, its op, or `expired` where its end has come
 --   STALE       the lock whose lease is not the commit's any more, its token, and the holder now, or ''
 --   HELD        the lock that somebody else holds, and the holder
 --   POLICY      enforced: the namespace's locks are, and the commit does not name those in its way; advisory: it does,
@@ -63,7 +63,7 @@ end
 local states, missing = {}, nil
 local mine, seen = change_id .. '@', is_repeat
 for i = 1, count do
-  local state = pcall('HMGET', KEYS[4 + i], 'version', 'change_id', 'op', 'recent', 'key', 'ttl')
+  local state = pcall('HMGET', KEYS[4 + i], 'version', 'change_id', 'op', 'recent', 'key', 'ttl', 'encoding')
   if state.err then return { nonce, 'FOREIGN', KEYS[4 + i], state.err } end
   local at = first + (i - 1) * width
   if not state[1] then
@@ -128,7 +128,8 @@ if seen then
       elseif is_repeat and (version > age or call('HEXISTS', KEYS[4 + i], 'lost') == 1) then
         unsure = true
       end
-      unapplied = unapplied or (not found and ARGV[at + EXPECTED] ~= '' and ARGV[at + EXPECTED] == state[2])
+      local expected = ARGV[at + EXPECTED]
+      unapplied = unapplied or (not found and expected ~= '' and (expected == state[2] or expected == state[2] .. '~'))
     end
   end
   if reused then return reused end
@@ -153,9 +154,15 @@ if replicas then
   if tonumber(connected) < tonumber(replicas) then return { nonce, 'REPLICAS', connected, replicas } end
 end
 
--- Compare-and-set on the parent change.
+-- Compare-and-set on the parent change. A state whose end has come counts as deleted.
+local now
 for i = 1, count do
   local expected, state = ARGV[first + (i - 1) * width + EXPECTED], states[i]
+  if state[7] and #state[7] > 7 and state[3] == 'set' then
+    local ends = string.match(state[7], ' until (%d+)$')
+    now = now or call('TIME')
+    if ends and now[1] * 1000 + now[2] / 1000 >= tonumber(ends) then state[3] = 'expired' end
+  end
   local holds
   if expected == '*' then
     holds = true
@@ -163,8 +170,10 @@ for i = 1, count do
     holds = state[3] ~= 'set'
   elseif expected == '?' then
     holds = state[3] == 'set'
+  elseif expected == '%' then
+    holds = state[3] == 'expired'
   else
-    holds = expected == state[2]
+    holds = expected == state[2] and state[3] ~= 'expired' or expected == state[2] .. '~'
   end
   if not holds then return { nonce, 'CONFLICT', i, state[2], state[3] } end
 end
@@ -240,7 +249,7 @@ if may then
 end
 
 -- Nothing below can fail but XADD, which comes first.
-local now = call('TIME')
+now = now or call('TIME')
 if latest and now[1] * 1000 + now[2] / 1000 > tonumber(latest) then return { nonce, 'LATE' } end
 local of_day = now[1] % 86400
 local day = (now[1] - of_day) / 86400 + 719468 -- since 0000-03-01, for then leap days end their years
@@ -255,6 +264,14 @@ local year = (day - of_era) / 146097 * 400 + years + (months < 10 and 0 or 1)
 local of_hour = of_day % 3600
 local updated_at = format('%04d-%02d-%02dT%02d:%02d:%02d.%06dZ', year, months < 10 and months + 3 or months - 9,
   day_of_month, (of_day - of_hour) / 3600, (of_hour - of_hour % 60) / 60, of_day % 60, now[2])
+
+for i = 1, count do -- what ends some time after its commit, ends at a moment
+  local at = first + (i - 1) * width + ENCODING
+  if #ARGV[at] > 7 then
+    local form, ms = string.match(ARGV[at], '^(%a+) in (%d+)$')
+    if form then ARGV[at] = format('%s until %.0f', form, now[1] * 1000 + (now[2] - now[2] % 1000) / 1000 + ms) end
+  end
+end
 
 local n, entries, bytes = format('%d', head[3] + 1), format('%d', head[4] + 1), format('%d', head[5] + size)
 local position = epoch .. '-' .. n

@@ -11,7 +11,7 @@ WITH made (kind, name) AS (
            ('primary key', 'shard_pkey'), ('primary key', 'state_pkey'), ('primary key', 'worker_pkey'),
            ('index', 'change_change_id_key_key'), ('index', 'change_position'), ('index', 'conflict_position'),
            ('index', 'lost_change_key'), ('index', 'quarantine_change'), ('index', 'quarantine_position'),
-           ('index', 'state_age'),
+           ('index', 'state_age'), ('index', 'state_end'),
            ('view', 'change_view'), ('view', 'state_view'),
            ('function', 'begin_epoch'), ('function', 'enforced_locks'), ('function', 'json_or_null'),
            ('function', 'keep_consumer'), ('function', 'report_lost'), ('function', 'set_locking'),
