@@ -92,6 +92,8 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     def pin(self, current: Sequence[Sequence[bytes | None]]) -> None:
         """Make a commit that was not applied expect what is there now: change_id and op of each state, in order.
 
+        The op of one whose end has come is `expired`.
+
         It is no repeat then; where a state was evicted just now it stays one, to be looked up again once the state is
         back.
         """
@@ -99,7 +101,8 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
             holds = {BLIND: True, ABSENT: op != b"set", PRESENT: op == b"set"}.get(write.expected, False)
             if write.op != "check" and holds and change_id is not None:
                 self.pinned[at] = write.expected
-                self.writes[at] = msgspec.structs.replace(write, expected=change_id.decode() + AGED)
+                aged = "" if write.expected == PRESENT else AGED  # whoever expects a state expects one that stands
+                self.writes[at] = msgspec.structs.replace(write, expected=change_id.decode() + aged)
         self.repeat = any(change_id is None for change_id, _ in current)
 
     def unpin(self) -> None:

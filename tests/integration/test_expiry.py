@@ -199,6 +199,9 @@ async def test_after_a_lost_answer_the_end_is_that_of_the_commit(
     assert (await cache.create("runs/2", 1, ttl=0.001)).version == 1
     await _gone(cache, "runs/2")
     assert (await cache.create("runs/2", 2, change_id="aaaabbbbccccdddd")).version == 2
+    await cache.set("runs/3", 1, ttl=0.001)
+    await _gone(cache, "runs/3")
+    assert await cache.delete("runs/3", change_id="0000111122223333") is None
 
 
 async def test_an_older_release_refuses_what_ends_and_overwrites_it_whole(

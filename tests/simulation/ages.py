@@ -25,7 +25,7 @@ from math import inf
 
 import msgspec
 
-from tests.simulation.checker import Row, Violation
+from tests.simulation.evidence import Row, Violation
 from tests.simulation.history import Operation
 
 ROUNDING_S = 1e-6

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from math import inf
 
 from statecache.model import ABSENT, PRESENT
-from tests.simulation.checker import Row
+from tests.simulation.evidence import Row
 from tests.simulation.history import Operation, Seen
 
 

@@ -41,7 +41,7 @@ from statecache import AsyncStateCache
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError
 from tests.simulation.arena import Arena, arena
-from tests.simulation.checker import Verdict
+from tests.simulation.evidence import Verdict
 from tests.simulation.faults import behind
 from tests.simulation.history import Recorder, seen_of
 from tests.simulation.judge import journals, judge, leaks, unexpected

@@ -13,7 +13,10 @@ as locality lets it; that a commit's keys go together is judged apart.
 
 A fault beyond what a level survives is given as a `Loss`. A write at that level that was acknowledged before it ended
 may be missing afterwards: it is then counted in `lost`. A read in that time may have seen what was lost, or what was
-older: it is not judged. Pure.
+older: it is not judged.
+
+A state that ends is gone at that moment of the server's clock, which is that of this machine: what is committed behind
+it stands behind nothing, no read that began later finds it, and nobody but a worker deletes it, no sooner. Pure.
 """
 
 from __future__ import annotations
@@ -21,66 +24,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 
-import msgspec
-
+from statecache.core.commit.endings import REASON
 from statecache.model import ABSENT, PRESENT
+from tests.simulation.evidence import Evidence, Loss, Row, Verdict, Violation
 from tests.simulation.history import MOVES, Operation, Seen
 
-
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One change as Postgres holds it; `tag` is its `reason`, and `by` the tag of what made its value.
-
-    `follows` is the tag of the write whose value this one's value was computed from, where the value tells. With a
-    `gap` what it continues is not in Postgres, and Postgres says so.
-    """
-
-    key: str
-    change_id: str
-    parent: str
-    epoch: int
-    version: int
-    op: str = "set"
-    n: int = 0
-    tag: str = ""
-    digest: str = ""
-    follows: str | None = None
-    by: str = ""
-    gap: bool = False
-
-
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What Postgres holds: each key's chain by version, and what was set aside as (change_id, key)."""
-
-    chains: Mapping[str, Sequence[Row]]
-    conflicts: Collection[tuple[str, str]] = ()
-    quarantined: Collection[tuple[str, str]] = ()
-
-
-class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault that these levels do not survive; what was acknowledged from `since` to `until` may be gone."""
-
-    since: float
-    until: float
-    levels: frozenset[str] = frozenset({"memory", "replica", "disk"})
-
-
-class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    """One broken promise: its kind, its key, the operations concerned, and a sentence."""
-
-    kind: str
-    key: str
-    operations: tuple[Operation, ...]
-    sentence: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.key}: {self.sentence}"
-
-
-class Verdict(msgspec.Struct, kw_only=True):
-    """The violations found; `lost` holds the tags of acknowledged writes that a `Loss` took."""
-
-    violations: list[Violation] = []
-    lost: list[str] = []
+LATE_S = 1.0
+"""How long behind its end a state may still be read: what a client knows of the server's clock is one exchange old."""
 
 
 class _Book:
@@ -164,7 +114,10 @@ def _judge_chain(book: _Book, key: str, chain: Sequence[Row]) -> None:
             book.note("chain", key, [writer], f"{where} stands behind version {version}")
         if row.epoch < epoch or (row.n and row.n <= n):
             book.note("chain", key, [writer], f"{where} goes from {epoch}-{n} back to {row.epoch}-{row.n}")
-        if writer is None:
+        if writer is None and row.tag == REASON:
+            if row.op != "delete" or before is None or before.op != "set" or before.exists(row.at):
+                book.note("early", key, [], f"{where} deletes what had not ended: {before}")
+        elif writer is None:
             book.note("stranger", key, [], f"{where} was written by nobody (tag {row.tag!r})")
         elif key not in writer.keys:
             book.note("stranger", key, [writer], f"{where} is of {writer.tag}, which does not write this key")
@@ -179,11 +132,12 @@ def _end_of(row: Row) -> tuple[str, int, int, int]:
 
 def _judge_precondition(book: _Book, writer: Operation, row: Row, before: Row | None) -> None:
     expected = writer.expected.get(row.key)
-    exists = before is not None and before.op == "set"
+    exists = before is not None and before.exists(row.at)
     if expected in (ABSENT, PRESENT):
         kept = exists == (expected == PRESENT)
     else:
-        kept = expected is None or expected == row.parent
+        ended = before is not None and before.op == "set" and not exists
+        kept = expected is None or (expected == row.parent and not ended)
     if not kept:
         sentence = f"{writer.tag} expected {expected!r} and stands behind {row.parent or 'nothing'}"
         book.note("precondition", row.key, [writer], sentence)
@@ -251,15 +205,17 @@ def _judge_still(book: _Book, operation: Operation, seen: Seen, evidence: Eviden
     """Check that what a commit read was current when it was applied, at its own keys and others of its shard."""
     chain = evidence.chains.get(seen.key, ())
     own = next((at for at, row in enumerate(chain) if row.change_id == operation.change_id), None)
+    rows = (row for key in operation.keys for row in evidence.chains.get(key, ()))
+    made = next((row for row in rows if row.change_id == operation.change_id), None)
+    n, moment = (0, 0.0) if made is None else (made.n, made.at)
     if own is None:
-        rows = (row for key in operation.keys for row in evidence.chains.get(key, ()))
-        n = next((row.n for row in rows if row.change_id == operation.change_id), 0)  # 0: it stands at other keys
-        own = sum(row.n < n for row in chain)
+        own = sum(row.n < n for row in chain)  # it stands at other keys
     there = chain[own - 1] if own else None
+    exists = there is not None and there.exists(moment)
     if seen.change_id:
-        still = there is not None and there.change_id == seen.change_id
+        still = there is not None and there.change_id == seen.change_id and exists == (there.op == "set")
     else:
-        still = (there is not None and there.op == "set") == (seen.op == "present")
+        still = exists == (seen.op == "present")
     if not still:
         sentence = f"{operation.tag} read {seen.change_id or seen.op} and was applied when {there} was there"
         book.note("skew", seen.key, [operation], sentence)
@@ -360,6 +316,8 @@ class _Sweep:
             return None
         if seen.version:
             _judge_seen(self._book, operation, seen, self._evidence, {self._key: self._places})
+        if operation.kind == "read" and self._chain[place - 1].ends + LATE_S < operation.invoked:
+            self._book.note("ended", self._key, [operation], f"{operation.tag} saw {seen.change_id}, which had ended")
         if place < begun[0] and operation.mode not in self._book.behind:
             self._stale(operation, place, begun, "saw")
         if self._begun_at(place) > operation.returned:
@@ -374,8 +332,10 @@ class _Sweep:
 
     def _told_of_presence(self, operation: Operation, seen: Seen, begun: tuple[int, Operation | None]) -> int | None:
         for place in range(0 if operation.mode in self._book.behind else begun[0], len(self._chain) + 1):
-            exists = place > 0 and self._chain[place - 1].op == "set"
-            if exists == (seen.op == "present") and self._begun_at(place) <= operation.returned:
+            row = self._chain[place - 1] if place else None
+            may = {"present": row is not None and row.op == "set" and row.ends + LATE_S >= operation.invoked,
+                   "absent": row is None or row.op != "set" or row.ends <= operation.returned}  # fmt: skip
+            if may[seen.op] and self._begun_at(place) <= operation.returned:
                 return place
         sentence = f"{operation.tag} found it {seen.op}, which it was at no moment of that operation"
         self._book.note("stale", self._key, [operation, begun[1]], sentence)

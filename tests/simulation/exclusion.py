@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import msgspec
 
-from tests.simulation.checker import Violation
+from tests.simulation.evidence import Violation
 from tests.simulation.freshness import Window
 from tests.simulation.history import Operation
 

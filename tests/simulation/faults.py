@@ -22,7 +22,7 @@ import redis
 from statecache.clock import monotonic
 from statecache.testing.process import Process, descendants
 from tests.simulation.arena import Arena
-from tests.simulation.checker import Loss, Verdict, Violation
+from tests.simulation.evidence import Loss, Verdict, Violation
 from tests.simulation.freshness import Told
 from tests.simulation.history import Invoke, Operation, lines_of
 from tests.simulation.nemesis import Strike

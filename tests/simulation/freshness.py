@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tests.simulation.ages import Bounds
-from tests.simulation.checker import Evidence, Loss, Row, Violation
+from tests.simulation.evidence import Evidence, Loss, Row, Violation
 from tests.simulation.history import Operation, Seen
 
 DELETING = ("delete", "transaction", "transact")

@@ -28,8 +28,8 @@ from statecache.model import State
 
 Outcome = Literal["ok", "fail", "unknown"]
 Kind = Literal["read", "write", "confirm", "ask"]
-MOVES = ("copy", "rename")
-"""Verbs that write a value which was made for another key."""
+MOVES = ("copy", "rename", "touch")
+"""Verbs that write a value which was made by another write."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,12 @@ import msgspec
 import psycopg
 import redis
 
+from statecache.clock import monotonic, wall
+from statecache.expiry import until_of
 from statecache.keys import KeySpace
 from tests.simulation.arena import EXPECTED_ERRORS, Arena
-from tests.simulation.checker import Evidence, Loss, Row, Verdict, check
+from tests.simulation.checker import check
+from tests.simulation.evidence import Evidence, Loss, Row, Verdict
 from tests.simulation.history import Operation, digest_of, read_journals
 
 _LOST = re.compile(r"Lost: Change (\w+) of .* (?:began without|Postgres went past) its position (\d+)-(\d+),")
@@ -29,7 +34,7 @@ def evidence(connection: Connection, schema: str) -> Evidence:
     """Return every chain of Postgres and whatever was set aside."""
     chains: dict[str, list[Row]] = {}
     query = (
-        "SELECT key, change_id, parent_change_id, epoch, version, op, n, reason, gap, value"
+        "SELECT key, change_id, parent_change_id, epoch, version, op, n, reason, gap, value, at, encoding"
         f" FROM {schema}.change ORDER BY key, version"
     )
     for row in connection.execute(query.encode()):
@@ -41,13 +46,15 @@ def evidence(connection: Connection, schema: str) -> Evidence:
 
 def _row(
     key: str, change_id: str, parent: str, epoch: int, version: int, op: str, n: int, reason: str, gap: bool,
-    value: bytes,
+    value: bytes, at: datetime, encoding: str,
 ) -> Row:  # fmt: skip
+    until = until_of(encoding) or inf
     content = msgspec.json.decode(value) if op == "set" else {}
     return Row(
         key=key, change_id=change_id, parent=parent, epoch=epoch, version=version, op=op, n=n,
         tag=reason or content.get("by", ""), digest=digest_of(content) if op == "set" else "",
         follows=content.get("after"), by=content.get("by", ""), gap=gap,
+        at=at.timestamp() * 1000, until=until, ends=until / 1000 - wall().timestamp() + monotonic(),
     )  # fmt: skip
 
 

@@ -25,8 +25,8 @@ from statecache import AsyncStateCache
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError
 from tests.simulation.arena import EXPECTED_ERRORS, SETTINGS, WRITERS, Arena
-from tests.simulation.checker import Verdict, Violation
 from tests.simulation.evictable import never_evictable
+from tests.simulation.evidence import Verdict, Violation
 from tests.simulation.exclusion import Did, Steps, Token, judge_locks, judge_steps
 from tests.simulation.faults import Faults
 from tests.simulation.freshness import Window

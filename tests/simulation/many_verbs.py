@@ -6,15 +6,16 @@ Each write of `set_many` is a commit of its own, so it is an operation of its ow
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from statecache import BulkError, Create, Delete, NotFound, Set
 from statecache.model import ABSENT, PRESENT
-from tests.simulation.history import Invoke, Recorder, Seen
+from tests.simulation.history import Invoke, Recorder, Seen, seen_of
 
 if TYPE_CHECKING:
-    from statecache import AsyncStateCache
+    from statecache import AsyncStateCache, State
 
 
 class ManyVerbs:
@@ -129,3 +130,43 @@ class ManyVerbs:
         with self._noting(sent):
             how: Any = {"reason": sent.tag, "durability": sent.level, "timeout": self._timeout()}
             self._wrote(sent, [await self._cache.copy(key, to, replace=True, **how)])
+
+    async def _touch(self, key: str) -> None:
+        sent = self._begin("touch", [key], "write", expected={key: PRESENT})
+        with self._noting(sent):
+            how: Any = {"reason": sent.tag, "durability": sent.level, "timeout": self._timeout()}
+            self._wrote(sent, [await self._cache.touch(key, ttl=self._rng.choice((0.1, 2.0, inf)), **how)])
+
+
+class Work:
+    """The function of a transaction, for both clients."""
+
+    def __init__(self, session: Any, sent: Invoke, names: list[str], to_write: list[str], deletes: set[str]) -> None:
+        self._session = session
+        self._sent = sent
+        self._names = names
+        self._to_write = to_write
+        self._deletes = deletes
+        self.read: list[Seen] = []
+        self.tx: Any = None
+
+    async def run(self, tx: Any) -> None:
+        self._start(tx)
+        for name in self._names:
+            self._do(tx, name, await tx.get(name))
+
+    def plainly(self, tx: Any) -> None:
+        self._start(tx)
+        for name in self._names:
+            self._do(tx, name, tx.get(name))
+
+    def _start(self, tx: Any) -> None:
+        self.tx = tx
+        self.read.clear()
+
+    def _do(self, tx: Any, name: str, state: State[Any] | None) -> None:
+        self.read.append(Seen(key=name, op="absent") if state is None else seen_of(state))
+        if name in self._deletes and state is not None:
+            tx.delete(name)
+        elif name in self._to_write:
+            tx.set(name, self._session._value(self._sent, None if state is None else state.value))

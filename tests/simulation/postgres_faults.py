@@ -37,8 +37,8 @@ import psycopg
 from statecache.clock import monotonic
 from tests.simulation.ages import Bounds
 from tests.simulation.arena import WORKER_LINE
-from tests.simulation.checker import Loss, Verdict, Violation
 from tests.simulation.evictable import never_evictable
+from tests.simulation.evidence import Loss, Verdict, Violation
 from tests.simulation.freshness import Window, judge_freshness
 from tests.simulation.history import Operation
 from tests.simulation.judge import evidence

@@ -34,7 +34,7 @@ import redis
 from statecache.clock import monotonic
 from tests.simulation.ages import Bounds
 from tests.simulation.arena import WORKER_LINE, WRITERS
-from tests.simulation.checker import Evidence, Loss, Verdict, Violation
+from tests.simulation.evidence import Evidence, Loss, Verdict, Violation
 from tests.simulation.fork_faults import ForkFaults
 from tests.simulation.freshness import Window, judge_freshness
 from tests.simulation.history import Operation

@@ -13,7 +13,7 @@ from random import Random
 import msgspec
 
 from statecache.model import ABSENT, PRESENT
-from tests.simulation.checker import Row
+from tests.simulation.evidence import Row
 from tests.simulation.history import Kind, Operation, Outcome, Seen
 
 KEY = "runs/1"

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from tests.simulation.ages import Bounds, judge_ages
-from tests.simulation.checker import Evidence, Row, check
+from tests.simulation.checker import check
+from tests.simulation.evidence import Evidence, Row
 from tests.simulation.history import Invoke, Recorder, Seen, digest_of, read_journals
 
 KEY, OTHER = "notes/1", "notes/2"

@@ -13,7 +13,8 @@ import pytest
 from statecache.errors import Lost
 from statecache.model import ABSENT, PRESENT, Position
 from tests.simulation.brute_force import linearizable
-from tests.simulation.checker import Evidence, Loss, Row, Verdict, check
+from tests.simulation.checker import check
+from tests.simulation.evidence import Evidence, Loss, Row, Verdict
 from tests.simulation.history import Operation, Seen
 from tests.simulation.judge import lost_in_vain
 from tests.simulation.small_histories import KEY, falsified, true_history

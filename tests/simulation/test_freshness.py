@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.simulation.ages import Bounds
-from tests.simulation.checker import Evidence, Loss, Row
+from tests.simulation.evidence import Evidence, Loss, Row
 from tests.simulation.freshness import Told, Window, judge_freshness
 from tests.simulation.history import Operation, Seen
 

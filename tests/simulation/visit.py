@@ -33,8 +33,9 @@ from tests.simulation import boundaries
 from tests.simulation.actor import Actor
 from tests.simulation.arena import EXPECTED_ERRORS
 from tests.simulation.boundaries import Kind, Plan
-from tests.simulation.checker import Evidence, check
+from tests.simulation.checker import check
 from tests.simulation.children import Child, Report, thaw
+from tests.simulation.evidence import Evidence
 from tests.simulation.history import Recorder
 from tests.simulation.judge import evidence, journals, tips, unexpected
 from tests.simulation.story import ENTRIES_KEPT, POISON, E, Story, World, meanwhile

@@ -16,6 +16,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -37,7 +38,7 @@ from statecache.errors import (
 )
 from statecache.model import ABSENT, PRESENT, State
 from tests.simulation.history import Invoke, Kind, Recorder, Seen, seen_of
-from tests.simulation.many_verbs import ManyVerbs
+from tests.simulation.many_verbs import ManyVerbs, Work
 from tests.support.awaited import awaited
 
 GROUPS = {
@@ -59,10 +60,12 @@ CANCELLED, CANCELLED_S = 0.04, 0.004
 PAUSE_S = 0.02
 LEVELS = ("memory", "memory", "disk", "postgres")
 SIZES = (0, 0, 0, 0, 300, 20_000)
+TTLS_S = (None, None, None, None, None, None, 0.01, 0.3, 2.0, inf)
+"""How long a state lasts that is written, in seconds; None is for ever, or as long as what it is written over."""
 VERBS = {
     "get": 24, "set": 12, "compare": 14, "create": 6, "create_new": 5, "update": 12, "delete": 6, "transaction": 8,
     "transact": 8, "list": 4, "wait_durable": 5, "get_many": 4, "set_many": 4, "delete_many": 2, "commit": 6,
-    "rename": 3, "copy": 3,
+    "rename": 3, "copy": 3, "touch": 3,
 }  # fmt: skip
 
 _REFUSED = (VersionConflict, AlreadyExists, NotFound, Forked, Quarantined, Lost)
@@ -76,6 +79,7 @@ class Session(ManyVerbs):
     verbs: Mapping[str, int] = VERBS
     levels: Sequence[str] = LEVELS
     modes: Sequence[str] = ("primary", "local")
+    ttls: Sequence[float | None] = TTLS_S
     repeats_unmet = False
     """Whether a write that did not reach its level is sent again under its change_id."""
 
@@ -120,7 +124,7 @@ class Session(ManyVerbs):
 
     async def _set(self, key: str) -> None:
         sent = self._begin("set", [key], "write", own_id=self._rng.random() < 0.5)
-        await self._written(sent, self._value(sent))
+        await self._written(sent, self._value(sent), **self._lasting())
 
     async def _compare(self, key: str) -> None:
         known = self._known.get(key)
@@ -135,7 +139,7 @@ class Session(ManyVerbs):
 
     async def _create(self, key: str) -> None:
         sent = self._begin("create", [key], "write", expected={key: ABSENT}, own_id=self._rng.random() < 0.5)
-        await self._written(sent, self._value(sent))
+        await self._written(sent, self._value(sent), **self._lasting())
 
     async def _create_new(self, _: str) -> None:
         key = f"{NEW}/{self._name}-{self._rng.getrandbits(60):x}"
@@ -153,6 +157,7 @@ class Session(ManyVerbs):
             return self._value(sent, before or None)
 
         more: dict[str, Any] = {"default": {}} if self._rng.random() < 0.7 else {}
+        more |= self._lasting()
         with self._noting(sent):
             more |= {"reason": sent.tag, "durability": _level(sent), "timeout": self._timeout()}
             state = await self._cache.update(key, change, **more)
@@ -181,7 +186,7 @@ class Session(ManyVerbs):
         deletes = {name for name in to_write if self._rng.random() < 0.15}
         verb = "transact" if again else "transaction"
         sent = self._begin(verb, to_write or names, "write" if to_write else "read")
-        work = _Work(self, sent, names, to_write, deletes)
+        work = Work(self, sent, names, to_write, deletes)
         more: dict[str, Any] = {"reason": sent.tag, "durability": _level(sent), "timeout": self._timeout()}
         with self._noting(sent, work.read):
             if again:
@@ -232,6 +237,10 @@ class Session(ManyVerbs):
                 return
             sent = self._recorder.again(sent, change_id=change_id)
 
+    def _lasting(self) -> dict[str, float]:
+        ttl = self._rng.choice(self.ttls)
+        return {} if ttl is None else {"ttl": ttl}
+
     def _timeout(self) -> float | None:
         return self._rng.choice(TIMEOUTS_S)
 
@@ -253,42 +262,6 @@ class Session(ManyVerbs):
         noting = Noting(self._recorder, sent, [] if read is None else read, again=self.repeats_unmet)
         noting.unknown = self._unknown
         return noting
-
-
-class _Work:
-    """The function of a transaction, for both clients."""
-
-    def __init__(
-        self, session: Session, sent: Invoke, names: list[str], to_write: list[str], deletes: set[str]
-    ) -> None:
-        self._session = session
-        self._sent = sent
-        self._names = names
-        self._to_write = to_write
-        self._deletes = deletes
-        self.read: list[Seen] = []
-        self.tx: Any = None
-
-    async def run(self, tx: Any) -> None:
-        self._start(tx)
-        for name in self._names:
-            self._do(tx, name, await tx.get(name))
-
-    def plainly(self, tx: Any) -> None:
-        self._start(tx)
-        for name in self._names:
-            self._do(tx, name, tx.get(name))
-
-    def _start(self, tx: Any) -> None:
-        self.tx = tx
-        self.read.clear()
-
-    def _do(self, tx: Any, name: str, state: State[Any] | None) -> None:
-        self.read.append(Seen(key=name, op="absent") if state is None else seen_of(state))
-        if name in self._deletes and state is not None:
-            tx.delete(name)
-        elif name in self._to_write:
-            tx.set(name, self._session._value(self._sent, None if state is None else state.value))
 
 
 class Noting:
@@ -335,6 +308,8 @@ class Noting:
 def _told(error: StateCacheError) -> list[Seen]:
     if isinstance(error, VersionConflict) and error.actual:
         return [Seen(key=error.key, change_id=error.actual)]
+    if isinstance(error, VersionConflict) and error.expected:  # it has ended
+        return [Seen(key=error.key, op="absent")]
     if isinstance(error, AlreadyExists | NotFound):
         return [Seen(key=error.key, op="present" if isinstance(error, AlreadyExists) else "absent")]
     return []
@@ -393,6 +368,9 @@ async def write(
 def main(arguments: list[str], session: type[Session] = Session) -> None:
     """Run one process of the chaos."""
     folder, name, seed, sessions, kind = arguments
+    if "swapped" in Path(folder, KINDS_FILE).read_text().split():
+        session.ttls = (None,)  # the release before does not know of them
+        session.verbs = {verb: weight for verb, weight in session.verbs.items() if verb != "touch"}
     asyncio.run(write(Path(folder), name, int(seed), int(sessions), plain=kind == "sync", kind=session))
 
 

@@ -224,14 +224,15 @@ def test_a_change_that_was_applied_and_is_nowhere_is_unknown() -> None:
 @pytest.mark.parametrize(
     ("expected", "op", "pinned"),
     [(BLIND, b"set", True), (BLIND, b"delete", True), (ABSENT, b"delete", True), (ABSENT, b"set", False),
-     (PRESENT, b"set", True), (PRESENT, b"delete", False), ("p", b"set", False)],
+     (PRESENT, b"set", True), (PRESENT, b"delete", False), ("p", b"set", False), (BLIND, b"expired", True),
+     (ABSENT, b"expired", True), (PRESENT, b"expired", False)],
 )  # fmt: skip
 def test_a_repeat_that_was_not_applied_expects_what_was_there_before_it_was_looked_for(
     expected: str, op: bytes, pinned: bool
 ) -> None:
     commit = _commit(expected, repeat=True)
     assert after_lookup(commit, None, [(b"there", op)], applied=False) == Again()
-    assert commit.writes[0].expected == ("there~" if pinned else expected)
+    assert commit.writes[0].expected == ({"?": "there"}.get(expected, "there~") if pinned else expected)
     assert not commit.repeat
 
 

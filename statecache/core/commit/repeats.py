@@ -22,6 +22,7 @@ from statecache.errors import (
     StateCacheError,
     Unavailable,
 )
+from statecache.expiry import until_of
 from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
@@ -93,12 +94,14 @@ class Repeats:
         keys = [write.key for write in commit.written()]
         try:
             current = await self._redis.read(
-                [("HMGET", redis_key, "change_id", "op") for redis_key in commit.redis_keys],
+                [("HMGET", redis_key, "change_id", "op", "encoding") for redis_key in commit.redis_keys],
                 seconds=max(commit.end - monotonic(), 0.001),
             )
             for redis_key, reply in zip(commit.redis_keys, current, strict=True):
                 if isinstance(reply, Exception):
                     raise refusal(reply, redis_key) from reply
+            now = self._redis.clock.now_ms()
+            current = [(change_id, _op_at(now, op, encoding)) for change_id, op, encoding in current]
             position = position or commit.applied_at
             found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end, position=position)
         except (Unavailable, ForeignData, ConfigurationError) as error:
@@ -187,3 +190,9 @@ class Repeats:
                 raise error
             case Fail(error, cause):
                 commit.fail(error, cause)
+
+
+def _op_at(now_ms: int, op: bytes | None, encoding: bytes | None) -> bytes | None:
+    """Return what a state's newest change amounts to by then, on the server's clock: `expired` once it has ended."""
+    until = until_of((encoding or b"").decode("utf-8", "replace"))
+    return b"expired" if op == b"set" and until is not None and until <= now_ms else op
