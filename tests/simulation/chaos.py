@@ -72,6 +72,7 @@ class Result(msgspec.Struct, kw_only=True):
     acknowledged: int = 0
     unknown: int = 0
     lost_beyond_tolerance: int = 0
+    expired: int = 0
     snapshots: int = 0
     dirty_seen: int = 0
     kinds: dict[str, int] = {}
@@ -252,7 +253,7 @@ class Run:
         result.operations = len(operations)
         result.acknowledged = sum(one.outcome == "ok" for one in operations)
         result.unknown = sum(one.outcome == "unknown" for one in operations)
-        result.lost_beyond_tolerance = len(verdict.lost)
+        result.lost_beyond_tolerance, result.expired = len(verdict.lost), verdict.expired
         result.snapshots, result.dirty_seen = self._sampler.snapshots, self._sampler.dirty
         self._table(Counter((one.verb, one.outcome) for one in operations))
         return verdict

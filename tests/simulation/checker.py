@@ -115,6 +115,7 @@ def _judge_chain(book: _Book, key: str, chain: Sequence[Row]) -> None:
         if row.epoch < epoch or (row.n and row.n <= n):
             book.note("chain", key, [writer], f"{where} goes from {epoch}-{n} back to {row.epoch}-{row.n}")
         if writer is None and row.tag == REASON:
+            book.verdict.expired += 1
             if row.op != "delete" or before is None or before.op != "set" or before.exists(row.at):
                 book.note("early", key, [], f"{where} deletes what had not ended: {before}")
         elif writer is None:

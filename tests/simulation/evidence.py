@@ -68,7 +68,11 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """The violations found; `lost` holds the tags of acknowledged writes that a `Loss` took."""
+    """The violations found; `lost` holds the tags of acknowledged writes that a `Loss` took.
+
+    `expired` counts the states that workers deleted because they had ended.
+    """
 
     violations: list[Violation] = []
     lost: list[str] = []
+    expired: int = 0

@@ -27,6 +27,9 @@ _OF_A_MOMENT = re.compile(rb"[^:]+:\{\d+\}:(?!state:)")
 """Redis keys that are no state's, whatever key they end in: those of this and of other releases that take turns."""
 _FIELDS = ("key", "op", "version", "epoch", "change_id", "value")
 
+LEFT_S = 45.0
+"""How long after its end a state may still be there: workers try again so late after a long outage."""
+
 Connection = psycopg.Connection[Any]
 
 
@@ -76,6 +79,16 @@ def tips(connection: Connection, raw: redis.Redis, keys: KeySpace, schema: str, 
         elif held != states.get(key):
             findings.append(f"{key}: Redis has {held}, Postgres {states.get(key)}")
     return findings
+
+
+def left_behind(found: Evidence, now: float) -> list[str]:
+    """Return the states that ended long before that moment of the monotonic clock, and that no worker has deleted."""
+    tips = ((key, row) for key, (*_, row) in found.chains.items())
+    return [
+        f"{key}: {row.change_id} ended {now - row.ends:.0f} s ago, and is not deleted"
+        for key, row in tips
+        if row.op == "set" and row.ends + LEFT_S < now
+    ]
 
 
 def _hashes(raw: redis.Redis, keys: KeySpace) -> list[tuple[str, tuple[Any, ...] | None]]:
@@ -135,6 +148,7 @@ def judge(arena: Arena, operations: Sequence[Operation], losses: Sequence[Loss])
     with arena.postgres() as connection, arena.redis(seconds=10) as raw:
         found = evidence(connection, schema)
         wrong = tips(connection, raw, arena.keys, schema, found) + lost_in_vain(operations, found)
+        wrong += left_behind(found, monotonic())
     chains = {key: chain for key, chain in found.chains.items() if not key.startswith(arena.aside)}
     found = msgspec.structs.replace(found, chains=chains)
     return check(operations, found, losses=losses, behind=arena.behind), wrong

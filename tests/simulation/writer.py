@@ -144,7 +144,7 @@ class Session(ManyVerbs):
     async def _create_new(self, _: str) -> None:
         key = f"{NEW}/{self._name}-{self._rng.getrandbits(60):x}"
         sent = self._begin("create", [key], "write", expected={key: ABSENT})
-        await self._written(sent, self._value(sent), assume_new=True)
+        await self._written(sent, self._value(sent), assume_new=True, **self._lasting())
 
     async def _delete(self, key: str) -> None:
         sent = self._begin("delete", [key], "write", expected={key: PRESENT}, own_id=self._rng.random() < 0.5)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from tests.simulation.mutations.agents import AGENTS
 from tests.simulation.mutations.durable import DURABLE
+from tests.simulation.mutations.expiry import EXPIRY
 from tests.simulation.mutations.feed import FEED
 from tests.simulation.mutations.gates import GATES
 from tests.simulation.mutations.hot import HOT
 from tests.simulation.mutations.near import NEAR
 from tests.simulation.mutations.operators import OPERATORS
 
-MUTANTS = HOT | DURABLE | GATES | NEAR | AGENTS | OPERATORS | FEED
+MUTANTS = HOT | DURABLE | GATES | NEAR | AGENTS | OPERATORS | FEED | EXPIRY

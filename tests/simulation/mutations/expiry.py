@@ -1,0 +1,57 @@
+"""States that end: who decides that, and who heeds it."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations.mutant import Mutant, Piece
+
+EXPIRY = {
+    "ended for writes": Mutant(
+        "a write takes a state for alive whose end has come",
+        "statecache/lua/commit/commit.lua",
+        "    if ends and now[1] * 1000 + now[2] / 1000 >= tonumber(ends) then state[3] = 'expired' end\n",
+        "",
+        by="chaos",
+    ),
+    "ended for reads": Mutant(
+        "a read finds a state whose end has come",
+        "statecache/core/redis/server_clock.py",
+        "boottime() < self.moment_of(record.encoding)",
+        "True",
+        by="chaos",
+    ),
+    "ended here": Mutant(
+        "what is kept in this process has no end",
+        "statecache/core/runtime.py",
+        "ends=self.redis.clock.moment_of,",
+        'ends=lambda encoding: float("inf"),',
+        by="chaos",
+    ),
+    "not ended after all": Mutant(
+        "a worker deletes what Postgres takes for ended",
+        "statecache/core/commit/endings.py",
+        "expected=EXPIRED)",
+        'expected="*")',
+        by="chaos",
+    ),
+    "ended while in doubt": Mutant(
+        "a repeated delete takes what has ended meanwhile",
+        "statecache/commit_protocol/commit.py",
+        'aged = "" if write.expected == PRESENT else AGED',
+        "aged = AGED",
+        by="chaos",
+        also=(
+            Piece(
+                "statecache/core/commit/repeats.py",
+                'return b"expired" if op == b"set" and until is not None and until <= now_ms else op\n',
+                "return op\n",
+            ),
+        ),
+    ),
+    "left behind": Mutant(
+        "no worker deletes what has ended",
+        "workers/statecache_workers/worker.py",
+        "        self.expiry.ask(self._served())\n",
+        "        self._served()\n",
+        by="chaos",
+    ),
+}
