@@ -19,13 +19,6 @@ EXPIRY = {
         "True",
         by="chaos",
     ),
-    "ended here": Mutant(
-        "what is kept in this process has no end",
-        "statecache/core/runtime.py",
-        "ends=self.redis.clock.moment_of,",
-        'ends=lambda encoding: float("inf"),',
-        by="chaos",
-    ),
     "not ended after all": Mutant(
         "a worker deletes what Postgres takes for ended",
         "statecache/core/commit/endings.py",
