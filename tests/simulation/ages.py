@@ -100,7 +100,7 @@ def _beginnings(operations: Sequence[Operation], places: Mapping[str, Mapping[st
 def _last_absence(chain: Sequence[Row], begun: Sequence[float], returned: float) -> int | None:
     """Return the last place at which the key was absent and that the read can have seen: the one that accuses least."""
     for place in range(len(chain), 0, -1):
-        if chain[place - 1].op == "delete" and begun[place] <= returned:
+        if (chain[place - 1].op == "delete" or chain[place - 1].ends <= returned) and begun[place] <= returned:
             return place
     return 0
 

@@ -120,7 +120,7 @@ class _Durable:
     def judged(self, read: Operation, seen: Seen, age_s: float) -> Iterator[Violation]:
         """Compare what a read saw with what was durable that long before it began."""
         at = bisect_right(self._times, read.invoked - age_s)
-        place = self._places.get(seen.change_id) if seen.change_id else self._last(seen.op)
+        place = self._places.get(seen.change_id) if seen.change_id else self._last(seen.op, read.returned)
         if not at or place is None or place >= self._highest[at - 1][0]:
             return
         wanted, by = self._highest[at - 1]
@@ -152,10 +152,13 @@ class _Durable:
         told = [seen.op for seen in one.written if seen.key == self._key]
         return told == ["delete"] if told else one.verb in DELETING
 
-    def _last(self, op: str) -> int:
-        """Return the last place at which the key was absent, or present: what is blamed the least."""
-        exists = "set" if op == "present" else "delete"
-        return next((at for at in range(len(self._chain), 0, -1) if self._chain[at - 1].op == exists), 0)
+    def _last(self, op: str, by: float) -> int:
+        """Return the last place at which the key was absent by then, or present: what is blamed the least."""
+        for at in range(len(self._chain), 0, -1):
+            row = self._chain[at - 1]
+            if row.op == "set" if op == "present" else row.op == "delete" or row.ends <= by:
+                return at
+        return 0
 
 
 def _says_durable(operation: Operation) -> bool:

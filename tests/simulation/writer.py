@@ -368,7 +368,8 @@ async def write(
 def main(arguments: list[str], session: type[Session] = Session) -> None:
     """Run one process of the chaos."""
     folder, name, seed, sessions, kind = arguments
-    if "swapped" in Path(folder, KINDS_FILE).read_text().split():
+    kinds = Path(folder, KINDS_FILE)
+    if kinds.exists() and "swapped" in kinds.read_text().split():
         session.ttls = (None,)  # the release before does not know of them
         session.verbs = {verb: weight for verb, weight in session.verbs.items() if verb != "touch"}
     asyncio.run(write(Path(folder), name, int(seed), int(sessions), plain=kind == "sync", kind=session))
