@@ -188,6 +188,18 @@ async def test_agents_run_everything_that_they_are_granted_and_need_no_more(depl
     assert denied(raw, "agent") == []
 
 
+async def test_a_worker_may_delete_what_has_ended(deployment: Deployment, raw: Any) -> None:
+    async with agent(deployment) as client, at_work(deployment) as worker:
+        await client.set("runs/ends", 1, ttl=0.001)
+        async with asyncio.timeout(60):
+            while not worker.expiry.deleted:
+                await flush_through(worker)
+                await pause()
+        assert await client.get("runs/ends", read="primary") is None
+        assert (await client.create("runs/ends", 2)).version == 3
+    assert denied(raw, "worker") == []
+
+
 async def test_an_agent_that_lacks_any_of_them_is_refused_something(deployment: Deployment, raw: Any) -> None:
     given = granted(deployment, "agent")
     assert set(grants()["agent"]) - given == ({"waitaof"} if "waitaof" not in given else set())

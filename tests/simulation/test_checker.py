@@ -352,3 +352,40 @@ def test_a_presence_that_was_told_during_a_loss_binds_nobody() -> None:
     chain = [_row(1), _row(2), _row(3, op="delete", digest="")]
     assert _kinds([created, told, over, deleted], chain) == {"stale"}
     assert _kinds([created, told, over, deleted], chain, losses=[Loss(since=1, until=4)]) == set()
+
+
+# States that end: c1 ends at 5, on the clock of the journals and on that of the server.
+
+
+ENDING = _row(1, at=0, until=5_000, ends=5.0)
+EXPIRED = _row(2, op="delete", digest="", tag="expired", at=6_000)
+
+
+def test_a_worker_deletes_what_has_ended_and_nothing_else() -> None:
+    absent = _read("b", 1, Seen(key=KEY, op="absent"), 6)
+    verdict = _judged([FIRST, absent], [ENDING, EXPIRED])
+    assert (verdict.violations, verdict.expired) == ([], 1)
+    for early in (_row(1, at=0), _row(1, at=0, until=6_001, ends=9.0)):
+        assert "early" in _kinds([FIRST], [early, EXPIRED])
+    assert "early" in _kinds([FIRST], [ENDING, msgspec.structs.replace(EXPIRED, op="set")])
+    assert "stranger" in _kinds([FIRST], [ENDING, msgspec.structs.replace(EXPIRED, tag="tidy")])
+
+
+def test_reads_find_a_state_until_its_end_and_not_beyond() -> None:
+    assert _kinds([FIRST, _read("b", 1, _seen(1), 4)], [ENDING]) == set()
+    assert _kinds([FIRST, _read("b", 1, _seen(1), 5.9)], [ENDING]) == set()  # as far as a client knows the clock
+    assert _kinds([FIRST, _read("b", 1, _seen(1), 6.1)], [ENDING]) == {"ended"}
+    absent = Seen(key=KEY, op="absent")
+    assert _kinds([FIRST, _read("b", 1, absent, 4.5)], [ENDING]) == set()
+    assert _kinds([FIRST, _read("b", 1, absent, 2)], [ENDING]) == {"stale"}
+    assert _kinds([FIRST, _read("b", 1, Seen(key=KEY, op="present"), 6.1)], [ENDING]) == {"stale"}
+
+
+@pytest.mark.parametrize(
+    ("expected", "at", "kinds"),
+    [(ABSENT, 6_000, set()), (ABSENT, 4_000, {"precondition"}), (PRESENT, 4_000, set()),
+     (PRESENT, 6_000, {"precondition"}), ("c1", 4_000, set()), ("c1", 6_000, {"precondition"}), (None, 6_000, set())],
+)  # fmt: skip
+def test_writes_stand_behind_nothing_once_a_state_has_ended(expected: str | None, at: int, kinds: set[str]) -> None:
+    write = _write("b", 1, 2, 6, expected={} if expected is None else {KEY: expected})
+    assert _kinds([FIRST, write], [ENDING, _row(2, at=at)]) == kinds
