@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from statecache import Settings
+from statecache import AsyncStateCache, Settings
 from statecache.keys import KeySpace
 from statecache.settings import process_environment
 from statecache.testing import servers
@@ -108,6 +108,21 @@ async def test_told_to_stop_it_drains_gives_back_and_says_that_nothing_is_left(
     assert rows(psql, "SELECT count(*) FROM change") == [(300,)]
     assert rows(psql, "SELECT count(*) FROM shard WHERE owner IS NOT NULL OR lease_until > now()") == [(0,)]
     assert rows(psql, "SELECT count(*) FROM worker") == [(0,)]
+
+
+async def test_what_it_was_deleting_because_it_has_ended_is_flushed_before_it_goes(
+    agents: Agents, settings: Settings, cache: AsyncStateCache, psql: Psql
+) -> None:
+    counted = "SELECT count(*) FROM state WHERE op = %s"
+    async with _ready(settings) as process:
+        await cache.set_many({f"runs/{i:04d}": i for i in range(3_000)}, ttl=0.2, durability="postgres")
+        while rows(psql, counted, "delete") == [(0,)]:
+            pause_thread()
+        process.send(signal.SIGTERM)
+        assert (await process.until("stopped"))["left"] == 0
+        assert await process.ended() == 0
+    assert rows(psql, counted, "set") != [(0,)]  # what is left is for the next worker
+    assert all(meta["flushed"] == meta["n"] for meta in map(agents.meta, range(settings.shards)))
 
 
 async def test_killed_it_loses_nothing_and_repeats_nothing(agents: Agents, settings: Settings, psql: Psql) -> None:
