@@ -147,6 +147,21 @@ async def test_an_exchange_that_breaks_is_repeated_and_nothing_applied_twice(
     assert not client._runtime.unknown_outcomes.all()
 
 
+async def test_what_cannot_even_be_sent_fails_one_by_one(
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, postgres_proxy: FaultProxy
+) -> None:
+    """A Postgres that says nothing may belong to another Redis: nothing is sent before that is known."""
+    postgres_proxy.silent = True
+    client = make_client(through(settings, postgres=postgres_proxy))
+    with pytest.raises(BulkError) as failed:
+        await client.set_many(VALUES, durability="postgres", timeout=0.3)
+    assert not failed.value.states
+    assert [*failed.value.errors] == NAMES
+    assert {type(error) for error in failed.value.errors.values()} <= {*_unavailable()}
+    assert not client._runtime.unknown_outcomes.all()
+    assert await cache.get_many(NAMES) == dict.fromkeys(NAMES)
+
+
 async def test_without_an_answer_each_that_was_sent_is_unknown_and_the_others_are_not_applied(
     make_client: MakeClient, settings: Settings, cache: AsyncStateCache, proxy: FaultProxy
 ) -> None:

@@ -94,9 +94,7 @@ class ManyCommits:
         for commit in commits:
             under_way[commit.change_id] = commit
         try:
-            for shard in dict.fromkeys(commit.shard for commit in commits):
-                await self._committer.prepare(durability, shard, end=call.end)
-            call.pending = list(commits)
+            await self._prepare(call, durability)
             while call.pending:
                 await self._round(call)
             if durability == "postgres":
@@ -111,6 +109,22 @@ class ManyCommits:
         if self._in_flight.moved and (applied := call.unlearnt()):
             await self._committer.look_for_losses(applied)
         return [call.outcomes[commit.change_id] for commit in commits]
+
+    async def _prepare(self, call: _Call, durability: str) -> None:
+        """Do what comes before the first round; where a server cannot be had for a shard, none of its commits is sent.
+
+        Raises DurabilityRefused where these settings cannot give the level.
+        """
+        failed: dict[int, Unavailable] = {}
+        for shard in dict.fromkeys(commit.shard for commit in call.commits):
+            try:
+                await self._committer.prepare(durability, shard, end=call.end)
+            except Unavailable as error:
+                failed[shard] = error
+        call.pending = [one for one in call.commits if one.shard not in failed]
+        for one in call.commits:
+            if one.shard in failed:
+                await self._fail(call, one, failed[one.shard])
 
     async def _round(self, call: _Call) -> None:
         """Make one attempt of all that is pending, then do what the answers ask for."""
