@@ -288,7 +288,7 @@ def _not_settings(error: ValidationError, given: Mapping[str, object]) -> Config
             if number and one["type"] not in ("string_type", "extra_forbidden"):
                 text += f", not {one['input']}"
         if one["type"] == "extra_forbidden" and (near := get_close_matches(name, Settings.model_fields, n=1)):
-            text += f"; did you mean {near[0] if name in given else variable_of(near[0])}?"
+            text += f" (did you mean {near[0] if name in given else variable_of(near[0])}?)"
         label = name if name in given else variable_of(name)
         what.append(f"{label}: {text}" if name else text)
     where = f", here {', '.join(sorted(variables))}" if variables else ""

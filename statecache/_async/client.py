@@ -13,7 +13,7 @@ from statecache.clock import boottime, monotonic
 from statecache.concurrency import TASKS
 from statecache.core.drain import checked_drain, leave
 from statecache.core.runtime import Runtime
-from statecache.core.view import View, checked_policy
+from statecache.core.view import View, checked_policy, refuse_unknown
 from statecache.keys import checked_key, checked_namespace
 from statecache.model import (
     DrainReport,
@@ -74,6 +74,7 @@ class AsyncNamespace(AsyncVerbs[D], Generic[D]):
         value_bytes_max: int | None = None,
         locking: Locking | None = None,
         upgrade: Upgrade | None = None,
+        **unknown: Any,
     ) -> AsyncNamespace[Any]:
         """Return a view of the keys under `name/`: values of that type, and a policy for what is written.
 
@@ -91,6 +92,7 @@ class AsyncNamespace(AsyncVerbs[D], Generic[D]):
         version's plain data that of the next, 0 standing for what was written without a type; the next write stores
         the newest version. Raises InvalidKey for a name that cannot be one, and UsageError for a policy that is none.
         """
+        refuse_unknown(unknown)
         given = {
             "type": type, "encoding": encoding, "durability": durability, "read": read, "redis_ttl": redis_ttl,
             "ttl": ttl, "value_bytes_max": value_bytes_max, "locking": locking, "upgrade": upgrade,

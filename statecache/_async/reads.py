@@ -13,7 +13,7 @@ from statecache.core.read.listed import LIMIT_MAX, ORDERS, Listed, Order
 from statecache.core.step.records import STEP_SCHEMA
 from statecache.core.view import VerbGroup, expected_of
 from statecache.errors import NotChanged, UsageError
-from statecache.keys import checked_key
+from statecache.keys import checked_key, checked_prefix_of_list
 from statecache.model import ReadMode, State
 from statecache.rules.filters import Selection, checked_bound, filter_of
 
@@ -126,7 +126,7 @@ class AsyncReads(VerbGroup[D], Generic[D]):
         limit: int | None = None,
         timeout: float | None = None,
     ) -> AsyncIterator[State[Any]]:
-        """Yield the states whose keys start with the prefix, those not yet in Postgres too.
+        """Yield the states whose keys start with the prefix, or all that there are, those not yet in Postgres too.
 
         The order is by key in byte order (`key`, `-key`), or by the time of the last change (`newest`, `oldest`).
         `after` and `before` are names between which the keys lie, whatever the order: the last name of one call bounds
@@ -177,7 +177,8 @@ class AsyncReads(VerbGroup[D], Generic[D]):
         """
         seconds = self._view.end_of(timeout) - monotonic()
         if isinstance(names, str):
-            listed = Listed(selection=Selection(prefix=self._view.full(names)), values=False)
+            prefix, _ = checked_prefix_of_list(self._view.full(names), self._runtime.keys.shards)
+            listed = Listed(selection=Selection(prefix=prefix), values=False)
             keys = [record.key async for record in self._runtime.listing.records(listed, seconds=seconds)]
         else:
             keys = [checked_key(self._view.full(name)) for name in dict.fromkeys(names)]

@@ -6,8 +6,9 @@ verb takes `timeout=` in seconds (the setting `timeout_s` without it) and raises
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from difflib import get_close_matches
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
@@ -282,6 +283,14 @@ def checked_policy(policy: Policy) -> Policy:
     if size is not None and not (isinstance(size, int) and 1 <= size <= VALUE_BYTES_MAX):
         raise UsageError(f"value_bytes_max={policy.value_bytes_max} is not from 1 to {VALUE_BYTES_MAX}")
     return policy
+
+
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Raise UsageError for the first argument that is none of a namespace's policy."""
+    for name in names:
+        near = get_close_matches(name, Policy.__struct_fields__, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise UsageError(f"namespace() takes no {name}{meant}", hint=f"It takes {', '.join(Policy.__struct_fields__)}.")
 
 
 def expected_of(key: str, expected: Expected) -> str:

@@ -64,8 +64,13 @@ async def test_a_prefix_may_end_anywhere_behind_the_namespace(client: AsyncState
     assert await _keys(client.list("runs/5")) == []
     with pytest.raises(InvalidKey, match="names a whole namespace"):
         await _keys(client.list("runs"))
-    with pytest.raises(InvalidKey):
-        await _keys(client.list())
+    assert await _keys(client.list()) == ["runs/42", "runs/42/a", "runs/42/b", "runs/420", "runs/43", "runsmore/42"]
+    assert await _keys(client.list(after="runs/43")) == ["runsmore/42"]
+    assert await _keys(client.list(order="newest", limit=2)) == ["runsmore/42", "runs/43"]
+    for refused in (client.delete_many(prefix=""), client.warm("")):  # what is done to all has to be named
+        with pytest.raises(InvalidKey, match="names a whole namespace"):
+            await refused
+    assert len(await _keys(client.list())) == 6
 
 
 async def test_the_newest_come_first_and_a_limit_ends_it(client: AsyncStateCache, worker: Worker) -> None:
