@@ -166,10 +166,15 @@ class Arena:
         """Say whether a worker had to end by itself."""
         return False
 
+    @property
+    def all_are_ready(self) -> bool:
+        """Whether every worker has said that it is ready."""
+        return all(b'"ready"' in process.written() for process in self.workers.values())
+
     async def ready(self) -> None:
         """Wait until every worker has said that it is ready, restarting those that end."""
         async with asyncio.timeout(60):
-            while not all(b'"ready"' in process.written() for process in self.workers.values()):
+            while not self.all_are_ready:
                 self.look_after()
                 await self.while_waiting(0.05)
 

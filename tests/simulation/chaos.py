@@ -215,7 +215,10 @@ class Run:
                 return
 
     async def _all_reaped(self) -> None:
-        """Wait until the rows of killed workers are gone and every shard has a living owner."""
+        """Wait until the rows of killed workers are gone and every shard has a living owner.
+
+        A worker that has just been started has no row either, and handles no signals yet.
+        """
         end = monotonic() + LIVE_S
         schema = self._here.settings.postgres_schema
         query = f"""
@@ -228,7 +231,7 @@ class Run:
                 return connection.execute(query.encode()).fetchone()
 
         wanted = (self._here.workers_max, self._here.settings.shards)
-        while (counted := await asyncio.to_thread(look)) != wanted:
+        while (counted := await asyncio.to_thread(look)) != wanted or not self._here.all_are_ready:
             if monotonic() > end:
                 self._found(f"leak: (worker rows, owned shards) are {counted}, not {wanted}")
                 return

@@ -62,7 +62,7 @@ def test_every_public_name_is_there_and_listed() -> None:
 
 @pytest.mark.parametrize("kind", [AsyncStateCache, StateCache])
 def test_what_is_misspelt_is_answered_with_what_was_meant(kind: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"durabilty: there is no such setting \(did you mean durability\?\)\."):
+    with pytest.raises(ConfigurationError, match=r"durabilty: there is no such setting \(did you mean durability\?\)"):
         kind(durabilty="postgres")
     client = kind()
     with pytest.raises(UsageError, match=r"namespace\(\) takes no durabilty \(did you mean durability\?\)\. It takes "):
