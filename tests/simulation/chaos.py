@@ -233,7 +233,8 @@ class Run:
         wanted = (self._here.workers_max, self._here.settings.shards)
         while (counted := await asyncio.to_thread(look)) != wanted or not self._here.all_are_ready:
             if monotonic() > end:
-                self._found(f"leak: (worker rows, owned shards) are {counted}, not {wanted}")
+                ready = "" if self._here.all_are_ready else "; a worker is not ready"
+                self._found(f"leak: (worker rows, owned shards) are {counted}, not {wanted}{ready}")
                 return
             await self._here.while_waiting(0.1)
 
