@@ -39,8 +39,8 @@ def statecache(
 
     \b
     Examples:
-      statecache dev                        servers to develop against
-      statecache demo                       see it survive kills, on throwaway servers
+      statecache dev          servers to develop against
+      statecache demo         see it survive kills
       statecache migrate && statecache worker
       statecache get runs/42
     """

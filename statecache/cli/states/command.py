@@ -109,10 +109,10 @@ def put(
 
     \b
     Examples:
-      statecache set runs/42 '{"goal": "refund order 7"}' --reason "set right by hand"
+      statecache set runs/42 '{"goal": "refund"}' --reason "by hand"
       statecache set runs/42 --text hello --create
       statecache set approvals/42 true --ttl 3600
-      statecache get runs/42 | jq .step=2 | statecache set runs/42 - --expected 5f3c…
+      statecache get runs/42 | jq .n=2 | statecache set runs/42 - --expected 5f3c…
     """
     from statecache.cli.states import by_hand
 
