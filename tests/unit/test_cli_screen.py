@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from statecache.cli.options import operator
-from statecache.cli.screen import plain, size_text, time_text
+from statecache.cli.screen import plain, print_table, size_text, time_text
 from statecache.cli.status.attention import GATES
 from statecache.cli.status.command import _show, backlog_of, lag_of, overview_of
 from statecache.cli.status.rates import Looks
@@ -35,6 +35,29 @@ def test_sizes_and_times_are_short() -> None:
 def test_text_from_elsewhere_is_shown_in_one_line_and_steers_nothing() -> None:
     assert plain("runs/é ok") == "runs/é ok"
     assert plain("\x1b[31m\n\u202e\x9b") == "\\x1b[31m\\n\\u202e\\x9b"
+
+
+COLUMNS = ("key", "holder", "version", "states", "oldest", "newest")
+ROW = ("runs/" + "x" * 30, "a-host-of-a-name:31337", "12", "1,000", "34 min", "33 min")
+
+
+@pytest.mark.parametrize(("width", "beside"), [(120, True), (80, True), (60, False)])
+def test_a_table_is_as_wide_as_the_terminal_and_folds_only_what_is_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int, beside: bool
+) -> None:
+    monkeypatch.setattr("statecache.cli.screen.is_terminal", lambda: True)
+    monkeypatch.setattr("statecache.cli.screen.console", lambda: Console(width=width, color_system=None))
+    print_table(COLUMNS, [ROW, ("runs/2", *ROW[1:])])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    if beside:
+        assert [*COLUMNS] in [line.split() for line in lines]
+        assert any(line.split()[-6:] == ["12", "1,000", "34", "min", "33", "min"] for line in lines)
+    else:
+        assert [line.split(maxsplit=1) for line in lines[-6:]] == [
+            [column, cell] for column, cell in zip(COLUMNS, ("runs/2", *ROW[1:]), strict=True)
+        ]
+        assert (lines[0], lines[7]) == ("", "")
 
 
 def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
