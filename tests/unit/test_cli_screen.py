@@ -158,7 +158,7 @@ def test_a_status_counts_entries_and_shards_as_people_do(capsys: pytest.CaptureF
         assert line in lines
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50), (110, 20), (40, 10), (20, 3), (300, 100)])
+@pytest.mark.parametrize(("width", "height"), [(60, 24), (80, 24), (160, 50), (110, 20), (40, 10), (20, 3), (300, 100)])
 @pytest.mark.parametrize("away", ["", "redis", "postgres"])
 def test_the_live_screen_fits(width: int, height: int, away: str) -> None:
     gone = Server(url="x", trouble="connect: " + "why " * 60)
@@ -188,6 +188,17 @@ def drawn(figures: Any, width: int, height: int) -> list[str]:
     with screen.capture() as captured:
         screen.print(View(screen, figures))
     return [line.rstrip() for line in captured.get().split("\n")]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_head_is_whole_at_every_usual_width(width: int) -> None:
+    redis = Server(
+        url="x", version="Valkey 9.1.2", role="primary", keeps="append-only file", memory=10**9, memory_max=4 * 10**9
+    )
+    head = " ".join("\n".join(drawn(Looks(SETTINGS).add(sample(redis=redis)), width, 24)).split("behind")[0].split())
+    for fact in ("954 MiB of 3.7 GiB", "0 in quarantine, 1000+ in conflict", "entries or 256 MiB a shard"):
+        assert fact in head
+    assert "…" not in head
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 110, 160])
