@@ -13,9 +13,9 @@ from statecache import AsyncStateCache, OutcomeUnknown, RedisUnavailable, Settin
 from statecache.core.redis.connection import Link
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import rows
-from tests.integration.test_client_connections import _slip
-from tests.integration.test_client_durability import at_work
 from tests.support.fault_proxy import FaultProxy
+from tests.support.unread_replies import leave_unread
+from tests.support.workers import at_work
 
 MANY = 12
 KEYS = [f"runs/{number}" for number in range(MANY)]
@@ -173,7 +173,7 @@ async def test_whoever_is_cancelled_before_it_leaves_is_not_sent(
 
 
 async def test_replies_that_slipped_are_believed_by_nobody(behind: AsyncStateCache, psql: Psql) -> None:
-    await _slip(behind)
+    await leave_unread(behind)
     states = await _all(behind, 2)
     assert [(state.key, state.value) for state in states] == [(key, 2) for key in KEYS]
     newest = rows(psql, "SELECT change_id, key FROM change WHERE value = '2' ORDER BY key")

@@ -29,8 +29,8 @@ from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush
 from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
-from tests.integration.test_client_durability import at_work
 from tests.support.fault_proxy import FaultProxy
+from tests.support.workers import at_work
 
 ACTOR = "the-unlucky"
 MARK = ACTOR.encode()
