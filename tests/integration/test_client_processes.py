@@ -154,7 +154,7 @@ def test_four_children_use_a_client_that_their_parent_has_used(threads: int, set
         _work_as(cache, "parent", threads)
         assert [_status(pid) for pid in pids] == [0] * CHILDREN
         _work_as(cache, "after", threads)
-        assert not cache.unsettled()
+        assert not cache.unknown_outcomes()
         processes = CHILDREN + 3
         state = cache.get("runs/all", read="primary")
         assert state is not None

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from statecache.concurrency import run
 from statecache.concurrency.waking import ThreadSignal
-from statecache.near import ENTRY_OVERHEAD_BYTES, FLOORS_MIN, Entry, Place, shareable
+from statecache.near import ENTRY_OVERHEAD_BYTES, FLOORS_MIN, Entry, EpochVersion, shareable
 from tests.support.near_entries import KEY, WINDOW_S, fill, made, record, version_at
 
 
@@ -281,7 +281,7 @@ class World:
         self.tracked: set[int] = set()
         self.asked: dict[int, Any] = {}
         self.wire: list[tuple[str, int, Any, int]] = []
-        self.seen: dict[int, Place] = {}
+        self.seen: dict[int, EpochVersion] = {}
 
     def write(self, key: int) -> None:
         """Write as somebody else: whoever tracks the key is told, once, behind all that is on the wire."""

@@ -190,7 +190,7 @@ class Leases:
         end = min(monotonic() + self._timeout_s if end is None else end, monotonic() + left_s)
         answered = False
         try:
-            answer = await self._requests.ask("withdraw" if holding.astray else "release", holding, end=end)
+            answer = await self._requests.ask("withdraw" if holding.may_arrive else "release", holding, end=end)
             answered = True
             return answer.verdict == "OK" or (answer.repeated and stood)
         except StateCacheError as error:

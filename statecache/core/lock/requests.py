@@ -159,7 +159,7 @@ class LeaseRequests:
         """Ask for the lock; return None where it was granted, else the answer."""
         while True:
             answer = await self.ask(verb, holding, end=end)
-            holding.astray = holding.astray or answer.repeated
+            holding.may_arrive = holding.may_arrive or answer.repeated
             if answer.verdict == "FULL":
                 what, waiters = "the number of waiters", int(answer.rest[0]) + 1
                 raise LimitExceeded(what, actual=waiters, limit=WAITERS_MAX, key=holding.key)

@@ -133,7 +133,7 @@ class Claims:
         """Stop renewing a claim, and return whether an attempt to renew it may still be on its way."""
         with self._mutex:
             self._held.pop(holding.request, None)
-            return holding.astray
+            return holding.may_arrive
 
     async def give_back(self, holding: Holding) -> None:
         """Give a claim back; where that fails, it ends by itself."""
@@ -187,7 +187,7 @@ class Claims:
                 return None
             due = [one for one in held if one.renew_at <= now + _SWEEP_S]
             for one in due:
-                one.astray = True
+                one.may_arrive = True
             next_at = min((one.renew_at for one in held), default=now + self._ttl)
             return due, max(min(next_at - now, self._ttl / 3), 0.0)
 
