@@ -60,7 +60,7 @@ from statecache.model import (
     Set,
     State,
     Token,
-    Unsettled,
+    UnknownCommit,
 )
 from statecache.rules.steps import Done, NotDone, Retry, Step
 
@@ -135,7 +135,7 @@ __all__ = [
     "Token",
     "Transaction",
     "Unavailable",
-    "Unsettled",
+    "UnknownCommit",
     "UsageError",
     "VersionConflict",
 ]

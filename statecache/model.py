@@ -266,7 +266,7 @@ class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):
     untrusted_reason: str = ""
 
 
-class Unsettled(msgspec.Struct, frozen=True, kw_only=True):
+class UnknownCommit(msgspec.Struct, frozen=True, kw_only=True):
     """A commit whose caller never learnt its outcome: it was cancelled, interrupted, or ran out of time.
 
     It may have been applied, once, or not at all; `outcome(change_id, key)` with any of its keys finds out which.
@@ -331,7 +331,7 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
     `shards` hold acknowledged commits of this client that are not known to be in Postgres. `commits` counts those that
     stand in Redis, where workers will find them, and `keys` names the first 100 of their keys; these may be fewer than
     the client made, where Redis could not be asked or has lost some in a failover. `under_way` counts calls that were
-    cut off, whose commits are unsettled; `leases` could not be given back and end by themselves. `lost` names those of
+    cut off, whose outcomes are unknown; `leases` could not be given back and end by themselves. `lost` names those of
     the last thousand commits acknowledged to this client that were lost, with their Redis or with their entry in the
     stream.
     """

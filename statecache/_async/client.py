@@ -25,7 +25,7 @@ from statecache.model import (
     Policy,
     ReadMode,
     Ttl,
-    Unsettled,
+    UnknownCommit,
 )
 from statecache.settings import Settings
 
@@ -157,7 +157,7 @@ class AsyncStateCache(AsyncNamespace[Any]):
         """Return the names of the namespaces that hold states, sorted; `timeout` bounds each exchange, in seconds."""
         return await self._runtime.listing.namespaces(seconds=self._view.end_of(timeout) - monotonic())
 
-    def unsettled(self) -> tuple[Unsettled, ...]:
+    def unknown_outcomes(self) -> tuple[UnknownCommit, ...]:
         """Return this client's commits whose outcome no caller learnt, the oldest first; ask `outcome` about them.
 
         A call that was cancelled or ran out of time and is not among them was never sent, so it was not applied.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from random import SystemRandom
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from statecache.backoff import pause_s
 from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Absent
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from statecache.model import Record
 
 _PAUSE_S_MAX = 0.25
-_RANDOM = SystemRandom()
-_SPREAD_MAX = 1024
 D = TypeVar("D")
 V = TypeVar("V")
 
@@ -156,12 +154,12 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
         local, shared = self._runtime.local_queues, self._runtime.shared_queues
         async with local.of(key, end=end) as here, shared.of(key, end=end) as turn:
-            record, spread, took = here.record or self._view.kept(key), 1, 0.0
+            record, conflicts, took_s = here.record or self._view.kept(key), 0, 0.0
             while True:
                 if await turn.comes():
                     record = turn.record
-                elif spread > 1 and not turn.held:  # others want it too: spread over as many attempts as it takes
-                    await self._runtime.io.sleep(_RANDOM.uniform(0, min(took * spread, _PAUSE_S_MAX)))
+                elif conflicts and not turn.held:  # others want it too: spread over as many attempts as it takes
+                    await self._runtime.io.sleep(pause_s(conflicts + 1, took_s, _PAUSE_S_MAX))
                 begun, fresh = monotonic(), record is None or record is turn.record
                 if record is None:
                     record = await self._runtime.reader.record(key, end=end)
@@ -189,7 +187,7 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
                 note(retries=1, conflicts=1)
                 if fresh:
                     turn.crowd()
-                    spread, took = min(spread * 2, _SPREAD_MAX), monotonic() - begun
+                    conflicts, took_s = conflicts + 1, min(monotonic() - begun, _PAUSE_S_MAX)
 
     async def _called(self, function: Callable[[Any], Any], record: Record, default: Any, type: Any) -> Any:  # noqa: A002
         """Return what the function makes of a state, or of `default` without one; raise NotFound without both."""

@@ -36,9 +36,9 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     Moments are on the monotonic clock: `end` is when the caller wants an answer, `latest` when the attempt sent last is
     refused for arriving too late, `lingers` the same for attempts that were never answered. `pinned` maps writes that
     now expect the change found at the lookup to what they expected at first. `last_error` is the reason for the last
-    pause, to be raised where no time is left for another attempt. `applied_at` is where this client was told that it is
-    applied: it must not be again, while that position stands. `locks` are the leases it has to show, `turn` is passed
-    on with it.
+    pause, to be raised where no time is left for another attempt. `lost_answer` is why an attempt was never answered:
+    the outcome is unknown from then on. `applied_at` is where this client was told that it is applied: it must not be
+    again, while that position stands. `locks` are the leases it has to show, `turn` is passed on with it.
     """
 
     change_id: str
@@ -49,7 +49,7 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     reason: str
     end: float
     redis_keys: list[str]
-    doubt: StateCacheError | None = None
+    lost_answer: StateCacheError | None = None
     repeat: bool = False
     applied_at: Position | None = None
     backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(0.005, 0.25))
@@ -122,11 +122,11 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
 
     def unanswered(self, error: StateCacheError) -> None:
         """Note that the attempt may have been executed, or may yet be."""
-        self.doubt, self.repeat, self.lingers = error, True, max(self.lingers, self.latest)
+        self.lost_answer, self.repeat, self.lingers = error, True, max(self.lingers, self.latest)
 
     def fail(self, error: StateCacheError, cause: Exception | None = None) -> NoReturn:
         """Raise the error when no more can be tried: OutcomeUnknown where any attempt may have been applied."""
-        if self.doubt is not None:
+        if self.lost_answer is not None:
             keys = tuple(write.key for write in self.written())
             raise OutcomeUnknown(self.change_id, keys=keys, reason=str(error)) from error
         if cause is None:

@@ -92,7 +92,7 @@ class Runtime:
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
         self.step_index = StepIndex(settings, self.keys, self.redis, self.postgres)
-        self.claims = Claims(settings, self.keys, self.redis, self.opener, self.events)
+        self.claims = Claims(settings, self.keys, self.redis, self.opener)
         self.support = support or DurabilitySupport(settings)
         self.unknown_outcomes = UnknownOutcomes()
         self.losses = Losses(settings, self.postgres, self.in_flight)

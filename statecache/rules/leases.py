@@ -75,8 +75,8 @@ class Holding(msgspec.Struct, kw_only=True, eq=False, weakref=True):
 
     `request` names it to the server before it has a token, `owner` is the task or thread that locked it. `gone` says
     that the server, or the holder, ended it, `unreturned` that the server was not told; `guarded` that a commit was
-    made under it; `astray` that an attempt to take it was never answered, and may still arrive. `block` returns what
-    it is held for, or None once that is gone.
+    made under it; `may_arrive` that an attempt to take it was never answered, and may be executed yet. `block` returns
+    what it is held for, or None once that is gone.
     """
 
     key: str
@@ -90,7 +90,7 @@ class Holding(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     gone: bool = False
     unreturned: bool = False
     guarded: bool = False
-    astray: bool = False
+    may_arrive: bool = False
     block: Callable[[], object] = _always
 
     def granted(self, started: float) -> None:

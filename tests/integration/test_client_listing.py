@@ -14,8 +14,8 @@ from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush
 from tests.fixtures.servers import MakeClient, every_redis
-from tests.integration.test_client_durability import at_work
 from tests.simulation.backups import Backup
+from tests.support.workers import at_work
 
 
 class Run(msgspec.Struct, frozen=True):

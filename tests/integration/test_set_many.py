@@ -29,8 +29,8 @@ from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush
 from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
-from tests.integration.test_client_durability import at_work
 from tests.support.fault_proxy import FaultProxy
+from tests.support.workers import at_work
 
 ACTOR = "the-unlucky"
 MARK = ACTOR.encode()
@@ -199,14 +199,14 @@ async def test_who_is_cancelled_finds_all_that_was_sent_unsettled(
         with pytest.raises(asyncio.CancelledError):
             await writing
         fault.release()
-        left = {one.keys[0]: one.change_id for one in client.unsettled()}
+        left = {one.keys[0]: one.change_id for one in client.unknown_outcomes()}
         written = {name for name, version in (await _versions(cache)).items() if version == 2}
         assert len(written) < 150
         assert written <= {*left}
         for name, change_id in left.items():
             outcome = await client.outcome(change_id, name)
             assert outcome.verdict == ("applied" if name in written else "not applied")
-        assert not client.unsettled()
+        assert not client.unknown_outcomes()
 
 
 async def test_a_closed_gate_is_opened_once_for_all(

@@ -13,14 +13,11 @@ from statecache.cli.screen import plain, print_table, size_text, time_text
 from statecache.cli.status.attention import GATES
 from statecache.cli.status.command import _show, backlog_of, lag_of, overview_of
 from statecache.cli.status.rates import Looks
-from statecache.cli.status.sample import Sample, Server, Shard, WorkerSeen, from_redis, sample_of
+from statecache.cli.status.sample import Server, Shard, WorkerSeen, from_redis, sample_of
 from statecache.cli.top.command import _once
 from statecache.cli.top.view import View, lines_of, shortened
-from statecache.clock import wall
 from statecache.errors import PostgresUnavailable
-from statecache.settings import Settings
-
-SETTINGS = Settings(redis_url="redis://x/0", postgres_url="postgresql://x/y", shards=64, backlog_entries_max=1000)
+from tests.support.screens import SETTINGS, drawn, sample
 
 
 def test_sizes_and_times_are_short() -> None:
@@ -66,20 +63,6 @@ def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("getpass.getuser", nobody)
     assert operator().startswith("uid ")
-
-
-def sample(*, at_s: float = 0.0, **facts: Any) -> Sample:
-    given: dict[str, Any] = {
-        "redis": Server(url="redis://x/0", version="Valkey 9.1", role="primary", keeps="append-only file"),
-        "postgres": Server(url="postgresql://x/y", version="Postgres 18", role="primary"),
-        "shards": [
-            Shard(shard=n, epoch=1, open=True, owned=True, flushed=0, lag_entries=n * 10, lag_bytes=n, lag_s=1.0)
-            for n in range(64)
-        ],
-        "workers": [WorkerSeen(id=f"host-{n}:{'x' * 40}", shards=3, heartbeat_s=0.5, up_s=9) for n in range(30)],
-        "quarantined": 0, "conflicts": 1001, "committed_total": 0, "flushed_total": 0, "keys": [],
-    }  # fmt: skip
-    return Sample(at=wall(), at_s=at_s, **{**given, **facts})
 
 
 def test_rates_are_differences_and_a_total_that_fell_gives_none() -> None:
@@ -181,13 +164,6 @@ def test_the_live_screen_fits(width: int, height: int, away: str) -> None:
         assert ("does not answer: connect" in shown) == bool(away)
         assert ("64: 64 open" in shown) == (away != "redis")
         assert "hot keys" in shown
-
-
-def drawn(figures: Any, width: int, height: int) -> list[str]:
-    screen = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-    with screen.capture() as captured:
-        screen.print(View(screen, figures))
-    return [line.rstrip() for line in captured.get().split("\n")]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -156,7 +156,7 @@ class Committer:
         return committed
 
     async def look_for_losses(self, commits: Sequence[Commit]) -> None:
-        """Look for lost commits, as an answer has shown a new epoch; whose caller is gone meanwhile is unsettled."""
+        """Look for lost commits, as an answer has shown a new epoch; who is cancelled meanwhile never learns of his."""
         try:
             await self._losses.noticed(end=commits[0].end)
         except BaseException as error:  # these are applied, and their caller learns nothing of it
@@ -234,7 +234,7 @@ class Committer:
             seconds = commit.end - monotonic()
             if seconds <= 0:
                 late = RedisUnavailable("timeout", detail="the time was up")
-                commit.fail(commit.doubt or commit.last_error or late)
+                commit.fail(commit.lost_answer or commit.last_error or late)
             if commit.durability == "postgres" and not commit.passes:
                 committed = await self._applied_batched(commit, seconds)
                 if committed is not None:

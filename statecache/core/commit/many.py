@@ -7,8 +7,8 @@ heed) is carried out as for a commit that goes alone. So a round repeats only wh
 change_ids, and the time of the caller bounds all of them.
 
 Each commit keeps its identity, its nonce and its times; an exchange that breaks leaves those commits in doubt that went
-with it and no others. Where the caller is gone before the end, all that was sent, also what was applied, is unsettled:
-he has learnt of none of it.
+with it and no others. Where the caller is gone before the end, the outcome of all that was sent, also of what
+was applied, is unknown: he has learnt of none of it.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class ManyCommits:
             if monotonic() >= call.end:
                 late = RedisUnavailable("timeout", detail="the time was up")
                 for commit in some:
-                    await self._fail(call, commit, commit.doubt or commit.last_error or late)
+                    await self._fail(call, commit, commit.lost_answer or commit.last_error or late)
             else:
                 await self._exchange(call, some)
         for commits in call.lacking.values():

@@ -105,7 +105,7 @@ class Repeats:
             position = position or commit.applied_at
             found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end, position=position)
         except (Unavailable, ForeignData, ConfigurationError) as error:
-            commit.doubt = commit.doubt or error
+            commit.lost_answer = commit.lost_answer or error
             commit.fail(error)
         commit.applied_at = None  # it died there with its epoch, if it is found nowhere
         step = after_lookup(commit, found, current, applied=applied)
@@ -118,7 +118,7 @@ class Repeats:
         """Acknowledge a change that was looked up, once copies of it are counted; return None to look again."""
         replies: list[Any] = []
         if commit.durability in COPIED:
-            commit.doubt = commit.doubt or RedisUnavailable(
+            commit.lost_answer = commit.lost_answer or RedisUnavailable(
                 "copies", detail=_UNCOUNTED
             )  # applied, whatever hinders now
             replies = await self._confirmed(commit, found)
