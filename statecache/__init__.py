@@ -44,6 +44,14 @@ from statecache.errors import (
     UsageError,
     VersionConflict,
 )
+from statecache.history_errors import (
+    CheckpointExists,
+    CheckpointNotFound,
+    HistoryDamaged,
+    HistoryIncomplete,
+    MergeConflict,
+    VersionNotFound,
+)
 from statecache.model import (
     Create,
     Delete,
@@ -86,6 +94,8 @@ __all__ = [
     "BulkError",
     "Change",
     "ChangeIdReused",
+    "CheckpointExists",
+    "CheckpointNotFound",
     "CodecError",
     "ConfigurationError",
     "Create",
@@ -98,6 +108,8 @@ __all__ = [
     "DurabilityRefused",
     "ForeignData",
     "Forked",
+    "HistoryDamaged",
+    "HistoryIncomplete",
     "InvalidKey",
     "Lease",
     "LeaseLost",
@@ -106,6 +118,7 @@ __all__ = [
     "LockTimeout",
     "Lost",
     "LostCommit",
+    "MergeConflict",
     "Namespace",
     "NearStatistics",
     "NotChanged",
@@ -138,6 +151,7 @@ __all__ = [
     "Unsettled",
     "UsageError",
     "VersionConflict",
+    "VersionNotFound",
 ]
 
 _LAZY = {

@@ -17,6 +17,7 @@ from statecache.core.commit.many import ManyCommits
 from statecache.core.commit.outcome import OutcomeLookup
 from statecache.core.epoch.opener import Opener
 from statecache.core.feed.consumers import Consumers
+from statecache.core.history.values import HistoryValues
 from statecache.core.lock.leases import Leases
 from statecache.core.lock.policies import Policies
 from statecache.core.postgres.tier import PostgresTier
@@ -89,6 +90,7 @@ class Runtime:
         self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
         self.events = Subscriptions(self.redis, owner=ref(self))
         self.consumers = Consumers(self.postgres)
+        self.history_values = HistoryValues(self.postgres.fetch)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
         self.step_index = StepIndex(settings, self.keys, self.redis, self.postgres)

@@ -97,7 +97,7 @@ class Flusher:
         self._keys = keys
         self._owner = owner
         self.streams = Streams(settings, keys)
-        self.tips = TipCache(settings.tips_max)
+        self.tips = TipCache(settings.tips_max, settings.history_values_bytes_max)
         self.counters = Counters()
         self.recall = Recall(keys, self.streams)
         self.acknowledgement = Acknowledgement(keys, self.streams)
@@ -293,9 +293,9 @@ class Flusher:
             done: list[tuple[Slice, WriteResult]] = []
             for one in good:
                 sets = [entry.change_set for entry in one.entries if entry.change_set is not None]
-                verdict = await judged(transaction, one.shard, sets, tips)
+                verdict = await judged(transaction, one.shard, sets, tips, self.tips.parent)
                 judgements.append(verdict)
-                done.append((one, WriteResult.of(verdict.judgement)))
+                done.append((one, WriteResult.of(verdict)))
             marks = watermarks([mark_of(*pair) for pair in done], database.lease)
             await transaction.commit(*writes(judgements), *self._gaps(good), marks)
         return done
@@ -346,7 +346,7 @@ class Flusher:
         for one, outcome in done:
             one.holding.move(one.end, excepted=mark_of(one, outcome).excepted)
             self._note_places(one)
-            self.tips.put(one.shard, outcome.tips)
+            self.tips.put(one.shard, outcome.tips, outcome.parents)
             progress.entries += len(one.entries)
             progress.changes += sum(len(entry.change_set.changes) for entry in one.entries if entry.change_set)
             forks[one.shard] = [(fork.change.key, fork.change.change_id) for fork in outcome.forked]
