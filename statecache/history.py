@@ -140,13 +140,14 @@ def unpacked(packed: bytes, parent: bytes | None) -> bytes:
         raise Damage(f"it does not decompress: {error}") from None
 
 
-def restored(chain: Iterable[Stored], *, origin: bytes | None = None) -> bytes:
+def restored(chain: Iterable[Stored], *, origin: bytes | None = None, before: bytes | None = None) -> bytes:
     """Return the value of the last of these versions, which begin with its keyframe and are in order.
 
-    `origin` is what a keyframe is a delta to that a branch began with. Raise NotKept where the value is no longer kept,
+    They may also begin behind the version whose value is `before`. `origin` is what a keyframe is a delta to that a
+    branch began with. Raise NotKept where the value is no longer kept,
     and Damage where what is kept does not give it.
     """
-    value: bytes | None = None
+    value = before
     last: Stored | None = None
     for one in chain:
         if last is not None and one.version != last.version + 1 and one.keyframe not in (None, one.version):

@@ -59,6 +59,24 @@ class HistoryValues:
             found[place] = _restored(place, chain, None if origin is None else values.get(origin))
         return found
 
+    async def read_range(self, key: str, first: int, last: int, *, seconds: float) -> dict[int, bytes | None]:
+        """Return the values of a key's versions between two, as far as they are there; None for one no longer kept.
+
+        Raises as `read` does.
+        """
+        end = monotonic() + seconds
+        asked = {"key": key, "first": first, "last": last}
+        rows = await self._fetch("history_range", asked, seconds=seconds)
+        origins = [VersionAt(row[5], row[6]) for row in rows if row[5] is not None]
+        begun = await self._origins(origins, end) if origins else {}
+        found: dict[int, bytes | None] = {}
+        for row in rows:
+            stored = _stored((0, key, *row))
+            origin = None if row[5] is None else begun.get(VersionAt(row[5], row[6]))
+            before = found.get(stored.version - 1)
+            found[stored.version] = _restored(VersionAt(key, stored.version), [stored], origin, before)
+        return {version: value for version, value in found.items() if version >= first}
+
     async def _chains(
         self, asked: Sequence[VersionAt], end: float
     ) -> dict[VersionAt, tuple[list[Stored], VersionAt | None]]:
@@ -150,9 +168,11 @@ def _stored(row: Row) -> Stored:
     )
 
 
-def _restored(place: VersionAt, chain: Sequence[Stored], origin: bytes | None) -> bytes | None:
+def _restored(
+    place: VersionAt, chain: Sequence[Stored], origin: bytes | None, before: bytes | None = None
+) -> bytes | None:
     try:
-        return restored(chain, origin=origin)
+        return restored(chain, origin=origin, before=before)
     except NotKept:
         return None
     except Damage as error:
