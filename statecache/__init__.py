@@ -70,6 +70,7 @@ from statecache.model import (
     Token,
     Unsettled,
 )
+from statecache.rules.difference import Difference
 from statecache.rules.steps import Done, NotDone, Retry, Step
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ __all__ = [
     "Create",
     "CursorEnded",
     "Delete",
+    "Difference",
     "Done",
     "DrainReport",
     "Durability",
