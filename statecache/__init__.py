@@ -44,6 +44,14 @@ from statecache.errors import (
     UsageError,
     VersionConflict,
 )
+from statecache.history_errors import (
+    CheckpointExists,
+    CheckpointNotFound,
+    HistoryDamaged,
+    HistoryIncomplete,
+    MergeConflict,
+    VersionNotFound,
+)
 from statecache.model import (
     Create,
     Delete,
@@ -62,6 +70,7 @@ from statecache.model import (
     Token,
     UnknownCommit,
 )
+from statecache.rules.difference import Difference
 from statecache.rules.steps import Done, NotDone, Retry, Step
 
 if TYPE_CHECKING:
@@ -86,11 +95,14 @@ __all__ = [
     "BulkError",
     "Change",
     "ChangeIdReused",
+    "CheckpointExists",
+    "CheckpointNotFound",
     "CodecError",
     "ConfigurationError",
     "Create",
     "CursorEnded",
     "Delete",
+    "Difference",
     "Done",
     "DrainReport",
     "Durability",
@@ -98,6 +110,8 @@ __all__ = [
     "DurabilityRefused",
     "ForeignData",
     "Forked",
+    "HistoryDamaged",
+    "HistoryIncomplete",
     "InvalidKey",
     "Lease",
     "LeaseLost",
@@ -106,6 +120,7 @@ __all__ = [
     "LockTimeout",
     "Lost",
     "LostCommit",
+    "MergeConflict",
     "Namespace",
     "NearStatistics",
     "NotChanged",
@@ -138,6 +153,7 @@ __all__ = [
     "UnknownCommit",
     "UsageError",
     "VersionConflict",
+    "VersionNotFound",
 ]
 
 _LAZY = {

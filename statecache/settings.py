@@ -181,6 +181,11 @@ class Settings(BaseSettings):
     )
     drain_s: float = Field(20.0, ge=0, description="worker: what SIGTERM leaves for flushing")
     tips_max: int = Field(50_000, ge=1, description="worker: keys whose last version it remembers")
+    history_values_bytes_max: int = Field(
+        64 * 1024 * 1024,
+        ge=0,
+        description="worker: of values that it remembers, so that the next ones become deltas",
+    )
     health_host: str = Field(
         "127.0.0.1", description="worker: the address at which `/healthz`, `/readyz` and `/metrics` are served"
     )

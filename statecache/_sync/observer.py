@@ -43,9 +43,12 @@ CALLED = (
     "step",
     "resolve_step",
     "outcome",
+    "get_at",
+    "get_group_at",
+    "diff",
 )
 """The verbs that are called and return a result; `list` and `transaction` go on after the call; of `lock`, entering. Of
-`changes` and `watch` nothing is told: they wait for others."""
+`changes` and `watch` nothing is told: they wait for others. Of `history` neither: its pages are read as it goes on."""
 
 
 def observe(verbs: Any, observer: Observer) -> None:

@@ -17,6 +17,9 @@ from statecache.core.commit.many import ManyCommits
 from statecache.core.commit.outcome import OutcomeLookup
 from statecache.core.epoch.opener import Opener
 from statecache.core.feed.consumers import Consumers
+from statecache.core.history.reader import HistoryReader
+from statecache.core.history.tail import Tails
+from statecache.core.history.values import HistoryValues
 from statecache.core.lock.leases import Leases
 from statecache.core.lock.policies import Policies
 from statecache.core.postgres.tier import PostgresTier
@@ -89,6 +92,10 @@ class Runtime:
         self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
         self.events = Subscriptions(self.redis, owner=ref(self))
         self.consumers = Consumers(self.postgres)
+        self.history_values = HistoryValues(self.postgres.fetch)
+        self.history = HistoryReader(
+            self.keys, self.redis, self.postgres, self.history_values, Tails(settings, self.keys, self.redis)
+        )
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
         self.step_index = StepIndex(settings, self.keys, self.redis, self.postgres)

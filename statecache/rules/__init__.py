@@ -1,1 +1,1 @@
-"""What is decided from values alone: epochs, leases, steps, chains, fates. Nothing is connected, no clock is read."""
+"""What is decided from values alone: epochs, leases, steps, chains, fates, merges. Nothing is connected or timed."""

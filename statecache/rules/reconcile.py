@@ -32,11 +32,15 @@ from statecache.model import ChangeRecord, ChangeSet, Token
 
 
 class Tip(NamedTuple):
-    """The end of a key's chain in Postgres; `broken` where that end is parked in quarantine."""
+    """The end of a key's chain in Postgres; `broken` where that end is parked in quarantine.
+
+    `hash` is that of its change (see `history`), None where it was not reckoned.
+    """
 
     version: int
     change_id: str
     broken: bool = False
+    hash: bytes | None = b""
 
 
 NOTHING = Tip(0, "")

@@ -52,6 +52,11 @@ class Awaited:
         for state in await _in_thread(lambda: [*self._client.list(*args, **more)]):
             yield state
 
+    async def history(self, *args: Any, **more: Any) -> AsyncIterator[Any]:
+        """Read the whole history at once and yield its changes."""
+        for change in await _in_thread(lambda: [*self._client.history(*args, **more)]):
+            yield change
+
     @asynccontextmanager
     async def transaction(self, *names: str, **more: Any) -> AsyncIterator[Awaited]:
         """Open a transaction and close it at the end, each in a thread."""

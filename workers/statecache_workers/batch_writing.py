@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from statecache.history import Parent
 from statecache.model import Token
 from statecache.rules.reconcile import Fate, Fork, Judgement, Tip, judge
 from statecache_workers.database import Call, Transaction
-from statecache_workers.postgres_arrays import blobs, integers, texts, times, truths
+from statecache_workers.history_writing import Decisions, KeptChange, ParentOf, kept_changes
+from statecache_workers.postgres_arrays import (
+    blobs,
+    integers,
+    optional_blobs,
+    optional_integers,
+    texts,
+    times,
+    truths,
+)
 
 if TYPE_CHECKING:
     from statecache.model import ChangeSet
@@ -23,22 +34,29 @@ class WriteResult(msgspec.Struct, kw_only=True):
     """What became of a shard's entries."""
 
     tips: dict[str, Tip] = {}
+    parents: dict[str, Parent] = {}
     forked: list[Fork] = []
     excepted: int = 0
     parked: int = 0
 
     @classmethod
-    def of(cls, judgement: Judgement) -> WriteResult:
+    def of(cls, verdict: Judged) -> WriteResult:
         """Return what became of entries that were judged and written."""
-        return cls(tips=judgement.tips, forked=judgement.forked, excepted=judgement.excepted)
+        judgement = verdict.judgement
+        return cls(tips=judgement.tips, parents=verdict.parents, forked=judgement.forked, excepted=judgement.excepted)
 
 
 class Judged(NamedTuple):
-    """What is to be written of one shard, and the newest tokens of its locks as Postgres had them."""
+    """What is to be written of one shard, and the newest tokens of its locks as Postgres had them.
+
+    `kept` has a row for each change that is applied; `parents` are the newest values of their keys.
+    """
 
     shard: int
     judgement: Judgement
     tokens: Mapping[str, Token]
+    kept: list[KeptChange]
+    parents: dict[str, Parent]
 
 
 class Mark(NamedTuple):
@@ -51,10 +69,23 @@ class Mark(NamedTuple):
     excepted: int
 
 
+def _unknown(_: int, __: str) -> None:
+    return None
+
+
 async def judged(
-    transaction: Transaction, shard: int, change_sets: Sequence[ChangeSet], tips: Mapping[str, Tip]
+    transaction: Transaction,
+    shard: int,
+    change_sets: Sequence[ChangeSet],
+    tips: Mapping[str, Tip],
+    parent_of: ParentOf = _unknown,
+    decisions: Decisions = MappingProxyType({}),
 ) -> Judged:
-    """Decide on a shard's change-sets; ask Postgres what became of other changes where that matters."""
+    """Decide on a shard's change-sets; ask Postgres what became of other changes where that matters.
+
+    `parent_of` gives the newest value of a shard's key, where it is remembered; `decisions` are how changes are to be
+    kept, as far as that was decided already.
+    """
     fates: dict[tuple[str, str], Fate] = {}
     tokens: dict[str, Token] = {}
     if locks := sorted({lock for one in change_sets for lock, _ in one.tokens}):
@@ -63,7 +94,8 @@ async def judged(
     while True:
         judgement = judge(change_sets, tips, fates, tokens)
         if not judgement.asked:
-            return Judged(shard, judgement, tokens)
+            kept, parents = kept_changes(shard, judgement, tips, parent_of, decisions)
+            return Judged(shard, judgement, tokens, kept, parents)
         keys, change_ids = zip(*judgement.asked, strict=True)
         (rows,) = await transaction.run(Call("flush_fates", {"keys": texts(keys), "change_ids": texts(change_ids)}))
         fates |= dict.fromkeys(judgement.asked, _NOWHERE)
@@ -109,10 +141,20 @@ def _changes(applied: Sequence[Judged]) -> Call:
     last = [False] * len(rows)
     for at in {change.key: at for at, change in enumerate(changes)}.values():
         last[at] = True
+    kept = [row.kept for one in applied for row in one.kept]
     return Call("flush_changes", _columns(changes, sets) | {
         "shard": integers(shards),
         "gap": truths([row.gap for row in rows]),
         "last": truths(last),
+        "value": optional_blobs([
+            change.value if newest or how.packed is None else None
+            for change, newest, how in zip(changes, last, kept, strict=True)
+        ]),
+        "packed": optional_blobs([one.packed for one in kept]),
+        "keyframe": optional_integers([one.keyframe for one in kept]),
+        "size": integers([len(change.value) for change in changes]),
+        "digest": blobs([one.digest for one in kept]),
+        "hash": optional_blobs([row.hash for one in applied for row in one.kept]),
     })  # fmt: skip
 
 
@@ -137,8 +179,10 @@ def _conflicts(shard: int, forked: Sequence[Fork]) -> list[Call]:
     calls = []
     for cause in sorted({fork.cause for fork in forked}):
         some = [fork for fork in forked if fork.cause == cause]
-        columns = _columns([fork.change for fork in some], [fork.change_set for fork in some])
-        calls.append(Call("record_conflicts", columns | {"shard": shard, "cause": cause}))
+        changes = [fork.change for fork in some]
+        columns = _columns(changes, [fork.change_set for fork in some])
+        values = {"value": blobs([one.value for one in changes])}
+        calls.append(Call("record_conflicts", columns | values | {"shard": shard, "cause": cause}))
     return calls
 
 
@@ -151,7 +195,6 @@ def _columns(changes: Sequence[Any], sets: Sequence[ChangeSet]) -> dict[str, Any
         "epoch": integers([one.position.epoch for one in sets]),
         "n": integers([one.position.n for one in sets]),
         "op": texts([one.op for one in changes]),
-        "value": blobs([one.value for one in changes]),
         "encoding": texts([one.encoding for one in changes]),
         "schema": texts([one.schema for one in changes]),
         "writer": texts([one.writer for one in sets]),

@@ -86,6 +86,7 @@ class Spot(NamedTuple):
     here: str
     parent_named_behind: str
     parent_is_there: bool
+    parent_hash: bytes | None = b""
 
 
 class Taking(NamedTuple):

@@ -20,6 +20,8 @@ from psycopg.adapt import Buffer, Dumper
 from psycopg.pq import Format
 
 _HEADER = struct.Struct("!5i")
+_INTEGER = struct.Struct("!iq")
+_NULL = struct.pack("!i", -1)
 _SIZES = [struct.pack("!i", size) for size in range(4096)]
 _POSTGRES_START = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -67,9 +69,21 @@ def blobs(items: Sequence[bytes]) -> Blobs:
     return Blobs(_sized(17, items))
 
 
+def optional_blobs(items: Sequence[bytes | None]) -> Blobs:
+    """Make a bytea[] of which any may be null."""
+    parts = [_NULL if item is None else struct.pack("!i", len(item)) + item for item in items]
+    return Blobs(b"".join((_HEADER.pack(1, 1, 17, len(items), 1), *parts)))
+
+
 def integers(items: Sequence[int]) -> Integers:
     """Make a bigint[]."""
     return Integers(_packed(20, "iq", 8, items))
+
+
+def optional_integers(items: Sequence[int | None]) -> Integers:
+    """Make a bigint[] of which any may be null."""
+    parts = [_NULL if item is None else _INTEGER.pack(8, item) for item in items]
+    return Integers(b"".join((_HEADER.pack(1, 1, 20, len(items), 1), *parts)))
 
 
 def truths(items: Sequence[bool]) -> Truths:

@@ -46,7 +46,7 @@ async def tips_of(transaction: Transaction, keys: Sequence[str]) -> dict[str, Ti
     """Ask Postgres for the keys' tips."""
     (rows,) = await transaction.run(Call("flush_tips", {"keys": texts(keys)}))
     tips = dict.fromkeys(keys, NOTHING)
-    tips.update((key, Tip(version, change_id, broken)) for key, version, change_id, broken in rows)
+    tips.update((key, Tip(*tip)) for key, *tip in rows)
     return tips
 
 

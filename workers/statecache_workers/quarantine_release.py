@@ -13,17 +13,20 @@ history stays visible.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from statecache._async.client import AsyncStateCache
 from statecache.clock import wall
+from statecache.core.history.values import HistoryValues, VersionAt
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.tier import RedisTier
 from statecache.entries import storable
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, VersionConflict
+from statecache.history import link
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache.model import Write
@@ -106,8 +109,9 @@ class Quarantine:
                 if parked is None:
                     return not_there(place)
                 change_set = readable(parked, self.keys)
-                takings = plan(change_set, await _spots(transaction, change_set))
-                await transaction.run(*(_row(place, change_set, *taking) for taking in takings))
+                spots = await _spots(transaction, change_set)
+                takings = plan(change_set, spots)
+                await transaction.run(*(_row(place, change_set, spots, *taking) for taking in takings))
                 unmarked, mended, _ = await transaction.run(
                     Call("quarantine_unmark", {"change_id": change_set.change_id}),
                     Call("quarantine_mend", {"change_id": change_set.change_id}),
@@ -131,12 +135,24 @@ class Quarantine:
         asked = {"keys": parked.keys, "change_id": parked.change_id}
         async with self._database.transaction() as transaction:
             (rows,) = await transaction.run(Call("quarantine_marked", asked))
-        return [
-            Write(key=key, op="set", expected=parked.change_id, value=bytes(value), encoding=encoding, schema=schema)
-            if op == "set"
-            else Write(key=key, op="delete", expected=parked.change_id)
-            for key, op, value, encoding, schema, _ in rows
-        ]
+
+            async def fetch(name: str, parameters: Mapping[str, Any], **_: float) -> Sequence[tuple[Any, ...]]:
+                return (await transaction.run(Call(name, parameters)))[0]
+
+            before = [VersionAt(key, version) for key, op, *_, version in rows if op == "set"]
+            values = await HistoryValues(fetch).read(before, seconds=self.settings.timeout_s)
+        writes = []
+        for key, op, encoding, schema, version in rows:
+            if op != "set":
+                writes.append(Write(key=key, op="delete", expected=parked.change_id))
+                continue
+            value = values.get(VersionAt(key, version))
+            if value is None:
+                raise Unfit(f"version {version} of {key!r}, which was before it, is not kept; write its value anew")
+            writes.append(
+                Write(key=key, op="set", expected=parked.change_id, value=value, encoding=encoding, schema=schema)
+            )
+        return writes
 
     async def note_drop(self, place: ParkedAt, about: str) -> None:
         """Record that an entry was given up."""
@@ -226,7 +242,11 @@ async def drop(
             if parked is None:
                 done.append(not_there(place))
                 continue
-            writes = await quarantine.marked(parked)
+            try:
+                writes = await quarantine.marked(parked)
+            except Unfit as error:
+                done.append(Done(id=str(place), done=False, why=str(error)))
+                continue
             about = f"by {actor}" + (f": {reason}" if reason else "")
             restored = await _restored(cache, place, writes, actor=actor, why=about, durability=durability)
             await quarantine.note_drop(place, about)
@@ -261,17 +281,19 @@ async def _spots(transaction: Transaction, change_set: ChangeSet) -> dict[str, S
         "parents": [change.parent_change_id for change in changes],
     }
     (rows,) = await transaction.run(Call("quarantine_places", asked))
-    return {key: Spot(version or 0, tip or "", op or "", here or "", behind or "", there)
-            for key, version, tip, op, here, behind, there in rows}  # fmt: skip
+    return {key: Spot(version or 0, tip or "", op or "", here or "", behind or "", there, parent_hash if there else b"")
+            for key, version, tip, op, here, behind, there, parent_hash in rows}  # fmt: skip
 
 
-def _row(place: ParkedAt, change_set: ChangeSet, change: Any, gap: bool) -> Call:
+def _row(place: ParkedAt, change_set: ChangeSet, spots: Mapping[str, Spot], change: Any, gap: bool) -> Call:
+    before, digest = spots[change.key].parent_hash, sha256(change.value).digest()
     return Call("quarantine_take", {
         "key": change.key, "version": change.version, "change_id": change.change_id,
         "parent_change_id": change.parent_change_id, "shard": place.shard, "epoch": place.epoch, "n": place.n,
         "op": change.op, "value": change.value, "encoding": change.encoding, "schema": change.schema,
         "writer": change_set.writer, "actor": change_set.actor, "reason": change_set.reason, "gap": gap,
-        "at": change_set.at,
+        "at": change_set.at, "digest": digest,
+        "hash": None if before is None else link(before, change, change_set, digest),
     })  # fmt: skip
 
 

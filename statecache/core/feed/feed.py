@@ -26,7 +26,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from statecache.clock import monotonic
+from statecache.core.history.values import SuccessiveValues
 from statecache.errors import CursorEnded, UsageError
+from statecache.history import Stored
 from statecache.keys import beyond_prefix, checked_prefix_of_list
 from statecache.model import Position
 from statecache.rules.feed import Cursor, FeedHead, FeedPlace, after, anew, beginning, behind, broken, cursor_of, newest
@@ -71,6 +73,7 @@ class Feed:
         self._signal = runtime.io.signal()
         self._looked_at = self._listen_at = 0.0
         self._caught_up = False
+        self._values = SuccessiveValues(runtime.history_values)
         self.stopped = False
 
     # How far the reader is.
@@ -216,10 +219,23 @@ class Feed:
             "lates": [place.late for place in places.values()],
         }
         bounds = {"prefix": self.prefix, "beyond": beyond_prefix(self.prefix), "rows": rows_max, "bytes": BYTES}
+        end = monotonic() + seconds
         rows = await self._runtime.postgres.fetch("feed_changes", {**columns, **bounds, "late": LATE}, seconds=seconds)
         heads = {row[0]: FeedHead(*row[18]) for row in rows if row[18] is not None}
         late = sorted((row for row in rows if row[3]), key=itemgetter(0, 3))
-        return heads, [*late, *sorted((row for row in rows if row[3] == 0), key=_in_order)]
+        changes = [*late, *sorted((row for row in rows if row[3] == 0), key=_in_order)]
+        return heads, await self._whole(changes, max(end - monotonic(), 0.001))
+
+    async def _whole(self, rows: Sequence[Row], seconds: float) -> list[Row]:
+        """Give the changes their values that are kept as what parts them from the ones before."""
+        packed = [at for at, row in enumerate(rows) if row[17] and row[5] == "set"]
+        whole = [*rows]
+        if all(rows[at][6] is not None for at in packed):
+            return whole
+        values = await self._values.of([(rows[at][4], _stored(rows[at])) for at in packed], seconds=seconds)
+        for at, value in zip(packed, values, strict=True):
+            whole[at] = (*rows[at][:6], value, *rows[at][7:])
+        return whole
 
     def _refuse_broken(self, heads: dict[int, FeedHead]) -> None:
         """Raise CursorEnded where a place cannot be gone on from."""
@@ -255,3 +271,15 @@ class Feed:
         """Take note that the watermark of a shard moved."""
         self._moved.add(shard)
         self._signal.set()
+
+
+def _stored(row: Row) -> Stored:
+    """Return what is kept of a change's value; late ones, which come out of their order, begin with themselves."""
+    value, packed, keyframe, digest = row[6], *row[19:22]
+    return Stored(
+        row[7],
+        None if value is None else bytes(value),
+        None if packed is None else bytes(packed),
+        keyframe,
+        None if digest is None else bytes(digest),
+    )

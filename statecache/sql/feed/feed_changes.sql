@@ -24,18 +24,19 @@ SELECT h.shard, NULL AS n, NULL AS part, NULL AS late, NULL AS key, NULL AS op, 
        NULL AS epoch, NULL AS change_id, NULL AS parent_change_id, NULL AS encoding, NULL AS schema, NULL AS writer,
        NULL AS actor, NULL AS reason, NULL AS at, NULL AS fits,
        ARRAY[h.lineage, h.flushed, h.kept_after, h.start_n, h.cut_at, h.newest,
-             (SELECT max(l.seq) FROM late l WHERE l.shard = h.shard)] AS head
+             (SELECT max(l.seq) FROM late l WHERE l.shard = h.shard)] AS head,
+       NULL AS packed, NULL AS keyframe, NULL AS digest
 FROM head h
 UNION ALL
 SELECT l.shard, c.n, 0, l.seq, c.key, c.op, c.value, c.version, c.epoch, c.change_id, c.parent_change_id, c.encoding,
-       c.schema, c.writer, c.actor, c.reason, c.at, true, NULL
+       c.schema, c.writer, c.actor, c.reason, c.at, true, NULL, c.packed, c.keyframe, c.digest
 FROM late l JOIN {schema}.change c ON c.key = l.key AND c.version = l.version
 WHERE l.n < l.from_n AND l.key >= %(prefix)s AND l.key < %(beyond)s
 UNION ALL
 SELECT shard, n, part, 0, key, op, CASE WHEN fits THEN value END, version, epoch, change_id, parent_change_id, encoding,
-       schema, writer, actor, reason, at, fits, NULL
-FROM (SELECT *, sum(octet_length(value)) OVER (ORDER BY shard, n, part) - octet_length(value) < %(bytes)s AS fits
-      FROM (SELECT c.*, h.n AS from_n, h.part AS from_part,
+       schema, writer, actor, reason, at, fits, NULL, CASE WHEN fits THEN packed END, keyframe, digest
+FROM (SELECT *, sum(weight) OVER (ORDER BY shard, n, part) - weight < %(bytes)s AS fits
+      FROM (SELECT c.*, h.n AS from_n, h.part AS from_part, coalesce(c.size, octet_length(c.value)) AS weight,
                    row_number() OVER (PARTITION BY c.shard, c.n ORDER BY c.key) AS part
             FROM head h CROSS JOIN LATERAL (
                 SELECT * FROM {schema}.change c

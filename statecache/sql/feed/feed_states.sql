@@ -1,7 +1,7 @@
 -- Gives a page of what is there under a prefix, by key: the newest change of each state, if it is one of these.
-SELECT c.shard, c.n, 0, 0, c.key, c.op, c.value, c.version, c.epoch, c.change_id, c.parent_change_id, c.encoding,
+SELECT c.shard, c.n, 0, 0, c.key, c.op, s.value, c.version, c.epoch, c.change_id, c.parent_change_id, c.encoding,
        c.schema, c.writer, c.actor, c.reason, c.at, true, NULL
-FROM (SELECT key, version FROM {schema}.state
+FROM (SELECT key, version, value FROM {schema}.state
       WHERE key > %(after)s AND key >= %(prefix)s AND key < %(beyond)s AND op = ANY (%(ops)s) ORDER BY key LIMIT %(rows)s) s
 JOIN {schema}.change c ON c.key = s.key AND c.version = s.version
 ORDER BY c.key

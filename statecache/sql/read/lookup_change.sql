@@ -5,7 +5,7 @@ SELECT CASE WHEN EXISTS (SELECT FROM {schema}.lost l
                          WHERE l.shard = c.shard AND l.epoch >= c.epoch AND c.n BETWEEN l.first_n AND l.last_n
                                AND l.cause = 'gap' AND l.keys <> '{}' AND l.positions = l.last_n - l.first_n + 1)
             THEN 'part' ELSE 'change' END AS found,
-       key, version, parent_change_id, epoch, n, op, at, sha256(value) AS digest FROM {schema}.change c
+       key, version, parent_change_id, epoch, n, op, at, coalesce(digest, sha256(value)) AS digest FROM {schema}.change c
 WHERE change_id = %(change_id)s
 UNION ALL
 SELECT CASE cause WHEN 'branch' THEN 'branch' ELSE 'conflict' END, key, version, parent_change_id, epoch, n, op, at, NULL

@@ -1,0 +1,254 @@
+"""The verbs that read history: which changes a key went through, and what it, or its group, held at a point."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any, Generic, TypeVar, overload
+
+from msgspec import UNSET
+
+from statecache.changes import Change
+from statecache.clock import monotonic
+from statecache.codec import codec_for
+from statecache.core.history.reader import VERSION_MAX, Point
+from statecache.core.step.records import STEP_SCHEMA
+from statecache.core.view import VerbGroup
+from statecache.errors import InvalidKey, UsageError
+from statecache.expiry import expires_at
+from statecache.history_errors import VersionNotFound
+from statecache.keys import checked_key, group_of
+from statecache.model import Position, State
+from statecache.rules.difference import Difference, differences
+from statecache.rules.versions import Version
+
+D = TypeVar("D")
+V = TypeVar("V")
+Bound = int | datetime | None
+Instant = int | datetime | Position | State[Any] | Change[Any] | None
+_PLAIN = codec_for(Any, "json")
+
+
+class AsyncHistory(VerbGroup[D], Generic[D]):
+    """The verbs that read history."""
+
+    @overload
+    def history(
+        self, name: str, *, since: Bound = ..., until: Bound = ..., limit: int | None = ..., reverse: bool = ...,
+        values: bool = ..., unflushed: bool = ..., timeout: float | None = ...,
+    ) -> AsyncIterator[Change[D]]: ...  # fmt: skip
+    @overload
+    def history(
+        self, name: str, *, type: type[V], since: Bound = ..., until: Bound = ..., limit: int | None = ...,
+        reverse: bool = ..., values: bool = ..., unflushed: bool = ..., timeout: float | None = ...,
+    ) -> AsyncIterator[Change[V]]: ...  # fmt: skip
+    @overload
+    def history(
+        self, name: str, *, type: object, since: Bound = ..., until: Bound = ..., limit: int | None = ...,
+        reverse: bool = ..., values: bool = ..., unflushed: bool = ..., timeout: float | None = ...,
+    ) -> AsyncIterator[Change[Any]]: ...  # fmt: skip
+    async def history(
+        self,
+        name: str,
+        *,
+        type: Any = None,  # noqa: A002
+        since: Bound = None,
+        until: Bound = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        values: bool = False,
+        unflushed: bool = True,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Change[Any]]:
+        """Yield the changes of a key, the oldest first, or with `reverse` the newest.
+
+        `since` and `until` are versions or times, both included. With `values` each change brings its value, decoded;
+        without, `value` is None. `kept` says whether the history still has it. What Postgres does not hold yet comes
+        too, marked as not `durable`; `unflushed=False` leaves it out. `timeout` bounds each page, in seconds. Raises
+        HistoryIncomplete where what is not flushed cannot be known, behind all that is; HistoryDamaged where a value
+        cannot be read from what is kept; CodecError; PostgresUnavailable.
+        """
+        view, key = self._view, checked_key(self._view.full(name))
+        if limit is not None and (not isinstance(limit, int) or limit < 0):
+            raise UsageError(f"limit={limit!r} is not a number of changes")
+        first = await self._first(key, since, timeout)
+        last = await self._last(key, until, timeout)
+        codec = view.codec if type is None else codec_for(type, view.policy.encoding)
+        left = VERSION_MAX if limit is None else limit
+        seconds = view.end_of(timeout) - monotonic()
+        pages = self._runtime.history.versions(
+            key, first=first, last=last, reverse=reverse, unflushed=unflushed, seconds=seconds
+        )
+        async for page in pages:
+            some = page[:left]
+            left -= len(some)
+            if not values:
+                for one in some:
+                    yield self._change(one, None, kept=True)
+            else:
+                at = 0
+                async for data in self._runtime.history.values_between(some, end=view.end_of(timeout)):
+                    for one, value in zip(some[at : at + len(data)], data, strict=True):
+                        decoded = None
+                        if value is not None and one.op == "set":
+                            decoded = codec.decode(value, key=key, encoding=one.encoding, schema=one.schema)
+                        yield self._change(one, decoded, kept=value is not None)
+                    at += len(data)
+            if not left:
+                return
+
+    async def _first(self, key: str, since: Bound, timeout: float | None) -> int:
+        """Return the version at which a bound begins."""
+        if since is None or isinstance(since, int):
+            return max(since or 1, 1)
+        point = Point(time=_aware(since, "since"))
+        try:
+            found = await self._runtime.history.version_at(key, point, end=self._view.end_of(timeout))
+        except VersionNotFound:
+            return 1
+        return found.version + (found.at < since)
+
+    async def _last(self, key: str, until: Bound, timeout: float | None) -> int:
+        """Return the version at which a bound ends."""
+        if until is None or isinstance(until, int):
+            return VERSION_MAX if until is None else until
+        point = Point(time=_aware(until, "until"))
+        try:
+            found = await self._runtime.history.version_at(key, point, end=self._view.end_of(timeout))
+        except VersionNotFound:
+            return 0
+        return found.version
+
+    def _change(self, one: Version, value: Any, *, kept: bool) -> Change[Any]:
+        return Change(
+            key=one.key, op=one.op, value=value, version=one.version, epoch=one.epoch, change_id=one.change_id,
+            parent_change_id=one.parent_change_id, position=one.position, shard=self._runtime.keys.shard(one.key),
+            at=one.at, writer=one.writer, actor=one.actor, reason=one.reason, schema=one.schema,
+            expires_at=expires_at(one.encoding), size=one.size, sha256=(one.digest or b"").hex(), durable=one.durable,
+            kept=kept,
+        )  # fmt: skip
+
+    @overload
+    async def get_at(
+        self, name: str, *, version: int | None = ..., position: Position | None = ..., time: datetime | None = ...,
+        timeout: float | None = ...,
+    ) -> State[D] | None: ...  # fmt: skip
+    @overload
+    async def get_at(
+        self, name: str, *, type: type[V], version: int | None = ..., position: Position | None = ...,
+        time: datetime | None = ..., timeout: float | None = ...,
+    ) -> State[V] | None: ...  # fmt: skip
+    @overload
+    async def get_at(
+        self, name: str, *, type: object, version: int | None = ..., position: Position | None = ...,
+        time: datetime | None = ..., timeout: float | None = ...,
+    ) -> State[Any] | None: ...  # fmt: skip
+    async def get_at(
+        self,
+        name: str,
+        *,
+        type: Any = None,  # noqa: A002
+        version: int | None = None,
+        position: Position | None = None,
+        time: datetime | None = None,
+        timeout: float | None = None,
+    ) -> State[Any] | None:
+        """Return a state as it was at a version, at a position of its shard, or at a moment; None if it was deleted.
+
+        A moment is compared with the clock of Redis at each commit. Raises VersionNotFound where there was nothing yet,
+        or where the value is no longer kept, with the version next to it; HistoryIncomplete where what is not flushed
+        cannot be known; HistoryDamaged, CodecError, PostgresUnavailable.
+        """
+        view, key = self._view, checked_key(self._view.full(name))
+        point, end = _point(version, position, time), view.end_of(timeout)
+        found = await self._runtime.history.version_at(key, point, end=end)
+        if found.op != "set":
+            return None
+        return self._state(found, await self._runtime.history.value_of(found, end=end), type)
+
+    async def get_group_at(
+        self,
+        group: str,
+        *,
+        type: Any = None,  # noqa: A002
+        position: Position | None = None,
+        time: datetime | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, State[Any]]:
+        """Return the states of a group as they were at a position of its shard, or at a moment, by key.
+
+        A position is one consistent point of all of them. Of a commit either all changes are there or none. In a typed
+        view the records of steps are left out. Raises as `get_at` does, and InvalidKey for a name that is no group.
+        """
+        view, key = self._view, checked_key(self._view.full(group))
+        if group_of(key) != key:
+            raise InvalidKey(key, reason=f"it is no group: that is its first two segments, {group_of(key)!r}")
+        end, history = view.end_of(timeout), self._runtime.history
+        versions = await history.keys_at(key, _point(None, position, time), end=end)
+        typed = (view.kind if type is None else type) is not Any
+        live = [one for one in versions if one.op == "set" and not (typed and one.schema == STEP_SCHEMA)]
+        values = await history.values_of(live, end=end)
+        return {
+            one.key: self._state(one, await history.value_of(one, end=end) if value is None else value, type)
+            for one, value in zip(live, values, strict=True)
+        }
+
+    async def diff(
+        self, name: str, a: Instant, b: Instant = None, *, timeout: float | None = None
+    ) -> tuple[Difference, ...]:
+        """Return what differs between two points of a key's history, by paths: what was added, removed and changed.
+
+        A point is a version, a moment, a `Position`, or a `State` or `Change` of the key; None is the newest. Values
+        are compared as plain data; a deleted state has none. Raises as `get_at` does.
+        """
+        view, key = self._view, checked_key(self._view.full(name))
+        end, history = view.end_of(timeout), self._runtime.history
+        found = [await history.version_at(key, _instant(key, which), end=end) for which in (a, b)]
+        plain: list[Any] = []
+        for one in found:
+            data = await history.value_of(one, end=end) if one.op == "set" else None
+            plain.append(UNSET if data is None else _PLAIN.decode(data, key=key, encoding=one.encoding, schema=""))
+        return differences(*plain)
+
+    def _state(self, one: Version, value: bytes, type: Any) -> State[Any]:  # noqa: A002
+        codec = self._view.codec if type is None else codec_for(type, self._view.policy.encoding)
+        return State(
+            key=one.key, value=codec.decode(value, key=one.key, encoding=one.encoding, schema=one.schema),
+            epoch=one.epoch, version=one.version, change_id=one.change_id, parent_change_id=one.parent_change_id,
+            position=one.position, updated_at=one.at, writer=one.writer, schema=one.schema,
+            expires_at=expires_at(one.encoding),
+        )  # fmt: skip
+
+
+def _point(version: int | None, position: Position | None, time: datetime | None) -> Point:
+    """Return the one point that is given."""
+    if [version, position, time].count(None) != 2:
+        raise UsageError("one of version=, position= and time= says which point is meant")
+    if version is not None:
+        if isinstance(version, bool) or not isinstance(version, int):
+            raise UsageError(f"version={version!r} is not a version")
+        return Point(version=version)
+    if position is not None:
+        if not isinstance(position, Position):
+            raise UsageError(f"position={position!r} is not a Position")
+        return Point(n=position.n)
+    return Point(time=_aware(time, "time"))
+
+
+def _instant(key: str, which: Any) -> Point:
+    """Return the point that is meant by what stands for one."""
+    if which is None:
+        return Point()
+    if isinstance(which, (State, Change)):
+        if which.key != key:
+            raise UsageError(f"it is a state of {which.key!r}, not of {key!r}")
+        return Point(version=which.version)
+    if isinstance(which, Position):
+        return _point(None, which, None)
+    return _point(None, None, which) if isinstance(which, datetime) else _point(which, None, None)
+
+
+def _aware(time: Any, what: str) -> datetime:
+    if not isinstance(time, datetime) or time.tzinfo is None:
+        raise UsageError(f"{what}={time!r} is not a time with a time zone", hint="Say datetime.now(UTC).")
+    return time

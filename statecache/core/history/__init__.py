@@ -1,0 +1,1 @@
+"""What Postgres keeps of every change, and how it is read back."""

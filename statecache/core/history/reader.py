@@ -1,0 +1,251 @@
+"""Reading history: which versions a key had, which one was the newest at a point, and what it held.
+
+    Postgres   holds what is flushed. A version that it holds never changes: where it can answer, nothing else is asked
+    stream     holds what is not: it is asked where the answer may lie behind the watermark (`tail`)
+
+A point is a version of the key, a position of its shard, or a moment by the clock of Redis. At a point a key's version
+is its newest change of the current lineage that is no later. As n orders a shard, a position is one consistent point of
+all keys of a group. A moment is looked up in what the changes say of themselves: where a clock went back, the newest
+version counts that is no later.
+
+What is not flushed may still fork. Where it is not known, for a gate is closed or too much is waiting,
+HistoryIncomplete says so; what was given before it is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from statecache.backoff import Backoff
+from statecache.clock import monotonic
+from statecache.core.history.tail import Tail, Watermark
+from statecache.core.history.values import VersionAt
+from statecache.errors import RedisUnavailable
+from statecache.history_errors import HistoryIncomplete, VersionNotFound
+from statecache.keys import beyond_prefix, group_of
+from statecache.rules.versions import Version, version_of_row
+
+if TYPE_CHECKING:
+    from statecache.core.history.tail import Tails
+    from statecache.core.history.values import HistoryValues
+    from statecache.core.postgres.tier import PostgresTier
+    from statecache.core.redis.tier import RedisTier
+    from statecache.keys import KeySpace
+
+PAGE = 500
+"""How many versions are read at once."""
+VALUES_BYTES_MAX = 16 * 1024 * 1024
+"""Up to how many bytes of values are read at once, and the one that exceeds it."""
+VERSION_MAX = 2**63 - 1
+
+
+class Point(NamedTuple):
+    """A point in a key's or a group's history: what is no later than all of these."""
+
+    version: int = VERSION_MAX
+    n: int = VERSION_MAX
+    time: datetime | None = None
+
+    def reached(self, one: Version) -> bool:
+        """Whether a change is no later than the point."""
+        return one.version <= self.version and one.position.n <= self.n and (self.time is None or one.at <= self.time)
+
+    def __str__(self) -> str:
+        if self.version != VERSION_MAX:
+            return f"version {self.version}"
+        return f"change up to position n {self.n}" if self.time is None else f"change up to {self.time.isoformat()}"
+
+
+class HistoryReader:
+    """The reading of what keys held."""
+
+    def __init__(
+        self, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, values: HistoryValues, tails: Tails
+    ) -> None:
+        self._keys = keys
+        self._redis = redis
+        self._postgres = postgres
+        self._values = values
+        self._tails = tails
+
+    async def version_at(self, key: str, point: Point, *, end: float) -> Version:
+        """Return the newest version of a key that is no later than a point.
+
+        Raises VersionNotFound where there is none, HistoryIncomplete where that cannot be known, and
+        PostgresUnavailable past `end`.
+        """
+        backoff = Backoff(0.005, 0.25)
+        while True:
+            mark, found, newest = await self._at(key, point, end, whole=False)
+            best = found.get(key)
+            if best is not None and self._settles(best, point, mark, newest.get(key, 0)):
+                return await self._wanted(key, point, best, end)
+            tail = await self._tail(mark, key, end)
+            ahead = [one for one in tail.versions if one.key == key and one.version > newest.get(key, 0)]
+            best = next((one for one in reversed(ahead) if point.reached(one)), best)
+            if not tail.lacking or (best is not None and best.version == point.version):
+                return await self._wanted(key, point, best, end)
+            await self._again(key, tail, backoff, end)
+
+    @staticmethod
+    def _settles(best: Version, point: Point, mark: Watermark, newest: int) -> bool:
+        """Whether what Postgres holds settles which version it was: a later one would be behind it."""
+        return best.version == point.version or best.version < newest or point.n <= mark.flushed
+
+    async def _wanted(self, key: str, point: Point, best: Version | None, end: float) -> Version:
+        if best is not None and (point.version in (VERSION_MAX, best.version)):
+            return best
+        nearest = await self._nearest(key, best.version if best is not None else point.version, end)
+        why = "nothing of it is that old" if best is None else f"its newest is version {best.version}"
+        raise VersionNotFound(key, wanted=str(point), reason=why, nearest=nearest)
+
+    async def _nearest(self, key: str, version: int, end: float) -> int | None:
+        """Return the version next to one that has a value."""
+        asked = {"key": key, "version": version}
+        rows = await self._postgres.fetch("history_nearest", asked, seconds=max(end - monotonic(), 0.001))
+        return min((row[0] for row in rows), key=lambda one: abs(one - version), default=None)
+
+    async def value_of(self, version: Version, *, end: float) -> bytes:
+        """Return the value of a version as it was stored.
+
+        Raises VersionNotFound where it is no longer kept, HistoryDamaged where what is kept does not give it.
+        """
+        (value,) = await self.values_of([version], end=end)
+        if value is not None:
+            return value
+        nearest = await self._nearest(version.key, version.version, end)
+        wanted, why = f"version {version.version}", "its value is no longer kept"
+        raise VersionNotFound(version.key, wanted=wanted, reason=why, nearest=nearest)
+
+    async def values_of(self, versions: Sequence[Version], *, end: float) -> list[bytes | None]:
+        """Return the values of versions, None where one is no longer kept; that of a delete is empty."""
+        asked = [VersionAt(one.key, one.version) for one in versions if one.durable and one.op == "set"]
+        read = await self._values.read(asked, seconds=max(end - monotonic(), 0.001)) if asked else {}
+        return [_value(one, read.get(VersionAt(one.key, one.version))) for one in versions]
+
+    async def values_between(self, versions: Sequence[Version], *, end: float) -> AsyncIterator[list[bytes | None]]:
+        """Yield the values of successive versions of one key, in order or from the newest on, some at a time."""
+        some: list[Version] = []
+        for at, one in enumerate(versions, 1):
+            some.append(one)
+            if at == len(versions) or sum(each.size for each in some) > VALUES_BYTES_MAX:
+                durable = [each.version for each in some if each.durable]
+                read: dict[int, bytes | None] = {}
+                if durable:
+                    seconds = max(end - monotonic(), 0.001)
+                    read = await self._values.read_range(one.key, min(durable), max(durable), seconds=seconds)
+                yield [_value(each, read.get(each.version)) for each in some]
+                some = []
+
+    async def keys_at(self, group: str, point: Point, *, end: float) -> list[Version]:
+        """Return the newest version of each key of a group that is no later than a point, sorted by key.
+
+        Raises HistoryIncomplete where it cannot be known, and PostgresUnavailable past `end`.
+        """
+        backoff = Backoff(0.005, 0.25)
+        while True:
+            mark, found, newest = await self._at(group, point, end, whole=True)
+            if point.n > mark.flushed:
+                tail = await self._tail(mark, group, end)
+                for one in tail.versions:
+                    if one.version > newest.get(one.key, 0) and point.reached(one):
+                        found[one.key] = one
+                if tail.lacking:
+                    await self._again(group, tail, backoff, end)
+                    continue
+            return [found[key] for key in sorted(found)]
+
+    async def versions(
+        self,
+        key: str,
+        *,
+        first: int = 1,
+        last: int = VERSION_MAX,
+        reverse: bool = False,
+        unflushed: bool = True,
+        seconds: float,
+    ) -> AsyncIterator[list[Version]]:
+        """Yield pages of a key's versions, in order or from the newest on; each has that many seconds.
+
+        Raises HistoryIncomplete where what is not flushed cannot be known: behind all that Postgres holds, or, from the
+        newest on, at once.
+        """
+        if reverse:
+            ahead = await self._ahead(key, monotonic() + seconds) if unflushed else []
+            yield [one for one in reversed(ahead) if first <= one.version <= last]
+            last = min(last, ahead[0].version - 1) if ahead else last
+        backoff = Backoff(0.005, 0.25)
+        while first <= last:
+            end = monotonic() + seconds
+            mark, page = await self._page(key, first, last, end, down=reverse)
+            yield page
+            if page:
+                first, last = (first, page[-1].version - 1) if reverse else (page[-1].version + 1, last)
+            if len(page) == PAGE:
+                continue
+            if reverse or not unflushed or first > last:
+                return
+            tail = await self._tail(mark, key, end)
+            if not tail.lacking:
+                yield [one for one in tail.versions if one.key == key and first <= one.version <= last]
+                return
+            await self._again(key, tail, backoff, end)
+
+    async def _ahead(self, key: str, end: float) -> list[Version]:
+        """Return the versions of a key that Postgres does not hold, in order."""
+        backoff = Backoff(0.005, 0.25)
+        while True:
+            mark, tip = await self._page(key, 1, VERSION_MAX, end, down=True, limit=1)
+            tail = await self._tail(mark, key, end)
+            if not tail.lacking:
+                held = tip[0].version if tip else 0
+                return [one for one in tail.versions if one.key == key and one.version > held]
+            await self._again(key, tail, backoff, end)
+
+    async def _again(self, key: str, tail: Tail, backoff: Backoff, end: float) -> None:
+        """Wait a moment before all is read anew; raise HistoryIncomplete where that is of no use."""
+        if not tail.anew or backoff.outlasts(end):
+            raise HistoryIncomplete(key, reason=tail.lacking)
+        await self._redis.io.sleep(backoff.take())
+
+    async def _page(
+        self, key: str, first: int, last: int, end: float, *, down: bool, limit: int = PAGE
+    ) -> tuple[Watermark, list[Version]]:
+        asked = {
+            "key": key, "shard": self._keys.shard(key), "first": first, "last": last, "down": down, "limit": limit,
+        }  # fmt: skip
+        rows = await self._postgres.fetch("history_versions", asked, seconds=max(end - monotonic(), 0.001))
+        versions = sorted((version_of_row(row) for row in rows if row[2] is not None), key=lambda one: one.version)
+        return _mark(rows), versions[::-1] if down else versions
+
+    async def _at(
+        self, key: str, point: Point, end: float, *, whole: bool
+    ) -> tuple[Watermark, dict[str, Version], dict[str, int]]:
+        """Return how far Postgres holds the shard, what was newest at the point, and what is newest."""
+        asked = {
+            "key": key, "shard": self._keys.shard(key), "whole": whole, "beyond": beyond_prefix(key + "/"),
+            "version": point.version, "n": point.n, "time": point.time or "infinity",
+        }  # fmt: skip
+        rows = await self._postgres.fetch("history_at", asked, seconds=max(end - monotonic(), 0.001))
+        keys = [row for row in rows if row[16] is not None]
+        found = {row[16]: version_of_row(row) for row in keys if row[2] is not None}
+        return _mark(rows), found, {row[16]: row[17] for row in keys}
+
+    async def _tail(self, mark: Watermark, key: str, end: float) -> Tail:
+        seconds = max(end - monotonic(), 0.001)
+        try:
+            return await self._tails.behind(mark, self._keys.shard(key), group_of(key), seconds=seconds)
+        except RedisUnavailable as error:
+            return Tail([], f"Redis cannot be asked for what is not flushed: {error}")
+
+
+def _mark(rows: Sequence[Sequence[Any]]) -> Watermark:
+    return next(Watermark(row[0], row[1]) for row in rows if row[1] is not None)
+
+
+def _value(version: Version, read: bytes | None) -> bytes | None:
+    if version.op != "set":
+        return b""
+    return read if version.unflushed is None else version.unflushed

@@ -1,0 +1,91 @@
+"""What the stream holds of a group beyond what Postgres does: the newest part of its history.
+
+Postgres is asked first, and says up to where it holds the shard's changes. Behind that the stream is read, on the
+server that has the shard open in that epoch. n is contiguous, so whatever was flushed and left the stream in between
+shows as a gap, and a new epoch as another number: then all is read anew. What is looked at is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from statecache.entries import ForeignEntry, NewerFormat, change_set
+from statecache.rules.versions import Version, version_of_change
+
+if TYPE_CHECKING:
+    from statecache.core.redis.tier import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+
+ENTRIES_MAX = 20_000
+"""How many entries of a shard's stream are looked at at most."""
+BYTES_MAX = 64 * 1024 * 1024
+"""How many bytes of a group's entries are read at most."""
+_PAGE, _PAGE_BYTES = 1000, 4 * 1024 * 1024
+
+
+class Watermark(NamedTuple):
+    """How far Postgres holds a shard."""
+
+    epoch: int
+    flushed: int
+
+
+class Tail(NamedTuple):
+    """What was found behind a watermark, in order; `lacking` says why it is not all, or ''.
+
+    `anew` says that Postgres has to be asked again first.
+    """
+
+    versions: Sequence[Version]
+    lacking: str = ""
+    anew: bool = False
+
+
+class Tails:
+    """The reading of what is not flushed yet."""
+
+    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._redis = redis
+
+    async def behind(self, mark: Watermark, shard: int, group: str, *, seconds: float) -> Tail:
+        """Return the changes of a group behind a watermark; raise RedisUnavailable past `seconds`."""
+        names = [self._keys.meta(shard), self._keys.changes(shard)]
+        start, *_ = await self._redis.read_script("seek", names[1:], [mark.flushed, mark.epoch], seconds=seconds)
+        last, looked, size = start.decode(), 0, 0
+        found: list[Version] = []
+        while looked < ENTRIES_MAX and size < BYTES_MAX:
+            asked = [self._settings.fence, last, _PAGE, group, _PAGE_BYTES]
+            (reply,) = await self._redis.read_script("tail", names, asked, seconds=seconds)
+            verdict, *rest = reply
+            if verdict == b"CLOSED":
+                return Tail(found, "the gate of its shard is closed")
+            epoch, newest, first, last, count, *entries = rest
+            if int(epoch) != mark.epoch or int(newest) < mark.flushed:
+                return Tail(found, "its shard changed epoch meanwhile", anew=True)
+            if count and int(first) != mark.flushed + looked + 1:
+                return Tail(found, "what was flushed meanwhile has left the stream", anew=True)
+            looked, last = looked + count, last.decode()
+            for entry in entries:
+                size += sum(map(len, entry[1]))
+                try:
+                    found += _versions(entry, group)
+                except (ForeignEntry, NewerFormat) as error:
+                    return Tail(found, f"the entry {entry[0].decode()} of the stream cannot be read: {error}")
+            if not count:
+                behind = int(newest) - mark.flushed - looked
+                return Tail(found, f"{behind} entries are missing from the stream" if behind > 0 else "", behind > 0)
+        return Tail(found, f"more than {looked} entries of its shard are waiting to be flushed")
+
+
+def _versions(entry: Sequence[Any], group: str) -> list[Version]:
+    commit = change_set(entry[0], entry[1])
+    below = group + "/"
+    return [
+        version_of_change(commit, change)
+        for change in commit.changes
+        if change.key == group or change.key.startswith(below)
+    ]

@@ -1,0 +1,204 @@
+"""How values are kept in the history of their keys, decided and reckoned from bytes alone.
+
+Each change of a key keeps its value in one of these forms:
+
+    plain    the bytes as they are: small ones, and what does not compress
+    whole    `w` and a zstd frame: a keyframe
+    delta    `d` and a zstd frame whose dictionary is the value of the version before
+    origin   `o` and a zstd frame whose dictionary is the value of the change that a branch began from
+    nothing  a value that is no longer kept, and that of a delete
+
+Plain and whole values, and origins, are keyframes: any version is read from its keyframe on, in one range of the index.
+A delta is made only where the flusher holds the bytes of the parent, and the parent is in the chain. A new keyframe is
+made where a delta stops paying, and where the chain is so long that its versions would take long to read.
+
+`digest` is the SHA-256 of the value. `hash` links a change to the one before it: SHA-256 over that one's hash, what the
+change says of itself, and its digest. It is b'' for what comes before a key's first change, and before one whose parent
+is not in the chain. A change of before this was kept has no hash until it is reckoned, and so have those behind it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from functools import cache
+from hashlib import sha256
+from typing import NamedTuple
+
+import zstandard
+
+from statecache.model import ChangeRecord, ChangeSet
+
+DELTAS_MAX, DELTAS_MIN = 64, 8
+"""How many deltas follow a keyframe at most; and how many may, however large the values are."""
+CHAIN_BYTES_MAX = 1536 * 1024
+"""How many bytes of values are gone through at most to read one that is a later delta than that."""
+PLAIN_BYTES_MAX = 96
+"""Up to this many bytes a value is kept as it is."""
+_PAYS = 2
+"""How many times smaller a delta has to be than what a keyframe would take, judged by the one that it builds on."""
+_LEVEL = 1
+_LEVEL_SUFFICES = 100_000
+"""Up to how many bytes of both a value and its parent the level's own parameters find what they have in common."""
+_WHOLE, _DELTA, _ORIGIN = b"w", b"d", b"o"
+_HEAD = struct.Struct("!B3Q9I")
+
+_compressor = zstandard.ZstdCompressor(level=_LEVEL)
+_decompressor = zstandard.ZstdDecompressor()
+
+
+class Parent(NamedTuple):
+    """The newest value of a key's history, and how it is kept: what the next change may be a delta to."""
+
+    change_id: str
+    value: bytes
+    keyframe: int
+    deltas: int = 0
+    """How many deltas lie between it and its keyframe."""
+    chain_bytes: int = 0
+    """How many bytes the values of these deltas have."""
+    ratio: float = 1.0
+    """What part of its value's bytes the keyframe takes."""
+
+
+class Kept(NamedTuple):
+    """How a change's value is kept: plain where `packed` is None; `keyframe` is None where reading begins with it."""
+
+    packed: bytes | None
+    keyframe: int | None
+    digest: bytes
+
+
+class Stored(NamedTuple):
+    """A change's value as it was found: what is kept of it, where reading begins, and what it must come to."""
+
+    version: int
+    value: bytes | None
+    packed: bytes | None
+    keyframe: int | None
+    digest: bytes | None
+
+
+class Damage(ValueError):
+    """Why a version cannot be read from what is kept of it."""
+
+
+class NotKept(ValueError):
+    """That the value of a version is no longer kept."""
+
+
+def keep(change: ChangeRecord, parent: Parent | None) -> tuple[Kept, Parent]:
+    """Decide how a change's value is kept, and return that and what the next change may build on.
+
+    `parent` is the change before it, if that is in the chain and its bytes are at hand.
+    """
+    value, version = change.value, change.version
+    digest, size = sha256(value).digest(), len(change.value)
+    if size > PLAIN_BYTES_MAX:
+        if parent is not None and _continues(parent, change):
+            packed = delta(value, parent.value)
+            if len(packed) * _PAYS <= size * parent.ratio:
+                deltas, chain_bytes = parent.deltas + 1, parent.chain_bytes + size
+                after = Parent(change.change_id, value, parent.keyframe, deltas, chain_bytes, parent.ratio)
+                return Kept(packed, parent.keyframe, digest), after
+        packed = whole(value)
+        if len(packed) * 10 <= size * 9:
+            return Kept(packed, None, digest), Parent(change.change_id, value, version, ratio=len(packed) / size)
+    return Kept(None, None, digest), Parent(change.change_id, value, version)
+
+
+def _continues(parent: Parent, change: ChangeRecord) -> bool:
+    """Whether a change may be a delta to that value: it is its parent, and the chain is not too long yet."""
+    if parent.change_id != change.parent_change_id or parent.value == b"":
+        return False
+    return parent.deltas < (DELTAS_MAX if parent.chain_bytes < CHAIN_BYTES_MAX else DELTAS_MIN)
+
+
+def whole(value: bytes) -> bytes:
+    """Return a value as a keyframe."""
+    return _WHOLE + _compressor.compress(value)
+
+
+def delta(value: bytes, parent: bytes, *, origin: bool = False) -> bytes:
+    """Return what parts a value from that of the version before it, or from its origin in another key."""
+    form, both = _ORIGIN if origin else _DELTA, len(value) + len(parent)
+    if not parent:
+        return form + _compressor.compress(value)
+    if both <= _LEVEL_SUFFICES:
+        return form + zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(parent)).compress(value)
+    parameters = _parameters(both.bit_length())
+    return form + zstandard.ZstdCompressor(compression_params=parameters, dict_data=_dictionary(parent)).compress(value)
+
+
+@cache
+def _parameters(window_log: int) -> zstandard.ZstdCompressionParameters:
+    """Return parameters whose window reaches all of the parent, and whose table has room for most places in it."""
+    return zstandard.ZstdCompressionParameters.from_level(_LEVEL, window_log=window_log, hash_log=window_log - 4)
+
+
+def is_delta(packed: bytes | None) -> bool:
+    """Whether a value is kept as a delta to that of the version before it."""
+    return packed is not None and packed[:1] == _DELTA
+
+
+def needs_parent(packed: bytes) -> bool:
+    """Whether a value is kept as a delta, to the version before it or to its origin in another key."""
+    return packed[:1] != _WHOLE
+
+
+def unpacked(packed: bytes, parent: bytes | None) -> bytes:
+    """Return a value from its packed form; `parent` is what a delta is to. Raise Damage where that cannot be."""
+    form = packed[:1]
+    try:
+        if form == _WHOLE:
+            return _decompressor.decompress(packed[1:])
+        if form not in (_DELTA, _ORIGIN):
+            raise Damage(f"its form is {form!r}")
+        if parent is None:
+            raise Damage("what it is a delta to is missing")
+        decompressor = zstandard.ZstdDecompressor(dict_data=_dictionary(parent)) if parent else _decompressor
+        return decompressor.decompress(packed[1:])
+    except zstandard.ZstdError as error:
+        raise Damage(f"it does not decompress: {error}") from None
+
+
+def restored(chain: Iterable[Stored], *, origin: bytes | None = None, before: bytes | None = None) -> bytes:
+    """Return the value of the last of these versions, which begin with its keyframe and are in order.
+
+    They may also begin behind the version whose value is `before`. `origin` is what a keyframe is a delta to that a
+    branch began with. Raise NotKept where the value is no longer kept,
+    and Damage where what is kept does not give it.
+    """
+    value = before
+    last: Stored | None = None
+    for one in chain:
+        if last is not None and one.version != last.version + 1 and one.keyframe not in (None, one.version):
+            raise Damage(f"version {one.version - 1}, which it is a delta to, is missing")
+        last = one
+        if one.value is not None:
+            value = one.value
+        elif one.packed is None:
+            value = None
+        else:
+            value = unpacked(one.packed, value if is_delta(one.packed) else origin)
+    if last is None:
+        raise Damage("it is missing")
+    if value is None:
+        raise NotKept
+    if last.digest is not None and sha256(value).digest() != last.digest:
+        raise Damage("the value is not what its digest says")
+    return value
+
+
+def link(before: bytes, change: ChangeRecord, commit: ChangeSet, digest: bytes) -> bytes:
+    """Return the hash of a commit's change, from that of the change before it and the digest of its value."""
+    said = (
+        change.key, change.op, change.change_id, change.parent_change_id, change.encoding, change.schema,
+        commit.writer, commit.actor, commit.reason,
+    )  # fmt: skip
+    numbers = _HEAD.pack(len(before), change.version, *commit.position, *map(len, said))
+    return sha256(b"".join((numbers, before, "".join(said).encode(), digest))).digest()
+
+
+def _dictionary(value: bytes) -> zstandard.ZstdCompressionDict:
+    return zstandard.ZstdCompressionDict(value, dict_type=zstandard.DICT_TYPE_RAWCONTENT)

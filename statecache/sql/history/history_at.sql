@@ -1,0 +1,16 @@
+-- Gives of each key of a group, or of one key, the newest change that is no later than a version, a position and a time,
+-- without its value, and whether there is a later one; behind the row with the shard's epoch and watermark.
+SELECT w.epoch, w.flushed, NULL AS version, NULL AS op, NULL AS change_id, NULL AS parent_change_id, NULL AS n,
+       NULL AS at, NULL AS writer, NULL AS actor, NULL AS reason, NULL AS encoding, NULL AS schema, NULL AS size,
+       NULL AS digest, NULL AS gap, NULL AS key, NULL AS newest
+FROM {schema}.shard w WHERE w.shard = %(shard)s
+UNION ALL
+SELECT c.epoch, NULL, c.version, c.op, c.change_id, c.parent_change_id, c.n, c.at, c.writer, c.actor, c.reason,
+       c.encoding, c.schema, coalesce(c.size, octet_length(c.value)), c.digest, c.gap, s.key, s.version
+FROM {schema}.state s
+LEFT JOIN LATERAL (
+    SELECT * FROM {schema}.change h
+    WHERE h.key = s.key AND h.version <= %(version)s AND h.n <= %(n)s AND h.at <= %(time)s
+    ORDER BY h.version DESC LIMIT 1) c ON true
+WHERE s.key = %(key)s OR (%(whole)s AND s.key > %(key)s || '/' AND s.key < %(beyond)s)
+ORDER BY key NULLS FIRST
