@@ -24,6 +24,7 @@ from statecache.errors import ConfigurationError
 from statecache.expiry import until_of
 from statecache.model import Record
 from statecache.rules.filters import Filter, Selection
+from statecache.testing.memory_history import HistoryTables
 
 if TYPE_CHECKING:
     from statecache.concurrency import Concurrency
@@ -86,16 +87,14 @@ class _Reader(NamedTuple):
     held_until: float
 
 
-class Tables:
+class Tables(HistoryTables):
     """What all clients of one deployment in memory share; `redis` is a plain client of their Redis."""
 
     def __init__(self, keys: KeySpace, redis: Any) -> None:
-        self._keys = keys
+        super().__init__(keys, EPOCH)
         self._redis = redis
         self._mutex = threading.RLock()
         self._changes: dict[int, list[Stored]] = {shard: [] for shard in range(keys.shards)}
-        self._chains: dict[str, list[Stored]] = {}
-        self._flushed = dict.fromkeys(self._changes, 0)
         self._locking: dict[str, tuple[str, int, str, datetime]] = {}
         self._readers: dict[str, _Reader] = {}
 

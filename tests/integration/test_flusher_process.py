@@ -58,7 +58,7 @@ async def test_what_it_was_deleting_because_it_has_ended_is_flushed_before_it_go
     agents: Agents, settings: Settings, cache: AsyncStateCache, psql: Psql
 ) -> None:
     counted = "SELECT count(*) FROM state WHERE op = %s"
-    async with _ready(settings) as process:
+    async with ready(settings) as process:
         await cache.set_many({f"runs/{i:04d}": i for i in range(3_000)}, ttl=0.2, durability="postgres")
         while rows(psql, counted, "delete") == [(0,)]:
             pause_thread()

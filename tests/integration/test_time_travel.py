@@ -310,3 +310,19 @@ async def test_a_typed_namespace_and_threads_read_alike(
         assert [one.value for one in runs.history("42", values=True)] == [run(step) for step in range(1, 6)]
         (only,) = runs.get_group_at("42", position=state.position).values()
         assert only.value == run(3)
+
+
+async def test_both_clients_tell_what_differs(client: AsyncStateCache, worker: Worker) -> None:
+    for value in ({"a": 1, "said": ["x"]}, {"b": 2, "said": ["x", "y"]}):
+        await client.set(KEY, value)
+    found = [(one.op, one.place) for one in await client.diff(KEY, 1, 2)]
+    assert found == [("removed", "a"), ("added", "said[1]"), ("added", "b")]
+    await flush(worker)
+    before = await client.get_at(KEY, version=1)
+    assert before is not None
+    assert [(one.op, one.place) for one in await client.diff(KEY, before)] == found
+    assert await client.diff(KEY, 2) == ()
+    await client.delete(KEY)
+    assert [(one.op, one.place) for one in await client.diff(KEY, 2, 3)] == [("removed", "$")]
+    with pytest.raises(UsageError, match="a state of"):
+        await client.diff("runs/43", before)

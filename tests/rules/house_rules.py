@@ -14,43 +14,15 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import PurePosixPath
 
+
+def _row(names: str) -> tuple[str, ...]:
+    return tuple(f"statecache.{name}" for name in names.split())
+
+
 LAYERS = (
-    (
-        "statecache.model",
-        "statecache.changes",
-        "statecache.error_facts",
-        "statecache.errors",
-        "statecache.history_errors",
-        "statecache.agent_run",
-    ),
-    tuple(
-        f"statecache.{name}"
-        for name in (
-            "keys",
-            "value_loss",
-            "schemas",
-            "expiry",
-            "codec",
-            "upgrading",
-            "records",
-            "entries",
-            "resp",
-            "near",
-            "history",
-            "rules",
-        )
-    ),
-    (
-        "statecache.lua",
-        "statecache.sql",
-        "statecache.settings",
-        "statecache.clock",
-        "statecache.backoff",
-        "statecache.concurrency",
-        "statecache._process",
-        "statecache._signals",
-        "statecache._tls",
-    ),
+    _row("model changes error_facts errors history_errors agent_run"),
+    _row("keys value_loss schemas expiry codec upgrading records entries resp near history rules"),
+    _row("lua sql settings clock backoff concurrency _process _signals _tls"),
     ("statecache.commit_protocol", "statecache.redis_errors", "statecache.call_notes"),
     ("statecache.core",),
     ("statecache._async", "statecache._sync"),

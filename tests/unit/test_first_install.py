@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rules.test_tidy import ROOT
+from tests.support.deployment_files import ROOT
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 RELEASED = "## [0.1.0] - unreleased" not in (ROOT / "CHANGELOG.md").read_text()

@@ -1,0 +1,70 @@
+"""What Postgres keeps of every change, answered from the chains that a deployment in memory has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from statecache.keys import KeySpace
+
+Row = tuple[Any, ...]
+
+
+class HistoryTables:
+    """The statements that read history."""
+
+    def __init__(self, keys: KeySpace, epoch: int) -> None:
+        self._keys = keys
+        self._epoch = epoch
+        self._chains: dict[str, list[Any]] = {}
+        self._flushed = dict.fromkeys(range(keys.shards), 0)
+
+    def _mark(self, shard: int, columns: int) -> Row:
+        return (self._epoch, self._flushed[shard], *(None,) * (columns - 2))
+
+    def _header(self, one: Any) -> Row:
+        return (
+            self._epoch, None, one.version, one.op, one.change_id, one.parent_change_id, one.n, one.at, one.writer,
+            one.actor, one.reason, one.encoding, one.schema, len(one.value), sha256(one.value).digest(), False, one.key,
+        )  # fmt: skip
+
+    def _history_versions(self, shard: int, key: str, first: int, last: int, down: bool, limit: int) -> Iterator[Row]:
+        yield self._mark(shard, 17)
+        found = [one for one in self._chains.get(key, []) if first <= one.version <= last]
+        yield from map(self._header, found[:: -1 if down else 1][:limit])
+
+    def _history_at(
+        self, shard: int, key: str, whole: bool, beyond: str, version: int, n: int, time: datetime | str
+    ) -> Iterator[Row]:
+        yield self._mark(shard, 18)
+        below = sorted(one for one in self._chains if key + "/" < one < beyond) if whole else []
+        for name in (key, *below):
+            chain = self._chains.get(name, [])
+            then = [
+                one
+                for one in chain
+                if one.version <= version and one.n <= n and (isinstance(time, str) or one.at <= time)
+            ]
+            if then:
+                yield *self._header(then[-1]), chain[-1].version
+            elif chain:
+                yield *(None,) * 16, name, chain[-1].version
+
+    def _history_nearest(self, key: str, version: int) -> list[Row]:
+        sets = [one.version for one in self._chains.get(key, []) if one.op == "set"]
+        return [(one,) for one in (*[one for one in sets if one <= version][-1:],
+                                   *[one for one in sets if one > version][:1])]  # fmt: skip
+
+    def _history_values(self, keys: Sequence[str], versions: Sequence[int]) -> Iterator[Row]:
+        for at, (key, version) in enumerate(zip(keys, versions, strict=True), 1):
+            for one in self._chains.get(key, []):
+                if one.version == version:
+                    yield at, key, version, one.value, None, None, sha256(one.value).digest(), None, None
+
+    def _history_range(self, key: str, first: int, last: int) -> Iterator[Row]:
+        for one in self._chains.get(key, []):
+            if first <= one.version <= last:
+                yield one.version, one.value, None, None, sha256(one.value).digest(), None, None
