@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from statecache.rules import merging
 from statecache.rules.difference import LEVELS_MAX
-from statecache.rules.merging import Conflict, Merged, merged
+from statecache.rules.three_way import Conflict, Merged, merged
 from statecache.rules.paths import part_at
 from statecache.rules.sameness import same
 from tests.unit.plain_values import LISTS, NAN, SCALARS, VALUES, edited, grown, nested
