@@ -45,8 +45,6 @@ from statecache.errors import (
     VersionConflict,
 )
 from statecache.model import (
-    Create,
-    Delete,
     DrainReport,
     Durability,
     LostCommit,
@@ -57,11 +55,11 @@ from statecache.model import (
     Policy,
     Position,
     ReadMode,
-    Set,
     State,
     Token,
     Unsettled,
 )
+from statecache.mutations import Add, Append, Create, Delete, Increment, Remove, Set
 from statecache.rules.steps import Done, NotDone, Retry, Step
 
 if TYPE_CHECKING:
@@ -76,8 +74,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Add",
     "AgentRun",
     "AlreadyExists",
+    "Append",
     "AsyncLease",
     "AsyncNamespace",
     "AsyncStateCache",
@@ -98,6 +98,7 @@ __all__ = [
     "DurabilityRefused",
     "ForeignData",
     "Forked",
+    "Increment",
     "InvalidKey",
     "Lease",
     "LeaseLost",
@@ -121,6 +122,7 @@ __all__ = [
     "Quarantined",
     "ReadMode",
     "RedisUnavailable",
+    "Remove",
     "Retry",
     "SchemaNewer",
     "Set",

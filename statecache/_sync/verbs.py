@@ -14,6 +14,7 @@ from weakref import ref
 
 from statecache._sync.bulk import Bulk
 from statecache._sync.feed import Feeds
+from statecache._sync.merges import Merges
 from statecache._sync.moves import Moves
 from statecache._sync.observer import observe
 from statecache._sync.reads import Reads
@@ -43,7 +44,7 @@ _END_S = 0.05
 """How long a caller who is cancelled in a lock's block waits for the lease to be given back, in seconds."""
 
 
-class Verbs(Reads[D], Writes[D], Moves[D], Bulk[D], Steps[D], Feeds[D], Generic[D]):
+class Verbs(Reads[D], Writes[D], Merges[D], Moves[D], Bulk[D], Steps[D], Feeds[D], Generic[D]):
     """All the verbs; where there is an observer, they tell it."""
 
     def __init__(self, view: View[D]) -> None:

@@ -15,7 +15,14 @@ from functools import cache
 from pathlib import PurePosixPath
 
 LAYERS = (
-    ("statecache.model", "statecache.changes", "statecache.error_facts", "statecache.errors", "statecache.agent_run"),
+    (
+        "statecache.model",
+        "statecache.mutations",
+        "statecache.changes",
+        "statecache.error_facts",
+        "statecache.errors",
+        "statecache.agent_run",
+    ),
     tuple(
         f"statecache.{name}"
         for name in (
