@@ -232,6 +232,25 @@ def test_a_value_that_was_computed_from_another_one_is_found() -> None:
     assert _kinds(TRUE, told) == {"precondition"}
 
 
+@pytest.mark.parametrize(
+    ("verb", "argument", "values"),
+    [("increment", 2, (5, 7)), ("append", ["b"], (["a"], ["a", "b"])), ("add", ["a", "b"], (["c"], ["c", "a", "b"])),
+     ("remove", ["a"], (["a", "b"], ["b"]))],
+)  # fmt: skip
+def test_what_a_merge_has_made_is_compared_with_what_it_was_to_make(
+    verb: str, argument: Any, values: tuple[Any, Any]
+) -> None:
+    before, after = values
+    told = _with(SECOND, verb=verb, expected={}, merges={KEY: (verb, argument)})
+    assert _kinds(told, [_row(1, value=before), _row(2, value=after), CHAIN[2]]) == set()
+    for wrong in (before, [*after, "b"] if isinstance(after, list) else after + 2, None):
+        assert _kinds(told, [_row(1, value=before), _row(2, value=wrong), CHAIN[2]]) == {"merge"}
+    ended = [_row(1, value=before, until=5.0, ends=5.0), _row(2, value=after, at=6.0), CHAIN[2]]
+    assert "merge" in _kinds(told, ended)
+    begun = {"increment": 2, "append": ["b"], "add": ["a", "b"], "remove": []}[verb]
+    assert "merge" not in _kinds(told, [ended[0], _row(2, value=begun, at=6.0), CHAIN[2]])
+
+
 def test_a_copy_has_its_value_from_elsewhere_and_is_gone_on_from_as_it_is() -> None:
     copied = _with(FIRST, verb="copy")
     told = [_row(1, tag="a.1", by="z.9", follows="z.8"), _row(2, tag="b.2", follows="z.9"), CHAIN[2]]
