@@ -53,8 +53,6 @@ from statecache.history_errors import (
     VersionNotFound,
 )
 from statecache.model import (
-    Create,
-    Delete,
     DrainReport,
     Durability,
     LostCommit,
@@ -65,11 +63,11 @@ from statecache.model import (
     Policy,
     Position,
     ReadMode,
-    Set,
     State,
     Token,
     UnknownCommit,
 )
+from statecache.mutations import Add, Append, Create, Delete, Increment, Remove, Set
 from statecache.rules.difference import Difference
 from statecache.rules.steps import Done, NotDone, Retry, Step
 
@@ -85,8 +83,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Add",
     "AgentRun",
     "AlreadyExists",
+    "Append",
     "AsyncLease",
     "AsyncNamespace",
     "AsyncStateCache",
@@ -112,6 +112,7 @@ __all__ = [
     "Forked",
     "HistoryDamaged",
     "HistoryIncomplete",
+    "Increment",
     "InvalidKey",
     "Lease",
     "LeaseLost",
@@ -136,6 +137,7 @@ __all__ = [
     "Quarantined",
     "ReadMode",
     "RedisUnavailable",
+    "Remove",
     "Retry",
     "SchemaNewer",
     "Set",

@@ -135,39 +135,30 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.change_id if self.op != "expired" else self.change_id + AGED
 
 
-class Mutation(msgspec.Struct, frozen=True):
-    """What `commit` does to one state: a Set, a Create or a Delete."""
+class Merge(msgspec.Struct, frozen=True):
+    """How a write makes its value of what is there, in Redis, and what that may come to.
 
-    name: str
+    `verb` is `increment`, `append`, `add` or `remove`; `digest` tells it, with its argument, from others under the same
+    change_id. The value has at most `bytes_max` bytes, and with `keeps_end` it ends when what is there was to end.
+    """
 
+    verb: str
+    digest: str
+    bytes_max: int
+    keeps_end: bool
 
-class Set(Mutation, frozen=True):
-    """A value to be written by `commit`; `expected` and `ttl` as in `set`."""
-
-    value: Any
-    expected: Expected = ...
-    ttl: Ttl | None = None
-
-
-class Create(Mutation, frozen=True):
-    """A first value to be written by `commit`; `assume_new` and `ttl` as in `create`."""
-
-    value: Any
-    assume_new: bool = False
-    ttl: Ttl | None = None
-
-
-class Delete(Mutation, frozen=True):
-    """A state to be deleted by `commit`; `expected` as in `delete`."""
-
-    expected: Expected = ...
+    @property
+    def spelled(self) -> str:
+        """The merge as the commit script is told of it, longer than any other operation."""
+        return f"{self.verb} {self.digest} {self.bytes_max} {'keep' if self.keeps_end else 'end'}"
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True):
     """One state's part in a commit, as asked for: `expected` is a change_id, BLIND, ABSENT, PRESENT or EXPIRED.
 
     `seen` is the value as readers get it. `op` is `set`, `delete`, or `check`, which compares and writes nothing.
-    `assume_new` vouches that Postgres knows nothing of the key; where `new_in` names an epoch, in that epoch only.
+    With `merge`, `value` is its argument, and what is written is known from the answer alone. `assume_new` vouches that
+    Postgres knows nothing of the key; where `new_in` names an epoch, in that epoch only.
     """
 
     key: str
@@ -180,6 +171,7 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
     ttl_ms: int | None = None
     assume_new: bool = False
     new_in: int | None = None
+    merge: Merge | None = None
 
     @property
     def novelty(self) -> str:

@@ -15,6 +15,7 @@ from weakref import ref
 from statecache._sync.bulk import Bulk
 from statecache._sync.feed import Feeds
 from statecache._sync.history import History
+from statecache._sync.merges import Merges
 from statecache._sync.moves import Moves
 from statecache._sync.observer import observe
 from statecache._sync.reads import Reads
@@ -47,6 +48,7 @@ _END_S = 0.05
 class Verbs(
     Reads[D],
     Writes[D],
+    Merges[D],
     Moves[D],
     Bulk[D],
     Steps[D],

@@ -38,7 +38,8 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     now expect the change found at the lookup to what they expected at first. `last_error` is the reason for the last
     pause, to be raised where no time is left for another attempt. `lost_answer` is why an attempt was never answered:
     the outcome is unknown from then on. `applied_at` is where this client was told that it is applied: it must not be
-    again, while that position stands. `locks` are the leases it has to show, `turn` is passed on with it.
+    again, while that position stands. `named` says that its caller has given the change_id, so that it may be another
+    commit's. `locks` are the leases it has to show, `turn` is passed on with it.
     """
 
     change_id: str
@@ -51,6 +52,7 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     redis_keys: list[str]
     lost_answer: StateCacheError | None = None
     repeat: bool = False
+    named: bool = False
     applied_at: Position | None = None
     backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(0.005, 0.25))
     pinned: dict[int, str] = {}
@@ -75,6 +77,11 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         """Return the writes that change a state."""
         return [write for write in self.writes if write.op != "check"]
 
+    @property
+    def merges(self) -> bool:
+        """Whether any of its writes makes its value of what is there."""
+        return any(write.merge is not None for write in self.writes)
+
     def arguments(self, settings: Settings, limits: Sequence[str], *, replicas: int = 0) -> list[Any]:
         """Return the script's ARGV, but for the times at its end; so many `replicas` must be connected."""
         fence = f"{settings.fence} {replicas}" if replicas else settings.fence
@@ -84,7 +91,8 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         ]  # fmt: skip
         for write in self.writes:
             arguments += (
-                write.key, write.op, write.expected, write.value, write.encoding, write.schema,
+                write.key, write.op if write.merge is None else write.merge.spelled, write.expected, write.value,
+                write.encoding, write.schema,
                 "" if write.ttl_ms is None else write.ttl_ms, write.novelty,
             )  # fmt: skip
         return arguments

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from statecache.clock import boottime, monotonic
 from statecache.codec import codec_for
-from statecache.errors import Quarantined, UsageError
+from statecache.errors import CodecError, Quarantined, UsageError
 from statecache.expiry import PLAIN_MAX, checked_ttl_ms, ending, expires_at, lasting, stored
 from statecache.model import (
     ABSENT,
@@ -223,9 +223,12 @@ class View(Generic[D]):
     def committed_state(self, write: Write, committed: Committed, at: int) -> State[Any]:
         """Return the state that a commit's write has made, with the value as readers get it."""
         updated_at = time_of(committed.updated_at)
+        value, encoding, schema = write.seen, write.encoding, write.schema
+        if write.merge is not None:
+            value, encoding, schema = self._made(write.key, committed, at)
         return State(
             key=write.key,
-            value=write.seen,
+            value=value,
             epoch=committed.position.epoch,
             version=committed.versions[at],
             change_id=committed.change_id,
@@ -233,9 +236,21 @@ class View(Generic[D]):
             position=committed.position,
             updated_at=updated_at,
             writer=self.runtime.settings.writer,
-            schema=write.schema,
-            expires_at=expires_at(stored(write.encoding, updated_at)),
+            schema=schema,
+            expires_at=expires_at(stored(encoding, updated_at)),
         )
+
+    def _made(self, key: str, committed: Committed, at: int) -> tuple[Any, str, str]:
+        """Return the value that a merge has made, its encoding and its schema.
+
+        Raises CodecError where what was there before is not of this view's type: reading it would have done so too.
+        """
+        data, encoding, schema = committed.made[at]
+        try:
+            return self.codec.decode(data, key=key, encoding=encoding, schema=schema), encoding, schema
+        except CodecError as error:
+            reason = f"{error.reason}; change {committed.change_id} is applied to it all the same"
+            raise CodecError(key=key, verb="decoded", path=error.path, reason=reason) from error
 
     async def commit_one(
         self, write: Write, *, durability: str | None, actor: str, reason: str, end: float,

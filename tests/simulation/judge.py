@@ -52,11 +52,12 @@ def _row(
     value: bytes, at: datetime, encoding: str,
 ) -> Row:  # fmt: skip
     until = until_of(encoding) or inf
-    content = msgspec.json.decode(value) if op == "set" else {}
+    value_made = msgspec.json.decode(value) if op == "set" else {}
+    content = value_made if isinstance(value_made, dict) else {}
     return Row(
         key=key, change_id=change_id, parent=parent, epoch=epoch, version=version, op=op, n=n,
-        tag=reason or content.get("by", ""), digest=digest_of(content) if op == "set" else "",
-        follows=content.get("after"), by=content.get("by", ""), gap=gap,
+        tag=reason or content.get("by", ""), digest=digest_of(value_made) if op == "set" else "",
+        follows=content.get("after"), by=content.get("by", ""), value=None if content else value_made, gap=gap,
         at=at.timestamp() * 1000, until=until, ends=until / 1000 - wall().timestamp() + monotonic(),
     )  # fmt: skip
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 from msgspec import UNSET
 
-from statecache.rules import merging
+from statecache.rules import three_way
 from statecache.rules.difference import LEVELS_MAX
-from statecache.rules.three_way import Conflict, Merged, merged
 from statecache.rules.paths import part_at
 from statecache.rules.sameness import same
+from statecache.rules.three_way import Conflict, Merged, merged
 from tests.unit.plain_values import LISTS, NAN, SCALARS, VALUES, edited, grown, nested
 
 SIDES = VALUES.flatmap(lambda base: some.tuples(some.just(base), edited(base), edited(base)))
@@ -212,7 +212,7 @@ def test_what_is_too_deep_is_merged_as_a_whole() -> None:
 
 
 def test_more_conflicts_than_can_be_listed_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "STEPS_MAX", 20)
+    monkeypatch.setattr(three_way, "STEPS_MAX", 20)
     base, ours, theirs = ({"few": part, "many": [part] * 20} for part in range(3))
     assert merged(base, ours, theirs) == Merged(ours, (Conflict((), base, ours, theirs),))
     assert len(merged(base["many"], ours["many"], theirs["many"]).conflicts) == 20

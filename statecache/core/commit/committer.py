@@ -131,6 +131,7 @@ class Committer:
             end=end,
             redis_keys=[stem + write.key for write in writes],
             repeat=change_id is not None,
+            named=change_id is not None,
             locks=locks,
         )
 

@@ -15,6 +15,7 @@ from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Committed, Found
 from statecache.commit_protocol.decision import Again, Fail, Pause, Refuse, Wait, after_error, after_lookup, hindered
 from statecache.core.commit.durability_support import COPIED
+from statecache.core.commit.remade import remade
 from statecache.errors import (
     ConfigurationError,
     ForeignData,
@@ -104,6 +105,8 @@ class Repeats:
             current = [(change_id, _op_at(now, op, encoding)) for change_id, op, encoding in current]
             position = position or commit.applied_at
             found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end, position=position)
+            if found is not None and commit.merges:
+                found = await remade(self._durable, commit, found, end=commit.end)
         except (Unavailable, ForeignData, ConfigurationError) as error:
             commit.lost_answer = commit.lost_answer or error
             commit.fail(error)
@@ -124,7 +127,7 @@ class Repeats:
             replies = await self._confirmed(commit, found)
             if not replies:
                 return None
-        committed = Committed(commit.change_id, found.position, found.at, found.versions, found.parents)
+        committed = Committed(commit.change_id, found.position, found.at, found.versions, found.parents, found.made)
         return await self.acknowledge(commit, committed, replies)
 
     async def acknowledge(self, commit: Commit, committed: Committed, replies: Sequence[Any]) -> Committed:
