@@ -15,9 +15,8 @@ from redis.exceptions import ResponseError
 
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
-from statecache.errors import LimitExceeded, LockTimeout, RedisUnavailable, StateCacheError
+from statecache.errors import LockTimeout, RedisUnavailable, StateCacheError
 from statecache.lua import parts_of, script
-from statecache.model import Token
 from statecache.redis_errors import AGAIN, DEMOTED, FINAL, code_of, found_at, refusal
 from statecache.rules.leases import COMING_S, PLACE_S, WAITERS_MAX, Holding, shown_holder
 
@@ -159,14 +158,8 @@ class LeaseRequests:
         """Ask for the lock; return None where it was granted, else the answer."""
         while True:
             answer = await self.ask(verb, holding, end=end)
-            holding.may_arrive = holding.may_arrive or answer.repeated
-            if answer.verdict == "FULL":
-                what, waiters = "the number of waiters", int(answer.rest[0]) + 1
-                raise LimitExceeded(what, actual=waiters, limit=WAITERS_MAX, key=holding.key)
-            if answer.verdict != "OK":
+            if not holding.answered(answer.verdict, answer.rest, answer.started, repeated=answer.repeated):
                 return answer
-            holding.token = Token.parse(answer.rest[0]) or holding.token
-            holding.granted(answer.started)
             if not holding.lost(boottime()):
                 return None
             if monotonic() > end:  # so late an answer is one to ask for again
