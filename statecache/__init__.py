@@ -71,6 +71,7 @@ from statecache.model import (
     Token,
     Unsettled,
 )
+from statecache.rules.difference import Difference
 from statecache.rules.steps import Done, NotDone, Retry, Step
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ __all__ = [
     "Create",
     "CursorEnded",
     "Delete",
+    "Difference",
     "Done",
     "DrainReport",
     "Durability",

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, Generic, TypeVar, overload
 
+from msgspec import UNSET
+
 from statecache.changes import Change
 from statecache.clock import monotonic
 from statecache.codec import codec_for
@@ -17,11 +19,14 @@ from statecache.expiry import expires_at
 from statecache.history_errors import VersionNotFound
 from statecache.keys import checked_group, checked_key
 from statecache.model import Position, State
+from statecache.rules.difference import Difference, differences
 from statecache.rules.versions import Version
 
 D = TypeVar("D")
 V = TypeVar("V")
 Bound = int | datetime | None
+Instant = int | datetime | Position | State[Any] | Change[Any] | None
+_PLAIN = codec_for(Any, "json")
 
 
 class AsyncHistory(VerbGroup[D], Generic[D]):
@@ -187,6 +192,23 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
             for one, value in zip(live, values, strict=True)
         }
 
+    async def diff(
+        self, name: str, a: Instant, b: Instant = None, *, timeout: float | None = None
+    ) -> tuple[Difference, ...]:
+        """Return what differs between two points of a key's history, by paths: what was added, removed and changed.
+
+        A point is a version, a moment, a `Position`, or a `State` or `Change` of the key; None is the newest. Values
+        are compared as plain data; a deleted state has none. Raises as `get_at` does.
+        """
+        view, key = self._view, checked_key(self._view.full(name))
+        end, history = view.end_of(timeout), self._runtime.history
+        found = [await history.version_at(key, _instant(key, which), end=end) for which in (a, b)]
+        plain: list[Any] = []
+        for one in found:
+            data = await history.value_of(one, end=end) if one.op == "set" else None
+            plain.append(UNSET if data is None else _PLAIN.decode(data, key=key, encoding=one.encoding, schema=""))
+        return differences(*plain)
+
     def _state(self, one: Version, value: bytes, type: Any) -> State[Any]:  # noqa: A002
         codec = self._view.codec if type is None else codec_for(type, self._view.policy.encoding)
         return State(
@@ -210,6 +232,19 @@ def _point(version: int | None, position: Position | None, time: datetime | None
             raise UsageError(f"position={position!r} is not a Position")
         return Point(n=position.n)
     return Point(time=_aware(time, "time"))
+
+
+def _instant(key: str, which: Any) -> Point:
+    """Return the point that is meant by what stands for one."""
+    if which is None:
+        return Point()
+    if isinstance(which, (State, Change)):
+        if which.key != key:
+            raise UsageError(f"it is a state of {which.key!r}, not of {key!r}")
+        return Point(version=which.version)
+    if isinstance(which, Position):
+        return _point(None, which, None)
+    return _point(None, None, which) if isinstance(which, datetime) else _point(which, None, None)
 
 
 def _aware(time: Any, what: str) -> datetime:

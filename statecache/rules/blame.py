@@ -88,7 +88,7 @@ def _followed(path: Path, newer: Any, older: Any) -> Path | None:
     """Return the path that the part had in an older version; None where that has not the item in which it stands."""
     steps: list[Step] = []
     labels: Labels | None = None
-    for at, step in enumerate(path):
+    for step in path:
         before = step
         if is_list(newer) and is_list(older) and isinstance(step, int) and 0 <= step < len(newer):
             labels = labels or Labels(newer, older)
@@ -97,7 +97,5 @@ def _followed(path: Path, newer: Any, older: Any) -> Path | None:
                 return None
             before = place
         newer, older = part_at(newer, (step,)), part_at(older, (before,))
-        if newer is UNSET or older is UNSET:
-            return (*steps, before, *path[at + 1 :])
         steps.append(before)
     return tuple(steps)

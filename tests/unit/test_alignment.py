@@ -120,6 +120,7 @@ BITS = [RANDOM.randrange(2) for _ in range(2 * LONG)]
         (range(LONG), range(LONG, 0, -1), 1),
         (BITS[:LONG], BITS[LONG:], LONG // 3),
         (BITS[:LONG], BITS[: LONG // 2] * 2, LONG // 2),
+        (BITS[:LONG], [item for bit in BITS[:LONG] for item in (2, bit, 3)], LONG),
         (range(LONG), range(-1000, LONG - 1000), LONG - 1000),
         ([*range(9), *BITS[:5000], "x", *BITS[:6000]], [*BITS[:6000], "x", *BITS[:5000], 9], 5000),
         ([at * (2**61 - 1) for at in range(LONG)], [at * (2**61 - 1) for at in range(LONG, 2 * LONG)], 0),

@@ -133,9 +133,11 @@ def test_what_is_too_deep_is_told_as_a_whole() -> None:
 
 def test_what_would_take_too_many_words_is_told_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(difference, "STEPS_MAX", 20)
-    few, many = [1, 2], [*range(30)]
-    found = told({"a": few, "b": many, "c": few}, {"a": [1, 3], "b": [at + 100 for at in many], "c": [1, 4]})
-    assert [place for _, place, _, _ in found] == ["a[1]", "b", "c[1]"]
+    many = [*range(30)]
+    before = {"a": [1, 2], "b": many, "c": [1, 2, 3, 4, 5], "d": [1, 2], "e": [6, 7, 8], "f": [9]}
+    after = {"a": [1, 3], "b": [at + 100 for at in many], "c": [5, 4, 3, 2, 1], "d": [1, 4], "e": [0, 0, 0], "f": [0]}
+    places = [place for _, place, _, _ in told(before, after)]
+    assert places == ["a[1]", "b", "c[0]", "c[1]", "c[3]", "c[4]", "d[1]", "e", "f[0]"]
 
 
 HUNDRED_THOUSAND = [*range(100_000)]

@@ -73,7 +73,7 @@ async def observed(request: pytest.FixtureRequest, fake: FakeDeployment, told: T
 
 def test_every_verb_is_observed() -> None:
     public = {name for name, _ in inspect.getmembers(AsyncVerbs, callable) if not name.startswith("_")}
-    assert public - NOT_VERBS == {*async_observing.CALLED, "list", "lock", "transaction", "changes", "watch"}
+    assert public - NOT_VERBS == {*async_observing.CALLED, "list", "lock", "transaction", "changes", "watch", "history"}
     assert async_observing.CALLED == sync_observing.CALLED
 
 
