@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache.agent_run import AgentRun
 from statecache.changes import Change
+from statecache.checkpoints import Checkpoint, CheckpointPolicy, MadeBy
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
@@ -95,8 +96,10 @@ __all__ = [
     "BulkError",
     "Change",
     "ChangeIdReused",
+    "Checkpoint",
     "CheckpointExists",
     "CheckpointNotFound",
+    "CheckpointPolicy",
     "CodecError",
     "ConfigurationError",
     "Create",
@@ -120,6 +123,7 @@ __all__ = [
     "LockTimeout",
     "Lost",
     "LostCommit",
+    "MadeBy",
     "MergeConflict",
     "Namespace",
     "NearStatistics",
