@@ -13,7 +13,7 @@ from statecache.model import ChangeRecord, ChangeSet, Position
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a key; `unflushed` is its value where Postgres does not hold it yet, `kept` whether any is there."""
+    """One change of a key; `unflushed` is its value where Postgres does not hold it yet, `kept` whether it has one."""
 
     key: str
     version: int
