@@ -63,7 +63,9 @@ def _marked(key: str, mark: Checkpoint, *, whole: bool) -> Target:
         raise UsageError(f"{mark.label!r} is a checkpoint of {mark.key!r}, not of {key!r}")
     if whole:
         raise UsageError(f"{mark.label!r} is a checkpoint of the key {key!r}, not of the group")
-    return Target(Point(version=int(mark.version or 0)), mark.change_id)
+    if mark.version is None:  # whoever made it was cut off before it was filled in
+        return Target(Point(n=mark.position.n))
+    return Target(Point(version=mark.version), mark.change_id)
 
 
 async def version_of(view: View[Any], key: str, target: Target, *, end: float) -> Version:
