@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache.agent_run import AgentRun
 from statecache.changes import Change
+from statecache.checkpoints import Checkpoint, CheckpointPolicy, MadeBy
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
@@ -45,6 +46,7 @@ from statecache.errors import (
     VersionConflict,
 )
 from statecache.history_errors import (
+    AlreadyCurrent,
     CheckpointExists,
     CheckpointNotFound,
     HistoryDamaged,
@@ -85,6 +87,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Add",
     "AgentRun",
+    "AlreadyCurrent",
     "AlreadyExists",
     "Append",
     "AsyncLease",
@@ -95,8 +98,10 @@ __all__ = [
     "BulkError",
     "Change",
     "ChangeIdReused",
+    "Checkpoint",
     "CheckpointExists",
     "CheckpointNotFound",
+    "CheckpointPolicy",
     "CodecError",
     "ConfigurationError",
     "Create",
@@ -121,6 +126,7 @@ __all__ = [
     "LockTimeout",
     "Lost",
     "LostCommit",
+    "MadeBy",
     "MergeConflict",
     "Namespace",
     "NearStatistics",

@@ -83,6 +83,14 @@ def group_of(key: str) -> str:
     return key if end < 0 else key[:end]
 
 
+def checked_group(key: object) -> str:
+    """Return the key of a whole group unchanged, or raise InvalidKey."""
+    text = checked_key(key)
+    if group_of(text) != text:
+        raise InvalidKey(key, reason=f"it is no group: that is its first two segments, {group_of(text)!r}")
+    return text
+
+
 def shard_of(key: str, shards: int) -> int:
     """Return the shard of a checked key or of a group."""
     return crc32(group_of(key).encode()) % shards

@@ -124,6 +124,9 @@ class Settings(BaseSettings):
         "on", description="`off` only for servers that do not show their replid; refuses `postgres` durability"
     )
     writer: str = Field("", description="who commits; stands in every change; without it host:pid")
+    application_version: str = Field(
+        "", description="of the program that uses the client, for its checkpoints to say: a release, or a commit's hash"
+    )
     durability: Durability = Field(
         "memory", description="what a write waits for where neither call nor namespace says otherwise"
     )
@@ -216,11 +219,16 @@ class Settings(BaseSettings):
             raise ValueError("must match [a-z_][a-z0-9_]{0,62}")
         return value
 
-    @field_validator("writer")
+    @field_validator("writer", "application_version")
     @classmethod
-    def _writer_is_text(cls, value: str) -> str:
+    def _name_is_text(cls, value: str) -> str:
         if "\0" in value or len(value.encode("utf-8", "surrogatepass")) > 256 or re.search("[\ud800-\udfff]", value):
             raise ValueError("must be at most 256 UTF-8 bytes without NUL and lone surrogates")
+        return value
+
+    @field_validator("writer")
+    @classmethod
+    def _writer_is_somebody(cls, value: str) -> str:
         return value or f"{socket.gethostname()}:{os.getpid()}"
 
     @field_validator("health_host")

@@ -10,7 +10,7 @@ from statecache.clock import boottime, monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.core.parts import in_parts
 from statecache.core.read.listed import Listed
-from statecache.core.view import VerbGroup, checked_text
+from statecache.core.view import VerbGroup, checked_reason, checked_text
 from statecache.errors import BulkError, StateCacheError, UsageError, VersionConflict
 from statecache.keys import checked_key, checked_prefix_of_list
 from statecache.model import BLIND, PRESENT, Durability, ReadMode, State, Ttl, Write
@@ -186,7 +186,7 @@ class AsyncBulk(VerbGroup[D], Generic[D]):
     ) -> tuple[dict[str, State[Any]], dict[str, StateCacheError]]:
         """Make each write a commit of its own; return the states by name, and the errors of those that failed."""
         view = self._view
-        level, who, why = view.durability_of(durability), checked_text(actor, "actor"), checked_text(reason, "reason")
+        level, who, why = view.durability_of(durability), checked_text(actor, "actor"), checked_reason(reason)
         new, shard = self._runtime.committer.new, self._runtime.keys.shard
         commits = [
             new([write], shard(write.key), durability=level, actor=who, reason=why, end=end,

@@ -12,12 +12,12 @@ from statecache.changes import Change
 from statecache.clock import monotonic
 from statecache.codec import codec_for
 from statecache.core.history.reader import VERSION_MAX, Point
-from statecache.core.step.records import STEP_SCHEMA
+from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.view import VerbGroup
-from statecache.errors import InvalidKey, UsageError
+from statecache.errors import UsageError
 from statecache.expiry import expires_at
 from statecache.history_errors import VersionNotFound
-from statecache.keys import checked_key, group_of
+from statecache.keys import checked_group, checked_key
 from statecache.model import Position, State
 from statecache.rules.difference import Difference, differences
 from statecache.rules.versions import Version
@@ -84,7 +84,7 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
             left -= len(some)
             if not values:
                 for one in some:
-                    yield self._change(one, None, kept=True)
+                    yield self._change(one, None, kept=one.kept)
             else:
                 at = 0
                 async for data in self._runtime.history.values_between(some, end=view.end_of(timeout)):
@@ -178,15 +178,14 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
         """Return the states of a group as they were at a position of its shard, or at a moment, by key.
 
         A position is one consistent point of all of them. Of a commit either all changes are there or none. In a typed
-        view the records of steps are left out. Raises as `get_at` does, and InvalidKey for a name that is no group.
+        view the records of steps and checkpoints are left out. Raises as `get_at` does, and InvalidKey for a name that
+        is no group.
         """
-        view, key = self._view, checked_key(self._view.full(group))
-        if group_of(key) != key:
-            raise InvalidKey(key, reason=f"it is no group: that is its first two segments, {group_of(key)!r}")
+        view, key = self._view, checked_group(self._view.full(group))
         end, history = view.end_of(timeout), self._runtime.history
         versions = await history.keys_at(key, _point(None, position, time), end=end)
         typed = (view.kind if type is None else type) is not Any
-        live = [one for one in versions if one.op == "set" and not (typed and one.schema == STEP_SCHEMA)]
+        live = [one for one in versions if one.op == "set" and not (typed and one.schema in OWN_SCHEMAS)]
         values = await history.values_of(live, end=end)
         return {
             one.key: self._state(one, await history.value_of(one, end=end) if value is None else value, type)

@@ -6,7 +6,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from statecache.backoff import Backoff
 from statecache.call_notes import note
-from statecache.core.view import VerbGroup, checked_text
+from statecache.core.view import VerbGroup, checked_reason, checked_text
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
 from statecache.expiry import form_of, lasting
 from statecache.keys import checked_key, group_of
@@ -75,7 +75,7 @@ class AsyncMoves(VerbGroup[D], Generic[D]):
         `ttl` is in seconds or a timedelta, or the namespace's; `inf` is for ever. Raises NotFound where there is no
         state any more. `timeout` is in seconds.
         """
-        view = self._view
+        view, reason = self._view, checked_reason(reason)
         key, end, backoff = checked_key(view.full(name)), view.end_of(timeout), Backoff(0.001, 0.1)
         if ttl is None and view.lasts_ms is None:
             raise UsageError("touch does not know how long", hint="Say ttl=, or give the namespace a ttl.")
@@ -105,7 +105,7 @@ class AsyncMoves(VerbGroup[D], Generic[D]):
         actor: str, reason: str, timeout: float | None,
     ) -> State[Any]:  # fmt: skip
         """Write one state's value to another key; again where the one has changed meanwhile."""
-        view = self._view
+        view, reason = self._view, checked_reason(reason)
         source, target, end = checked_key(view.full(name)), checked_key(view.full(to)), view.end_of(timeout)
         if source == target:
             raise UsageError(f"{source!r} cannot be copied or renamed to itself")
@@ -126,7 +126,7 @@ class AsyncMoves(VerbGroup[D], Generic[D]):
             ]  # fmt: skip
             commit = self._runtime.committer.new(
                 writes if together else writes[1:], shard, durability=view.durability_of(durability),
-                actor=checked_text(actor, "actor"), reason=checked_text(reason, "reason"), end=end,
+                actor=checked_text(actor, "actor"), reason=reason, end=end,
                 locks=view.locks_of(keys if op == "delete" else (target,)),
             )  # fmt: skip
             try:

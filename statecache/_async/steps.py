@@ -9,7 +9,7 @@ from statecache.clock import monotonic, wall
 from statecache.codec import codec_for
 from statecache.core.step.call import StepCall, Terms
 from statecache.core.step.records import Held, held_step, record_write
-from statecache.core.view import VerbGroup, checked_text
+from statecache.core.view import VerbGroup, checked_reason, checked_text
 from statecache.errors import NotFound, UsageError
 from statecache.keys import checked_key
 from statecache.model import Durability, State
@@ -86,7 +86,7 @@ class AsyncSteps(VerbGroup[D], Generic[D]):
             retry=steps.checked_retry(retry),
             durability=self._view.durability_of(durability),
             actor=checked_text(actor, "actor"),
-            reason=checked_text(reason, "reason"),
+            reason=checked_reason(reason),
             timeout=timeout,
         )
         return await StepCall(self._view, key, step, function, args, terms).result()
@@ -129,7 +129,7 @@ class AsyncSteps(VerbGroup[D], Generic[D]):
                 self._runtime.keys.shard(key),
                 durability=self._view.durability_of(durability),
                 actor=checked_text(actor, "actor"),
-                reason=checked_text(reason, "reason"),
+                reason=checked_reason(reason),
                 end=end,
                 locks=self._view.locks_of((record_key,)),
             )

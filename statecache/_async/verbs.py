@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
 from statecache._async.bulk import AsyncBulk
+from statecache._async.checkpoints import AsyncCheckpoints
 from statecache._async.feed import AsyncFeeds
 from statecache._async.history import AsyncHistory
 from statecache._async.merges import AsyncMerges
 from statecache._async.moves import AsyncMoves
 from statecache._async.observer import observe
 from statecache._async.reads import AsyncReads
+from statecache._async.rollback import AsyncRollback
 from statecache._async.steps import AsyncSteps
 from statecache._async.transaction import AsyncTransaction
 from statecache._async.writes import AsyncWrites
@@ -25,7 +27,7 @@ from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.core.commit.durable import NOWHERE, PASSED
 from statecache.core.lock.lease_view import LeaseView
-from statecache.core.view import checked_change_id, checked_text
+from statecache.core.view import checked_change_id, checked_reason, checked_text
 from statecache.errors import LeaseLost, Lost, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.model import Durability, Outcome, Position, State
@@ -51,6 +53,8 @@ class AsyncVerbs(
     AsyncSteps[D],
     AsyncFeeds[D],
     AsyncHistory[D],
+    AsyncCheckpoints[D],
+    AsyncRollback[D],
     Generic[D],
 ):
     """All the verbs; where there is an observer, they tell it."""
@@ -77,7 +81,7 @@ class AsyncVerbs(
         self._runtime.in_flight.refuse_if_closing()
         return AsyncTransaction(
             self._view, names, durability=durability, actor=checked_text(actor, "actor"),
-            reason=checked_text(reason, "reason"), timeout=timeout,
+            reason=checked_reason(reason), timeout=timeout,
         )  # fmt: skip
 
     async def transact(
@@ -95,7 +99,7 @@ class AsyncVerbs(
         `timeout` is in seconds; once it has passed, a conflict raises VersionConflict instead of another attempt.
         """
         end, backoff = self._view.end_of(timeout), Backoff(0.001, 0.1)
-        who, why = checked_text(actor, "actor"), checked_text(reason, "reason")
+        who, why = checked_text(actor, "actor"), checked_reason(reason)
         while True:
             left = max(end - monotonic(), 0.001)
             opened = AsyncTransaction(

@@ -15,7 +15,7 @@ from statecache.codec import codec_for
 from statecache.concurrency import run
 from statecache.core.feed.consumers import Consumer, checked_consumer
 from statecache.core.feed.feed import ROWS, Feed
-from statecache.core.step.records import STEP_SCHEMA
+from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.view import VerbGroup
 from statecache.expiry import expires_at
 from statecache.model import Position
@@ -69,9 +69,10 @@ class Feeds(VerbGroup[D], Generic[D]):
         process reads for a name at a time, and others wait; the changes that one had handled just before it died are
         given again. To handle each exactly once, store its effect and `cursor` together, and give that as `since`.
 
-        With a type, the records of steps are left out. `timeout` bounds each exchange with a server, in seconds.
-        Raises CursorEnded where changes cannot be read on from the cursor, LeaseLost where another process has the
-        consumer's name, and CodecError for a value that is not of the type; asked again, it goes on behind that one.
+        With a type, the records of steps and checkpoints are left out. `timeout` bounds each exchange with a server, in
+        seconds. Raises CursorEnded where changes cannot be read on from the cursor, LeaseLost where another process has
+        the consumer's name, and CodecError for a value that is not of the type; asked again, it goes on behind that
+        one.
         """
         self._view.end_of(timeout)
         feed = Feed(self._runtime, self._view.full(prefix), since, follow=follow)
@@ -99,8 +100,8 @@ class Feeds(VerbGroup[D], Generic[D]):
         """Return an iterator of what changes under the prefix from now on: of each key its newest change, deletes too.
 
         What a key went through between two looks is left out. Of each key versions go up. Only what is durable is
-        given. With `initial` all that is there comes first, by key. With a type, the records of steps are left out.
-        `timeout` bounds each exchange with a server, in seconds.
+        given. With `initial` all that is there comes first, by key. With a type, the records of steps and checkpoints
+        are left out. `timeout` bounds each exchange with a server, in seconds.
         """
         self._view.end_of(timeout)
         feed = Feed(self._runtime, self._view.full(prefix), "now")
@@ -122,7 +123,7 @@ class Following(Generic[V]):
         return self._view.end_of(self._timeout) - monotonic()
 
     def _left_out(self, row: Row) -> bool:
-        return self._typed and row[12] == STEP_SCHEMA
+        return self._typed and row[12] in OWN_SCHEMAS
 
     def _change(self, row: Row) -> Change[V]:
         shard, n, _, late, key, op, data, version, epoch, change_id, parent, encoding, schema = row[:13]

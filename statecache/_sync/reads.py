@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from statecache.clock import boottime, monotonic
 from statecache.concurrency import iterated, run
+from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.read.listed import LIMIT_MAX, ORDERS, Listed, Order
-from statecache.core.step.records import STEP_SCHEMA
 from statecache.core.view import VerbGroup, expected_of
 from statecache.errors import NotChanged, UsageError
 from statecache.keys import checked_key, checked_prefix_of_list
@@ -136,8 +136,8 @@ class Reads(VerbGroup[D], Generic[D]):
         the next. `where={"meta.source": "input"}` takes states whose value holds that: names of members with dots
         between them, and text, a number, true, false or None; of values stored as JSON, others match nothing. With
         `values=False` no value is read, and that of each state is None. Of Postgres as much is read as `limit` needs.
-        With a type, or where values are raw, the records of steps (`<key>/steps/<name>`), which are of another one, are
-        left out.
+        With a type, or where values are raw, the records of steps (`<key>/steps/<name>`) and checkpoints
+        (`<key>/checkpoints/<label>`), which are of another one, are left out.
 
         It is no snapshot: each state is as of some moment during the iteration. `timeout` bounds each exchange with a
         server, in seconds. Raises Quarantined at a state that only quarantine holds, as `get` does.
@@ -167,7 +167,7 @@ class Reads(VerbGroup[D], Generic[D]):
             what: "" if name is None else self._view.full(checked_bound(name, what))
             for what, name in (("after", after), ("before", before))
         }
-        held = replace(filter_of(where), without=STEP_SCHEMA if typed else "")
+        held = replace(filter_of(where), without=OWN_SCHEMAS if typed else ())
         selection = Selection(prefix=self._view.full(prefix), filter=held, **bounds)
         most = None if limit is None else min(limit, LIMIT_MAX)
         return Listed(selection=selection, order=order, limit=most, values=bool(values))

@@ -12,7 +12,7 @@ from statecache.codec import codec_for
 from statecache.concurrency import run
 from statecache.core.step.call import StepCall, Terms
 from statecache.core.step.records import Held, held_step, record_write
-from statecache.core.view import VerbGroup, checked_text
+from statecache.core.view import VerbGroup, checked_reason, checked_text
 from statecache.errors import NotFound, UsageError
 from statecache.keys import checked_key
 from statecache.model import Durability, State
@@ -89,7 +89,7 @@ class Steps(VerbGroup[D], Generic[D]):
             retry=steps.checked_retry(retry),
             durability=self._view.durability_of(durability),
             actor=checked_text(actor, "actor"),
-            reason=checked_text(reason, "reason"),
+            reason=checked_reason(reason),
             timeout=timeout,
         )
         return run(StepCall(self._view, key, step, function, args, terms).result())
@@ -132,7 +132,7 @@ class Steps(VerbGroup[D], Generic[D]):
                 self._runtime.keys.shard(key),
                 durability=self._view.durability_of(durability),
                 actor=checked_text(actor, "actor"),
-                reason=checked_text(reason, "reason"),
+                reason=checked_reason(reason),
                 end=end,
                 locks=self._view.locks_of((record_key,)),
             )

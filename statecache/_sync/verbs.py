@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
 from statecache._sync.bulk import Bulk
+from statecache._sync.checkpoints import Checkpoints
 from statecache._sync.feed import Feeds
 from statecache._sync.history import History
 from statecache._sync.merges import Merges
 from statecache._sync.moves import Moves
 from statecache._sync.observer import observe
 from statecache._sync.reads import Reads
+from statecache._sync.rollback import Rollback
 from statecache._sync.steps import Steps
 from statecache._sync.transaction import Transaction
 from statecache._sync.writes import Writes
@@ -28,7 +30,7 @@ from statecache.clock import monotonic
 from statecache.concurrency import entered, run
 from statecache.core.commit.durable import NOWHERE, PASSED
 from statecache.core.lock.lease_view import LeaseView
-from statecache.core.view import checked_change_id, checked_text
+from statecache.core.view import checked_change_id, checked_reason, checked_text
 from statecache.errors import LeaseLost, Lost, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.model import Durability, Outcome, Position, State
@@ -54,6 +56,8 @@ class Verbs(
     Steps[D],
     Feeds[D],
     History[D],
+    Checkpoints[D],
+    Rollback[D],
     Generic[D],
 ):
     """All the verbs; where there is an observer, they tell it."""
@@ -80,7 +84,7 @@ class Verbs(
         self._runtime.in_flight.refuse_if_closing()
         return Transaction(
             self._view, names, durability=durability, actor=checked_text(actor, "actor"),
-            reason=checked_text(reason, "reason"), timeout=timeout,
+            reason=checked_reason(reason), timeout=timeout,
         )  # fmt: skip
 
     def transact(
@@ -98,7 +102,7 @@ class Verbs(
         `timeout` is in seconds; once it has passed, a conflict raises VersionConflict instead of another attempt.
         """
         end, backoff = self._view.end_of(timeout), Backoff(0.001, 0.1)
-        who, why = checked_text(actor, "actor"), checked_text(reason, "reason")
+        who, why = checked_text(actor, "actor"), checked_reason(reason)
         while True:
             left = max(end - monotonic(), 0.001)
             opened = Transaction(self._view, tuple(names), durability=durability, actor=who, reason=why, timeout=left)

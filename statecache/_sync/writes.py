@@ -14,7 +14,7 @@ from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.concurrency import entered, run
 from statecache.core.merging import checked_items, increment_write, items_write
-from statecache.core.view import VerbGroup, checked_change_id, checked_text, expected_of
+from statecache.core.view import VerbGroup, checked_change_id, checked_reason, checked_text, expected_of
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.model import (
@@ -157,7 +157,7 @@ class Writes(VerbGroup[D], Generic[D]):
         a newer release wrote.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
-        local, shared = self._runtime.local_queues, self._runtime.shared_queues
+        local, shared, reason = self._runtime.local_queues, self._runtime.shared_queues, checked_reason(reason)
         with entered(local.of(key, end=end)) as here, entered(shared.of(key, end=end)) as turn:
             record, conflicts, took_s = here.record or self._view.kept(key), 0, 0.0
             while True:
@@ -284,7 +284,7 @@ class Writes(VerbGroup[D], Generic[D]):
             return [None] * len(asked)
         commit = self._runtime.committer.new(
             [*asked.values()], shard, durability=self._view.durability_of(durability),
-            actor=checked_text(actor, "actor"), reason=checked_text(reason, "reason"), end=end,
+            actor=checked_text(actor, "actor"), reason=checked_reason(reason), end=end,
             change_id=change_id if change_id is None else checked_change_id(change_id),
             locks=self._view.locks_of([*asked], repeated=change_id is not None),
         )  # fmt: skip

@@ -13,6 +13,7 @@ import typer
 from statecache.cli import deployment, epochs, lost, policy, quarantine, tail
 from statecache.cli.demo.command import demo
 from statecache.cli.doctor.command import doctor
+from statecache.cli.history import blame_command, diff_command, log_command, show_command
 from statecache.cli.locks.command import locks
 from statecache.cli.replay.command import replay
 from statecache.cli.states import command as states
@@ -20,6 +21,9 @@ from statecache.cli.states import schemas
 from statecache.cli.states import transfer_command as transfer
 from statecache.cli.status.command import status
 from statecache.cli.top.command import top
+
+DASHED = {"ignore_unknown_options": True}
+"""For commands that take -1 for one version before the newest: they refuse options that there are not by themselves."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -55,6 +59,10 @@ app.command("import", short_help="Take such lines in.")(transfer.take_in)
 app.command(short_help="Print changes as they become durable.")(tail.tail)
 app.command(short_help="Tell where a key lives.")(states.where)
 app.command(short_help="Count states by type and version.")(schemas.schemas)
+app.command(short_help="Show the history of a key as a graph.")(log_command.log)
+app.command(short_help="Show what a key held at a point.")(show_command.show)
+app.command(short_help="Compare two points of a key.", context_settings=DASHED)(diff_command.diff)
+app.command(short_help="Tell which change set a part of a value.")(blame_command.blame)
 app.command("locks", short_help="Show who holds locks; break one.")(locks)
 app.command(short_help="Show or change how locks are kept.")(policy.policy)
 app.command(short_help="Show how a deployment stands.")(status)

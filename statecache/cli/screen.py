@@ -148,9 +148,13 @@ def print_value(data: bytes) -> None:
     if not is_terminal():
         sys.stdout.write(data.decode("utf-8", "replace") + "\n")
         return
-    text = msgspec.json.format(data, indent=2).decode("utf-8", "replace")
-    text = _NOT_FOR_TERMINALS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    text = printable(msgspec.json.format(data, indent=2).decode("utf-8", "replace"))
     console().print(JSONHighlighter()(Text(text)), soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """Return JSON with what steers terminals escaped, for it escapes only some of that itself."""
+    return _NOT_FOR_TERMINALS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 class Counting:

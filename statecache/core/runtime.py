@@ -17,6 +17,7 @@ from statecache.core.commit.many import ManyCommits
 from statecache.core.commit.outcome import OutcomeLookup
 from statecache.core.epoch.opener import Opener
 from statecache.core.feed.consumers import Consumers
+from statecache.core.history.checkpoints import Checkpoints
 from statecache.core.history.reader import HistoryReader
 from statecache.core.history.tail import Tails
 from statecache.core.history.values import HistoryValues
@@ -89,6 +90,7 @@ class Runtime:
         )  # fmt: skip
         self.warmer = Warmer(self.keys, self.redis, near=self.near, tracked=self.tracked, hydrator=self.hydrator)
         self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
+        self.checkpoints = Checkpoints(self.many, self.listing)
         self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
         self.events = Subscriptions(self.redis, owner=ref(self))
         self.consumers = Consumers(self.postgres)

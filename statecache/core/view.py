@@ -37,6 +37,7 @@ from statecache.model import (
 from statecache.near import shareable
 from statecache.records import time_of
 from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
+from statecache.rules.provenance import refuse_provenance
 from statecache.upgrading import UpgradingCodec
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ class View(Generic[D]):
             self.runtime.keys.shard(write.key),
             durability=self.durability_of(durability),
             actor=checked_text(actor, "actor"),
-            reason=checked_text(reason, "reason"),
+            reason=checked_reason(reason),
             end=end,
             change_id=change_id if change_id is None else checked_change_id(change_id),
             locks=self.locks_of((write.key,), repeated=change_id is not None),
@@ -342,3 +343,8 @@ def checked_text(text: str, what: str) -> str:
     except UnicodeEncodeError:
         pass
     raise UsageError(f"{what}= must be text without NUL, at most 1024 UTF-8 bytes")
+
+
+def checked_reason(text: str) -> str:
+    """Return a user's reason unchanged; raise UsageError, too, for one that reads like statecache's own."""
+    return refuse_provenance(checked_text(text, "reason"))

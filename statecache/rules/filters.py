@@ -25,10 +25,10 @@ _decode = msgspec.json.Decoder(float_hook=Decimal).decode
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """What values must hold, by the names of members that lead there, and the schema of those that are left out."""
+    """What values must hold, by the names of members that lead there, and the schemas of those that are left out."""
 
     wanted: tuple[tuple[tuple[str, ...], Any], ...] = ()
-    without: str = ""
+    without: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.wanted)
@@ -39,7 +39,7 @@ class Filter(msgspec.Struct, frozen=True):
 
     def holds(self, record: Record) -> bool:
         """Return whether the stored value holds all that is wanted."""
-        if self.without and record.schema == self.without:
+        if record.schema in self.without:
             return False
         if not self.wanted:
             return True
@@ -83,7 +83,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
             "before": self.before or beyond,
             "most": self.most or beyond,
             "where": self.filter.patterns(),
-            "without": self.filter.without,
+            "without": [*self.filter.without],
         }
 
     def up_to(self, key: str, *, down: bool) -> Selection:

@@ -28,18 +28,19 @@ class HistoryTables:
     def _header(self, one: Any) -> Row:
         return (
             self._epoch, None, one.version, one.op, one.change_id, one.parent_change_id, one.n, one.at, one.writer,
-            one.actor, one.reason, one.encoding, one.schema, len(one.value), sha256(one.value).digest(), False, one.key,
+            one.actor, one.reason, one.encoding, one.schema, len(one.value), sha256(one.value).digest(), False, True,
+            one.key,
         )  # fmt: skip
 
     def _history_versions(self, shard: int, key: str, first: int, last: int, down: bool, limit: int) -> Iterator[Row]:
-        yield self._mark(shard, 17)
+        yield self._mark(shard, 18)
         found = [one for one in self._chains.get(key, []) if first <= one.version <= last]
         yield from map(self._header, found[:: -1 if down else 1][:limit])
 
     def _history_at(
         self, shard: int, key: str, whole: bool, beyond: str, version: int, n: int, time: datetime | str
     ) -> Iterator[Row]:
-        yield self._mark(shard, 18)
+        yield self._mark(shard, 19)
         below = sorted(one for one in self._chains if key + "/" < one < beyond) if whole else []
         for name in (key, *below):
             chain = self._chains.get(name, [])
@@ -51,7 +52,7 @@ class HistoryTables:
             if then:
                 yield *self._header(then[-1]), chain[-1].version
             elif chain:
-                yield *(None,) * 16, name, chain[-1].version
+                yield *(None,) * 17, name, chain[-1].version
 
     def _history_nearest(self, key: str, version: int) -> list[Row]:
         sets = [one.version for one in self._chains.get(key, []) if one.op == "set"]

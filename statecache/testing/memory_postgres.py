@@ -166,7 +166,7 @@ class Tables(HistoryTables):
     def _listed(self, by: str, asked: Mapping[str, Any], *, down: bool = False) -> list[Row]:
         """Return a page of live states behind the row with the watermarks."""
         bounds = {name: asked[name] for name in ("prefix", "after", "before", "least", "most")}
-        selection = Selection(**bounds, filter=Filter(tuple(map(_place, asked["where"])), asked["without"]))
+        selection = Selection(**bounds, filter=Filter(tuple(map(_place, asked["where"])), tuple(asked["without"])))
         found = [
             one
             for one in (chain[-1] for chain in self._chains.values())

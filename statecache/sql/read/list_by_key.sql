@@ -11,7 +11,7 @@ SELECT * FROM (
      FROM {schema}.state
      WHERE key > %(after)s AND key >= %(least)s AND key < %(before)s AND key <= %(most)s
            AND op IN ('set', 'quarantined')
-           AND (%(without)s = '' OR schema <> %(without)s)
+           AND schema <> ALL (%(without)s::text[])
            AND (cardinality(%(where)s::jsonb[]) = 0 OR op = 'quarantined'
                 OR {schema}.json_or_null(value, encoding) @> ALL (%(where)s::jsonb[]))
      ORDER BY key LIMIT %(limit)s)

@@ -12,7 +12,7 @@ SELECT * FROM (
      WHERE split_part(key, '/', 1) = split_part(%(prefix)s, '/', 1)
            AND key > %(after)s AND key >= %(least)s AND key < %(before)s AND key <= %(most)s
            AND op IN ('set', 'quarantined')
-           AND (%(without)s = '' OR schema <> %(without)s)
+           AND schema <> ALL (%(without)s::text[])
            AND (cardinality(%(where)s::jsonb[]) = 0 OR op = 'quarantined'
                 OR {schema}.json_or_null(value, encoding) @> ALL (%(where)s::jsonb[]))
      ORDER BY updated_at DESC, key DESC LIMIT %(limit)s)
