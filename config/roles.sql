@@ -94,6 +94,10 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
         ON :"schema".state TO statecache_worker;
     GRANT UPDATE (flushed, entries, bytes, excepted, flushed_at, owner, lease_until)
         ON :"schema".shard TO statecache_worker;
+    SELECT format('GRANT UPDATE (hashed) ON %I.shard TO statecache_worker', :'schema')
+    WHERE EXISTS (SELECT FROM information_schema.columns
+                  WHERE table_schema = :'schema' AND table_name = 'shard' AND column_name = 'hashed')
+    \gexec
     GRANT INSERT, UPDATE (beat_until), DELETE ON :"schema".worker TO statecache_worker;
     SELECT format('GRANT INSERT, UPDATE (epoch, count) ON %I.lock_token TO statecache_worker', :'schema')
     WHERE to_regclass(format('%I.lock_token', :'schema')) IS NOT NULL

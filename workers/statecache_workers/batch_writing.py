@@ -29,19 +29,23 @@ _NOWHERE = Fate("nowhere")
 
 
 class WriteResult(msgspec.Struct, kw_only=True):
-    """What became of a shard's entries."""
+    """What became of a shard's entries; `hashed` says that each change that was applied has its hash."""
 
     tips: dict[str, Tip] = {}
     parents: dict[str, Parent] = {}
     forked: list[Fork] = []
     excepted: int = 0
     parked: int = 0
+    hashed: bool = True
 
     @classmethod
     def of(cls, verdict: Judged) -> WriteResult:
         """Return what became of entries that were judged and written."""
         judgement = verdict.judgement
-        return cls(tips=judgement.tips, parents=verdict.parents, forked=judgement.forked, excepted=judgement.excepted)
+        return cls(
+            tips=judgement.tips, parents=verdict.parents, forked=judgement.forked, excepted=judgement.excepted,
+            hashed=verdict.hashed,
+        )  # fmt: skip
 
 
 class KeptChange(NamedTuple):
@@ -63,15 +67,21 @@ class Judged(NamedTuple):
     kept: list[KeptChange]
     parents: dict[str, Parent]
 
+    @property
+    def hashed(self) -> bool:
+        """Whether each change that is applied has its hash."""
+        return all(row.hash is not None for row in self.kept)
+
 
 class Mark(NamedTuple):
-    """A shard's new watermark."""
+    """A shard's new watermark; `hashed` says that each change up to it, from the last one on, has its hash."""
 
     shard: int
     flushed: int
     entries: int
     bytes: int
     excepted: int
+    hashed: bool = True
 
 
 def _unknown(_: int, __: str) -> None:
@@ -143,16 +153,17 @@ def writes(judgements: Sequence[Judged]) -> list[Call]:
 
 def watermarks(marks: Sequence[Mark], lease: Any) -> Call:
     """Return the call that moves shards' watermarks."""
-    columns = (integers(column) for column in zip(*marks, strict=True))
+    *columns, hashed = zip(*marks, strict=True)
     names = ("shards", "flushed", "entries", "bytes", "excepted")
-    return Call("flush_watermarks", dict(zip(names, columns, strict=True)) | {"lease": lease})
+    arrays = dict(zip(names, map(integers, columns), strict=True))
+    return Call("flush_watermarks", arrays | {"hashed": truths(hashed), "lease": lease})
 
 
 def mark_of(one: Slice, outcome: WriteResult) -> Mark:
     """Return the shard's new watermark; a gap counts as excepted, for what was in it may be lost: waiters must ask."""
     torn = one.end.n if one.cut == "gap" else 0
     excepted = max(one.holding.row.excepted, outcome.excepted, torn)
-    return Mark(one.shard, one.end.n, one.end.entries, one.end.bytes, excepted)
+    return Mark(one.shard, one.end.n, one.end.entries, one.end.bytes, excepted, outcome.hashed)
 
 
 def _changes(applied: Sequence[Judged]) -> Call:

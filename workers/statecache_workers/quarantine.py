@@ -89,6 +89,7 @@ async def _place(transaction: Transaction, shard: int, entries: Sequence[Entry],
     outcome.tips |= judgement.tips
     outcome.forked += judgement.forked
     outcome.excepted = max(outcome.excepted, judgement.excepted)
+    outcome.hashed &= verdict.hashed
 
 
 async def _park(transaction: Transaction, shard: int, entry: Entry, error: Poison, outcome: WriteResult) -> None:
