@@ -88,7 +88,8 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
     \gexec
 
     -- Workers add changes and move tips and the tokens of locks, add what is set aside, move watermarks and leases, and keep the list of
-    -- themselves. Nothing that was kept can be changed or deleted by them, and no epoch but through begin_epoch().
+    -- themselves. Of what was kept they change nothing but how values of changes are kept, which a retention policy lets
+    -- go; and no epoch but through begin_epoch().
     GRANT INSERT ON :"schema".change, :"schema".conflict, :"schema".quarantine, :"schema".state TO statecache_worker;
     GRANT UPDATE (op, value, version, epoch, n, change_id, parent_change_id, encoding, schema, writer, updated_at)
         ON :"schema".state TO statecache_worker;
@@ -97,6 +98,10 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
     SELECT format('GRANT UPDATE (hashed) ON %I.shard TO statecache_worker', :'schema')
     WHERE EXISTS (SELECT FROM information_schema.columns
                   WHERE table_schema = :'schema' AND table_name = 'shard' AND column_name = 'hashed')
+    UNION ALL
+    SELECT format('GRANT UPDATE (value, packed, keyframe, size, digest, hash) ON %I.change TO statecache_worker', :'schema')
+    WHERE EXISTS (SELECT FROM information_schema.columns
+                  WHERE table_schema = :'schema' AND table_name = 'change' AND column_name = 'packed')
     \gexec
     GRANT INSERT, UPDATE (beat_until), DELETE ON :"schema".worker TO statecache_worker;
     SELECT format('GRANT INSERT, UPDATE (epoch, count) ON %I.lock_token TO statecache_worker', :'schema')

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from statecache.history import Kept, Parent, keep, link
+from statecache.history import Kept, Parent, begins_anew, keep, link
 from statecache.model import Token
 from statecache.rules.reconcile import Fate, Fork, Judgement, Tip, judge
 from statecache_workers.database import Call, Transaction
@@ -130,7 +130,7 @@ def _kept(
         key = change.key
         before: bytes | None = b""
         parent: Parent | None = None
-        if not gap:
+        if not gap and not begins_anew(change_set, change):
             before = hashes[key] if key in hashes else tips[key].hash
             parent = parents.get(key) or parent_of(shard, key)
         kept, parents[key] = keep(change, parent)

@@ -64,7 +64,7 @@ class Worker:
             ask_redis=self.redis.look_again)  # fmt: skip
         self.ownership, self.expiry = Ownership(settings, owner=self.id), Expiry(settings, monotonic=monotonic)
         self.flusher = Flusher(settings, self.keys, owner=self.id, monotonic=monotonic)
-        self.janitor = Janitor(settings, self.keys, self.flusher.streams, monotonic=monotonic)
+        self.janitor = Janitor(settings, self.keys, self.flusher.streams, owner=self.id, monotonic=monotonic)
         self.gatekeeper = Gatekeeper(
             settings, self.keys, self.redis, self.postgres, by=self.id, done=self.refresh, monotonic=monotonic
         )

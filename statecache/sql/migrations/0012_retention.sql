@@ -10,8 +10,8 @@ CREATE TABLE {schema}.erasure (
 );
 COMMENT ON TABLE {schema}.erasure IS 'Keys that were erased: up to this version nothing is left of their changes but the change_ids.';
 
--- Roles that were set up for an earlier schema go on working: whoever may read the changes may read these, and whoever may
--- move the watermarks may move what is moved with them.
+-- Roles that were set up for an earlier schema go on working: whoever may read the changes may read these, whoever may
+-- move the watermarks may move what is moved with them, and whoever may add changes may change how they are kept.
 DO $$
 DECLARE may record;
 BEGIN
@@ -19,6 +19,12 @@ BEGIN
                WHERE c.oid = '{schema}.change'::regclass AND a.privilege_type = 'SELECT'
     LOOP
         EXECUTE 'GRANT SELECT ON {schema}.erasure TO '
+                || CASE may.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(may.grantee)) END;
+    END LOOP;
+    FOR may IN SELECT DISTINCT a.grantee FROM pg_class c, aclexplode(c.relacl) AS a
+               WHERE c.oid = '{schema}.change'::regclass AND a.privilege_type = 'INSERT'
+    LOOP
+        EXECUTE 'GRANT UPDATE (value, packed, keyframe, size, digest, hash) ON {schema}.change TO '
                 || CASE may.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(may.grantee)) END;
     END LOOP;
     FOR may IN SELECT DISTINCT a.grantee FROM pg_attribute c, aclexplode(c.attacl) AS a
