@@ -76,12 +76,17 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
 \gset
 \if :migrated
     -- Agents write nothing, but in the ways that are safe: they raise epochs, say what was lost with one, record policies,
-    -- and keep how far they have come as named readers of changes.
+    -- and keep how far they have come as named readers of changes. What is kept of a namespace's history they may declare
+    -- where nothing is recorded of it; where operators alone shall decide, revoke declare_history() from them behind this.
     GRANT EXECUTE ON FUNCTION :"schema".begin_epoch TO statecache_agent, statecache_worker;
     REVOKE ALL ON FUNCTION :"schema".begin_epoch FROM statecache_inspector;
     SELECT format('GRANT EXECUTE ON FUNCTION %s TO statecache_agent, statecache_worker', p.oid::regprocedure)
     FROM pg_proc p
-    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('report_lost', 'set_locking', 'take_consumer', 'keep_consumer')
+    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('report_lost', 'set_locking', 'take_consumer', 'keep_consumer', 'declare_history')
+    UNION ALL
+    SELECT format('GRANT EXECUTE ON FUNCTION %s TO statecache_worker', p.oid::regprocedure)
+    FROM pg_proc p
+    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('set_history')
     UNION ALL
     SELECT format('GRANT INSERT ON %I.lost TO statecache_worker', :'schema')
     WHERE to_regclass(format('%I.lost', :'schema')) IS NOT NULL

@@ -13,13 +13,17 @@ T = TypeVar("T")
 
 
 class Change(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """One write of one state, as Postgres holds it in the current lineage.
+    """One write of one state in the current lineage.
 
     `op` is `set` or `delete`; the `value` of a delete is None. `version` counts the key's commits. `position` is the
     commit's place in its `shard`: changes of one commit share it. `parent_change_id` is the change before it. `at` is
     the Redis server's clock at the commit. `writer` is the process that committed, `actor` and `reason` are what it was
     told. `expires_at` is when the value was to end. `late` says that the change came out of quarantine after its
     position had been passed: newer ones of its key may have been given before it.
+
+    `size` is that of the value in bytes, `sha256` its digest in hexadecimal, '' where it is not known. `kept` says
+    whether the history still has the value; `durable` whether Postgres holds the change: what it does not hold yet may
+    still be set aside as a conflict.
     """
 
     key: str
@@ -38,6 +42,10 @@ class Change(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     schema: str = ""
     expires_at: datetime | None = None
     late: bool = False
+    size: int = 0
+    sha256: str = ""
+    durable: bool = True
+    kept: bool = True
 
     @property
     def deleted(self) -> bool:

@@ -17,6 +17,7 @@ from statecache.core.commit.many import ManyCommits
 from statecache.core.commit.outcome import OutcomeLookup
 from statecache.core.epoch.opener import Opener
 from statecache.core.feed.consumers import Consumers
+from statecache.core.history.policies import HistoryPolicies
 from statecache.core.history.values import HistoryValues
 from statecache.core.lock.leases import Leases
 from statecache.core.lock.policies import Policies
@@ -91,6 +92,7 @@ class Runtime:
         self.events = Subscriptions(self.redis, owner=ref(self))
         self.consumers = Consumers(self.postgres)
         self.history_values = HistoryValues(self.postgres.fetch)
+        self.history_policies = HistoryPolicies(settings, self.postgres)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
         self.step_index = StepIndex(settings, self.keys, self.redis, self.postgres)
@@ -118,6 +120,7 @@ class Runtime:
         await self.claims.close()
         await self.leases.close()
         await self.consumers.close()
+        await self.history_policies.close()
         await self.tracked.close()
         await self.events.close()
         await self.redis.pool.close()

@@ -21,6 +21,7 @@ LAYERS = (
         "statecache.error_facts",
         "statecache.errors",
         "statecache.history_errors",
+        "statecache.retention",
         "statecache.agent_run",
     ),
     tuple(

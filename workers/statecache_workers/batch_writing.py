@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from statecache.history import Kept, Parent, begins_anew, keep, link
 from statecache.model import Token
+from statecache.rules.pins import Pin, pin_of
 from statecache.rules.reconcile import Fate, Fork, Judgement, Tip, judge
 from statecache_workers.database import Call, Transaction
 from statecache_workers.postgres_arrays import (
@@ -49,16 +51,21 @@ class WriteResult(msgspec.Struct, kw_only=True):
 
 
 class KeptChange(NamedTuple):
-    """How a change is kept, and its hash, None where that of the change before it is not reckoned."""
+    """How a change is kept, and its hash, None where that of the change before it is not reckoned.
+
+    Where it is not `stored`, its value stands in its key's state alone, for as long as it is the newest.
+    """
 
     kept: Kept
     hash: bytes | None
+    stored: bool = True
 
 
 class Judged(NamedTuple):
     """What is to be written of one shard, and the newest tokens of its locks as Postgres had them.
 
-    `kept` has a row for each change that is applied; `parents` are the newest values of their keys.
+    `kept` has a row for each change that is applied; `parents` are the newest values of their keys. `pins` are of
+    checkpoints that may name values which stand in states alone.
     """
 
     shard: int
@@ -66,6 +73,7 @@ class Judged(NamedTuple):
     tokens: Mapping[str, Token]
     kept: list[KeptChange]
     parents: dict[str, Parent]
+    pins: list[Pin]
 
     @property
     def hashed(self) -> bool:
@@ -94,10 +102,12 @@ async def judged(
     change_sets: Sequence[ChangeSet],
     tips: Mapping[str, Tip],
     parent_of: Callable[[int, str], Parent | None] = _unknown,
+    latest: Collection[str] = (),
 ) -> Judged:
     """Decide on a shard's change-sets; ask Postgres what became of other changes where that matters.
 
-    `parent_of` gives the newest value of a shard's key, where it is remembered.
+    `parent_of` gives the newest value of a shard's key, where it is remembered. `latest` are the namespaces of whose
+    history only the latest values are kept.
     """
     fates: dict[tuple[str, str], Fate] = {}
     tokens: dict[str, Token] = {}
@@ -107,8 +117,8 @@ async def judged(
     while True:
         judgement = judge(change_sets, tips, fates, tokens)
         if not judgement.asked:
-            kept, parents = _kept(shard, judgement, tips, parent_of)
-            return Judged(shard, judgement, tokens, kept, parents)
+            kept, parents, pins = _kept(shard, judgement, tips, parent_of, latest)
+            return Judged(shard, judgement, tokens, kept, parents, pins)
         keys, change_ids = zip(*judgement.asked, strict=True)
         (rows,) = await transaction.run(Call("flush_fates", {"keys": texts(keys), "change_ids": texts(change_ids)}))
         fates |= dict.fromkeys(judgement.asked, _NOWHERE)
@@ -120,12 +130,18 @@ async def judged(
 
 
 def _kept(
-    shard: int, judgement: Judgement, tips: Mapping[str, Tip], parent_of: Callable[[int, str], Parent | None]
-) -> tuple[list[KeptChange], dict[str, Parent]]:
+    shard: int,
+    judgement: Judgement,
+    tips: Mapping[str, Tip],
+    parent_of: Callable[[int, str], Parent | None],
+    latest: Collection[str],
+) -> tuple[list[KeptChange], dict[str, Parent], list[Pin]]:
     """Decide how the applied changes are kept, and give their keys' tips the hashes."""
     hashes: dict[str, bytes | None] = {}
     parents: dict[str, Parent] = {}
     rows: list[KeptChange] = []
+    pins: list[Pin] = []
+    unstored: dict[str, int] = {}
     for change_set, change, gap in judgement.applied:
         key = change.key
         before: bytes | None = b""
@@ -133,11 +149,29 @@ def _kept(
         if not gap and not begins_anew(change_set, change):
             before = hashes[key] if key in hashes else tips[key].hash
             parent = parents.get(key) or parent_of(shard, key)
-        kept, parents[key] = keep(change, parent)
+        stored = not latest or change.op != "set" or key.partition("/")[0] not in latest
+        if stored:
+            kept, parents[key] = keep(change, parent)
+        else:
+            kept, unstored[key] = Kept(None, None, sha256(change.value).digest()), len(rows)
+            parents.pop(key, None)
+            pin = pin_of(key, change.op, change.schema, change.value, change_set.position.n)
+            if pin is not None:
+                pins.append(pin)
+                _store(pin, rows, unstored, judgement)
         hashes[key] = None if before is None else link(before, change, change_set, kept.digest)
-        rows.append(KeptChange(kept, hashes[key]))
+        rows.append(KeptChange(kept, hashes[key], stored))
     judgement.tips.update((key, tip._replace(hash=hashes[key])) for key, tip in judgement.tips.items())
-    return rows, parents
+    return rows, parents, pins
+
+
+def _store(pin: Pin, rows: list[KeptChange], unstored: dict[str, int], judgement: Judgement) -> None:
+    """Have the values stored that a checkpoint names, of changes before it in the batch."""
+    below = f"{pin.key}/"
+    for key, at in unstored.items():
+        if at < len(rows) and (key == pin.key or (pin.whole and key.startswith(below))):
+            kept, _ = keep(judgement.applied[at].change, None)
+            rows[at] = KeptChange(kept, rows[at].hash)
 
 
 def writes(judgements: Sequence[Judged]) -> list[Call]:
@@ -145,10 +179,21 @@ def writes(judgements: Sequence[Judged]) -> list[Call]:
     applied = [one for one in judgements if one.judgement.applied]
     changes = [_changes(applied)] if applied else []
     return (
-        changes
+        _pinned(judgements)
+        + changes
         + _tokens(judgements)
         + [call for one in judgements for call in _conflicts(one.shard, one.judgement.forked)]
     )
+
+
+def _pinned(judgements: Sequence[Judged]) -> list[Call]:
+    pins = [pin for one in judgements for pin in one.pins]
+    return [keep_tips([pin.key for pin in pins], [pin.whole for pin in pins])] if pins else []
+
+
+def keep_tips(keys: Sequence[str], whole: Sequence[bool]) -> Call:
+    """Return the call that keeps the newest values of keys, or of whole groups, before their states go on."""
+    return Call("keep_tips", {"keys": texts(keys), "whole": truths(whole)})
 
 
 def watermarks(marks: Sequence[Mark], lease: Any) -> Call:
@@ -177,13 +222,15 @@ def _changes(applied: Sequence[Judged]) -> Call:
     for at in {change.key: at for at, change in enumerate(changes)}.values():
         last[at] = True
     kept = [row.kept for one in applied for row in one.kept]
+    stored = [row.stored for one in applied for row in one.kept]
     return Call("flush_changes", _columns(changes, sets) | {
         "shard": integers(shards),
         "gap": truths([row.gap for row in rows]),
         "last": truths(last),
+        "stored": truths(stored),
         "value": optional_blobs([
-            change.value if newest or how.packed is None else None
-            for change, newest, how in zip(changes, last, kept, strict=True)
+            change.value if newest or (whole and how.packed is None) else None
+            for change, newest, how, whole in zip(changes, last, kept, stored, strict=True)
         ]),
         "packed": optional_blobs([one.packed for one in kept]),
         "keyframe": optional_integers([one.keyframe for one in kept]),

@@ -68,7 +68,7 @@ class Worker:
         self.gatekeeper = Gatekeeper(
             settings, self.keys, self.redis, self.postgres, by=self.id, done=self.refresh, monotonic=monotonic
         )
-        self.policies = Policies(settings, self.keys, by=self.id, monotonic=monotonic)
+        self.policies = Policies(settings, self.keys, self.flusher, by=self.id, monotonic=monotonic)
         self.holdings: dict[int, Holding] = {}
         self.heads: Heads | None = None
         self.stocks, self.share = dict[int, Stock](), Share()
