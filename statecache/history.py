@@ -14,11 +14,13 @@ made where a delta stops paying, and where the chain is so long that its version
 
 `digest` is the SHA-256 of the value. `hash` links a change to the one before it: SHA-256 over that one's hash, what the
 change says of itself, and its digest. It is b'' for what comes before a key's first change, and before one whose parent
-is not in the chain. A change of before this was kept has no hash until it is reckoned, and so have those behind it.
+is not in the chain, and before the delete that an erasure begins with. A change of before this was kept has no hash
+until it is reckoned, and so have those behind it.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable
 from functools import cache
@@ -35,6 +37,8 @@ CHAIN_BYTES_MAX = 1536 * 1024
 """How many bytes of values are gone through at most to read one that is a later delta than that."""
 PLAIN_BYTES_MAX = 96
 """Up to this many bytes a value is kept as it is."""
+ERASED = "erased"
+"""The reason of the delete that an erasure of a key begins with; another may follow behind a colon."""
 _PAYS = 2
 """How many times smaller a delta has to be than what a keyframe would take, judged by the one that it builds on."""
 _LEVEL = 1
@@ -198,6 +202,11 @@ def link(before: bytes, change: ChangeRecord, commit: ChangeSet, digest: bytes) 
     )  # fmt: skip
     numbers = _HEAD.pack(len(before), change.version, *commit.position, *map(len, said))
     return sha256(b"".join((numbers, before, "".join(said).encode(), digest))).digest()
+
+
+def begins_anew(change_set: ChangeSet, change: ChangeRecord) -> bool:
+    """Whether a change's hash begins anew although its parent is in the chain: with it an erasure of its key begins."""
+    return change.op == "delete" and re.fullmatch(rf"{ERASED}(: .*)?", change_set.reason, re.DOTALL) is not None
 
 
 def _dictionary(value: bytes) -> zstandard.ZstdCompressionDict:

@@ -13,6 +13,8 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from statecache.retention import History
+
 T = TypeVar("T")
 
 Durability = Literal["memory", "replica", "disk", "postgres"]
@@ -223,9 +225,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     `read` is how `get` reads when a call names no mode. `redis_ttl` is the time after which a state that is in Postgres
     may leave Redis; reads still find it. `ttl` is the time, in seconds or a timedelta, after which a state is deleted,
-    counted from its last write. `value_bytes_max` is in bytes, at most 8 MiB. Where `locking` is `enforced`,
-    only the holder of a lock commits to the locked key and to keys below it: that is recorded once for the namespace,
-    and binds all clients. `upgrade` are functions by version, for values that an earlier version of `type` wrote.
+    counted from its last write. `value_bytes_max` is in bytes, at most 8 MiB. Where `locking` is `enforced`, only the
+    holder of a lock commits to the locked key and to keys below it. `history`, `retention` and `retention_count` say
+    which values of changes are kept. These four are recorded once for the namespace, and bind all clients. `upgrade`
+    are functions by version, for values that an earlier version of `type` wrote.
     """
 
     type: Any = None
@@ -236,6 +239,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     ttl: Ttl | None = None
     value_bytes_max: int | None = None
     locking: Locking | None = None
+    history: History | None = None
+    retention: timedelta | None = None
+    retention_count: int | None = None
     upgrade: Upgrade | None = None
 
 
@@ -244,8 +250,7 @@ class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     `hits` and `misses` count local reads that were answered here, and those that were not; `invalidations` keys that
     somebody wrote while they were here or on their way; `evictions` what was removed for lack of room. `bytes` is an
-    estimate. `trusted` says whether local reads are answered here at the moment; `untrusted_reason` why not,
-    where that is known.
+    estimate. `trusted` says whether local reads are answered here at the moment; `untrusted_reason` why not, if known.
     """
 
     hits: int
@@ -324,8 +329,7 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
     stand in Redis, where workers will find them, and `keys` names the first 100 of their keys; these may be fewer than
     the client made, where Redis could not be asked or has lost some in a failover. `under_way` counts calls that were
     cut off, whose outcomes are unknown; `leases` could not be given back and end by themselves. `lost` names those of
-    the last thousand commits acknowledged to this client that were lost, with their Redis or with their entry in the
-    stream.
+    the last thousand commits acknowledged to this client that were lost, with their Redis or with their entry there.
     """
 
     commits: int = 0

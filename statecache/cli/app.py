@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from statecache.cli import deployment, epochs, lost, policy, quarantine, tail
+from statecache.cli import deployment, epochs, lost, policy, quarantine, tail, verify
 from statecache.cli.demo.command import demo
 from statecache.cli.doctor.command import doctor
 from statecache.cli.history import blame_command, diff_command, log_command, show_command
@@ -67,6 +67,7 @@ app.command("locks", short_help="Show who holds locks; break one.")(locks)
 app.command(short_help="Show or change how locks are kept.")(policy.policy)
 app.command(short_help="Show how a deployment stands.")(status)
 app.command(short_help="List what was acknowledged and is lost.")(lost.lost)
+app.command(short_help="Check that the history is whole.")(verify.verify)
 app.command(short_help="Watch a deployment live.")(top)
 app.command(short_help="Check servers, settings, rights.")(doctor)
 app.command(short_help="Bring the Postgres schema up to date.")(deployment.migrate)

@@ -18,6 +18,7 @@ from statecache.core.commit.outcome import OutcomeLookup
 from statecache.core.epoch.opener import Opener
 from statecache.core.feed.consumers import Consumers
 from statecache.core.history.checkpoints import Checkpoints
+from statecache.core.history.policies import HistoryPolicies
 from statecache.core.history.reader import HistoryReader
 from statecache.core.history.tail import Tails
 from statecache.core.history.values import HistoryValues
@@ -98,6 +99,7 @@ class Runtime:
         self.history = HistoryReader(
             self.keys, self.redis, self.postgres, self.history_values, Tails(settings, self.keys, self.redis)
         )
+        self.history_policies = HistoryPolicies(settings, self.postgres)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
         self.step_index = StepIndex(settings, self.keys, self.redis, self.postgres)
@@ -125,6 +127,7 @@ class Runtime:
         await self.claims.close()
         await self.leases.close()
         await self.consumers.close()
+        await self.history_policies.close()
         await self.tracked.close()
         await self.events.close()
         await self.redis.pool.close()

@@ -38,6 +38,7 @@ from statecache.near import shareable
 from statecache.records import time_of
 from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
 from statecache.rules.provenance import refuse_provenance
+from statecache.rules.retention import checked_retention
 from statecache.upgrading import UpgradingCodec
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class View(Generic[D]):
         self.lasts_ms = checked_ttl_ms(policy.ttl)
         """How long a state lasts that is written without saying so, in ms; None for ever."""
         self.ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
+        self.retention = checked_retention(policy.history, policy.retention, policy.retention_count)
 
     def full(self, name: str) -> str:
         """Return the key of a name."""
@@ -132,6 +134,8 @@ class View(Generic[D]):
 
     def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks | None:  # noqa: ARG002
         """Return the locks that a commit of these keys has to heed; None for most commits."""
+        if self.retention is not None:
+            self.runtime.history_policies.declare(keys[0].partition("/")[0], self.retention)
         locking = self.policy.locking
         if locking != "advisory" and self.runtime.policies.enforces(keys[0], locking):
             return Locks((), guards_of(keys), locking)
@@ -290,6 +294,7 @@ def checked_policy(policy: Policy) -> Policy:
         raise UsageError(f"read {policy.read!r} is not one of {', '.join(READ_MODES)}")
     if policy.locking not in (None, *LOCKINGS):
         raise UsageError(f"locking {policy.locking!r} is not one of {', '.join(LOCKINGS)}")
+    checked_retention(policy.history, policy.retention, policy.retention_count)
     ttl = policy.redis_ttl
     if ttl is not None and not (isinstance(ttl, timedelta) and ttl > timedelta(0)):
         raise UsageError(f"redis_ttl={ttl!r} is not a timedelta above 0", hint="Say redis_ttl=timedelta(seconds=5).")

@@ -97,6 +97,7 @@ class Tables(HistoryTables):
         self._changes: dict[int, list[Stored]] = {shard: [] for shard in range(keys.shards)}
         self._locking: dict[str, tuple[str, int, str, datetime]] = {}
         self._readers: dict[str, _Reader] = {}
+        self._histories: dict[str, Row] = {}
 
     def take_over(self) -> None:
         """Take over what commits have added to the streams, and have Redis and those who wait know."""
@@ -211,6 +212,9 @@ class Tables(HistoryTables):
         if newest < seen or self._locking.get(name, ("",))[0] != locking:
             self._locking[name] = (locking, max(newest, seen) + 1, by, wall())
         return [(self._policies(),)]
+
+    def _declare_history(self, name: str, history: str, age: Any, count: int | None, by: str) -> list[Row]:
+        return [self._histories.setdefault(name, (history, age, count, by))]
 
     def _enforced_locks(self) -> list[Row]:
         return [(self._policies(),)]

@@ -99,6 +99,8 @@ class Flusher:
         self._owner = owner
         self.streams = Streams(settings, keys)
         self.tips = TipCache(settings.tips_max, settings.history_values_bytes_max)
+        self.latest: frozenset[str] = frozenset()
+        """The namespaces of whose history only the latest values are kept."""
         self.counters = Counters()
         self.recall = Recall(keys, self.streams)
         self.acknowledgement = Acknowledgement(keys, self.streams)
@@ -303,7 +305,7 @@ class Flusher:
             for one in good:
                 sets = [entry.change_set for entry in one.entries if entry.change_set is not None]
                 decisions = decided.get(one.shard, {})
-                verdict = await judged(transaction, one.shard, sets, tips, self.tips.parent, decisions)
+                verdict = await judged(transaction, one.shard, sets, tips, self.tips.parent, decisions, self.latest)
                 judgements.append(verdict)
                 done.append((one, WriteResult.of(verdict)))
             marks = watermarks([mark_of(*pair) for pair in done], database.lease)
@@ -322,7 +324,7 @@ class Flusher:
                 good = self._still_ours(slices, rows, server)
                 if not good:
                     return []
-                done = [(one, await write_carefully(transaction, one.shard, one.entries)) for one in good]
+                done = [(one, await write_carefully(transaction, one.shard, one.entries, self.latest)) for one in good]
                 marks = watermarks([mark_of(*pair) for pair in done], database.lease)
                 await transaction.commit(*self._gaps(good), marks)
         except (

@@ -64,11 +64,11 @@ class Worker:
             ask_redis=self.redis.look_again)  # fmt: skip
         self.ownership, self.expiry = Ownership(settings, owner=self.id), Expiry(settings, monotonic=monotonic)
         self.flusher = Flusher(settings, self.keys, owner=self.id, monotonic=monotonic)
-        self.janitor = Janitor(settings, self.keys, self.flusher.streams, monotonic=monotonic)
+        self.janitor = Janitor(settings, self.keys, self.flusher.streams, owner=self.id, monotonic=monotonic)
         self.gatekeeper = Gatekeeper(
             settings, self.keys, self.redis, self.postgres, by=self.id, done=self.refresh, monotonic=monotonic
         )
-        self.policies = Policies(settings, self.keys, by=self.id, monotonic=monotonic)
+        self.policies = Policies(settings, self.keys, self.flusher, by=self.id, monotonic=monotonic)
         self.holdings: dict[int, Holding] = {}
         self.heads: Heads | None = None
         self.stocks, self.share = dict[int, Stock](), Share()
