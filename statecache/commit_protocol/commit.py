@@ -38,7 +38,8 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     now expect the change found at the lookup to what they expected at first. `last_error` is the reason for the last
     pause, to be raised where no time is left for another attempt. `applied_at` is where this client was told that it is
     applied: it must not be again, while that position stands. `locks` are the leases it has to show, `turn` is passed
-    on with it.
+    on with it. `waited_s` is how long it has waited for connections, which others of this process have; once it was
+    `loaded` for, it waits ahead of them.
     """
 
     change_id: str
@@ -60,6 +61,8 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     last_error: StateCacheError | None = None
     locks: Locks | None = None
     turn: Passable | None = None
+    waited_s: float = 0.0
+    loaded: bool = False
 
     @property
     def passes(self) -> bool:
