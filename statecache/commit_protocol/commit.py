@@ -39,7 +39,8 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     pause, to be raised where no time is left for another attempt. `lost_answer` is why an attempt was never answered:
     the outcome is unknown from then on. `applied_at` is where this client was told that it is applied: it must not be
     again, while that position stands. `named` says that its caller has given the change_id, so that it may be another
-    commit's. `locks` are the leases it has to show, `turn` is passed on with it.
+    commit's. `locks` are the leases it has to show, `turn` is passed on with it. `waited_s` is how long it has waited
+    for connections, which others of this process have; once it was `loaded` for, it waits ahead of them.
     """
 
     change_id: str
@@ -62,6 +63,8 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     last_error: StateCacheError | None = None
     locks: Locks | None = None
     turn: Passable | None = None
+    waited_s: float = 0.0
+    loaded: bool = False
 
     @property
     def passes(self) -> bool:

@@ -63,14 +63,18 @@ class Repeats:
 
     async def link_for(self, commit: Commit, seconds: float) -> Link | None:
         """Lend a connection to a server that can give the commit's durability level; return None to try again."""
-        pool = self._redis.pool
+        pool, asked = self._redis.pool, monotonic()
         try:
-            link = await pool.take(seconds)
+            link = await pool.take(seconds, ahead=commit.loaded)
         except RedisUnavailable as error:
+            commit.waited_s += monotonic() - asked
+            if error.reason == "pool":  # what time is left would be for the server
+                commit.fail(pool.all_in_use(commit.waited_s))
             await self.take(commit, hindered(error))
             return None
         except StateCacheError as error:
             commit.fail(error)
+        commit.waited_s += monotonic() - asked
         if commit.durability not in COPIED:
             return link
         try:

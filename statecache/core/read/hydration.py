@@ -178,8 +178,8 @@ class Hydrator:
                 "hydrate_begin",
                 [*fixed, *(keys.state(key) for key in missing)],
                 [self._settings.fence, token, token_ms, earlier, *missing],
-                seconds=seconds * patience_for(seconds),
-            )
+                seconds=seconds * patience_for(seconds), ahead=True,
+            )  # fmt: skip
         except ResponseError as error:
             tokens.pop()
             raise refusal(error, fixed[2]) from error
@@ -252,8 +252,8 @@ class Hydrator:
                 "hydrate_install",
                 [*fixed, *(keys.state(key) for key in taken)],
                 [self._settings.fence, tokens[-1], epoch, *arguments],
-                seconds=seconds * patience_for(seconds),
-            )
+                seconds=seconds * patience_for(seconds), ahead=True,
+            )  # fmt: skip
         except RedisUnavailable:
             await self._forget(shard, taken, tokens)
         except ResponseError as error:
