@@ -17,7 +17,7 @@ class Change(msgspec.Struct):
     """
 
     op: str
-    value: int | None
+    value: Any
     change_id: str
     durable: bool = False
     state: State[Any] | None = None
@@ -46,7 +46,7 @@ class Expectation:
         """Return whether Postgres holds everything that anybody may have seen of the key, lost changes included."""
         return key not in self._shortened and all(change.durable for change in self.chain(key))
 
-    def value(self, key: str) -> int | None:
+    def value(self, key: str) -> Any:
         """Return the current value."""
         return self.chain(key)[-1].value if self.exists(key) else None
 
@@ -54,13 +54,13 @@ class Expectation:
         """Note a change of which its writer has not heard yet."""
         self.chain(key).append(change)
 
-    def took(self, key: str, op: str, value: int | None, state: State[Any]) -> None:
+    def took(self, key: str, op: str, value: Any, state: State[Any]) -> None:
         """Note the answer of a verb: a new change, or one already applied whose reply had been lost."""
         chain = self.chain(key)
-        waiting = [at for at, change in enumerate(chain) if not change.change_id and change.value == value]
-        if not waiting:
+        at = state.version - 1
+        if at >= len(chain) or chain[at].change_id or chain[at].value != value:
             chain.append(Change(op, value, state.change_id))
-        at = waiting[0] if waiting else len(chain) - 1
+            at = len(chain) - 1
         chain[at].change_id, chain[at].state = state.change_id, state
         parent = chain[at - 1].change_id if at else ""
         assert (state.key, state.version, state.value) == (key, at + 1, value)

@@ -32,7 +32,9 @@ def made(merge: Merge, before: Any) -> Any:
     if verb == "append":
         return there + list(argument)
     if verb == "add":
-        return there + [item for item in dict.fromkeys(argument) if item not in there]
+        for item in argument:
+            there = there if item in there else [*there, item]
+        return there
     return [item for item in there if item not in argument]
 
 
