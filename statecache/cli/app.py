@@ -13,6 +13,7 @@ import typer
 from statecache.cli import deployment, epochs, lost, policy, quarantine, tail
 from statecache.cli.demo.command import demo
 from statecache.cli.doctor.command import doctor
+from statecache.cli.inspect.command import inspect
 from statecache.cli.locks.command import locks
 from statecache.cli.replay.command import replay
 from statecache.cli.states import command as states
@@ -60,6 +61,7 @@ app.command(short_help="Show or change how locks are kept.")(policy.policy)
 app.command(short_help="Show how a deployment stands.")(status)
 app.command(short_help="List what was acknowledged and is lost.")(lost.lost)
 app.command(short_help="Watch a deployment live.")(top)
+app.command(short_help="Look into a deployment with a browser.")(inspect)
 app.command(short_help="Check servers, settings, rights.")(doctor)
 app.command(short_help="Bring the Postgres schema up to date.")(deployment.migrate)
 app.command(short_help="Run a worker until SIGTERM.")(deployment.worker)

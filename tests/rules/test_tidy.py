@@ -19,7 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("statecache", "workers/statecache_workers")
 MIRROR = f"{unasync.TARGET}/"
 RULES_THEMSELVES = ("tests/rules/house_rules.py", "tests/rules/test_tidy.py", "tests/rules/vocabulary.py")
-HEAVY = ("prometheus_client", "pydantic", "typer", "rich", "pytest", "langgraph", "langchain_core", "openai", "agents")
+HEAVY = (
+    "prometheus_client", "pydantic", "typer", "rich", "pytest", "langgraph", "langchain_core", "openai", "agents",
+    "starlette", "uvicorn", "jinja2",
+)  # fmt: skip
 
 Rule = Callable[[str, str], list[str]]
 
