@@ -46,6 +46,7 @@ from statecache.errors import (
     VersionConflict,
 )
 from statecache.history_errors import (
+    AlreadyCurrent,
     CheckpointExists,
     CheckpointNotFound,
     HistoryDamaged,
@@ -87,6 +88,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AgentRun",
+    "AlreadyCurrent",
     "AlreadyExists",
     "AsyncLease",
     "AsyncNamespace",

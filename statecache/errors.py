@@ -243,7 +243,7 @@ class LimitExceeded(StateCacheError):
 
     def __init__(self, what: str, *, actual: int, limit: int, key: str | None = None, hint: str = "") -> None:
         where = f" (key {key!r})" if key is not None else ""
-        unit = "" if "bytes" in what else " bytes"
+        unit = "" if "bytes" in what or "number" in what else " bytes"
         super().__init__(what=what, actual=actual, limit=limit, key=key, where=where, unit=unit, hint=hint)
 
 

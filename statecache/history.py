@@ -10,7 +10,7 @@ Each change of a key keeps its value in one of these forms:
 
 Plain and whole values, and origins, are keyframes: any version is read from its keyframe on, in one range of the index.
 A delta is made only where the flusher holds the bytes of the parent, and the parent is in the chain. A new keyframe is
-made where a delta stops paying, and when there are `DELTAS_MAX` of them, so that no version takes long to read.
+made where a delta stops paying, and where the chain is so long that its versions would take long to read.
 
 `digest` is the SHA-256 of the value. `hash` links a change to the one before it: SHA-256 over that one's hash, what the
 change says of itself, and its digest. It is b'' for what comes before a key's first change, and before one whose parent
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from functools import cache
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -28,13 +29,17 @@ import zstandard
 
 from statecache.model import ChangeRecord, ChangeSet
 
-DELTAS_MAX = 64
-"""How many deltas follow a keyframe at most."""
+DELTAS_MAX, DELTAS_MIN = 64, 8
+"""How many deltas follow a keyframe at most; and how many may, however large the values are."""
+CHAIN_BYTES_MAX = 1536 * 1024
+"""How many bytes of values are gone through at most to read one that is a later delta than that."""
 PLAIN_BYTES_MAX = 96
 """Up to this many bytes a value is kept as it is."""
 _PAYS = 2
 """How many times smaller a delta has to be than what a keyframe would take, judged by the one that it builds on."""
 _LEVEL = 1
+_LEVEL_SUFFICES = 100_000
+"""Up to how many bytes of both a value and its parent the level's own parameters find what they have in common."""
 _WHOLE, _DELTA, _ORIGIN = b"w", b"d", b"o"
 _HEAD = struct.Struct("!B3Q9I")
 
@@ -50,6 +55,8 @@ class Parent(NamedTuple):
     keyframe: int
     deltas: int = 0
     """How many deltas lie between it and its keyframe."""
+    chain_bytes: int = 0
+    """How many bytes the values of these deltas have."""
     ratio: float = 1.0
     """What part of its value's bytes the keyframe takes."""
 
@@ -91,16 +98,20 @@ def keep(change: ChangeRecord, parent: Parent | None) -> tuple[Kept, Parent]:
         if parent is not None and _continues(parent, change):
             packed = delta(value, parent.value)
             if len(packed) * _PAYS <= size * parent.ratio:
-                after = Parent(change.change_id, value, parent.keyframe, parent.deltas + 1, parent.ratio)
+                deltas, chain_bytes = parent.deltas + 1, parent.chain_bytes + size
+                after = Parent(change.change_id, value, parent.keyframe, deltas, chain_bytes, parent.ratio)
                 return Kept(packed, parent.keyframe, digest), after
         packed = whole(value)
         if len(packed) * 10 <= size * 9:
-            return Kept(packed, None, digest), Parent(change.change_id, value, version, 0, len(packed) / size)
+            return Kept(packed, None, digest), Parent(change.change_id, value, version, ratio=len(packed) / size)
     return Kept(None, None, digest), Parent(change.change_id, value, version)
 
 
 def _continues(parent: Parent, change: ChangeRecord) -> bool:
-    return parent.change_id == change.parent_change_id and parent.value != b"" and parent.deltas < DELTAS_MAX
+    """Whether a change may be a delta to that value: it is its parent, and the chain is not too long yet."""
+    if parent.change_id != change.parent_change_id or parent.value == b"":
+        return False
+    return parent.deltas < (DELTAS_MAX if parent.chain_bytes < CHAIN_BYTES_MAX else DELTAS_MIN)
 
 
 def whole(value: bytes) -> bytes:
@@ -110,8 +121,19 @@ def whole(value: bytes) -> bytes:
 
 def delta(value: bytes, parent: bytes, *, origin: bool = False) -> bytes:
     """Return what parts a value from that of the version before it, or from its origin in another key."""
-    compressor = zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(parent)) if parent else _compressor
-    return (_ORIGIN if origin else _DELTA) + compressor.compress(value)
+    form, both = _ORIGIN if origin else _DELTA, len(value) + len(parent)
+    if not parent:
+        return form + _compressor.compress(value)
+    if both <= _LEVEL_SUFFICES:
+        return form + zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(parent)).compress(value)
+    parameters = _parameters(both.bit_length())
+    return form + zstandard.ZstdCompressor(compression_params=parameters, dict_data=_dictionary(parent)).compress(value)
+
+
+@cache
+def _parameters(window_log: int) -> zstandard.ZstdCompressionParameters:
+    """Return parameters whose window reaches all of the parent, and whose table has room for most places in it."""
+    return zstandard.ZstdCompressionParameters.from_level(_LEVEL, window_log=window_log, hash_log=window_log - 4)
 
 
 def is_delta(packed: bytes | None) -> bool:

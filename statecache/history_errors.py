@@ -41,6 +41,17 @@ class HistoryIncomplete(StateCacheError):
         super().__init__(key=key, reason=reason)
 
 
+class AlreadyCurrent(StateCacheError):
+    """{key!r} is as it was at {wanted} already."""
+
+    hint = "Nothing was applied, for nothing would change."
+    key: str
+    wanted: str
+
+    def __init__(self, key: str, *, wanted: str) -> None:
+        super().__init__(key=key, wanted=wanted)
+
+
 class CheckpointNotFound(StateCacheError):
     """{key!r} has no checkpoint {label!r}."""
 

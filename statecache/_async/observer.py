@@ -47,6 +47,9 @@ CALLED = (
     "checkpoints",
     "rename_checkpoint",
     "delete_checkpoint",
+    "rollback",
+    "undo",
+    "redo",
 )
 """The verbs that are called and return a result; `list` and `transaction` go on after the call; of `lock`, entering. Of
 `changes` and `watch` nothing is told: they wait for others. Of `history` neither: its pages are read as it goes on."""

@@ -17,6 +17,7 @@ from statecache._async.history import AsyncHistory
 from statecache._async.moves import AsyncMoves
 from statecache._async.observer import observe
 from statecache._async.reads import AsyncReads
+from statecache._async.rollback import AsyncRollback
 from statecache._async.steps import AsyncSteps
 from statecache._async.transaction import AsyncTransaction
 from statecache._async.writes import AsyncWrites
@@ -51,6 +52,7 @@ class AsyncVerbs(
     AsyncFeeds[D],
     AsyncHistory[D],
     AsyncCheckpoints[D],
+    AsyncRollback[D],
     Generic[D],
 ):
     """All the verbs; where there is an observer, they tell it."""

@@ -19,6 +19,7 @@ from statecache._sync.history import History
 from statecache._sync.moves import Moves
 from statecache._sync.observer import observe
 from statecache._sync.reads import Reads
+from statecache._sync.rollback import Rollback
 from statecache._sync.steps import Steps
 from statecache._sync.transaction import Transaction
 from statecache._sync.writes import Writes
@@ -54,6 +55,7 @@ class Verbs(
     Feeds[D],
     History[D],
     Checkpoints[D],
+    Rollback[D],
     Generic[D],
 ):
     """All the verbs; where there is an observer, they tell it."""

@@ -1,8 +1,9 @@
 """A checkpoint as it is stored: a state of its own, at `<key>/checkpoints/<label>`, or at that of the group.
 
-    JSON    label, scope, key; of a key the version and change_id that were current at the checkpoint's own position;
+    JSON    label, scope, key; of a key the version and change_id that were current at the checkpoint's position;
             metadata of whoever made it; what it was made with; schema and SHA-256 of the value
-    point   the position, where it is not the checkpoint's own: it was renamed, or others were quicker than it
+    point   the position, where it is not the checkpoint's own: it was renamed, or filled in. Without a version, a
+            checkpoint of a key names whatever version was current there
 
 The commit that creates it compares the key's state, so what it says of that was true at its position. A group is one
 shard, whose positions order all of its changes: the position alone is one consistent point of all its keys. Labels are

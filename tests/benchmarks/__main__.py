@@ -33,6 +33,7 @@ from tests.benchmarks.durable import durable_commit
 from tests.benchmarks.exchanges import Exchanges
 from tests.benchmarks.flushing import Flushing
 from tests.benchmarks.growth import status_of, worker_growth
+from tests.benchmarks.history import history
 from tests.benchmarks.importing import importing
 from tests.benchmarks.load import CLIENTS, Load
 from tests.benchmarks.measuring import Row
@@ -72,6 +73,8 @@ class Bench:
             yield from self._on_busy_servers()
         if self._choices.wants(*ALONE):
             yield from self._on_fresh_servers()
+        if self._wants("history"):
+            yield from history(self._choices.runs, self._choices.rounds)
         if self._wants("import"):
             yield from importing(self._choices.rounds)
         if self._choices.wants("near"):

@@ -30,14 +30,19 @@ class Backlog:
 
     def lay(self, keys: Iterable[str]) -> None:
         """Commit one change of each key, in this order, as fast as possible."""
+        self.lay_values(
+            (key, self._values[number % len(self._values)]) for number, key in enumerate(keys, self._laid + 1)
+        )
+
+    def lay_values(self, changes: Iterable[tuple[str, bytes]]) -> None:
+        """Commit these values of keys, in this order, as fast as possible."""
         commit = self._bare.script_load(script("commit").text)
         limits = (10**9, 10**12, COMMIT_BYTES_MAX, VALUE_BYTES_MAX)
-        left = iter(keys)
+        left = iter(changes)
         while some := list(islice(left, PIPELINE)):
             pipe = self._bare.pipeline(transaction=False)
-            for key in some:
+            for key, value in some:
                 self._laid += 1
-                value = self._values[self._laid % len(self._values)]
                 pipe.evalsha(
                     commit, 5, *self._places(key), "", secrets.token_hex(12), "on", "0", "bench", "", "", *limits,
                     key, "set", "*", value, "json", "", "", "1",

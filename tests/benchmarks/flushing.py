@@ -90,14 +90,16 @@ class Flushing:
             pipe = self._bare.pipeline(transaction=False)
             for number in islice(self._numbers, min(PIPELINE, changes - start)):
                 value = self._values[number % len(self._values)]
-                pipe.xadd(STREAM, _entry(number, value), id=f"1-{number + 1}")
+                key, version = f"flush/{number % KEYS}", number // KEYS + 1
+                pipe.xadd(STREAM, entry_of(number, key, version, value), id=f"1-{number + 1}")
             pipe.execute()
 
 
-def _entry(number: int, value: bytes) -> dict[Any, Any]:
+def entry_of(number: int, key: str, version: int, value: bytes) -> dict[Any, Any]:
+    """Return an entry as the commit script writes it."""
     return {
         "format": "1", "change_id": secrets.token_hex(12), "at": "2026-11-20T12:00:00.123456Z", "writer": "bench",
-        "entries": number, "bytes": number * 1300, "key1": f"flush/{number % KEYS}", "op1": "set",
-        "version1": number // KEYS + 1, "parent1": secrets.token_hex(12), "encoding1": "json", "schema1": "",
+        "entries": number, "bytes": number * 1300, "key1": key, "op1": "set",
+        "version1": version, "parent1": secrets.token_hex(12), "encoding1": "json", "schema1": "",
         "value1": value,
     }  # fmt: skip

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from statecache.history import (
     DELTAS_MAX,
+    DELTAS_MIN,
     Damage,
     Kept,
     NotKept,
@@ -70,8 +71,28 @@ def test_every_version_of_a_growing_value_is_read_from_its_keyframe_on() -> None
     assert [read(kept, version) for version in range(1, len(GROWING) + 1)] == GROWING
     stored = sum(len(one.packed or one.value or b"") for one in kept)
     assert stored * 30 < sum(map(len, GROWING))
-    chains = [one.version - (one.keyframe or one.version) for one in kept]
-    assert max(chains) == DELTAS_MAX
+    assert _longest(kept) == DELTAS_MAX
+
+
+def _longest(kept: Sequence[Stored]) -> int:
+    return max(one.version - (one.keyframe or one.version) for one in kept)
+
+
+@pytest.mark.parametrize(("size", "deltas"), [(40_000, 40), (60_000, 27), (400_000, DELTAS_MIN)])
+def test_chains_of_large_values_are_shorter(size: int, deltas: int) -> None:
+    base = random.Random(7).randbytes(size)
+    kept = rows([b"%d" % version + base for version in range(100)])
+    assert _longest(kept) == deltas
+    assert read(kept, 77) == b"76" + base
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 40_000, 120_000, 1_000_000, 8_000_000])
+def test_a_small_edit_is_a_small_delta_whatever_the_size(size: int) -> None:
+    base = random.Random(7).randbytes(size)
+    value = b"new" + base[: size // 2] + b"edited" + base[size // 2 :]
+    packed = delta(value, base)
+    assert restored([Stored(2, None, packed, 1, None)], before=base) == value
+    assert len(packed) < 60 + size // 5_000
 
 
 def test_a_keyframe_is_made_where_the_parent_is_not_at_hand_or_is_another() -> None:

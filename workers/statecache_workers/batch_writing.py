@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from statecache.history import Kept, Parent, keep, link
+from statecache.history import Parent
 from statecache.model import Token
 from statecache.rules.reconcile import Fate, Fork, Judgement, Tip, judge
 from statecache_workers.database import Call, Transaction
+from statecache_workers.history_writing import Decisions, KeptChange, ParentOf, kept_changes
 from statecache_workers.postgres_arrays import (
     blobs,
     integers,
@@ -42,13 +44,6 @@ class WriteResult(msgspec.Struct, kw_only=True):
         """Return what became of entries that were judged and written."""
         judgement = verdict.judgement
         return cls(tips=judgement.tips, parents=verdict.parents, forked=judgement.forked, excepted=judgement.excepted)
-
-
-class KeptChange(NamedTuple):
-    """How a change is kept, and its hash, None where that of the change before it is not reckoned."""
-
-    kept: Kept
-    hash: bytes | None
 
 
 class Judged(NamedTuple):
@@ -83,11 +78,13 @@ async def judged(
     shard: int,
     change_sets: Sequence[ChangeSet],
     tips: Mapping[str, Tip],
-    parent_of: Callable[[int, str], Parent | None] = _unknown,
+    parent_of: ParentOf = _unknown,
+    decisions: Decisions = MappingProxyType({}),
 ) -> Judged:
     """Decide on a shard's change-sets; ask Postgres what became of other changes where that matters.
 
-    `parent_of` gives the newest value of a shard's key, where it is remembered.
+    `parent_of` gives the newest value of a shard's key, where it is remembered; `decisions` are how changes are to be
+    kept, as far as that was decided already.
     """
     fates: dict[tuple[str, str], Fate] = {}
     tokens: dict[str, Token] = {}
@@ -97,7 +94,7 @@ async def judged(
     while True:
         judgement = judge(change_sets, tips, fates, tokens)
         if not judgement.asked:
-            kept, parents = _kept(shard, judgement, tips, parent_of)
+            kept, parents = kept_changes(shard, judgement, tips, parent_of, decisions)
             return Judged(shard, judgement, tokens, kept, parents)
         keys, change_ids = zip(*judgement.asked, strict=True)
         (rows,) = await transaction.run(Call("flush_fates", {"keys": texts(keys), "change_ids": texts(change_ids)}))
@@ -107,27 +104,6 @@ async def judged(
                 fates[key, change_id] = Fate("applied", version)
             elif forked:
                 fates[key, change_id] = Fate("forked")
-
-
-def _kept(
-    shard: int, judgement: Judgement, tips: Mapping[str, Tip], parent_of: Callable[[int, str], Parent | None]
-) -> tuple[list[KeptChange], dict[str, Parent]]:
-    """Decide how the applied changes are kept, and give their keys' tips the hashes."""
-    hashes: dict[str, bytes | None] = {}
-    parents: dict[str, Parent] = {}
-    rows: list[KeptChange] = []
-    for change_set, change, gap in judgement.applied:
-        key = change.key
-        before: bytes | None = b""
-        parent: Parent | None = None
-        if not gap:
-            before = hashes[key] if key in hashes else tips[key].hash
-            parent = parents.get(key) or parent_of(shard, key)
-        kept, parents[key] = keep(change, parent)
-        hashes[key] = None if before is None else link(before, change, change_set, kept.digest)
-        rows.append(KeptChange(kept, hashes[key]))
-    judgement.tips.update((key, tip._replace(hash=hashes[key])) for key, tip in judgement.tips.items())
-    return rows, parents
 
 
 def writes(judgements: Sequence[Judged]) -> list[Call]:

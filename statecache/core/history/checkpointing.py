@@ -7,8 +7,9 @@
     rename    deletes the one record and creates the other, which keeps the position of the first
     delete    deletes the record
 
-A state that changes between reading it and the commit is read again. Where somebody is quicker each time, the state
-that was read last is named with its own position, at which it was current: that is true whatever comes later.
+A state that changes between reading it and the commit is read again. Where somebody is quicker each time, the record is
+created without looking at the state: it names whatever is current at its own position, as that of a group does. Which
+version that is, is read from history then, and filled in by a second commit.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from statecache.clock import monotonic
 from statecache.core.commit.durable import HELD, NOWHERE
 from statecache.core.history.checkpoints import checkpoint_of, stored_in
 from statecache.core.history.made_by import made_by
+from statecache.core.history.reader import Point
 from statecache.core.history.terms import Terms, again, applied_before, committed
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.read.listed import Listed
@@ -53,12 +55,14 @@ from statecache.rules.filters import Filter, Selection
 
 if TYPE_CHECKING:
     from statecache.checkpoints import Checkpoint, Scope
+    from statecache.commit_protocol.answers import Committed
     from statecache.core.view import View
     from statecache.model import Record
+    from statecache.rules.versions import Version
 
 _RANDOM = SystemRandom()
 _TRIES = 3
-"""How often a state is read that somebody changes each time, until it is named with its own position."""
+"""How often a state is read that somebody changes each time, until whatever is there is named."""
 _LEAVE_S = 2.0
 """How long it may take to take a checkpoint back."""
 _NOTHING = "There is nothing to make a checkpoint of."
@@ -85,24 +89,46 @@ async def make(view: View[Any], wanted: Wanted, terms: Terms) -> Checkpoint:
         record = await _named(view, wanted, terms)
         if (found := await applied_before(view, target, terms)) is not None:
             return await _made_before(view, target, terms, found.versions[0])
-        busy = record is not None and tried >= _TRIES
-        said = _said(view, wanted, str(label), record, at_its_own=busy)
-        write = Write(
-            key=target, op="set", expected=ABSENT, value=encoded(said), schema=CHECKPOINT_SCHEMA, ttl_ms=view.ttl_ms
-        )
-        compared = [] if record is None or busy else [Write(key=record.key, op="check", expected=record.change_id)]
+        named = record if tried < _TRIES else None
+        said = _said(view, wanted, str(label), named)
+        compared = [] if named is None else [Write(key=named.key, op="check", expected=named.change_id)]
         try:
-            _, done = await committed(view, [*compared, write], terms, terms.reason)
+            _, done = await committed(view, [*compared, _write(view, target, said, ABSENT)], terms, terms.reason)
         except VersionConflict as error:
             if error.key == target and wanted.label is not None:
                 raise await _exists(view, wanted.key, str(label), target, terms.end) from None
             await again(view, terms, error)
             tried += error.key != target
             continue
-        made = msgspec.structs.replace(said, created_at=time_of(done.updated_at)).shown(done.position)
-        if record is not None and terms.durability == "postgres":
-            await _prove(view, record, target, done.change_id, terms.end)
-        return made
+        said = msgspec.structs.replace(said, created_at=time_of(done.updated_at))
+        if record is not None and named is None:
+            return await _filled_in(view, target, said, done, terms)
+        if named is not None and terms.durability == "postgres":
+            await _prove(view, named, target, done.change_id, terms)
+        return said.shown(done.position)
+
+
+def _write(view: View[Any], target: str, said: CheckpointRecord, expected: str) -> Write:
+    return Write(
+        key=target, op="set", expected=expected, value=encoded(said), schema=CHECKPOINT_SCHEMA, ttl_ms=view.ttl_ms
+    )
+
+
+async def _filled_in(view: View[Any], target: str, said: CheckpointRecord, done: Committed, terms: Terms) -> Checkpoint:
+    """Fill in which version is current at a checkpoint's position, and return the checkpoint."""
+    version = await view.runtime.history.version_at(said.key, Point(n=done.position.n), end=terms.end)
+    if version.op != "set":
+        await _take_back(view, target, done.change_id)
+        raise NotFound(said.key, hint=_NOTHING)
+    said = msgspec.structs.replace(
+        said, version=version.version, change_id=version.change_id, schema=version.schema,
+        sha256=(version.digest or b"").hex(), point=str(done.position),
+    )  # fmt: skip
+    fill_in = _write(view, target, said, done.change_id)
+    _, filled = await committed(view, [fill_in], terms._replace(change_id=None), terms.reason)
+    if terms.durability == "postgres":
+        await _prove(view, version, target, filled.change_id, terms)
+    return said.shown(done.position)
 
 
 def _now(view: View[Any]) -> datetime:
@@ -129,8 +155,7 @@ async def _named(view: View[Any], wanted: Wanted, terms: Terms) -> Record | None
     raise NotFound(wanted.key, hint=_NOTHING)
 
 
-def _said(view: View[Any], wanted: Wanted, label: str, record: Record | None, *, at_its_own: bool) -> CheckpointRecord:
-    """Return what is to be stored; `at_its_own` position the state was current, if not at the checkpoint's."""
+def _said(view: View[Any], wanted: Wanted, label: str, record: Record | None) -> CheckpointRecord:
     settings = view.runtime.settings
     said = CheckpointRecord(
         label=label, scope=wanted.scope, key=wanted.key, made_by=made_by(settings), created_at=_now(view),
@@ -140,7 +165,7 @@ def _said(view: View[Any], wanted: Wanted, label: str, record: Record | None, *,
         return said
     return msgspec.structs.replace(
         said, version=record.version, change_id=record.change_id, schema=record.schema,
-        sha256=sha256(record.value).hexdigest(), point=record.position if at_its_own else None,
+        sha256=sha256(record.value).hexdigest(),
     )  # fmt: skip
 
 
@@ -155,27 +180,33 @@ async def _made_before(view: View[Any], target: str, terms: Terms, version: int)
     """Return the checkpoint that an earlier call with the same change_id has made."""
     record = await view.runtime.reader.primary(target, end=terms.end)
     found = checkpoint_of(record)
-    if found is None or record.change_id != terms.change_id:
+    if found is None or terms.change_id not in (record.change_id, record.parent_change_id):
         raise ChangeIdReused(target, str(terms.change_id), version=version)
     if terms.durability == "postgres":
-        await _stands(view, target, record.change_id, Position.parse(record.position), terms.end)
+        await stands(view, target, record.change_id, Position.parse(record.position), terms.end)
     return found
 
 
-async def _prove(view: View[Any], record: Record, target: str, change_id: str, end: float) -> None:
+async def _prove(view: View[Any], named: Record | Version, target: str, change_id: str, terms: Terms) -> None:
     """Return once the change that a checkpoint names is known to be in its chain; take it back where it is not."""
+    position = named.position if isinstance(named.position, Position) else Position.parse(named.position)
     try:
-        await _stands(view, record.key, record.change_id, Position.parse(record.position), end)
+        await stands(view, named.key, named.change_id, position, terms.end)
     except StateCacheError:
-        with suppress(StateCacheError):
-            write = Write(key=target, op="delete", expected=change_id, ttl_ms=view.ttl_ms)
-            ending = monotonic() + _LEAVE_S
-            terms = Terms.of(view, durability="memory", actor="", reason="what it names is gone", timeout=_LEAVE_S)
-            await committed(view, [write], terms._replace(end=ending), terms.reason)
+        await _take_back(view, target, change_id)
         raise
 
 
-async def _stands(view: View[Any], key: str, change_id: str, position: Position | None, end: float) -> None:
+async def _take_back(view: View[Any], target: str, change_id: str) -> None:
+    """Delete a checkpoint that names nothing, if that can be done now."""
+    with suppress(StateCacheError):
+        terms = Terms.of(view, durability="memory", actor="", reason="what it names is gone", timeout=_LEAVE_S)
+        write = Write(key=target, op="delete", expected=change_id, ttl_ms=view.ttl_ms)
+        await committed(view, [write], terms, terms.reason)
+
+
+async def stands(view: View[Any], key: str, change_id: str, position: Position | None, end: float) -> None:
+    """Return once Postgres holds a change; raise Forked, Quarantined or Lost where it never will."""
     runtime = view.runtime
     shard, place = runtime.keys.shard(key), position or NOWHERE
     ended = await runtime.durable.wait(shard, place, change_id, [key], end=end)
@@ -192,13 +223,8 @@ async def rename(view: View[Any], key: str, label: str, to: str, terms: Terms) -
         record, said = await _stored(view, key, label, source, terms.end)
         position = Position.parse(record.position) or NOWHERE
         said = msgspec.structs.replace(said, label=to, point=said.point or str(position))
-        writes = [
-            Write(key=source, op="delete", expected=record.change_id, ttl_ms=view.ttl_ms),
-            Write(
-                key=target, op="set", expected=ABSENT, value=encoded(said), schema=CHECKPOINT_SCHEMA,
-                ttl_ms=view.ttl_ms,
-            ),
-        ]  # fmt: skip
+        gone = Write(key=source, op="delete", expected=record.change_id, ttl_ms=view.ttl_ms)
+        writes = [gone, _write(view, target, said, ABSENT)]
         try:
             await committed(view, writes, terms, terms.reason)
         except VersionConflict as error:

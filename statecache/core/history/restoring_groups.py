@@ -1,0 +1,272 @@
+"""Going back with a whole group: one commit of all its keys, so it is done, or it is not.
+
+    now     the newest change of each key, read as of one moment: Postgres up to the watermark, the stream behind it
+    then    the same at the position that is gone back to
+    commit  what differs is written: created since, it is deleted; deleted since, it is created again. What is the same
+            is compared, so that nobody has changed any of it meanwhile; where somebody has, all is read again
+
+Who creates a further key meanwhile, by a commit of that key alone, comes behind it all: there was nothing to go back.
+
+Checkpoints stay as they are. So do the records of steps, unless they are asked for: what a step did outside of this is
+not undone by forgetting it, and a step that is forgotten runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from statecache.codec import codec_for
+from statecache.core.history.reader import Point
+from statecache.core.history.restoring import NOWHERE_TO, Walk, has_ended
+from statecache.core.history.targets import position_of, target_of
+from statecache.core.history.terms import Terms, again, committed
+from statecache.core.own_records import OWN_SCHEMAS
+from statecache.core.step.records import STEP_SCHEMA
+from statecache.errors import LimitExceeded, VersionConflict
+from statecache.expiry import PLAIN_MAX, form_of, lasting
+from statecache.history_errors import AlreadyCurrent, VersionNotFound
+from statecache.model import AGED, COMMIT_BYTES_MAX, STATE_OVERHEAD_BYTES, STATES_PER_COMMIT_MAX, Position, State, Write
+from statecache.rules.provenance import Provenance
+from statecache.rules.undoing import Question, redo_target, undo_target
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from statecache.core.history.targets import Aim
+    from statecache.core.view import View
+    from statecache.rules.versions import Version
+
+
+class GroupDecision(NamedTuple):
+    """The position that is gone back to, and how the commit says so."""
+
+    position: Position
+    why: Provenance
+
+
+GroupDecide = Callable[[Sequence["Version"]], Awaitable[GroupDecision]]
+"""What decides on a group as it is now: on the newest changes of its keys."""
+
+
+class Pair(NamedTuple):
+    """One key of a group: its newest change, and that of then, None where there was none yet."""
+
+    now: Version
+    then: Version | None
+
+
+async def restore_group(
+    view: View[Any], group: str, decide: GroupDecide, terms: Terms, *, steps: bool
+) -> dict[str, State[Any]]:
+    """Commit what differs from the position that was decided on, and return the states that were written, by key."""
+    runtime, met, past = view.runtime, None, _Past(view, group, terms.end)
+    await runtime.reader.record(group, end=terms.end)  # behind a closed gate nothing newest is known
+    while True:
+        now = await runtime.history.keys_at(group, Point(), end=terms.end)
+        decision = await decide(now)
+        then = await past.at(decision.position)
+        pairs = _pairs(now, then, steps=steps)
+        if not any(one.then for one in pairs):
+            wanted = f"change up to {decision.position}"
+            raise VersionNotFound(group, wanted=wanted, reason="nothing of the group is that old")
+        writes = await _writes(view, pairs, past)
+        if all(write.op == "check" for write in writes):
+            raise AlreadyCurrent(group, wanted=f"{decision.position}")
+        refuse_too_many(group, writes)
+        try:
+            commit, done = await committed(view, writes, terms, str(decision.why))
+        except VersionConflict as error:
+            if (error.key, error.actual) == met:  # what history does not show may have been set aside
+                shard = runtime.keys.shard(group)
+                await runtime.durable.lookup(shard, str(error.actual), [error.key], end=terms.end)
+            met = error.key, error.actual
+            await again(view, terms, error)
+        else:
+            return {one.key: view.committed_state(one, done, at) for at, one in enumerate(commit.written())}
+
+
+def _pairs(now: Sequence[Version], then: Sequence[Version], *, steps: bool) -> list[Pair]:
+    """Return the keys of users, and those of steps if asked for."""
+    passed = [schema for schema in OWN_SCHEMAS if schema != STEP_SCHEMA or not steps]
+    before = {one.key: one for one in then}
+    pairs = [Pair(one, before.get(one.key)) for one in now]
+    return [
+        one for one in pairs
+        if one.now.schema not in passed and (one.then is None or one.then.schema not in passed)
+    ]  # fmt: skip
+
+
+class _Past:
+    """What a group was, which does not change: whoever has to decide again has it already, and is quicker."""
+
+    def __init__(self, view: View[Any], group: str, end: float) -> None:
+        self._view = view
+        self._group = group
+        self._end = end
+        self._versions: dict[Position, Sequence[Version]] = {}
+        self._values: dict[tuple[str, int], bytes] = {}
+
+    async def at(self, position: Position) -> Sequence[Version]:
+        """Return the newest change of each key at a position."""
+        if position not in self._versions:
+            history = self._view.runtime.history
+            self._versions[position] = await history.keys_at(self._group, Point(n=position.n), end=self._end)
+        return self._versions[position]
+
+    async def values(self, versions: Sequence[Version]) -> Mapping[tuple[str, int], bytes]:
+        """Return the values of versions; raise VersionNotFound for one that is no longer kept."""
+        lacking = [one for one in versions if (one.key, one.version) not in self._values]
+        if lacking:
+            _refuse_too_large(versions)
+            self._values |= await values_of(self._view, lacking, self._end)
+        return self._values
+
+
+async def _writes(view: View[Any], pairs: Sequence[Pair], past: _Past) -> list[Write]:
+    writes: list[Write] = []
+    changed: list[tuple[Pair, Version]] = []
+    for pair in pairs:
+        then = pair.then
+        lives = pair.now.op == "set" and not has_ended(view, pair.now)
+        if then is not None and then.op == "set" and (view.lasts_ms is not None or not has_ended(view, then)):
+            if lives and _same(pair.now, then):
+                writes.append(Write(key=pair.now.key, op="check", expected=pair.now.change_id))
+            else:
+                changed.append((pair, then))
+        elif lives:
+            writes.append(Write(key=pair.now.key, op="delete", expected=_tip(pair.now), ttl_ms=view.ttl_ms))
+    values = await past.values([then for _, then in changed])
+    for pair, then in changed:
+        writes.append(plain_write(view, then, values[then.key, then.version], _tip(pair.now)))
+    return sorted(writes, key=lambda write: write.key)
+
+
+def _tip(version: Version) -> str:
+    """Return what a write expects that continues a change, be the end of what it wrote come or not."""
+    return version.change_id if len(version.encoding) <= PLAIN_MAX else version.change_id + AGED
+
+
+def _same(one: Version, other: Version) -> bool:
+    """Return whether two changes of a key wrote the same."""
+    if one.version == other.version:
+        return True
+    return one.digest is not None and (one.digest, one.encoding, one.schema) == (
+        other.digest, other.encoding, other.schema,
+    )  # fmt: skip
+
+
+def plain_write(view: View[Any], version: Version, value: bytes, expected: str, *, key: str = "") -> Write:
+    """Return the write of a version's value as it was stored; what it shows is plain data, whatever its type."""
+    encoding = version.encoding
+    if view.lasts_ms is not None:
+        encoding = lasting(form_of(encoding), view.lasts_ms)
+    seen = codec_for(Any).decode(value, key=version.key, encoding=version.encoding)
+    return Write(
+        key=key or version.key, op="set", expected=expected, value=value, encoding=encoding, schema=version.schema,
+        seen=seen, ttl_ms=view.ttl_ms,
+    )  # fmt: skip
+
+
+async def values_of(view: View[Any], versions: Sequence[Version], end: float) -> dict[tuple[str, int], bytes]:
+    """Return the values of versions by key and version; raise VersionNotFound for one that is no longer kept."""
+    history = view.runtime.history
+    read = await history.values_of(versions, end=end)
+    return {
+        (one.key, one.version): await history.value_of(one, end=end) if value is None else value
+        for one, value in zip(versions, read, strict=True)
+    }
+
+
+def _refuse_too_large(versions: Sequence[Version]) -> None:
+    """Raise LimitExceeded before values are read that no commit can hold."""
+    size = sum(one.size + len(one.key.encode()) + STATE_OVERHEAD_BYTES for one in versions)
+    if size > COMMIT_BYTES_MAX:
+        raise LimitExceeded(
+            "the group's size in bytes", actual=size, limit=COMMIT_BYTES_MAX, key=versions[0].key,
+            hint="A group goes back in one commit; go back with its keys one by one.",
+        )  # fmt: skip
+
+
+def refuse_too_many(group: str, writes: Sequence[Write]) -> None:
+    """Raise LimitExceeded for more keys than one commit takes."""
+    if len(writes) > STATES_PER_COMMIT_MAX:
+        raise LimitExceeded(
+            "the number of the group's keys", actual=len(writes), limit=STATES_PER_COMMIT_MAX, key=group,
+            hint="A group goes in one commit; go on with its keys one by one.",
+        )  # fmt: skip
+
+
+def to_group_target(view: View[Any], group: str, to: Aim, at: datetime | None, terms: Terms) -> GroupDecide:
+    """Return what decides on a position, whatever the group is now: it is looked for once, behind an open gate."""
+    found: list[Position] = []
+
+    async def decide(_: Sequence[Version]) -> GroupDecision:
+        if not found:
+            target = await target_of(view, group, to, at, whole=True, end=terms.end)
+            found.append(await position_of(view, group, target, end=terms.end))
+        return GroupDecision(found[0], Provenance(kind="rollback", position=found[0], reason=terms.reason))
+
+    return decide
+
+
+def group_walking(view: View[Any], group: str, kind: Walk, terms: Terms) -> GroupDecide:
+    """Return what decides on an `undo` or a `redo` of a group: from commit to commit of its users' keys."""
+
+    async def decide(now: Sequence[Version]) -> GroupDecision:
+        commits = _Commits(view, group, terms.end)
+        tip = await commits.newest_of(now)
+        if tip is None:
+            raise VersionNotFound(group, wanted=f"commit to {kind} to", reason="there is none")
+        search = undo_target(tip, whole=True) if kind == "undo" else redo_target(tip, whole=True)
+        question: Question = next(search)
+        try:
+            while True:
+                if question.what == "before":
+                    question = search.send(await commits.before(question.place))
+                else:
+                    question = search.send((await commits.at(question.place)).reason)
+        except StopIteration as done:
+            if done.value is None:
+                reason = NOWHERE_TO[kind]
+                raise VersionNotFound(group, wanted=f"commit to {kind} to", reason=reason) from None
+            led = (await commits.at(done.value)).position
+        return GroupDecision(led, Provenance(kind=kind, position=led, reason=terms.reason))
+
+    return decide
+
+
+class _Commits:
+    """The commits of a group in which something of a user changed, each by one of its changes."""
+
+    def __init__(self, view: View[Any], group: str, end: float) -> None:
+        self._history = view.runtime.history
+        self._group = group
+        self._end = end
+        self._known: dict[int, Version] = {}
+
+    async def newest_of(self, versions: Sequence[Version]) -> int | None:
+        """Return the n of the commit that made the newest of these changes; None where there is none."""
+        for one in sorted(versions, key=lambda one: one.position.n, reverse=True):
+            if not await self._is_own(one):
+                self._known[one.position.n] = one
+                return one.position.n
+        return None
+
+    async def before(self, n: int) -> int | None:
+        """Return the n of the commit before another; None where there is none."""
+        return await self.newest_of(await self._history.keys_at(self._group, Point(n=n - 1), end=self._end))
+
+    async def at(self, n: int) -> Version:
+        """Return a change of the commit at n; raise VersionNotFound."""
+        if n not in self._known and await self.before(n + 1) != n:
+            reason = "no commit of the group stands there"
+            raise VersionNotFound(self._group, wanted=f"commit at n {n}", reason=reason)
+        return self._known[n]
+
+    async def _is_own(self, one: Version) -> bool:
+        """Return whether a change is of a step's record or a checkpoint; one that was deleted says so before that."""
+        if one.op == "set" or one.version == 1:
+            return one.schema in OWN_SCHEMAS
+        before = await self._history.version_at(one.key, Point(version=one.version - 1), end=self._end)
+        return before.schema in OWN_SCHEMAS

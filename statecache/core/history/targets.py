@@ -1,0 +1,86 @@
+"""What a call means by a point to go back to: a checkpoint or its label, a version, a position, a moment."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from statecache.checkpoints import Checkpoint
+from statecache.core.history.reader import Point
+from statecache.errors import UsageError
+from statecache.history_errors import VersionNotFound
+from statecache.keys import group_of
+from statecache.model import Position
+from statecache.rules.checkpoints import checked_label
+
+if TYPE_CHECKING:
+    from statecache.core.view import View
+    from statecache.rules.versions import Version
+
+Aim = Checkpoint | str | int | Position | None
+"""A checkpoint, its label, a version or a position; None where a moment is given instead."""
+
+
+class Target(NamedTuple):
+    """A point in history, and the change that has to be there, if that is known."""
+
+    point: Point
+    change_id: str = ""
+
+
+def checked_aim(to: Aim, at: datetime | None, *, whole: bool) -> None:
+    """Raise UsageError for what is no point of a key's, or with `whole` of a group's history."""
+    if (to is None) == (at is None):
+        raise UsageError("either a point or a moment says where to go", hint='Say to=7, to="label", or at=….')
+    if at is not None:
+        if not isinstance(at, datetime) or at.tzinfo is None:
+            raise UsageError(f"at={at!r} is not a time with a time zone", hint="Say datetime.now(UTC).")
+    elif isinstance(to, str):
+        checked_label(to)
+    elif not isinstance(to, (Checkpoint, Position)) and (whole or isinstance(to, bool) or not isinstance(to, int)):
+        kinds = "a checkpoint, its label or a position" if whole else "a checkpoint, its label, a version or a position"
+        raise UsageError(f"{to!r} is no point to go to", hint=f"That is {kinds}.")
+
+
+async def target_of(view: View[Any], key: str, to: Aim, at: datetime | None, *, whole: bool, end: float) -> Target:
+    """Return what was checked and is meant of a key, or with `whole` of a group.
+
+    Raises CheckpointNotFound, and UsageError for a checkpoint of something else.
+    """
+    if isinstance(to, str):
+        to = await view.runtime.checkpoints.find(key, to, end=end)
+    if isinstance(to, Checkpoint):
+        return _marked(key, to, whole=whole)
+    if isinstance(to, Position):
+        return Target(Point(n=to.n))
+    return Target(Point(time=at)) if to is None else Target(Point(version=to))
+
+
+def _marked(key: str, mark: Checkpoint, *, whole: bool) -> Target:
+    if mark.scope == "group" and mark.key == group_of(key):
+        return Target(Point(n=mark.position.n))
+    if mark.key != key:
+        raise UsageError(f"{mark.label!r} is a checkpoint of {mark.key!r}, not of {key!r}")
+    if whole:
+        raise UsageError(f"{mark.label!r} is a checkpoint of the key {key!r}, not of the group")
+    if mark.version is None:  # whoever made it was cut off before it was filled in
+        return Target(Point(n=mark.position.n))
+    return Target(Point(version=mark.version), mark.change_id)
+
+
+async def version_of(view: View[Any], key: str, target: Target, *, end: float) -> Version:
+    """Return the version of a key at a target; raise VersionNotFound."""
+    found = await view.runtime.history.version_at(key, target.point, end=end)
+    if target.change_id and found.change_id != target.change_id:
+        why = "Postgres has set that change aside, and holds another one at its version"
+        wanted = f"version {found.version} as the checkpoint names it"
+        raise VersionNotFound(key, wanted=wanted, reason=why, nearest=found.version)
+    return found
+
+
+async def position_of(view: View[Any], group: str, target: Target, *, end: float) -> Position:
+    """Return the position of a group's newest change at a target; raise VersionNotFound where there was nothing yet."""
+    versions = await view.runtime.history.keys_at(group, target.point, end=end)
+    if not versions:
+        raise VersionNotFound(group, wanted=str(target.point), reason="nothing of the group is that old")
+    return max(one.position for one in versions)

@@ -1,0 +1,73 @@
+"""Where undo and redo lead, decided from what the reasons of changes say.
+
+History never goes back: an undo is a change like any other, with an older value and a reason that names where that is
+from. What an editor keeps as two stacks is read from these reasons. A place is a version of a key, or the n of a commit
+of a group; the one before it is the next lower of the key, or of the group.
+
+    an edit     is every change but an undo and a redo: writes, deletes, rollbacks, merges
+    a place     that an undo or a redo made shows the edit that its reason names; an edit shows itself
+    undo        leads to what was shown before the edit that is shown now; before the first edit there is nothing
+    redo        leads to what was shown before the last undo that no redo has taken back; an edit ends all of that
+
+So undo after undo goes further back, an edit after undos is undone to what they had come to, and what was undone stays
+in the history whatever comes later. Each asks for what it needs, one thing at a time: little for an undo, the reasons
+of all undos and redos since the last edit for a redo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Literal, NamedTuple
+
+from statecache.rules.provenance import Provenance, provenance_of
+
+
+class Question(NamedTuple):
+    """What is to be known of a place: the `reason` of its change, or the place `before` it, None where it is first."""
+
+    what: Literal["reason", "before"]
+    place: int
+
+
+Search = Generator[Question, Any, int | None]
+"""What asks questions, takes the answers, and returns a place, or None where there is none."""
+
+
+def walked(reason: str, *, whole: bool) -> Provenance | None:
+    """Return what an undo or a redo says, of a key, or with `whole` of a group; None for an edit."""
+    found = provenance_of(reason)
+    if found is None or found.kind not in ("undo", "redo") or (found.position is not None) != whole:
+        return None
+    return found
+
+
+def shown(place: int, reason: str, *, whole: bool = False) -> int:
+    """Return the edit that is shown at a place."""
+    found = walked(reason, whole=whole)
+    if found is None:
+        return place
+    return found.position.n if found.position is not None else int(found.version or 0)
+
+
+def undo_target(tip: int, *, whole: bool = False) -> Search:
+    """Search for the place to which the newest one is undone."""
+    edit = shown(tip, (yield Question("reason", tip)), whole=whole)
+    before = yield Question("before", edit)
+    return None if before is None else shown(before, (yield Question("reason", before)), whole=whole)
+
+
+def redo_target(tip: int, *, whole: bool = False) -> Search:
+    """Search for the place that redo brings back."""
+    place, taken_back = tip, 0
+    while (found := walked((yield Question("reason", place)), whole=whole)) is not None:
+        before = yield Question("before", place)
+        if before is None:
+            break
+        if found.kind == "redo":
+            taken_back += 1
+        elif taken_back:
+            taken_back -= 1
+        else:
+            return shown(before, (yield Question("reason", before)), whole=whole)
+        place = before
+    return None

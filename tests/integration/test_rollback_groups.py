@@ -1,0 +1,243 @@
+"""A whole group goes back in one commit: what was created goes, what was deleted comes, no commit is seen in part."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import (
+    AlreadyCurrent,
+    AsyncStateCache,
+    Delete,
+    LimitExceeded,
+    Position,
+    Set,
+    Settings,
+    State,
+    UsageError,
+    VersionNotFound,
+)
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import flush, flushing, rows
+from tests.fixtures.servers import MakeClient
+from tests.support.local_reads import LIMIT_S
+from tests.support.polling import pause
+
+RUN = "runs/42"
+Psql = psycopg.Connection[Any]
+
+
+def _key(name: str) -> str:
+    return f"{RUN}/{name}" if name else RUN
+
+
+async def _whole(client: AsyncStateCache) -> dict[str, Any]:
+    """Return the values of the group's states, without checkpoints and steps."""
+    own = (f"{RUN}/checkpoints/", f"{RUN}/steps/")
+    found = [state async for state in client.list(RUN) if state.key == RUN or state.key.startswith(RUN + "/")]
+    return {state.key.removeprefix(RUN + "/"): state.value for state in found if not state.key.startswith(own)}
+
+
+def _position(state: State[Any]) -> Position:
+    assert state.position is not None
+    return state.position
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+async def test_all_keys_go_back_in_one_commit(
+    client: AsyncStateCache, worker: Worker, psql: Psql, flushed: bool
+) -> None:
+    for name, value in (("", 1), ("plan", ["a"]), ("same", "x" * 300), ("dropped", "y" * 300)):
+        await client.set(_key(name), value)
+    mark = await client.checkpoint(RUN, "mark", group=True, durability="memory")
+    before = await _whole(client)
+    if flushed:
+        await flush(worker)
+    await client.set(RUN, 2)
+    await client.set(_key("plan"), ["a", "b"])
+    await client.delete(_key("dropped"))
+    await client.create(_key("new"), "n")
+    await client.create(_key("short"), "n")
+    await client.delete(_key("short"))
+    after = await _whole(client)
+    await client.set("runs/421", "another group's")
+    if flushed:
+        await flush(worker)
+    written = await client.rollback(RUN, "mark", group=True, reason="all of it", actor="ada")
+    assert await _whole(client) == before
+    assert {key: state.value for key, state in written.items()} == {
+        RUN: 1, _key("plan"): ["a"], _key("dropped"): "y" * 300, _key("new"): None,
+    }  # fmt: skip
+    assert len({_position(state) for state in written.values()}) == 1
+    await flush(worker)
+    n = _position(written[RUN]).n
+    told = rows(psql, "SELECT key, op, reason, actor FROM change WHERE n = %s AND key LIKE 'runs/42%%' ORDER BY key", n)
+    why = f"rollback to {mark.position}: all of it"
+    assert [one[:2] for one in told] == [
+        (RUN, "set"), (_key("dropped"), "set"), (_key("new"), "delete"), (_key("plan"), "set"),
+    ]  # fmt: skip
+    assert {one[2:] for one in told} == {(why, "ada")}
+    with pytest.raises(AlreadyCurrent):
+        await client.rollback(RUN, mark, group=True)
+    assert [one.label for one in await client.checkpoints(RUN)] == ["mark"]
+    again = await client.undo(RUN, group=True)
+    assert await _whole(client) == after
+    assert again.keys() == written.keys()
+    await client.redo(RUN, group=True)
+    assert await _whole(client) == before
+
+
+async def test_undo_and_redo_of_a_group_go_from_commit_to_commit(client: AsyncStateCache, worker: Worker) -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def note() -> None:
+        seen.append(await _whole(client))
+
+    await client.set(RUN, 1)
+    await note()
+    await client.commit([Set(RUN, 2), Set(_key("plan"), "p")])
+    await note()
+    await client.checkpoint(RUN, "a", durability="memory")
+    await client.checkpoint(RUN, "b", durability="memory")
+    await client.delete_checkpoint(RUN, "b")
+    await client.commit([Delete(RUN), Set(_key("plan"), "q"), Set(_key("log"), [])])
+    await note()
+    await flush(worker)
+    await client.set(_key("log"), [1])
+    await note()
+    for then in (2, 1, 0):
+        await client.undo(RUN, group=True)
+        assert await _whole(client) == seen[then]
+    with pytest.raises(VersionNotFound, match="what the first change made"):
+        await client.undo(RUN, group=True)
+    await client.redo(RUN, group=True)
+    assert await _whole(client) == seen[1]
+    await client.redo(RUN, group=True)
+    assert await _whole(client) == seen[2]
+    await client.set(_key("log"), "an edit")
+    with pytest.raises(VersionNotFound, match="no undo came"):
+        await client.redo(RUN, group=True)
+    await client.undo(RUN, group=True)
+    assert await _whole(client) == seen[2]
+    await client.undo(RUN, group=True)
+    assert await _whole(client) == seen[1]
+
+
+async def test_steps_stay_as_they_are_unless_they_are_asked_for(
+    make_client: MakeClient, settings: Settings, worker: Worker
+) -> None:
+    client, charged = make_client(settings), list[int]()
+
+    def charge(step: Any) -> int:
+        charged.append(1)
+        return len(charged)
+
+    await client.set(RUN, "begun")
+    mark = await client.checkpoint(RUN, "mark", group=True, durability="memory")
+    async with flushing(worker):
+        assert await client.step(RUN, "charge", charge) == 1
+        await client.set(RUN, "charged")
+        await client.rollback(RUN, mark, group=True)
+        assert (await client.get(RUN, default=None)).value == "begun"
+        assert await client.step(RUN, "charge", charge) == 1
+        await client.set(RUN, "charged")
+        await client.rollback(RUN, mark, group=True, steps=True)
+        assert await client.exists(_key("steps/charge")) is False
+        assert await client.step(RUN, "charge", charge) == 2
+
+
+async def test_a_group_goes_back_to_a_moment_and_not_before_the_first(client: AsyncStateCache) -> None:
+    await client.set(RUN, 1)
+    last = await client.set(_key("plan"), 1)
+    await client.set(RUN, 2)
+    await client.rollback(RUN, at=last.updated_at, group=True)
+    assert await _whole(client) == {RUN: 1, "plan": 1}
+    for more in ({"at": datetime(2020, 1, 1, tzinfo=UTC)}, {"to": Position(1, 0)}):
+        with pytest.raises(VersionNotFound):
+            await client.rollback(RUN, group=True, **more)
+    with pytest.raises(VersionNotFound):
+        await client.rollback("runs/none", Position(1, 5), group=True)
+    with pytest.raises(VersionNotFound):
+        await client.undo("runs/none", group=True)
+    of_key = await client.checkpoint(RUN, "of the key", durability="memory")
+    for to in (of_key, "of the key"):
+        with pytest.raises(UsageError, match="not of the group"):
+            await client.rollback(RUN, to, group=True)
+    assert await _whole(client) == {RUN: 1, "plan": 1}
+
+
+async def test_more_than_one_commit_takes_is_refused_before_any_effect(client: AsyncStateCache, worker: Worker) -> None:
+    names = [_key(f"{number:03}") for number in range(257)]
+    await client.set(RUN, 0)
+    begun = await client.set(RUN, 1)
+    await client.set_many(dict.fromkeys(names, 1))
+    with pytest.raises(LimitExceeded, match="number of the group's keys is 258, more than the limit of 256"):
+        await client.rollback(RUN, _position(begun), group=True)
+    assert (await client.get(names[0], default=None)).value == 1
+    await client.delete_many(names[:3])
+    await client.rollback(RUN, _position(begun), group=True)
+    assert await _whole(client) == {RUN: 1}
+    big = "x" * (6 * 1024 * 1024)
+    for name in ("a", "b", "c"):
+        await client.set(_key(name), big)
+    full = await client.set(RUN, 2)
+    for name in ("a", "b", "c"):
+        await client.set(_key(name), "small")
+    await flush(worker)
+    with pytest.raises(LimitExceeded, match="the group's size in bytes"):
+        await client.rollback(RUN, _position(full), group=True)
+    assert (await client.get(_key("a"), default=None)).value == "small"
+
+
+async def test_what_has_ended_since_counts_as_deleted(client: AsyncStateCache) -> None:
+    await client.set(RUN, 1)
+    await client.set(_key("session"), 1, ttl=0.05)
+    mark = await client.checkpoint(RUN, "mark", group=True, durability="memory")
+    await client.set(RUN, 2)
+    await client.set(_key("session"), 2)
+    await client.set("runs/other", 1, ttl=0.05)  # it ends behind the other one
+    async with asyncio.timeout(LIMIT_S):
+        while await client.exists("runs/other"):
+            await pause()
+    written = await client.rollback(RUN, mark, group=True)
+    assert {key: state.value for key, state in written.items()} == {RUN: 1, _key("session"): None}
+
+
+async def test_nobodys_commit_is_overwritten_unseen_and_none_is_seen_in_part(
+    make_client: MakeClient, settings: Settings, worker: Worker, psql: Psql
+) -> None:
+    """Two keys are always written together, and a third is created and deleted with them: no rollback parts them."""
+    one, other = make_client(settings), make_client(settings)
+    await one.commit([Set(RUN, 0), Set(_key("twin"), 0)])
+    mark = await one.checkpoint(RUN, "mark", group=True, durability="memory")
+    over = asyncio.Event()
+
+    async def write() -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            await other.commit([Set(RUN, number), Set(_key("twin"), number), Set(_key("third"), number)])
+            await pause()
+
+    writing, count = asyncio.create_task(write()), 0
+    async with asyncio.timeout(LIMIT_S):
+        while count < 10:
+            with contextlib.suppress(AlreadyCurrent):
+                await one.rollback(RUN, mark, group=True)
+                count += 1
+    over.set()
+    await writing
+    await flush(worker)
+    changes = rows(psql, "SELECT n, key, op, value_json FROM change_view WHERE key LIKE 'runs/42%%' ORDER BY n, key")
+    whole: dict[str, Any] = {}
+    for n in sorted({one[0] for one in changes}):
+        whole |= {key: value if op == "set" else None for at, key, op, value in changes if at == n}
+        assert whole[RUN] == whole[_key("twin")]
+        assert whole.get(_key("third")) in (None, whole[RUN])
+        if whole[RUN] == 0:
+            assert whole.get(_key("third")) is None
