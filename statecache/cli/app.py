@@ -14,6 +14,7 @@ from statecache.cli import deployment, epochs, lost, policy, quarantine, tail, v
 from statecache.cli.demo.command import demo
 from statecache.cli.doctor.command import doctor
 from statecache.cli.history import blame_command, diff_command, log_command, show_command
+from statecache.cli.inspect.command import inspect
 from statecache.cli.locks.command import locks
 from statecache.cli.replay.command import replay
 from statecache.cli.states import command as states
@@ -69,6 +70,7 @@ app.command(short_help="Show how a deployment stands.")(status)
 app.command(short_help="List what was acknowledged and is lost.")(lost.lost)
 app.command(short_help="Check that the history is whole.")(verify.verify)
 app.command(short_help="Watch a deployment live.")(top)
+app.command(short_help="Look into a deployment with a browser.")(inspect)
 app.command(short_help="Check servers, settings, rights.")(doctor)
 app.command(short_help="Bring the Postgres schema up to date.")(deployment.migrate)
 app.command(short_help="Run a worker until SIGTERM.")(deployment.worker)

@@ -30,7 +30,7 @@ LAYERS = (
     ("statecache_workers",),
     ("statecache.testing", "statecache.adapters"),
     ("statecache.dev", "statecache.replay"),
-    ("statecache.cli", "statecache.__main__"),
+    ("statecache.cli", "statecache.inspector", "statecache.__main__"),
 )
 PURE = LAYERS[0] + LAYERS[1]
 CLOCKS = ("statecache.clock", "statecache.concurrency")
