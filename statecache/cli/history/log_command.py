@@ -57,7 +57,7 @@ def log(
     Examples:
       statecache log runs/42
       statecache log runs/42 --since 2h --graph | less -R
-      statecache log runs/42 --limit 0 --json | jq -r 'select(.actor == "ada") | .version'
+      statecache log runs/42 --json | jq -r .reason
     """
     checked_key(key)
     asked = _range(since, until)
