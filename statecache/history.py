@@ -194,6 +194,20 @@ def restored(chain: Iterable[Stored], *, origin: bytes | None = None, before: by
     return value
 
 
+def values_of(chain: Iterable[Stored]) -> list[bytes | None]:
+    """Return the values of a key's successive changes; None for one that is damaged or no longer kept."""
+    values: list[bytes | None] = []
+    last: Stored | None = None
+    for one in chain:
+        before = values[-1] if last is not None and one.version == last.version + 1 else None
+        try:
+            values.append(restored([one], before=before))
+        except (Damage, NotKept):
+            values.append(None)
+        last = one
+    return values
+
+
 def link(before: bytes, change: ChangeRecord, commit: ChangeSet, digest: bytes) -> bytes:
     """Return the hash of a commit's change, from that of the change before it and the digest of its value."""
     said = (

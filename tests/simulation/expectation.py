@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 import psycopg
 
 from statecache import State
+from statecache.history import Stored, values_of
 
 
 class Change(msgspec.Struct):
@@ -110,9 +113,14 @@ class Expectation:
     def in_postgres(self, psql: psycopg.Connection[Any]) -> None:
         """Compare every chain, and every state with the end of its chain; assert that nothing is set aside."""
         found: dict[str, list[tuple[Any, ...]]] = {key: [] for key in self._chains}
-        query = "SELECT key, version, op, value, change_id, parent_change_id, gap FROM change ORDER BY key, version"
-        for key, *row in psql.execute(query).fetchall():
-            found.setdefault(key, []).append(tuple(row))
+        query = (
+            "SELECT key, version, op, change_id, parent_change_id, gap, value, packed, keyframe, digest FROM change"
+            " ORDER BY key, version"
+        )
+        for key, rows in groupby(psql.execute(query).fetchall(), itemgetter(0)):
+            chain = [row[1:] for row in rows]
+            values = values_of(Stored(row[0], *row[5:]) for row in chain)
+            found[key] = [(*row[:2], value, *row[2:5]) for row, value in zip(chain, values, strict=True)]
         for key in self._chains.keys() | found.keys():
             assert found.get(key) == self._rows(self.chain(key)), f"{key}: {found.get(key)}"
         states = psql.execute("SELECT key, version, change_id, op FROM state").fetchall()

@@ -6,7 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import groupby
 from math import inf
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import redis
 
 from statecache.clock import monotonic, wall
 from statecache.expiry import until_of
+from statecache.history import Stored, values_of
 from statecache.keys import KeySpace
 from tests.simulation.arena import EXPECTED_ERRORS, Arena
 from tests.simulation.checker import check
@@ -37,11 +40,13 @@ def evidence(connection: Connection, schema: str) -> Evidence:
     """Return every chain of Postgres and whatever was set aside."""
     chains: dict[str, list[Row]] = {}
     query = (
-        "SELECT key, change_id, parent_change_id, epoch, version, op, n, reason, gap, value, at, encoding"
-        f" FROM {schema}.change ORDER BY key, version"
+        "SELECT key, change_id, parent_change_id, epoch, version, op, n, reason, gap, at, encoding,"
+        f" value, packed, keyframe, digest FROM {schema}.change ORDER BY key, version"
     )
-    for row in connection.execute(query.encode()):
-        chains.setdefault(row[0], []).append(_row(*row))
+    for key, rows in groupby(connection.execute(query.encode()), itemgetter(0)):
+        found = [*rows]
+        values = values_of(Stored(row[4], *row[11:]) for row in found)
+        chains[key] = [_row(*row[:11], value=value) for row, value in zip(found, values, strict=True)]
     conflicts = connection.execute(f"SELECT change_id, key FROM {schema}.conflict".encode()).fetchall()
     parked = connection.execute(f"SELECT change_id, unnest(keys) FROM {schema}.quarantine".encode()).fetchall()
     return Evidence(chains=chains, conflicts=set(conflicts), quarantined=set(parked))
@@ -49,10 +54,10 @@ def evidence(connection: Connection, schema: str) -> Evidence:
 
 def _row(
     key: str, change_id: str, parent: str, epoch: int, version: int, op: str, n: int, reason: str, gap: bool,
-    value: bytes, at: datetime, encoding: str,
+    at: datetime, encoding: str, value: bytes | None,
 ) -> Row:  # fmt: skip
     until = until_of(encoding) or inf
-    value_made = msgspec.json.decode(value) if op == "set" else {}
+    value_made = msgspec.json.decode(value or b'"it cannot be read"') if op == "set" else {}
     content = value_made if isinstance(value_made, dict) else {}
     return Row(
         key=key, change_id=change_id, parent=parent, epoch=epoch, version=version, op=op, n=n,
