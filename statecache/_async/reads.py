@@ -128,7 +128,8 @@ class AsyncReads(VerbGroup[D], Generic[D]):
     ) -> AsyncIterator[State[Any]]:
         """Yield the states whose keys start with the prefix, or all that there are, those not yet in Postgres too.
 
-        The order is by key in byte order (`key`, `-key`), or by the time of the last change (`newest`, `oldest`).
+        The order is by key in byte order (`key`, `-key`), or by the time of the last change (`newest`, `oldest`), which
+        takes a prefix.
         `after` and `before` are names between which the keys lie, whatever the order: the last name of one call bounds
         the next. `where={"meta.source": "input"}` takes states whose value holds that: names of members with dots
         between them, and text, a number, true, false or None; of values stored as JSON, others match nothing. With
@@ -160,6 +161,9 @@ class AsyncReads(VerbGroup[D], Generic[D]):
             raise UsageError(f"order {order!r} is not one of {', '.join(map(repr, ORDERS))}")
         if limit is not None and not (isinstance(limit, int) and limit >= 1):
             raise UsageError(f"limit={limit!r} is not a whole number above 0")
+        if order in ("newest", "oldest") and not self._view.full(prefix):
+            hint = "Give its prefix, like 'runs/'; namespaces() lists them."
+            raise UsageError("by age one namespace is listed at a time", hint=hint)
         bounds = {
             what: "" if name is None else self._view.full(checked_bound(name, what))
             for what, name in (("after", after), ("before", before))

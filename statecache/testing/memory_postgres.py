@@ -137,8 +137,12 @@ class Tables(HistoryTables):
     def _states(self, keys: Sequence[str], **_: Any) -> Iterator[Row]:
         for key in keys:
             if chain := self._chains.get(key):
-                recent = [f"{one.change_id}@{EPOCH}-{one.n}" for one in chain[:-7:-1]]
-                yield chain[-1].as_state(recent=recent)
+                yield chain[-1].as_state()
+
+    def _recent_changes(self, keys: Sequence[str], versions: Sequence[int], **_: Any) -> Iterator[Row]:
+        for key, version in zip(keys, versions, strict=True):
+            newest = [one for one in self._chains[key][:-13:-1] if one.version <= version][:6]
+            yield key, [f"{one.change_id}@{EPOCH}-{one.n}" for one in newest]
 
     def _ended_states(self, now: str, limit: int, after: str, after_key: str, **_: Any) -> list[Row]:
         newest = [chain[-1] for chain in self._chains.values() if chain[-1].op == "set"]

@@ -9,7 +9,16 @@ import msgspec
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, CodecError, InvalidKey, PostgresUnavailable, Quarantined, Settings, State
+from statecache import (
+    AsyncStateCache,
+    CodecError,
+    InvalidKey,
+    PostgresUnavailable,
+    Quarantined,
+    Settings,
+    State,
+    UsageError,
+)
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush
@@ -66,7 +75,10 @@ async def test_a_prefix_may_end_anywhere_behind_the_namespace(client: AsyncState
         await _keys(client.list("runs"))
     assert await _keys(client.list()) == ["runs/42", "runs/42/a", "runs/42/b", "runs/420", "runs/43", "runsmore/42"]
     assert await _keys(client.list(after="runs/43")) == ["runsmore/42"]
-    assert await _keys(client.list(order="newest", limit=2)) == ["runsmore/42", "runs/43"]
+    await flush(worker)
+    assert await _keys(client.list(order="-key", limit=2)) == ["runsmore/42", "runs/43"]
+    with pytest.raises(UsageError, match="by age one namespace is listed at a time"):
+        await _keys(client.list(order="newest"))
     for refused in (client.delete_many(prefix=""), client.warm("")):  # what is done to all has to be named
         with pytest.raises(InvalidKey, match="names a whole namespace"):
             await refused

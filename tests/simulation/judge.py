@@ -46,7 +46,7 @@ def evidence(connection: Connection, schema: str) -> Evidence:
     for key, rows in groupby(connection.execute(query.encode()), itemgetter(0)):
         found = [*rows]
         values = values_of(Stored(row[4], *row[11:]) for row in found)
-        chains[key] = [_row(*row[:11], value=value) for row, value in zip(found, values, strict=True)]
+        chains[key] = [_row(*(*row[:11], value)) for row, value in zip(found, values, strict=True)]
     conflicts = connection.execute(f"SELECT change_id, key FROM {schema}.conflict".encode()).fetchall()
     parked = connection.execute(f"SELECT change_id, unnest(keys) FROM {schema}.quarantine".encode()).fetchall()
     return Evidence(chains=chains, conflicts=set(conflicts), quarantined=set(parked))
