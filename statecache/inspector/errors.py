@@ -25,7 +25,7 @@ from statecache.errors import (
     UsageError,
     VersionConflict,
 )
-from statecache.history_errors import CheckpointNotFound, HistoryIncomplete, VersionNotFound
+from statecache.history_errors import AlreadyCurrent, CheckpointNotFound, HistoryIncomplete, VersionNotFound
 from statecache.inspector.rendering import page, told
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _STATUS = (
     ((NotFound, VersionNotFound, CheckpointNotFound), 404),
     ((InvalidKey, UsageError, LimitExceeded, CodecError), 400),
-    ((VersionConflict, AlreadyExists, ChangeIdReused, Forked, Quarantined, StaleToken, LeaseLost), 409),
+    ((VersionConflict, AlreadyCurrent, AlreadyExists, ChangeIdReused, Forked, Quarantined, StaleToken, LeaseLost), 409),
     ((Unavailable, HistoryIncomplete, Backpressure, OutcomeUnknown), 503),
 )
 

@@ -11,15 +11,19 @@ import re
 import shutil
 import subprocess
 import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from statecache.clock import monotonic
+from tests.support.polling import pause_thread
+
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 WHY_NOT = "" if CHROMIUM and DRIVER else "there is no chromium with its chromedriver on PATH"
-WAIT_S = 60.0
+WAIT_S, UNTIL_S = 60.0, 20.0
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
@@ -85,22 +89,17 @@ class Browser:
         return self._ask("POST", f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})
 
     def until(self, script: str, *arguments: Any) -> Any:
-        """Wait until a script returns something true, looking again with each frame that is drawn, and return it."""
-        waiting = """
-            const done = arguments[arguments.length - 1], end = performance.now() + 20000;
-            const given = [...arguments].slice(0, -1);
-            const look = () => {
-                const found = (function () { %s }).apply(null, given);
-                if (found || performance.now() > end) done(found); else setTimeout(look, 20);
-            };
-            look();
-        """
-        self._ask("POST", f"{self._session}/timeouts", {"script": 30000})
-        found = self._ask(
-            "POST", f"{self._session}/execute/async", {"script": waiting % script, "args": list(arguments)}
-        )
-        assert found, f"never true: {script}"
-        return found
+        """Wait until a script returns something true, which may be on the next page, and return it."""
+        end = monotonic() + UNTIL_S
+        while True:
+            try:
+                found = self.run(script, *arguments)
+            except Refused:  # the page is being left
+                found = None
+            if found or monotonic() > end:
+                assert found, f"never true: {script}\n{self.url}\n{self.text('main')[:2000]}"
+                return found
+            pause_thread()
 
     def text(self, selector: str) -> str:
         """Return the text of the first element that a selector means."""

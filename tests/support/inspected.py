@@ -1,9 +1,14 @@
-"""The inspector in a test: its pages over HTTP without a server, taken apart as a browser would."""
+"""The inspector in a test: its pages without a server, taken apart as a browser would; or served by the command."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from typing import Any
@@ -14,6 +19,8 @@ from starlette.testclient import TestClient
 from statecache import Settings
 from statecache.inspector.application import application
 from statecache.inspector.source import Source
+from statecache.settings import process_environment
+from tests.support.command_line import WAIT_S, variables
 
 TOKEN = "the-token-of-this-test"
 ORIGIN = "http://127.0.0.1:8042"
@@ -84,7 +91,7 @@ class Web:
 
     def get(self, page: str = "", **query: Any) -> Page:
         """Return a page."""
-        return Page(self.client.get(f"/{TOKEN}/{page}", params=query))
+        return Page(self.client.get(f"/{TOKEN}/{page}", params=query or None))
 
     def follow(self, page: Page, link: str) -> Page:
         """Return the page that a link of another one leads to."""
@@ -105,3 +112,61 @@ def inspected(settings: Settings, *, write: bool = False) -> Iterator[Web]:
     source = Source(settings, write=write, operator="ada")
     with TestClient(application(source, token=TOKEN), base_url=ORIGIN) as client:
         yield Web(client, source)
+
+
+class Served:
+    """An inspector that the command serves, in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process = process
+        self.url = url
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return urlsplit(self.url).port or 0
+
+    @contextmanager
+    def stream(self, query: str) -> Iterator[Iterator[tuple[str, Any]]]:
+        """Open a live stream, and yield its events but those that only say that nothing happened."""
+        with urllib.request.urlopen(f"{self.url}live?{query}", timeout=WAIT_S) as answer:
+            yield _events(answer)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Tell it to stop, and return its exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(WAIT_S)
+
+
+def _events(lines: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
+    name = ""
+    for line in lines:
+        field, _, value = line.decode().strip().partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data" and name != "quiet":
+            yield name, json.loads(value)
+        if field in ("data", ""):
+            name = ""
+
+
+@contextmanager
+def served(settings: Settings, *options: str) -> Iterator[Served]:
+    """Run `statecache inspect` on a deployment, and end it behind the block if it still runs."""
+    command = [sys.executable, "-m", "statecache", "inspect", "--json", *options]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=process_environment() | variables(settings),
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stderr
+    try:
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        yield Served(process, json.loads(line)["url"])
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(WAIT_S)
+        process.stdout.close()
+        process.stderr.close()

@@ -29,7 +29,11 @@ def key_in(request: Request, name: str = "key") -> str:
 
 def number_in(request: Request, name: str, *, most: int = NUMBER_MAX) -> int | None:
     """Return a number that is asked for, None where there is none; raise UsageError for what is no number."""
-    text = request.query_params.get(name, "")
+    return number_of(request.query_params.get(name, ""), name, most=most)
+
+
+def number_of(text: str, name: str, *, most: int = NUMBER_MAX) -> int | None:
+    """Return the number that a text is, None for an empty one, at most `most`; raise UsageError for what is none."""
     if not text:
         return None
     if text.isascii() and text.isdigit() and len(text) <= 19:

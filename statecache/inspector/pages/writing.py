@@ -29,7 +29,7 @@ from statecache.core.view import checked_change_id, expected_of
 from statecache.errors import NotFound, OutcomeUnknown, Unavailable, UsageError, VersionConflict
 from statecache.expiry import form_of
 from statecache.inspector.errors import status_of
-from statecache.inspector.pages.asked import key_in, number_in, source_of
+from statecache.inspector.pages.asked import key_in, number_in, number_of, source_of
 from statecache.inspector.pages.key import DIFFERENCES_MAX, Compared, compare
 from statecache.inspector.rendering import page, url
 from statecache.keys import checked_key
@@ -89,8 +89,11 @@ async def confirm(request: Request) -> Response:
         record = await _current(source, key)
         if what not in (_ROLLBACK, _DELETE):
             raise UsageError(f"{what!r} is nothing that can be done to a state")
+        if what == _DELETE and not (record.exists or record.op == "quarantined"):
+            raise NotFound(key, hint="There is nothing to delete.")
         to = number_in(request, "to") or 0
-        wish = Wish(what=what, key=key, expected=record.change_id, change_id=new_change_id(), to=to)
+        expected = record.change_id if record.exists or what == _DELETE else ""
+        wish = Wish(what=what, key=key, expected=expected, change_id=new_change_id(), to=to)
     return await _confirmation(request, source, wish, record)
 
 
@@ -101,7 +104,7 @@ async def write(request: Request) -> Response:
     wish = Wish(
         what=given.get("what", ""), key=checked_key(given.get("key", "")), expected=given.get("expected", ""),
         change_id=checked_change_id(given.get("change_id", "")), actor=_said(given, "actor"),
-        reason=_said(given, "reason"), value=given.get("value", ""), to=int(given.get("to", "0") or 0),
+        reason=_said(given, "reason"), value=given.get("value", ""), to=number_of(given.get("to", ""), "to") or 0,
     )  # fmt: skip
     try:
         version = await _done(source, wish)
@@ -122,6 +125,9 @@ async def _done(source: Source, wish: Wish) -> int:
         if tombstone is None:
             raise NotFound(wish.key, hint="Nothing was deleted.")
         return tombstone.version
+    if wish.what == _ROLLBACK:
+        restored = await cache.rollback(wish.key, wish.to, expected=wish.expected or None, **more)
+        return restored.version
     if wish.what != _SET:
         raise UsageError(f"{wish.what!r} is nothing that can be done to a state")
     record, view = await _current(source, wish.key, to_write=True), cache._view
