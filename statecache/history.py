@@ -97,14 +97,23 @@ def keep(change: ChangeRecord, parent: Parent | None) -> tuple[Kept, Parent]:
             if len(packed) * _PAYS <= size * parent.ratio:
                 after = Parent(change.change_id, value, parent.keyframe, parent.deltas + 1, parent.ratio)
                 return Kept(packed, parent.keyframe, digest), after
-        packed = whole(value)
-        if len(packed) * 10 <= size * 9:
-            return Kept(packed, None, digest), Parent(change.change_id, value, version, 0, len(packed) / size)
+        _, alone = kept_alone(value)
+        if alone is not None:
+            return Kept(alone, None, digest), Parent(change.change_id, value, version, 0, len(alone) / size)
     return Kept(None, None, digest), Parent(change.change_id, value, version)
 
 
 def _continues(parent: Parent, change: ChangeRecord) -> bool:
     return parent.change_id == change.parent_change_id and parent.value != b"" and parent.deltas < DELTAS_MAX
+
+
+def kept_alone(value: bytes) -> tuple[bytes | None, bytes | None]:
+    """Return how a value is kept that builds on nothing: plain, or else packed."""
+    if len(value) > PLAIN_BYTES_MAX:
+        packed = whole(value)
+        if len(packed) * 10 <= len(value) * 9:
+            return None, packed
+    return value, None
 
 
 def whole(value: bytes) -> bytes:

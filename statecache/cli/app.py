@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from statecache.cli import deployment, epochs, lost, policy, quarantine, tail, verify
+from statecache.cli import deployment, epochs, lost, policy, prune, quarantine, tail, verify
 from statecache.cli.demo.command import demo
 from statecache.cli.doctor.command import doctor
 from statecache.cli.locks.command import locks
@@ -56,7 +56,8 @@ app.command(short_help="Print changes as they become durable.")(tail.tail)
 app.command(short_help="Tell where a key lives.")(states.where)
 app.command(short_help="Count states by type and version.")(schemas.schemas)
 app.command("locks", short_help="Show who holds locks; break one.")(locks)
-app.command(short_help="Show or change how locks are kept.")(policy.policy)
+app.command(short_help="Show or change how locks and histories are kept.")(policy.policy)
+app.command(short_help="Let values go that policies do not keep.")(prune.prune)
 app.command(short_help="Show how a deployment stands.")(status)
 app.command(short_help="List what was acknowledged and is lost.")(lost.lost)
 app.command(short_help="Check that the history is whole.")(verify.verify)
