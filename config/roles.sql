@@ -100,13 +100,16 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
         ON :"schema".state TO statecache_worker;
     GRANT UPDATE (flushed, entries, bytes, excepted, flushed_at, owner, lease_until)
         ON :"schema".shard TO statecache_worker;
-    SELECT format('GRANT UPDATE (hashed) ON %I.shard TO statecache_worker', :'schema')
+    SELECT format('GRANT UPDATE (hashed, moved_keyframes) ON %I.shard TO statecache_worker', :'schema')
     WHERE EXISTS (SELECT FROM information_schema.columns
                   WHERE table_schema = :'schema' AND table_name = 'shard' AND column_name = 'hashed')
     UNION ALL
     SELECT format('GRANT UPDATE (value, packed, keyframe, size, digest, hash) ON %I.change TO statecache_worker', :'schema')
     WHERE EXISTS (SELECT FROM information_schema.columns
                   WHERE table_schema = :'schema' AND table_name = 'change' AND column_name = 'packed')
+    UNION ALL
+    SELECT format('GRANT INSERT, UPDATE ON %I.prune_pass TO statecache_worker', :'schema')
+    WHERE to_regclass(format('%I.prune_pass', :'schema')) IS NOT NULL
     \gexec
     GRANT INSERT, UPDATE (beat_until), DELETE ON :"schema".worker TO statecache_worker;
     SELECT format('GRANT INSERT, UPDATE (epoch, count) ON %I.lock_token TO statecache_worker', :'schema')

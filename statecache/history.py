@@ -105,9 +105,9 @@ def keep(change: ChangeRecord, parent: Parent | None) -> tuple[Kept, Parent]:
                 deltas, chain_bytes = parent.deltas + 1, parent.chain_bytes + size
                 after = Parent(change.change_id, value, parent.keyframe, deltas, chain_bytes, parent.ratio)
                 return Kept(packed, parent.keyframe, digest), after
-        packed = whole(value)
-        if len(packed) * 10 <= size * 9:
-            return Kept(packed, None, digest), Parent(change.change_id, value, version, ratio=len(packed) / size)
+        _, alone = kept_alone(value)
+        if alone is not None:
+            return Kept(alone, None, digest), Parent(change.change_id, value, version, ratio=len(alone) / size)
     return Kept(None, None, digest), Parent(change.change_id, value, version)
 
 
@@ -116,6 +116,15 @@ def _continues(parent: Parent, change: ChangeRecord) -> bool:
     if parent.change_id != change.parent_change_id or parent.value == b"":
         return False
     return parent.deltas < (DELTAS_MAX if parent.chain_bytes < CHAIN_BYTES_MAX else DELTAS_MIN)
+
+
+def kept_alone(value: bytes) -> tuple[bytes | None, bytes | None]:
+    """Return how a value is kept that builds on nothing: plain, or else packed."""
+    if len(value) > PLAIN_BYTES_MAX:
+        packed = whole(value)
+        if len(packed) * 10 <= len(value) * 9:
+            return None, packed
+    return value, None
 
 
 def whole(value: bytes) -> bytes:

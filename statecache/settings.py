@@ -189,6 +189,11 @@ class Settings(BaseSettings):
         ge=0,
         description="worker: of values that it remembers, so that the next ones become deltas",
     )
+    prune_interval_s: float = Field(
+        21_600.0,
+        ge=1,
+        description="worker: how long after a pass through a namespace whose policy lets values go the next one begins",
+    )
     health_host: str = Field(
         "127.0.0.1", description="worker: the address at which `/healthz`, `/readyz` and `/metrics` are served"
     )

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from statecache.cli import deployment, epochs, lost, policy, quarantine, tail, verify
+from statecache.cli import deployment, epochs, lost, policy, prune, quarantine, tail, verify
 from statecache.cli.demo.command import demo
 from statecache.cli.doctor.command import doctor
 from statecache.cli.history import blame_command, diff_command, log_command, show_command
@@ -65,7 +65,8 @@ app.command(short_help="Show what a key held at a point.")(show_command.show)
 app.command(short_help="Compare two points of a key.", context_settings=DASHED)(diff_command.diff)
 app.command(short_help="Tell which change set a part of a value.")(blame_command.blame)
 app.command("locks", short_help="Show who holds locks; break one.")(locks)
-app.command(short_help="Show or change how locks are kept.")(policy.policy)
+app.command(short_help="Show or change how locks and histories are kept.")(policy.policy)
+app.command(short_help="Let values go that policies do not keep.")(prune.prune)
 app.command(short_help="Show how a deployment stands.")(status)
 app.command(short_help="List what was acknowledged and is lost.")(lost.lost)
 app.command(short_help="Check that the history is whole.")(verify.verify)

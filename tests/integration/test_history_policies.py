@@ -202,11 +202,11 @@ async def test_the_history_goes_on_where_a_policy_is_changed_either_way(
         await cache.set("runs/1", long(number))
     await flush(worker)
     latest(psql)
-    worker.flusher.latest = frozenset({"runs"})
+    worker.flusher.histories.latest = frozenset({"runs"})
     for number in range(3, 6):
         await cache.set("runs/1", long(number))
     await flush(worker)
-    worker.flusher.latest = frozenset()
+    worker.flusher.histories.latest = frozenset()
     for number in range(6, 9):
         await cache.set("runs/1", long(number))
     await flush(worker)

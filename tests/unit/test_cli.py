@@ -34,7 +34,7 @@ COMMANDS = (
     *(["get"], ["set"], ["rm"], ["ls"], ["where"], ["status"], ["top"], ["doctor"], ["migrate"], ["worker"], ["dev"]),
     *(["log"], ["show"], ["diff"], ["blame"]),
     *(["quarantine", name] for name in ("list", "show", "retry", "drop")),
-    *(["replay"], ["demo"], ["epoch", "adopt"], ["version"], ["verify"]),
+    *(["replay"], ["demo"], ["epoch", "adopt"], ["version"], ["verify"], ["prune"]),
 )
 FOR_PROGRAMS = [command for command in COMMANDS if command not in (["worker"], ["dev"])]
 NOBODY = "127.0.0.1:1"

@@ -1,6 +1,8 @@
 -- What is kept of history: for how long, how far changes have their hashes, and what was erased.
-ALTER TABLE {schema}.shard ADD COLUMN hashed bigint NOT NULL DEFAULT 0;
+ALTER TABLE {schema}.shard ADD COLUMN hashed bigint NOT NULL DEFAULT 0,
+    ADD COLUMN moved_keyframes bigint NOT NULL DEFAULT 0;
 COMMENT ON COLUMN {schema}.shard.hashed IS 'Every change up to this n has its hash; behind it are those of an earlier release that workers have not packed yet.';
+COMMENT ON COLUMN {schema}.shard.moved_keyframes IS 'Counts how often keyframes were moved that the next deltas may build on; its flusher forgets then what it remembers of values.';
 
 CREATE TABLE {schema}.erasure (
     key      text COLLATE "C" PRIMARY KEY,
@@ -20,6 +22,20 @@ CREATE TABLE {schema}.retention (
     CHECK (history = 'full' OR (max_age IS NULL AND max_count IS NULL))
 );
 COMMENT ON TABLE {schema}.retention IS 'Which values of a namespace''s changes are kept: of all, or of the latest alone; of those replaced not longer ago than max_age, and of the newest max_count of each key. A value goes where all that is given lets it go.';
+
+-- How far workers have come with letting values of a namespace go, and which of them is at it.
+CREATE TABLE {schema}.prune_pass (
+    name        text COLLATE "C" PRIMARY KEY,
+    key         text COLLATE "C" NOT NULL DEFAULT '',
+    version     bigint NOT NULL DEFAULT 0,
+    holder      text NOT NULL,
+    held_until  timestamptz NOT NULL,
+    begun_at    timestamptz NOT NULL DEFAULT now(),
+    ended_at    timestamptz,
+    values      bigint NOT NULL DEFAULT 0,
+    bytes       bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+COMMENT ON TABLE {schema}.prune_pass IS 'The last pass of workers through each namespace whose policy lets values go, or the one that is under way: where it stands, how many values it let go, and how many bytes.';
 
 -- This records what is kept of a namespace's history where nothing is recorded of it yet, and gives what is recorded then.
 CREATE FUNCTION {schema}.declare_history(p_name text, p_history text, p_age interval, p_count integer, p_by text)
@@ -53,13 +69,15 @@ BEGIN
     FOR may IN SELECT DISTINCT a.grantee FROM pg_class c, aclexplode(c.relacl) AS a
                WHERE c.oid = '{schema}.change'::regclass AND a.privilege_type = 'SELECT'
     LOOP
-        EXECUTE 'GRANT SELECT ON {schema}.erasure, {schema}.retention TO '
+        EXECUTE 'GRANT SELECT ON {schema}.erasure, {schema}.retention, {schema}.prune_pass TO '
                 || CASE may.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(may.grantee)) END;
     END LOOP;
     FOR may IN SELECT DISTINCT a.grantee FROM pg_class c, aclexplode(c.relacl) AS a
                WHERE c.oid = '{schema}.change'::regclass AND a.privilege_type = 'INSERT'
     LOOP
         EXECUTE 'GRANT UPDATE (value, packed, keyframe, size, digest, hash) ON {schema}.change TO '
+                || CASE may.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(may.grantee)) END;
+        EXECUTE 'GRANT INSERT, UPDATE ON {schema}.prune_pass TO '
                 || CASE may.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(may.grantee)) END;
         EXECUTE 'GRANT EXECUTE ON FUNCTION {schema}.set_history(text, text, interval, integer, text) TO '
                 || CASE may.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(may.grantee)) END;
@@ -74,7 +92,7 @@ BEGIN
     FOR may IN SELECT DISTINCT a.grantee FROM pg_attribute c, aclexplode(c.attacl) AS a
                WHERE c.attrelid = '{schema}.shard'::regclass AND c.attname = 'flushed' AND a.privilege_type = 'UPDATE'
     LOOP
-        EXECUTE 'GRANT UPDATE (hashed) ON {schema}.shard TO '
+        EXECUTE 'GRANT UPDATE (hashed, moved_keyframes) ON {schema}.shard TO '
                 || CASE may.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(may.grantee)) END;
     END LOOP;
 END $$;
