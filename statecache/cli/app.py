@@ -16,15 +16,14 @@ from statecache.cli.doctor.command import doctor
 from statecache.cli.history import blame_command, diff_command, log_command, show_command
 from statecache.cli.inspect.command import inspect
 from statecache.cli.locks.command import locks
+from statecache.cli.options import DASHED
 from statecache.cli.replay.command import replay
+from statecache.cli.restoring import checkpoint_command, rollback_command
 from statecache.cli.states import command as states
 from statecache.cli.states import schemas
 from statecache.cli.states import transfer_command as transfer
 from statecache.cli.status.command import status
 from statecache.cli.top.command import top
-
-DASHED = {"ignore_unknown_options": True}
-"""For commands that take -1 for one version before the newest: they refuse options that there are not by themselves."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -64,6 +63,11 @@ app.command(short_help="Show the history of a key as a graph.")(log_command.log)
 app.command(short_help="Show what a key held at a point.")(show_command.show)
 app.command(short_help="Compare two points of a key.", context_settings=DASHED)(diff_command.diff)
 app.command(short_help="Tell which change set a part of a value.")(blame_command.blame)
+app.command(short_help="Name the state that is there now.")(checkpoint_command.checkpoint)
+app.command(short_help="List, rename, delete checkpoints.")(checkpoint_command.checkpoints)
+app.command(short_help="Go back to an earlier point.", context_settings=DASHED)(rollback_command.rollback)
+app.command(short_help="Take back the last edit.")(rollback_command.undo)
+app.command(short_help="Bring back what was undone.")(rollback_command.redo)
 app.command("locks", short_help="Show who holds locks; break one.")(locks)
 app.command(short_help="Show or change how locks and histories are kept.")(policy.policy)
 app.command(short_help="Let values go that policies do not keep.")(prune.prune)

@@ -50,10 +50,7 @@ _REMEDIES: dict[type[StateCacheError], Callable[[Any], str]] = {
         f"`statecache log {_word(error.key)}` lists what there is." + _nearest(error) * (error.nearest is not None)
     ),
     HistoryIncomplete: lambda _: "`statecache status` shows how the workers stand, who bring it into Postgres.",
-    CheckpointNotFound: lambda error: (
-        f"`statecache checkpoints {_word(error.key)}` lists those that there are. "
-        "A key that holds an @ itself is given with another one behind it."
-    ),
+    CheckpointNotFound: lambda error: f"`statecache checkpoints {_word(error.key)}` lists those that there are.",
     CheckpointExists: lambda error: (
         f"Choose another label. `statecache checkpoints {_word(error.key)}` lists those that there are."
     ),

@@ -143,6 +143,15 @@ def print_labelled(label: str, text: str, *, width: int, style: str = "", label_
     console().print(line)
 
 
+def beside(sign: Text, text: Text) -> Table:
+    """Return text beside a sign; what is too long goes on below its beginning."""
+    line = Table.grid(padding=(0, 1, 0, 0))
+    line.add_column(no_wrap=True)
+    line.add_column(overflow="fold")
+    line.add_row(sign, text)
+    return line
+
+
 def print_value(data: bytes) -> None:
     """Print JSON: as it is into a pipe, laid out and coloured on a terminal."""
     if not is_terminal():

@@ -145,6 +145,8 @@ BAD = [
     (["show", "runs"], 2, "The key 'runs' cannot be used"),
     (["diff", KEY, "0"], 2, "there is no version 0"),
     (["diff", KEY, "--exit-coed"], 2, "there is no option --exit-coed"),
+    (["diff", KEY, "-x", "1", "2"], 2, "there is no option -x"),
+    (["diff", KEY, "1", "2", "3"], 2, "unexpected: 3. See `statecache diff --help`."),
     (["diff", "runs/nobody"], 1, "There is no version 1 before the newest of 'runs/nobody'"),
     (["blame", KEY, "said["], 2, "'said[' is no path"),
     (["blame", KEY, ""], 2, "'' is no path"),

@@ -112,8 +112,6 @@ def test_which_two_are_compared(words: list[str], a: object, b: object) -> None:
     [
         ([f"{A}@1", "2", "3"], "too many points"),
         ([A, "0"], "no version 0"),
-        ([A, "--jsn"], "there is no option --jsn"),
-        ([A, "-x"], "there is no option -x"),
     ],
 )
 def test_what_cannot_be_compared(words: list[str], said: str) -> None:

@@ -21,7 +21,7 @@ from statecache.cli.connecting import client
 from statecache.cli.exits import FINDING, OK
 from statecache.cli.history.points import PointName, key_and_point
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
-from statecache.cli.screen import console, is_terminal, plain, print_json, print_table, print_value
+from statecache.cli.screen import beside, console, is_terminal, plain, print_json, print_table, print_value
 from statecache.clock import monotonic, wall
 from statecache.errors import CodecError
 from statecache.history_errors import VersionNotFound
@@ -186,9 +186,9 @@ def _tell(found: Found, path: str) -> None:
         return
     screen = console()
     for at, one in enumerate(changes):
-        screen.print(Text("then  " if at else "", "dim").append(titled(one, now)), overflow="fold")
+        screen.print(beside(Text("then" if at else "set by", "dim"), titled(one, now)))
     if blame.place != path:
-        screen.print(Text("it stood at ", "dim").append(plain(blame.place), "bold"), overflow="fold")
+        screen.print(beside(Text("as", "dim"), Text(plain(blame.place), "bold")))
     if found.there:
         screen.print()
         print_value(json_text(blame.value).encode())

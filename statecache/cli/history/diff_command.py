@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 from rich.text import Text
 
 from statecache.cli.connecting import client
 from statecache.cli.exits import FINDING, OK
 from statecache.cli.history.points import NEWEST, PointName, key_and_point, point_of
-from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
-from statecache.cli.screen import console, is_terminal, plain, print_json, print_table
+from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, refuse_unknown, settings_of
+from statecache.cli.screen import beside, console, is_terminal, plain, print_json
 from statecache.clock import wall
 from statecache.errors import UsageError
 
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 Place = tuple[str, PointName]
-_COLUMNS = ("op", "path", "before", "after")
 _BEFORE = PointName(back=1)
 
 
 def diff(
+    context: typer.Context,
     key: Annotated[str, typer.Argument(metavar="KEY[@A]", help="Like runs/42, or runs/42@7.")],
     a: Annotated[str | None, typer.Argument(metavar="[A]", help="A point of it, or another key, as KEY@B.")] = None,
     b: Annotated[str | None, typer.Argument(metavar="[B]", help="Another point; else the newest version.")] = None,
@@ -53,6 +52,7 @@ def diff(
       statecache diff runs/42 "before payment"
       statecache diff runs/42@7 runs/42-b --json | jq -r '.differences[].path'
     """
+    refuse_unknown(context, key, a, b)
     places = places_of([word for word in (key, a, b) if word is not None], now=wall())
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     versions, found = asyncio.run(_compared(settings, *places))
@@ -65,9 +65,6 @@ def diff(
 
 def places_of(words: Sequence[str], *, now: datetime) -> tuple[Place, Place]:
     """Return the two points that are compared; a word with a `/` in it is a key, and perhaps a point of it."""
-    for word in words:
-        if word.startswith("-") and not word[1:].isdecimal():
-            raise UsageError(f"there is no option {word}", hint="`statecache diff --help` names those that there are.")
     key, first = key_and_point(words[0], now=now)
     places = [key_and_point(w, now=now) if "/" in w else (key, _point(w, now=now)) for w in words[1:]]
     if len(words) == 1:
@@ -94,19 +91,15 @@ async def _compared(settings: Settings, a: Place, b: Place) -> tuple[tuple[Versi
 
 
 def _facts(versions: Sequence[Version], found: Sequence[Difference]) -> dict[str, Any]:
+    from statecache.cli.history.diff_view import facts_of
     from statecache.cli.history.headers import header_of
 
     a, b = map(header_of, versions)
-    told = [
-        {"path": one.place, "op": one.op}
-        | {name: value for name, value in (("before", one.before), ("after", one.after)) if value is not msgspec.UNSET}
-        for one in found
-    ]
-    return {"a": a, "b": b, "differences": told}
+    return {"a": a, "b": b, "differences": facts_of(found)}
 
 
 def _tell(versions: Sequence[Version], found: Sequence[Difference], now: datetime) -> None:
-    from statecache.cli.history.diff_view import drawn, json_text
+    from statecache.cli.history.diff_view import drawn, tell_table
     from statecache.cli.history.headers import titled
 
     if not found:
@@ -115,11 +108,8 @@ def _tell(versions: Sequence[Version], found: Sequence[Difference], now: datetim
     elif is_terminal():
         screen = console()
         for sign, colour, one in zip("-+", ("red", "green"), versions, strict=True):
-            screen.print(Text(f"{sign} ", colour).append(titled(one, now)), overflow="fold")
+            screen.print(beside(Text(sign, colour), titled(one, now)))
         screen.print()
         screen.print(drawn(found, screen))
     else:
-        cells = [
-            ["" if part is msgspec.UNSET else json_text(part) for part in (one.before, one.after)] for one in found
-        ]
-        print_table(_COLUMNS, [[one.op, one.place, *told] for one, told in zip(found, cells, strict=True)])
+        tell_table(found)

@@ -10,6 +10,7 @@ from statecache.cli.history.points import NEWEST, PointName
 from statecache.clock import monotonic
 from statecache.codec import codec_for
 from statecache.core.history.reader import Point
+from statecache.core.history.targets import target_of, version_of
 from statecache.history_errors import VersionNotFound
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ async def version_at(cache: AsyncStateCache, key: str, point: PointName) -> Vers
     elif point.time is not None:
         wanted = Point(time=point.time)
     elif point.label is not None:
-        mark = await cache._runtime.checkpoints.find(key, point.label, end=end)
-        wanted = Point(n=mark.position.n) if mark.version is None else Point(version=mark.version)
+        target = await target_of(cache._view, key, point.label, None, whole=False, end=end)
+        return await version_of(cache._view, key, target, end=end)
     try:
         return await cache._runtime.history.version_at(key, wanted, end=end)
     except VersionNotFound as error:
