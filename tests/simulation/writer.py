@@ -380,7 +380,7 @@ def main(arguments: list[str], session: type[Session] = Session) -> None:
     kinds = Path(folder, KINDS_FILE)
     if kinds.exists() and "swapped" in kinds.read_text().split():
         session.ttls = (None,)  # the release before does not know of them
-        session.verbs = {verb: weight for verb, weight in session.verbs.items() if verb not in ("touch", *MERGE_VERBS)}
+        session.verbs = {verb: weight for verb, weight in session.verbs.items() if verb != "touch"}
     asyncio.run(write(Path(folder), name, int(seed), int(sessions), plain=kind == "sync", kind=session))
 
 
