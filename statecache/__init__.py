@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache.agent_run import AgentRun
 from statecache.changes import Change
+from statecache.erasure import ErasedFrom, Erasure
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
@@ -106,6 +107,8 @@ __all__ = [
     "Durability",
     "DurabilityNotMet",
     "DurabilityRefused",
+    "ErasedFrom",
+    "Erasure",
     "ForeignData",
     "Forked",
     "HistoryDamaged",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
 from statecache._async.bulk import AsyncBulk
+from statecache._async.erasure import AsyncErasures
 from statecache._async.feed import AsyncFeeds
 from statecache._async.moves import AsyncMoves
 from statecache._async.observer import observe
@@ -40,7 +41,16 @@ _END_S = 0.05
 """How long a caller who is cancelled in a lock's block waits for the lease to be given back, in seconds."""
 
 
-class AsyncVerbs(AsyncReads[D], AsyncWrites[D], AsyncMoves[D], AsyncBulk[D], AsyncSteps[D], AsyncFeeds[D], Generic[D]):
+class AsyncVerbs(
+    AsyncReads[D],
+    AsyncWrites[D],
+    AsyncMoves[D],
+    AsyncBulk[D],
+    AsyncSteps[D],
+    AsyncFeeds[D],
+    AsyncErasures[D],
+    Generic[D],
+):
     """All the verbs; where there is an observer, they tell it."""
 
     def __init__(self, view: View[D]) -> None:

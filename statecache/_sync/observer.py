@@ -32,6 +32,7 @@ CALLED = (
     "update",
     "delete",
     "delete_many",
+    "erase",
     "commit",
     "touch",
     "copy",

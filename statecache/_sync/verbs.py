@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
 from statecache._sync.bulk import Bulk
+from statecache._sync.erasure import Erasures
 from statecache._sync.feed import Feeds
 from statecache._sync.moves import Moves
 from statecache._sync.observer import observe
@@ -43,7 +44,16 @@ _END_S = 0.05
 """How long a caller who is cancelled in a lock's block waits for the lease to be given back, in seconds."""
 
 
-class Verbs(Reads[D], Writes[D], Moves[D], Bulk[D], Steps[D], Feeds[D], Generic[D]):
+class Verbs(
+    Reads[D],
+    Writes[D],
+    Moves[D],
+    Bulk[D],
+    Steps[D],
+    Feeds[D],
+    Erasures[D],
+    Generic[D],
+):
     """All the verbs; where there is an observer, they tell it."""
 
     def __init__(self, view: View[D]) -> None:

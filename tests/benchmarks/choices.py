@@ -13,7 +13,7 @@ from tests.benchmarks.values import SAMPLE
 
 SECTIONS = (
     "commit", "transaction", "get", "durable", "flush", "clients", "lag", "workers", "memory", "rss", "import",
-    "near", "contention", "locks", "steps", "warm", "bulk", "feed", "watchers",
+    "near", "contention", "locks", "steps", "warm", "bulk", "feed", "watchers", "prune",
 )  # fmt: skip
 ROUNDS_MIN = 5
 CHANGES_MIN = 10_000

@@ -18,6 +18,7 @@ LAYERS = (
     (
         "statecache.model",
         "statecache.changes",
+        "statecache.erasure",
         "statecache.error_facts",
         "statecache.errors",
         "statecache.history_errors",

@@ -33,7 +33,7 @@ from statecache.settings import process_environment
 COMMANDS = (
     *(["get"], ["set"], ["rm"], ["ls"], ["where"], ["status"], ["top"], ["doctor"], ["migrate"], ["worker"], ["dev"]),
     *(["quarantine", name] for name in ("list", "show", "retry", "drop")),
-    *(["replay"], ["demo"], ["epoch", "adopt"], ["version"], ["verify"], ["prune"]),
+    *(["replay"], ["demo"], ["epoch", "adopt"], ["version"], ["verify"], ["prune"], ["erase"]),
 )
 FOR_PROGRAMS = [command for command in COMMANDS if command not in (["worker"], ["dev"])]
 NOBODY = "127.0.0.1:1"

@@ -10,5 +10,6 @@ from tests.simulation.mutations.gates import GATES
 from tests.simulation.mutations.hot import HOT
 from tests.simulation.mutations.near import NEAR
 from tests.simulation.mutations.operators import OPERATORS
+from tests.simulation.mutations.retention import RETENTION
 
-MUTANTS = HOT | DURABLE | GATES | NEAR | AGENTS | OPERATORS | FEED | EXPIRY
+MUTANTS = HOT | DURABLE | GATES | NEAR | AGENTS | OPERATORS | FEED | EXPIRY | RETENTION
