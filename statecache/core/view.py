@@ -35,6 +35,7 @@ from statecache.model import (
 )
 from statecache.near import shareable
 from statecache.records import time_of
+from statecache.rules.checkpoints import checked_checkpoint_policy
 from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
 from statecache.rules.provenance import refuse_provenance
 from statecache.upgrading import UpgradingCodec
@@ -279,6 +280,10 @@ def checked_policy(policy: Policy) -> Policy:
         raise UsageError(f"redis_ttl={ttl!r} is not a timedelta above 0", hint="Say redis_ttl=timedelta(seconds=5).")
     if policy.upgrade is not None and policy.encoding == "raw":
         raise UsageError("raw bytes have no version, so there is nothing to upgrade", hint="Leave out upgrade=.")
+    if policy.merge is not None and not callable(policy.merge):
+        raise UsageError("merge= is a function of base, ours and theirs")
+    if policy.checkpoint is not None:
+        checked_checkpoint_policy(policy.checkpoint)
     size = policy.value_bytes_max
     if size is not None and not (isinstance(size, int) and 1 <= size <= VALUE_BYTES_MAX):
         raise UsageError(f"value_bytes_max={policy.value_bytes_max} is not from 1 to {VALUE_BYTES_MAX}")
