@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 D = TypeVar("D")
 V = TypeVar("V")
+_AT_SHUTDOWN_S = 2.0
+"""Half of this is what closing at once may take for the checkpoints that a policy has made at shutdown, in seconds."""
 Merge = Callable[[Any, Any, Any], Any]
 """A function of base, ours and theirs, which returns the merged value."""
 
@@ -192,14 +194,18 @@ class AsyncStateCache(AsyncNamespace[Any]):
         give the leases back, wait until Postgres holds what was acknowledged to this client, and return what is left.
         Without `drain`, return None.
         """
-        if drain is None:
-            await self._runtime.close()
-            return None
-        seconds = checked_drain(drain)
+        seconds, begun = _AT_SHUTDOWN_S if drain is None else checked_drain(drain), monotonic()
         try:
-            return await leave(self._runtime, seconds)
+            if not self._runtime.in_flight.closing:
+                await self._runtime.automatic.at_shutdown(self._view_of, seconds=seconds / 2)
+            if drain is None:
+                return None
+            return await leave(self._runtime, max(seconds - (monotonic() - begun), 0.0))
         finally:
             await self._runtime.close()
+
+    def _view_of(self, policy: Policy) -> View[Any]:
+        return View(self._runtime, policy, "")
 
     def until_stopped(self, *, drain: float = 10.0, signals: Sequence[int] = SIGNALS) -> AsyncUntilStopped:
         """Return a block that SIGTERM and SIGINT ask to end: `while not told.stopping`; it closes this client.

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 D = TypeVar("D")
 V = TypeVar("V")
+_AT_SHUTDOWN_S = 2.0
+"""Half of this is what closing at once may take for the checkpoints that a policy has made at shutdown, in seconds."""
 Merge = Callable[[Any, Any, Any], Any]
 """A function of base, ours and theirs, which returns the merged value."""
 
@@ -194,14 +196,18 @@ class StateCache(Namespace[Any]):
         give the leases back, wait until Postgres holds what was acknowledged to this client, and return what is left.
         Without `drain`, return None.
         """
-        if drain is None:
-            run(self._runtime.close())
-            return None
-        seconds = checked_drain(drain)
+        seconds, begun = _AT_SHUTDOWN_S if drain is None else checked_drain(drain), monotonic()
         try:
-            return run(leave(self._runtime, seconds))
+            if not self._runtime.in_flight.closing:
+                run(self._runtime.automatic.at_shutdown(self._view_of, seconds=seconds / 2))
+            if drain is None:
+                return None
+            return run(leave(self._runtime, max(seconds - (monotonic() - begun), 0.0)))
         finally:
             run(self._runtime.close())
+
+    def _view_of(self, policy: Policy) -> View[Any]:
+        return View(self._runtime, policy, "")
 
     def until_stopped(self, *, drain: float = 10.0, signals: Sequence[int] = SIGNALS) -> UntilStopped:
         """Return a block that SIGTERM and SIGINT ask to end: `while not told.stopping`; it closes this client.

@@ -17,6 +17,7 @@ from statecache.core.commit.many import ManyCommits
 from statecache.core.commit.outcome import OutcomeLookup
 from statecache.core.epoch.opener import Opener
 from statecache.core.feed.consumers import Consumers
+from statecache.core.history.automatic import AutomaticCheckpoints
 from statecache.core.history.branches import Branches
 from statecache.core.history.checkpoints import Checkpoints
 from statecache.core.history.reader import HistoryReader
@@ -93,6 +94,7 @@ class Runtime:
         self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
         self.checkpoints = Checkpoints(self.many, self.listing)
         self.branches = Branches(self.postgres)
+        self.automatic = AutomaticCheckpoints(io)
         self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
         self.events = Subscriptions(self.redis, owner=ref(self))
         self.consumers = Consumers(self.postgres)

@@ -42,6 +42,7 @@ from statecache.upgrading import UpgradingCodec
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.answers import Committed
+    from statecache.commit_protocol.commit import Commit
     from statecache.core.runtime import Runtime
     from statecache.core.update.shared_queue import SharedTurn
     from statecache.near import Entry
@@ -253,7 +254,22 @@ class View(Generic[D]):
             locks=self.locks_of((write.key,), repeated=change_id is not None),
         )
         commit.turn = turn
-        return self.committed_state(write, await self.runtime.committer.commit(commit), 0)
+        committed = await self.runtime.committer.commit(commit)
+        if self.policy.checkpoint is not None:
+            await self.applied((commit, committed))
+        return self.committed_state(write, committed, 0)
+
+    async def applied(self, *done: tuple[Commit, Committed]) -> None:
+        """Begin to make the checkpoints that commits make due; who is cancelled meanwhile learns of none of these."""
+        if self.policy.checkpoint is None:
+            return
+        try:
+            for commit, committed in done:
+                await self.runtime.automatic.after(self, commit, committed)
+        except BaseException as error:
+            for commit, _ in done:
+                self.runtime.unknown_outcomes.note(commit, error)
+            raise
 
 
 class VerbGroup(Generic[D]):
