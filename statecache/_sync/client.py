@@ -15,6 +15,7 @@ from statecache._sync.verbs import Verbs
 from statecache.clock import boottime, monotonic
 from statecache.concurrency import THREADS, run
 from statecache.core.drain import checked_drain, leave
+from statecache.core.history.automatic import AutomaticCheckpoints, make_at_shutdown
 from statecache.core.runtime import Runtime
 from statecache.core.view import View, checked_policy
 from statecache.keys import checked_key, checked_namespace
@@ -115,7 +116,9 @@ class Namespace(Verbs[D], Generic[D]):
         kept = self._view.policy if type is None else msgspec.structs.replace(self._view.policy, upgrade=None)
         policy = msgspec.structs.replace(kept, **more)
         inner = checked_key(self._view.full(name)) if self._view.prefix else checked_namespace(name)
-        return Namespace(View(self._runtime, checked_policy(policy), inner + "/"))
+        view: View[Any] = View(self._runtime, checked_policy(policy), inner + "/")
+        view.automatic = None if policy.checkpoint is None else AutomaticCheckpoints(policy.checkpoint)
+        return Namespace(view)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._view.prefix!r})"
@@ -199,7 +202,7 @@ class StateCache(Namespace[Any]):
         seconds, begun = _AT_SHUTDOWN_S if drain is None else checked_drain(drain), monotonic()
         try:
             if not self._runtime.in_flight.closing:
-                run(self._runtime.automatic.at_shutdown(self._view_of, seconds=seconds / 2))
+                run(make_at_shutdown(self._runtime, self._view_of, seconds=seconds / 2))
             if drain is None:
                 return None
             return run(leave(self._runtime, max(seconds - (monotonic() - begun), 0.0)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -52,6 +52,16 @@ _SECONDS_MAX = 1_000_000
 """The longest timeout, in seconds, about eleven days: servers count it in milliseconds, in 32 bits."""
 
 
+class Automatic(Protocol):
+    """What makes the checkpoints that a policy asks for."""
+
+    async def after(self, view: Any, commit: Commit, committed: Committed) -> None:
+        """Take note of a commit, and begin to make what is due."""
+
+    async def before_step(self, view: Any, key: str) -> None:
+        """Make what is due before a step begins."""
+
+
 class View(Generic[D]):
     """What the verbs share; D is the type of values where a call names none."""
 
@@ -71,6 +81,8 @@ class View(Generic[D]):
         self.value_bytes_max = min(policy.value_bytes_max or bytes_max, bytes_max)
         self.holdings: tuple[Holding, ...] = ()
         """The leases that a commit is made under: none, unless this is a lease's."""
+        self.automatic: Automatic | None = None
+        """What makes checkpoints unasked, where the policy says so."""
         self.lasts_ms = checked_ttl_ms(policy.ttl)
         """How long a state lasts that is written without saying so, in ms; None for ever."""
         self.ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
@@ -255,18 +267,18 @@ class View(Generic[D]):
         )
         commit.turn = turn
         committed = await self.runtime.committer.commit(commit)
-        if self.policy.checkpoint is not None:
+        if self.automatic is not None:
             await self.applied((commit, committed))
         return self.committed_state(write, committed, 0)
 
     async def applied(self, *done: tuple[Commit, Committed]) -> None:
         """Begin to make the checkpoints that commits make due; who is cancelled meanwhile learns of none of these."""
-        if self.policy.checkpoint is None:
+        if self.automatic is None:
             return
         try:
             for commit, committed in done:
-                await self.runtime.automatic.after(self, commit, committed)
-        except BaseException as error:
+                await self.automatic.after(self, commit, committed)
+        except BaseException as error:  # these are applied, and their caller learns nothing of it
             for commit, _ in done:
                 self.runtime.unknown_outcomes.note(commit, error)
             raise

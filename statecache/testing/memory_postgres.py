@@ -24,6 +24,8 @@ from statecache.errors import ConfigurationError
 from statecache.expiry import until_of
 from statecache.model import Record
 from statecache.rules.filters import Filter, Selection
+from statecache.testing.memory_history import EPOCH as EPOCH
+from statecache.testing.memory_history import HistoryTables
 
 if TYPE_CHECKING:
     from statecache.concurrency import Concurrency
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 CLUSTER = "00000000-0000-4000-8000-000000000000"
-EPOCH = 1
-"""The one epoch that a Redis in memory ever has."""
 Row = tuple[Any, ...]
 
 
@@ -76,6 +76,12 @@ class Stored(NamedTuple):
                 self.parent_change_id, self.encoding, self.schema, self.writer, self.actor, self.reason, self.at, True,
                 None)  # fmt: skip
 
+    def as_version(self) -> Row:
+        """Return the row of a change without its value, as history lists it."""
+        return (EPOCH, None, self.version, self.op, self.change_id, self.parent_change_id, self.n, self.at, self.writer,
+                self.actor, self.reason, self.encoding, self.schema, len(self.value), sha256(self.value).digest(), False,
+                self.key)  # fmt: skip
+
 
 class _Reader(NamedTuple):
     """A named reader of changes, as the table `consumer` has it."""
@@ -86,7 +92,7 @@ class _Reader(NamedTuple):
     held_until: float
 
 
-class Tables:
+class Tables(HistoryTables):
     """What all clients of one deployment in memory share; `redis` is a plain client of their Redis."""
 
     def __init__(self, keys: KeySpace, redis: Any) -> None:

@@ -38,7 +38,7 @@ async def _made(client: AsyncStateCache, count: int, key: str = KEY) -> list[Che
 
 async def _rest(client: AsyncStateCache) -> None:
     """Return once none is under way."""
-    automatic = (client if isinstance(client, AsyncStateCache) else getattr(client, "_client"))._runtime.automatic  # noqa: B009
+    automatic = (client if isinstance(client, AsyncStateCache) else getattr(client, "_client"))._runtime.due_checkpoints  # noqa: B009
     async with asyncio.timeout(LIMIT_S):
         while automatic.under_way:
             await pause()
