@@ -19,14 +19,16 @@ from statecache.cli.status.rates import Looks
 from statecache.cli.status.sample import Sampler
 from statecache.clock import monotonic
 from statecache.codec import codec_for
+from statecache.core.history.checkpoints import checkpoint_of
 from statecache.core.history.reader import Point
 from statecache.core.read.listed import Listed, Sight
 from statecache.errors import PostgresUnavailable, StateCacheError, Unavailable
 from statecache.expiry import expires_at, form_of
 from statecache.history_errors import HistoryIncomplete, VersionNotFound
-from statecache.keys import beyond_prefix, group_of
+from statecache.keys import KEY_BYTES_MAX, beyond_prefix, group_of
 from statecache.model import Position, Record
 from statecache.records import time_of
+from statecache.rules.checkpoints import records_under
 from statecache.rules.filters import Selection
 from statecache.rules.versions import Version
 
@@ -43,7 +45,8 @@ VERSIONS_MAX = 50
 """How many versions a page lists."""
 COMMITS_MAX = 60
 """How many commits of a group a page lists."""
-CHECKPOINTS_MAX = 200
+CHECKPOINTS_MAX = 50
+"""How many checkpoints a page lists, of a key and of its group."""
 
 T = TypeVar("T")
 _PLAIN = codec_for(Any, "json")
@@ -154,6 +157,8 @@ class Source:
         self.cache = AsyncStateCache(settings=self.settings)
         self.sampler = Sampler(self.settings, patience_s=seconds)
         self.looks = Looks(self.settings)
+        self.looking = asyncio.Lock()
+        """Looks at the deployment share connections: one goes after the other."""
         self.streams = 0
         """How many pages are live."""
         self.stopping = asyncio.Event()
@@ -285,8 +290,19 @@ class Source:
         return found[: VERSIONS_MAX + 1]
 
     async def checkpoints(self, key: str) -> list[Checkpoint]:
-        """Return the newest checkpoints of a key and of its group."""
-        return (await self.cache.checkpoints(key))[-CHECKPOINTS_MAX:]
+        """Return the newest checkpoints of a key and of its group, in the order of their positions."""
+        group = group_of(key)
+        found: list[Checkpoint] = []
+        for place in dict.fromkeys((key, group)):
+            prefix = records_under(place)
+            if len(prefix.encode()) >= KEY_BYTES_MAX:
+                continue
+            listed = Listed(selection=Selection(prefix=prefix), order="newest", limit=CHECKPOINTS_MAX)
+            async for record in self.runtime.listing.records(listed, seconds=self.seconds):
+                one = checkpoint_of(record)
+                if one is not None and (one.key == key or one.scope == "group"):
+                    found.append(one)
+        return sorted(found, key=lambda one: (one.position, one.label))
 
     async def family(self, key: str) -> list[Member]:
         """Return the branches that a key belongs to, as far as Postgres knows them."""
@@ -299,10 +315,6 @@ class Source:
         """Return the newest version of each key of a group at a position of its shard, those that were deleted too."""
         point = Point() if n is None else Point(n=n)
         return await self.runtime.history.keys_at(group, point, end=self.end)
-
-    async def group_checkpoints(self, group: str) -> list[Checkpoint]:
-        """Return the newest checkpoints of a group and of its keys."""
-        return (await self.cache.checkpoints(group, group=True))[-CHECKPOINTS_MAX:]
 
     async def commits(self, group: str, until: int | None) -> list[GroupCommit]:
         """Return the newest commits of a group up to a position that Postgres holds, the newest first."""
@@ -317,8 +329,3 @@ class Source:
             )
             for epoch, n, at, count, key, writer, actor, reason in rows
         ]
-
-
-def shard_and_group(source: Source, key: str) -> tuple[int, str]:
-    """Return where a key lives."""
-    return source.runtime.keys.shard(key), group_of(key)

@@ -88,6 +88,13 @@ async def test_the_timeline_is_walked_with_the_arrow_keys(window: Browser, inspe
     window.until("return document.querySelector('#shown .facts')?.innerText.includes('step 5')")
     window.click("a[rel=prev]")
     window.until("return document.querySelector('#shown .facts')?.innerText.includes('step 4')")
+    window.go(f"{inspector.url}key?key={KEY}&path=said")
+    window.run("document.getElementById('at').focus()")
+    window.press("Left", "Left", "Left")
+    window.until("return location.search.includes('path=said&version=2')")
+    assert window.text("#shown .tree").replace("\n", " ") == "[2] 0: word 2 1: word 2"
+    window.click(".jumps a")
+    window.until("return location.search.includes('version=5')")
     assert window.complaints() == []
 
 

@@ -118,12 +118,12 @@ function scrub(form) {
   const slider = form.elements.version;
   const shown = document.getElementById("shown");
   const output = document.getElementById("scrubbed");
-  const key = form.elements.key.value;
+  const place = {key: form.elements.key.value, ...(form.elements.path && {path: form.elements.path.value})};
   let asked = null, waiting = 0;
   const show = async () => {
     asked?.abort();
     asked = new AbortController();
-    const query = new URLSearchParams({key, version: slider.value});
+    const query = new URLSearchParams({...place, version: slider.value});
     try {
       const answer = await fetch(`key?${query}&part=1&newest=${slider.max}`, {signal: asked.signal});
       shown.innerHTML = await answer.text();
@@ -131,7 +131,7 @@ function scrub(form) {
       const told = shown.querySelector("[data-told]");
       slider.setAttribute("aria-valuetext", told ? told.dataset.told : `version ${slider.value}`);
       marked(slider.value);
-      stepsTo(form, key, Number(slider.value), Number(slider.max));
+      stepsTo(form, place, Number(slider.value), Number(slider.max));
     } catch (error) {
       if (error.name !== "AbortError") say("not live: the inspector does not answer", true);
     }
@@ -150,10 +150,10 @@ function marked(version) {
   }
 }
 
-function stepsTo(form, key, version, newest) {
+function stepsTo(form, place, version, newest) {
   const to = (rel, where) => {
     const link = form.querySelector(`[rel=${rel}]`);
-    if (link) link.href = "key?" + new URLSearchParams({key, version: Math.min(Math.max(where, 1), newest)});
+    if (link) link.href = "key?" + new URLSearchParams({...place, version: Math.min(Math.max(where, 1), newest)});
   };
   to("prev", version - 1);
   to("next", version + 1);

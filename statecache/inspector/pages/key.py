@@ -27,6 +27,7 @@ from statecache.inspector.tree import Row, brief, tree, visible
 from statecache.keys import group_of
 from statecache.rules.difference import Difference, differences
 from statecache.rules.paths import Path, part_at
+from statecache.rules.paths import text_of as path_text
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -59,6 +60,7 @@ async def key(request: Request) -> Response:
     held = await held_by(shown.value, path, first) if shown.value is not None else Held([])
     given: dict[str, Any] = {
         "key": name, "shown": shown.value, "error": shown.error, "held": held, "path": path, "first": first,
+        "within": path_text(path) if path else None,
     }  # fmt: skip
     status = 200 if shown.error is None else status_of(shown.error)
     if request.query_params.get("part"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from statecache.core.own_records import OWN_SCHEMAS
@@ -82,7 +83,8 @@ def _whole_group(prefix: str) -> str:
 async def _namespaces(request: Request, start: str) -> Response:
     source = source_of(request)
     names = [name for name in await source.cache.namespaces() if name.startswith(start)]
-    newest = {name: await _newest(source, name) for name in names[:NEWEST_OF_MAX]}
+    some = names[:NEWEST_OF_MAX]
+    newest = dict(zip(some, await asyncio.gather(*(_newest(source, name) for name in some)), strict=True))
     return await page(request, "namespaces.html", query=start, names=names, newest=newest)
 
 

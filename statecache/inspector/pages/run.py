@@ -56,7 +56,7 @@ async def run(request: Request) -> Response:
     at = n if n is not None else newest.n if newest is not None else 0
     live = [one for one in versions if one.op == "set"]
     entries = await _entries(source, live[:KEYS_MAX], newest.n if newest is not None else 0)
-    checkpoints = await part(source.group_checkpoints(group))
+    checkpoints = await part(source.checkpoints(group))
     rows = (commits.value or [])[:COMMITS_MAX]
     if found.error is None and not versions and n is None:
         return await page(request, "nothing.html", status=404, query=group, key=group)

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 async def shards(request: Request) -> Response:
     """Return the page of the shards, or with `part` only what changes in it."""
     source = source_of(request)
-    sample = await source.sampler.take()
-    figures = source.looks.add(sample)
-    found = overview_of(source.settings, sample, await _history(source, sample))
+    async with source.looking:
+        sample = await source.sampler.take()
+        figures = source.looks.add(sample)
+        history = await _history(source, sample)
+    found = overview_of(source.settings, sample, history)
     texts = {
         "redis": server_text(found.redis), "postgres": server_text(found.postgres), "shards": shards_text(found.shards),
         "lag": lag_text(found.lag), "backlog": backlog_text(found.backlog), "aside": aside_text(found),
