@@ -21,7 +21,7 @@ _MEANINGS = {
     "statecache_workers": "the worker: flusher, gatekeeper, janitor",
     "statecache.testing": "servers for tests; what ties in other libraries",
     "statecache.dev": "servers to develop against; runs under kills, audited",
-    "statecache.cli": "the commands",
+    "statecache.cli": "the commands, and pages for a browser",
 }
 """What each row is, by its first entry."""
 

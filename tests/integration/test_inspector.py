@@ -205,7 +205,7 @@ async def test_checkpoints_are_jumped_to(web: Web, cache: AsyncStateCache, worke
     marks = [given for tag, given in page.tags if tag == "option"]
     assert marks == [{"value": "2", "label": "before payment"}]
     named = next(link for link in page.links if link.endswith("version=2") and "diff" not in link)
-    assert "before payment at version 2" in page.text
+    assert "before payment at version (2)" in page.text
     assert "step : 2" in web.follow(page, named).text
     (group,) = [query for query in page.links_to("run") if "n" in query]
     assert "step : 3" in web.get("run", **group).text
