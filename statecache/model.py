@@ -13,6 +13,8 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from statecache.checkpoint_policy import CheckpointPolicy
+
 T = TypeVar("T")
 
 Durability = Literal["memory", "replica", "disk", "postgres"]
@@ -24,7 +26,6 @@ Upgrade = Mapping[int, Callable[[Any], Any]]
 Ttl = float | timedelta
 """How long a state lasts, in seconds or as a timedelta; `inf` is for ever."""
 Op = Literal["set", "delete", "absent"]
-
 DURABILITIES: tuple[Durability, ...] = ("memory", "replica", "disk", "postgres")
 READ_MODES: tuple[ReadMode, ...] = ("local", "primary", "fenced")
 LOCKINGS: tuple[Locking, ...] = ("advisory", "enforced")
@@ -233,7 +234,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     may leave Redis; reads still find it. `ttl` is the time, in seconds or a timedelta, after which a state is deleted,
     counted from its last write. `value_bytes_max` is in bytes, at most 8 MiB. Where `locking` is `enforced`,
     only the holder of a lock commits to the locked key and to keys below it: that is recorded once for the namespace,
-    and binds all clients. `upgrade` are functions by version, for values that an earlier version of `type` wrote.
+    and binds all clients. `upgrade` are functions by version, for values that an earlier version of `type` wrote,
+    `merge` decides what base, ours and theirs become, `checkpoint` when checkpoints are made unasked.
     """
 
     type: Any = None
@@ -245,6 +247,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     value_bytes_max: int | None = None
     locking: Locking | None = None
     upgrade: Upgrade | None = None
+    merge: Callable[[Any, Any, Any], Any] | None = None
+    checkpoint: CheckpointPolicy | None = None
 
 
 class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):

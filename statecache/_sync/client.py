@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import msgspec
@@ -35,11 +36,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
+    from statecache.checkpoint_policy import CheckpointPolicy
     from statecache.core.redis.connection import Dial
     from statecache.model import Observer, Upgrade
 
 D = TypeVar("D")
 V = TypeVar("V")
+_AT_SHUTDOWN_S = 2.0
+"""Half of this is what closing at once may take for the checkpoints that a policy has made at shutdown, in seconds."""
+Merge = Callable[[Any, Any, Any], Any]
+"""A function of base, ours and theirs, which returns the merged value."""
 
 
 class Namespace(Verbs[D], Generic[D]):
@@ -49,19 +55,22 @@ class Namespace(Verbs[D], Generic[D]):
     def namespace(
         self, name: str, *, encoding: Encoding | None = ..., durability: Durability | None = ...,
         read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., ttl: Ttl | None = ...,
-        value_bytes_max: int | None = ..., locking: Locking | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ..., merge: Merge | None = ...,
+        checkpoint: CheckpointPolicy | None = ...,
     ) -> Namespace[Any]: ...  # fmt: skip
     @overload
     def namespace(
         self, name: str, *, type: type[V], encoding: Encoding | None = ..., durability: Durability | None = ...,
         read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., ttl: Ttl | None = ...,
         value_bytes_max: int | None = ..., locking: Locking | None = ..., upgrade: Upgrade | None = ...,
+        merge: Merge | None = ..., checkpoint: CheckpointPolicy | None = ...,
     ) -> Namespace[V]: ...  # fmt: skip
     @overload
     def namespace(
         self, name: str, *, type: object, encoding: Encoding | None = ..., durability: Durability | None = ...,
         read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., ttl: Ttl | None = ...,
         value_bytes_max: int | None = ..., locking: Locking | None = ..., upgrade: Upgrade | None = ...,
+        merge: Merge | None = ..., checkpoint: CheckpointPolicy | None = ...,
     ) -> Namespace[Any]: ...  # fmt: skip
     def namespace(
         self,
@@ -76,6 +85,8 @@ class Namespace(Verbs[D], Generic[D]):
         value_bytes_max: int | None = None,
         locking: Locking | None = None,
         upgrade: Upgrade | None = None,
+        merge: Merge | None = None,
+        checkpoint: CheckpointPolicy | None = None,
     ) -> Namespace[Any]:
         """Return a view of the keys under `name/`: values of that type, and a policy for what is written.
 
@@ -91,11 +102,14 @@ class Namespace(Verbs[D], Generic[D]):
 
         `upgrade={1: function}` reads what an earlier `__schema_version__` of the type wrote: each function makes of one
         version's plain data that of the next, 0 standing for what was written without a type; the next write stores
-        the newest version. Raises InvalidKey for a name that cannot be one, and UsageError for a policy that is none.
+        the newest version. `merge=function` is what `merge` calls with base, ours and theirs; `checkpoint` says when
+        checkpoints are made by themselves. Raises InvalidKey for a name that cannot be one, and UsageError for a policy
+        that is none.
         """
         given = {
             "type": type, "encoding": encoding, "durability": durability, "read": read, "redis_ttl": redis_ttl,
             "ttl": ttl, "value_bytes_max": value_bytes_max, "locking": locking, "upgrade": upgrade,
+            "merge": merge, "checkpoint": checkpoint,
         }  # fmt: skip
         more = {what: value for what, value in given.items() if value is not None}
         kept = self._view.policy if type is None else msgspec.structs.replace(self._view.policy, upgrade=None)
@@ -182,14 +196,18 @@ class StateCache(Namespace[Any]):
         give the leases back, wait until Postgres holds what was acknowledged to this client, and return what is left.
         Without `drain`, return None.
         """
-        if drain is None:
-            run(self._runtime.close())
-            return None
-        seconds = checked_drain(drain)
+        seconds, begun = _AT_SHUTDOWN_S if drain is None else checked_drain(drain), monotonic()
         try:
-            return run(leave(self._runtime, seconds))
+            if not self._runtime.in_flight.closing:
+                run(self._runtime.automatic.at_shutdown(self._view_of, seconds=seconds / 2))
+            if drain is None:
+                return None
+            return run(leave(self._runtime, max(seconds - (monotonic() - begun), 0.0)))
         finally:
             run(self._runtime.close())
+
+    def _view_of(self, policy: Policy) -> View[Any]:
+        return View(self._runtime, policy, "")
 
     def until_stopped(self, *, drain: float = 10.0, signals: Sequence[int] = SIGNALS) -> UntilStopped:
         """Return a block that SIGTERM and SIGINT ask to end: `while not told.stopping`; it closes this client.

@@ -67,7 +67,7 @@ class Rollback(VerbGroup[D], Generic[D]):
         `steps`. Raises LimitExceeded, before any effect, for more than 256 keys or 16 MiB. `change_id`, for one key,
         repeats a call whose outcome is unknown. `timeout` is in seconds.
         """
-        terms = self._terms(durability, actor, reason, change_id, timeout, group=group, steps=steps)
+        terms = self._terms_of(durability, actor, reason, change_id, timeout, group=group, steps=steps)
         if not group:
             key = checked_key(self._view.full(name))
             checked_aim(to, at, whole=False)
@@ -141,7 +141,7 @@ class Rollback(VerbGroup[D], Generic[D]):
         self, kind: Walk, name: str, group: bool, expected: Expected, durability: Durability | None, actor: str,
         reason: str, change_id: str | None, timeout: float | None,
     ) -> State[Any] | dict[str, State[Any]]:  # fmt: skip
-        terms = self._terms(durability, actor, reason, change_id, timeout, group=group)
+        terms = self._terms_of(durability, actor, reason, change_id, timeout, group=group)
         if not group:
             key = checked_key(self._view.full(name))
             return run(restore(self._view, key, walking(self._view, key, kind, terms), terms, expected=expected))
@@ -150,7 +150,7 @@ class Rollback(VerbGroup[D], Generic[D]):
         key = checked_group(self._view.full(name))
         return run(restore_group(self._view, key, group_walking(self._view, key, kind, terms), terms, steps=False))
 
-    def _terms(
+    def _terms_of(
         self, durability: Durability | None, actor: str, reason: str, change_id: str | None, timeout: float | None, *,
         group: bool, steps: bool = False,
     ) -> Terms:  # fmt: skip

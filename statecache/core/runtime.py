@@ -17,6 +17,8 @@ from statecache.core.commit.many import ManyCommits
 from statecache.core.commit.outcome import OutcomeLookup
 from statecache.core.epoch.opener import Opener
 from statecache.core.feed.consumers import Consumers
+from statecache.core.history.automatic import AutomaticCheckpoints
+from statecache.core.history.branches import Branches
 from statecache.core.history.checkpoints import Checkpoints
 from statecache.core.history.reader import HistoryReader
 from statecache.core.history.tail import Tails
@@ -91,6 +93,8 @@ class Runtime:
         self.warmer = Warmer(self.keys, self.redis, near=self.near, tracked=self.tracked, hydrator=self.hydrator)
         self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
         self.checkpoints = Checkpoints(self.many, self.listing)
+        self.branches = Branches(self.postgres)
+        self.automatic = AutomaticCheckpoints(io)
         self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
         self.events = Subscriptions(self.redis, owner=ref(self))
         self.consumers = Consumers(self.postgres)

@@ -35,12 +35,14 @@ from statecache.model import (
 )
 from statecache.near import shareable
 from statecache.records import time_of
+from statecache.rules.checkpoints import checked_checkpoint_policy
 from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
 from statecache.rules.provenance import refuse_provenance
 from statecache.upgrading import UpgradingCodec
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.answers import Committed
+    from statecache.commit_protocol.commit import Commit
     from statecache.core.runtime import Runtime
     from statecache.core.update.shared_queue import SharedTurn
     from statecache.near import Entry
@@ -252,7 +254,22 @@ class View(Generic[D]):
             locks=self.locks_of((write.key,), repeated=change_id is not None),
         )
         commit.turn = turn
-        return self.committed_state(write, await self.runtime.committer.commit(commit), 0)
+        committed = await self.runtime.committer.commit(commit)
+        if self.policy.checkpoint is not None:
+            await self.applied((commit, committed))
+        return self.committed_state(write, committed, 0)
+
+    async def applied(self, *done: tuple[Commit, Committed]) -> None:
+        """Begin to make the checkpoints that commits make due; who is cancelled meanwhile learns of none of these."""
+        if self.policy.checkpoint is None:
+            return
+        try:
+            for commit, committed in done:
+                await self.runtime.automatic.after(self, commit, committed)
+        except BaseException as error:
+            for commit, _ in done:
+                self.runtime.unknown_outcomes.note(commit, error)
+            raise
 
 
 class VerbGroup(Generic[D]):
@@ -279,6 +296,10 @@ def checked_policy(policy: Policy) -> Policy:
         raise UsageError(f"redis_ttl={ttl!r} is not a timedelta above 0", hint="Say redis_ttl=timedelta(seconds=5).")
     if policy.upgrade is not None and policy.encoding == "raw":
         raise UsageError("raw bytes have no version, so there is nothing to upgrade", hint="Leave out upgrade=.")
+    if policy.merge is not None and not callable(policy.merge):
+        raise UsageError("merge= is a function of base, ours and theirs")
+    if policy.checkpoint is not None:
+        checked_checkpoint_policy(policy.checkpoint)
     size = policy.value_bytes_max
     if size is not None and not (isinstance(size, int) and 1 <= size <= VALUE_BYTES_MAX):
         raise UsageError(f"value_bytes_max={policy.value_bytes_max} is not from 1 to {VALUE_BYTES_MAX}")

@@ -19,6 +19,7 @@ LAYERS = (
         "statecache.model",
         "statecache.changes",
         "statecache.checkpoints",
+        "statecache.checkpoint_policy",
         "statecache.error_facts",
         "statecache.errors",
         "statecache.history_errors",

@@ -13,6 +13,7 @@ from statecache.model import Token
 from statecache.rules.reconcile import Fate, Fork, Judgement, Tip, judge
 from statecache_workers.database import Call, Transaction
 from statecache_workers.history_writing import Decisions, KeptChange, ParentOf, kept_changes
+from statecache_workers.origins import Link, link_call, linked
 from statecache_workers.postgres_arrays import (
     blobs,
     integers,
@@ -49,7 +50,8 @@ class WriteResult(msgspec.Struct, kw_only=True):
 class Judged(NamedTuple):
     """What is to be written of one shard, and the newest tokens of its locks as Postgres had them.
 
-    `kept` has a row for each change that is applied; `parents` are the newest values of their keys.
+    `kept` has a row for each change that is applied; `parents` are the newest values of their keys; `links` say which
+    of them were made from other keys' changes.
     """
 
     shard: int
@@ -57,6 +59,7 @@ class Judged(NamedTuple):
     tokens: Mapping[str, Token]
     kept: list[KeptChange]
     parents: dict[str, Parent]
+    links: list[Link]
 
 
 class Mark(NamedTuple):
@@ -95,7 +98,8 @@ async def judged(
         judgement = judge(change_sets, tips, fates, tokens)
         if not judgement.asked:
             kept, parents = kept_changes(shard, judgement, tips, parent_of, decisions)
-            return Judged(shard, judgement, tokens, kept, parents)
+            links = await linked(transaction, judgement.applied, kept)
+            return Judged(shard, judgement, tokens, kept, parents, links)
         keys, change_ids = zip(*judgement.asked, strict=True)
         (rows,) = await transaction.run(Call("flush_fates", {"keys": texts(keys), "change_ids": texts(change_ids)}))
         fates |= dict.fromkeys(judgement.asked, _NOWHERE)
@@ -110,8 +114,10 @@ def writes(judgements: Sequence[Judged]) -> list[Call]:
     """Return the calls that write changes, tips, conflicts and tokens; they raise where Postgres does not take all."""
     applied = [one for one in judgements if one.judgement.applied]
     changes = [_changes(applied)] if applied else []
+    links = [link for one in judgements for link in one.links]
     return (
         changes
+        + ([link_call(links)] if links else [])
         + _tokens(judgements)
         + [call for one in judgements for call in _conflicts(one.shard, one.judgement.forked)]
     )

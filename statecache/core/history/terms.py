@@ -60,7 +60,9 @@ async def committed(
         actor=terms.actor, reason=reason, end=terms.end, change_id=terms.change_id,
         locks=view.locks_of(changed, repeated=terms.change_id is not None),
     )  # fmt: skip
-    return commit, await runtime.committer.commit(commit)
+    done = await runtime.committer.commit(commit)
+    await view.applied((commit, done))
+    return commit, done
 
 
 async def again(view: View[Any], terms: Terms, error: VersionConflict) -> None:
