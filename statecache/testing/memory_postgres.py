@@ -197,7 +197,7 @@ class Tables(HistoryTables):
     def _change_of(self, change_id: str, key: str, **_: Any) -> Iterator[Row]:
         for one in self._chains.get(key, ()):
             if one.change_id == change_id:
-                yield one.op, one.version, one.parent_change_id, one.value, one.encoding, one.schema
+                yield one.op, one.version, one.parent_change_id, one.encoding, one.schema
 
     def _report_lost(self, **_: Any) -> list[Row]:
         return []

@@ -27,6 +27,7 @@ import msgspec
 
 from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Found, found_in
+from statecache.core.history.values import HistoryValues, VersionAt
 from statecache.errors import (
     ChangeIdReused,
     Forked,
@@ -249,18 +250,24 @@ class Durable:
         )  # fmt: skip
 
     async def change(self, shard: int, change_id: str, key: str, *, end: float) -> ChangeRecord | None:
-        """Return one change of a key, from the stream or else from Postgres; None where neither holds it."""
+        """Return one change of a key, from the stream or else from Postgres; None where neither keeps its value."""
         found = await self._in_stream(shard, change_id, [key], end)
         if found is not None:
             return found.changes[0]
         asked = {"change_id": change_id, "key": key, "shard": shard}
         for row in await self._postgres.fetch("change_of", asked, seconds=max(end - monotonic(), 0.01)):
-            op, version, parent, value, encoding, schema = row
-            return ChangeRecord(
-                change_id=change_id, key=key, op=op, version=version, parent_change_id=parent, value=bytes(value),
-                encoding=encoding, schema=schema,
-            )  # fmt: skip
+            op, version, parent, encoding, schema = row
+            value = b"" if op == "delete" else await self._value(VersionAt(key, version), end)
+            if value is not None:
+                return ChangeRecord(
+                    change_id=change_id, key=key, op=op, version=version, parent_change_id=parent, value=value,
+                    encoding=encoding, schema=schema,
+                )  # fmt: skip
         return None
+
+    async def _value(self, place: VersionAt, end: float) -> bytes | None:
+        values = await HistoryValues(self._postgres.fetch).read([place], seconds=max(end - monotonic(), 0.01))
+        return values.get(place)
 
     async def _in_stream(self, shard: int, change_id: str, keys: Sequence[str], end: float) -> Found | None:
         start, wanted = b"-", change_id.encode()

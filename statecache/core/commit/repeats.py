@@ -24,6 +24,7 @@ from statecache.errors import (
     Unavailable,
 )
 from statecache.expiry import until_of
+from statecache.history_errors import HistoryDamaged
 from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Repeats:
             found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end, position=position)
             if found is not None and commit.merges:
                 found = await remade(self._durable, commit, found, end=commit.end)
-        except (Unavailable, ForeignData, ConfigurationError) as error:
+        except (Unavailable, ForeignData, ConfigurationError, HistoryDamaged) as error:
             commit.lost_answer = commit.lost_answer or error
             commit.fail(error)
         commit.applied_at = None  # it died there with its epoch, if it is found nowhere
