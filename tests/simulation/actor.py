@@ -97,6 +97,18 @@ class Actor:
                 await self.between.set(key)
             self._wrote(sent, await self.cache.set(key, value, change_id=change_id, reason=sent.tag))
 
+    async def count(self, key: str) -> None:
+        """Add one to a number."""
+        with self._noted("increment", key, merges={key: ("increment", 1)}) as sent:
+            self._wrote(sent, await self.cache.increment(key, reason=sent.tag))
+
+    async def count_again(self, key: str, change_id: str, meanwhile: Callable[[], Awaitable[object]]) -> None:
+        """Repeat an increment under its change_id, after what is done meanwhile: it counts once."""
+        with self._noted("increment", key, change_id=change_id, merges={key: ("increment", 5)}) as sent:
+            await self.cache.increment(key, 5, change_id=change_id, reason=sent.tag)
+            await meanwhile()
+            self._wrote(sent, await self.cache.increment(key, 5, change_id=change_id, reason=sent.tag))
+
     async def create(self, key: str, *, assume_new: bool = False) -> None:
         """Create a key."""
         with self._noted("create", key, expected={key: ABSENT}) as sent:

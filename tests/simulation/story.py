@@ -5,6 +5,7 @@ beginning, for an agent that is killed goes on where it was. Beside the verbs so
     followed   changes are read by a named reader, and what is there by a page
     miss       clean states were evicted: they are loaded again, read and written
     doubt      a write is repeated when the state's `recent` has long forgotten it
+    counted    an increment is repeated when only Postgres has it, and what it was given
     vouched    `assume_new` for a key that is not new: the flusher sets the change aside, and Redis restarts untold
     leaving    entries leave the stream, and their states get a time to live; then they are written again
     poison     a change-set that Postgres refuses, and an entry of another program in the stream
@@ -43,16 +44,17 @@ from tests.simulation.story_locks import CROWD, LOCKED, LockStory
 from tests.support.dirtiness import dirty_keys, evict, is_dirty
 
 A, B, C, D, E, T, R = "runs/a", "runs/b", "runs/c", "runs/d", "vouched/c", "tail/t", "restored/e"
-PLAN, G = "runs/a/plan", "restored/e/gone"
+PLAN, G, COUNT = "runs/a/plan", "restored/e/gone", "vouched/c/count"
 POISON = "poison/p"
 """Most of them are on the shard that the first of two workers keeps."""
 SITUATIONS = (
     "first", "again", "create", "delete", "transaction", "durable", "disk", "list", "many", "followed", "miss", "doubt",
-    "vouched", "poison", "leaving", "restored", "failover", "emptied", "fenced", "near", "locked", "stepped", "crowded",
+    "counted", "vouched", "poison", "leaving", "restored", "failover", "emptied", "fenced", "near", "locked", "stepped",
+    "crowded",
 )  # fmt: skip
 KEYS = (A, B, C, D, T, R, PLAN)
 """The keys that a companion writes meanwhile: nothing is set aside of them."""
-WATCHED = (*KEYS, E, LOCKED, CROWD)
+WATCHED = (*KEYS, E, COUNT, LOCKED, CROWD)
 ENTRIES_KEPT = 9
 """More entries than this a shard's stream does not keep behind the watermark."""
 PATIENCE_S, ADOPTION_S, LOOK_S = 12.0, 4.0, 0.004
@@ -231,6 +233,19 @@ class Story(LockStory):
     async def _doubt(self) -> None:
         await self._actor.set_again(D, secrets.token_hex(12), 7)
 
+    async def _counted(self) -> None:
+        world, actor = self._world, self._actor
+        await actor.count(COUNT)
+        world.look()
+
+        async def until_forgotten() -> None:
+            for _ in range(7):
+                await actor.between.count(COUNT)
+            await self._until_gone(world.keys.changes(world.keys.shard(COUNT)), actor.between)
+
+        await actor.count_again(COUNT, secrets.token_hex(12), until_forgotten)
+        world.look()
+
     async def _vouched(self) -> None:
         world, actor = self._world, self._actor
         await actor.insist(E)
@@ -257,19 +272,19 @@ class Story(LockStory):
         changes = world.keys.changes(world.keys.shard(E))
         await self._vouched()
         for _ in range(2):
-            await self._until_gone(changes)
+            await self._until_gone(changes, actor)
         await world.until(world.at_rest, "everything to be flushed")
         for key in (A, E):
             await actor.set(key)
             world.look()
 
-    async def _until_gone(self, changes: str) -> None:
+    async def _until_gone(self, changes: str, actor: Actor) -> None:
         """Write until what is the newest entry of E's stream now has left it; a shard's new owner counts bytes anew."""
         world = self._world
         newest = world.raw.xinfo_stream(changes)["last-generated-id"]
         for _ in range(ROUNDS):
             for _ in range(ENTRIES_KEPT + 2):
-                await self._actor.set(E)
+                await actor.set(E)
             if await world.comes_about(lambda: not world.raw.xrange(changes, newest, newest), within_s=ROUND_S):
                 return
         raise AssertionError(f"entries to leave did not come about within {PATIENCE_S:g} s")
