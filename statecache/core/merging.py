@@ -1,9 +1,9 @@
 """The writes of merges: what values a view must have for them, and their arguments as bytes.
 
 A merge takes values that are stored as JSON. `increment` takes whole numbers, `append` lists, `add` and `remove` sets
-and lists. A view whose type is something else refuses it before anything is sent; of one without a type, only the
-stored bytes say whether it can be done. So do types that limit a number's range or a list's length, for Redis does not
-know them.
+and lists. A view whose type is something else refuses it before anything is sent, and so does one whose type limits a
+number's range or a list's length, for Redis does not know these. Of a view without a type, only the stored bytes say
+whether it can be done.
 
 Items are encoded as those of a list of this view, so they are stored as if the whole list had been written. `add` and
 `remove` compare them by their bytes: what Python's equality does not tell apart and bytes do, or what has no order of
@@ -12,8 +12,7 @@ its own, is refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableSequence, MutableSet, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, get_args, get_origin
@@ -30,8 +29,6 @@ from statecache.value_loss import name_of, spelled, walk
 if TYPE_CHECKING:
     from statecache.core.view import View
 
-_LISTS = (list, tuple, Sequence, MutableSequence, Collection)
-_SETS = (set, frozenset, AbstractSet, MutableSet)
 _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length")
 _TAKES = {"increment": "whole numbers", "append": "lists", "add": "sets or lists", "remove": "sets or lists"}
 _INSTEAD = "Use update(), which knows the type, or a namespace of another one."
@@ -65,10 +62,11 @@ def items_write(view: View[Any], key: str, verb: str, items: Sequence[Any], *, t
     if not items:
         raise UsageError(f"{verb} was given no items")
     codec = codec_for(Any if of is Any else list[of])  # type: ignore[valid-type]
-    argument, seen = codec.encode([*items], key=key, bytes_max=view.value_bytes_max)
+    argument, _ = codec.encode([*items], key=key, bytes_max=view.value_bytes_max)
     if verb != "append":  # an item has the bytes of what readers get of it, in whatever form it is given
-        _refuse_unlike(items if of is Any else seen, key)
-        argument, _ = codec.encode(seen, key=key, bytes_max=view.value_bytes_max)
+        read = codec.decode(argument, key=key)
+        _refuse_unlike(items if of is Any else read, key)
+        argument, _ = codec.encode(read, key=key, bytes_max=view.value_bytes_max)
     if not is_array(argument) or (verb != "append" and len(elements(argument) or ()) != len(items)):
         raise CodecError(key=key, reason="its JSON is not spelled as statecache spells it; decode it first")
     return _write(view, key, verb, argument, ttl)

@@ -156,6 +156,17 @@ async def test_only_json_is_merged(fake_cache: AsyncStateCache, encoding: Any) -
     assert (await view.get("42")).version == 1  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("encoding", ["json+zstd", "json2 until 99999999999999", "", "jso"])
+async def test_an_encoding_that_is_not_known_is_not_taken_for_json(
+    fake_cache: AsyncStateCache, fake: FakeDeployment, encoding: str
+) -> None:
+    await fake_cache.increment(KEY)
+    fake.redis.hset(fake.keys.state(KEY), "encoding", encoding)
+    with pytest.raises(CodecError, match="only JSON can be merged"):
+        await fake_cache.increment(KEY)
+    assert _raw(fake, KEY) == b"1"
+
+
 @pytest.mark.parametrize(
     ("there", "verb", "item", "reason"),
     [

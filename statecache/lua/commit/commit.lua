@@ -238,7 +238,7 @@ for i = 1, count do
     local merge, digest, most, ends = string.match(ARGV[at + OP], '^(%a+) (%x+) (%d+) (%a+)$')
     local state, stands = states[i], states[i][3] == 'set'
     local held = call('HMGET', KEYS[4 + i], 'value', 'schema', 'asked')
-    local form = stands and string.match(state[7] or '', '^%a*')
+    local form = stands and string.match(state[7] or '', '^[^ ]*')
     if form and not (held[1] and held[2]) then return { nonce, 'FOREIGN', KEYS[4 + i], 'fields are missing' } end
     if form and form ~= 'json' then return { nonce, 'UNFIT', i, 'encoding', form } end
     if state[3] == 'quarantined' then return { nonce, 'UNFIT', i, state[3], state[2] } end
