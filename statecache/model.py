@@ -137,7 +137,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.change_id if self.op != "expired" else self.change_id + AGED
 
 
-class Merge(msgspec.Struct, frozen=True):
+class Modifier(msgspec.Struct, frozen=True):
     """How a write makes its value of what is there, in Redis, and what that may come to.
 
     `verb` is `increment`, `append`, `add` or `remove`; `digest` tells it, with its argument, from others under the same
@@ -151,7 +151,7 @@ class Merge(msgspec.Struct, frozen=True):
 
     @property
     def spelled(self) -> str:
-        """The merge as the commit script is told of it, longer than any other operation."""
+        """The modifier as the commit script is told of it, longer than any other operation."""
         return f"{self.verb} {self.digest} {self.bytes_max} {'keep' if self.keeps_end else 'end'}"
 
 
@@ -159,8 +159,8 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
     """One state's part in a commit, as asked for: `expected` is a change_id, BLIND, ABSENT, PRESENT or EXPIRED.
 
     `seen` is the value as readers get it. `op` is `set`, `delete`, or `check`, which compares and writes nothing.
-    With `merge`, `value` is its argument, and what is written is known from the answer alone. `assume_new` vouches that
-    Postgres knows nothing of the key; where `new_in` names an epoch, in that epoch only.
+    With `modifier`, `value` is its argument, and what is written is known from the answer alone. `assume_new` vouches
+    that Postgres knows nothing of the key; where `new_in` names an epoch, in that epoch only.
     """
 
     key: str
@@ -173,7 +173,7 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
     ttl_ms: int | None = None
     assume_new: bool = False
     new_in: int | None = None
-    merge: Merge | None = None
+    modifier: Modifier | None = None
 
     @property
     def novelty(self) -> str:

@@ -1,4 +1,4 @@
-"""What `commit` does to single states: written, created, deleted, or changed by a merge."""
+"""What `commit` does to single states: written, created, deleted, or changed by a modifier."""
 
 from __future__ import annotations
 

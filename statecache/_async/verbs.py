@@ -14,7 +14,7 @@ from statecache._async.bulk import AsyncBulk
 from statecache._async.checkpoints import AsyncCheckpoints
 from statecache._async.feed import AsyncFeeds
 from statecache._async.history import AsyncHistory
-from statecache._async.merges import AsyncMerges
+from statecache._async.modifiers import AsyncModifiers
 from statecache._async.moves import AsyncMoves
 from statecache._async.observer import observe
 from statecache._async.reads import AsyncReads
@@ -47,7 +47,7 @@ _END_S = 0.05
 class AsyncVerbs(
     AsyncReads[D],
     AsyncWrites[D],
-    AsyncMerges[D],
+    AsyncModifiers[D],
     AsyncMoves[D],
     AsyncBulk[D],
     AsyncSteps[D],

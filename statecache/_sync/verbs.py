@@ -16,7 +16,7 @@ from statecache._sync.bulk import Bulk
 from statecache._sync.checkpoints import Checkpoints
 from statecache._sync.feed import Feeds
 from statecache._sync.history import History
-from statecache._sync.merges import Merges
+from statecache._sync.modifiers import Modifiers
 from statecache._sync.moves import Moves
 from statecache._sync.observer import observe
 from statecache._sync.reads import Reads
@@ -50,7 +50,7 @@ _END_S = 0.05
 class Verbs(
     Reads[D],
     Writes[D],
-    Merges[D],
+    Modifiers[D],
     Moves[D],
     Bulk[D],
     Steps[D],

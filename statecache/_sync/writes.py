@@ -13,7 +13,7 @@ from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.concurrency import entered, run
-from statecache.core.merging import checked_items, increment_write, items_write
+from statecache.core.modifiers import checked_items, increment_write, items_write
 from statecache.core.view import VerbGroup, checked_change_id, checked_reason, checked_text, expected_of
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
 from statecache.keys import checked_key

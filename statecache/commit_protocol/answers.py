@@ -23,7 +23,7 @@ from statecache.errors import (
 from statecache.model import ABSENT, AGED, EXPIRED, PRESENT, Position
 from statecache.records import text_of
 from statecache.redis_errors import found_at
-from statecache.rules.merging import Made, unfit_error
+from statecache.rules.modifiers import Made, unfit_error
 from statecache.rules.outcomes import Content, content_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Committed(msgspec.Struct, frozen=True):
     """The answer of an applied commit: its position, the server's time, each written state's version and parent.
 
-    `made` is what merges have made, by the place of their write among those that change a state.
+    `made` is what modifiers have made, by the place of their write among those that change a state.
     """
 
     change_id: str
@@ -58,7 +58,7 @@ class Found(NamedTuple):
     changes: tuple[ChangeRecord, ...] = ()
     """What was written, where it was found in the stream; in Postgres it has to be asked for."""
     made: Mapping[int, Made] = {}
-    """What merges have made, by the place of their key."""
+    """What modifiers have made, by the place of their key."""
     bases: Mapping[int, bytes | None] = {}
     """What they had been given, where that is known; None where there was nothing."""
 
@@ -84,13 +84,13 @@ def committed_of(commit: Commit, reply: Sequence[Any]) -> Committed:
         return Committed(change_id, position, reply[3].decode(), (int(reply[4]),), (reply[5].decode(),))
     written = commit.written()
     end = 4 + 2 * len(written)
-    merges = [at for at, write in enumerate(written) if write.merge is not None]
+    modifiers = [at for at, write in enumerate(written) if write.modifier is not None]
     made = zip(reply[end::3], reply[end + 1 :: 3], reply[end + 2 :: 3], strict=True)
     return Committed(
         change_id, position, reply[3].decode(), tuple(map(int, reply[4:end:2])),
         tuple(map(bytes.decode, reply[5:end:2])),
         {at: Made(value, encoding.decode(), schema.decode())
-         for at, (encoding, schema, value) in zip(merges, made, strict=True)},
+         for at, (encoding, schema, value) in zip(modifiers, made, strict=True)},
     )  # fmt: skip
 
 
@@ -133,21 +133,21 @@ def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
 
 
 def _unfit(write: Write, what: str, which: bytes | None) -> StateCacheError:
-    """Return the error for a state that cannot be merged."""
+    """Return the error for a state that cannot be modified."""
     if what == "quarantined":
         return Quarantined(write.key, (which or b"").decode())
-    assert write.merge is not None
-    return unfit_error(write.key, write.merge.verb, what, which or b"")
+    assert write.modifier is not None
+    return unfit_error(write.key, write.modifier.verb, what, which or b"")
 
 
 def is_lasting(commit: Commit, reply: Sequence[Any]) -> bool:
     """Return whether every attempt of the commit meets this refusal, whenever it arrives.
 
-    What a merge makes is another thing at another time.
+    What a modifier makes is another thing at another time.
     """
     if reply[1] == b"CONFLICT":
         return commit.writes[reply[2] - 1].expected not in (ABSENT, PRESENT, EXPIRED)
-    return reply[1] == b"REUSED" or (reply[1] == b"LIMIT" and not commit.merges)
+    return reply[1] == b"REUSED" or (reply[1] == b"LIMIT" and not commit.modifies)
 
 
 def found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Found | None:

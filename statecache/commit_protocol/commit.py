@@ -81,9 +81,9 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         return [write for write in self.writes if write.op != "check"]
 
     @property
-    def merges(self) -> bool:
+    def modifies(self) -> bool:
         """Whether any of its writes makes its value of what is there."""
-        return any(write.merge is not None for write in self.writes)
+        return any(write.modifier is not None for write in self.writes)
 
     def arguments(self, settings: Settings, limits: Sequence[str], *, replicas: int = 0) -> list[Any]:
         """Return the script's ARGV, but for the times at its end; so many `replicas` must be connected."""
@@ -94,7 +94,7 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         ]  # fmt: skip
         for write in self.writes:
             arguments += (
-                write.key, write.op if write.merge is None else write.merge.spelled, write.expected, write.value,
+                write.key, write.op if write.modifier is None else write.modifier.spelled, write.expected, write.value,
                 write.encoding, write.schema,
                 "" if write.ttl_ms is None else write.ttl_ms, write.novelty,
             )  # fmt: skip

@@ -229,7 +229,7 @@ class View(Generic[D]):
         """Return the state that a commit's write has made, with the value as readers get it."""
         updated_at = time_of(committed.updated_at)
         value, encoding, schema = write.seen, write.encoding, write.schema
-        if write.merge is not None:
+        if write.modifier is not None:
             value, encoding, schema = self._made(write.key, committed, at)
         return State(
             key=write.key,
@@ -246,7 +246,7 @@ class View(Generic[D]):
         )
 
     def _made(self, key: str, committed: Committed, at: int) -> tuple[Any, str, str]:
-        """Return the value that a merge has made, its encoding and its schema.
+        """Return the value that a modifier has made, its encoding and its schema.
 
         Raises CodecError where what was there before is not of this view's type: reading it would have done so too.
         """

@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Literal, NamedTuple
 
 from statecache.model import Write
-from statecache.rules.merging import Made, makes
+from statecache.rules.modifiers import Made, makes
 
 Fate = Literal["change", "conflict", "quarantine", ""]
 _SET_ASIDE: tuple[Fate, ...] = ("conflict", "quarantine")
@@ -59,14 +59,14 @@ def another(
 ) -> int | None:
     """Return the index of the first write that differs from what was found for it; None where none does.
 
-    A merge differs where it would have made another value of what was there, if that is known.
+    A modifier differs where it would have made another value of what was there, if that is known.
     """
     for at, (write, found) in enumerate(zip(writes, contents, strict=True)):
-        if write.merge is None:
+        if write.modifier is None:
             same = content_of(write.op, write.value) == found
         else:
             same = found.op == "set" and (
-                at not in bases or makes(write.merge.verb, write.value, bases[at], made[at].value)
+                at not in bases or makes(write.modifier.verb, write.value, bases[at], made[at].value)
             )
         if not same:
             return at

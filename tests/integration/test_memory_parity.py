@@ -49,7 +49,7 @@ def _call(dice: Random) -> tuple[str, Call]:
         f"append {name}": lambda cache: cache.append(name, value, [value]),
         f"add {name}": lambda cache: cache.add(name, "two", 1),
         f"remove {name}": lambda cache: cache.remove(name, 1, None),
-        f"commit merges {name} {other}": lambda cache: cache.commit([Append(name, [1]), Increment(other)]),
+        f"commit modifiers {name} {other}": lambda cache: cache.commit([Append(name, [1]), Increment(other)]),
         f"rename {name} {other}": lambda cache: cache.rename(name, other),
         f"copy {name} {other}": lambda cache: cache.copy(name, other, replace=True),
         f"step {name}": lambda cache: cache.step(name, "s", lambda step: value),

@@ -99,12 +99,12 @@ class Actor:
 
     async def count(self, key: str) -> None:
         """Add one to a number."""
-        with self._noted("increment", key, merges={key: ("increment", 1)}) as sent:
+        with self._noted("increment", key, modifiers={key: ("increment", 1)}) as sent:
             self._wrote(sent, await self.cache.increment(key, reason=sent.tag))
 
     async def count_again(self, key: str, change_id: str, meanwhile: Callable[[], Awaitable[object]]) -> None:
         """Repeat an increment under its change_id, after what is done meanwhile: it counts once."""
-        with self._noted("increment", key, change_id=change_id, merges={key: ("increment", 5)}) as sent:
+        with self._noted("increment", key, change_id=change_id, modifiers={key: ("increment", 5)}) as sent:
             await self.cache.increment(key, 5, change_id=change_id, reason=sent.tag)
             await meanwhile()
             self._wrote(sent, await self.cache.increment(key, 5, change_id=change_id, reason=sent.tag))

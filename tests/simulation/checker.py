@@ -28,7 +28,7 @@ from statecache.core.commit.endings import REASON
 from statecache.model import ABSENT, PRESENT
 from tests.simulation.evidence import Evidence, Loss, Row, Verdict, Violation
 from tests.simulation.history import MOVES, Operation, Seen
-from tests.simulation.merge_verbs import made
+from tests.simulation.modifier_verbs import made
 
 LATE_S = 1.0
 """How long behind its end a state may still be read: what a client knows of the server's clock is one exchange old."""
@@ -125,7 +125,7 @@ def _judge_chain(book: _Book, key: str, chain: Sequence[Row]) -> None:
             book.note("stranger", key, [writer], f"{where} is of {writer.tag}, which does not write this key")
         elif not gap:
             _judge_precondition(book, writer, row, before)
-            _judge_merge(book, writer, row, before)
+            _judge_modifier(book, writer, row, before)
         before = row
 
 
@@ -150,15 +150,15 @@ def _judge_precondition(book: _Book, writer: Operation, row: Row, before: Row | 
         book.note("precondition", row.key, [writer], sentence)
 
 
-def _judge_merge(book: _Book, writer: Operation, row: Row, before: Row | None) -> None:
-    """Check that a merge has made of what was there what it has to make of it."""
-    merge = writer.merges.get(row.key)
-    if merge is None or row.op != "set":
+def _judge_modifier(book: _Book, writer: Operation, row: Row, before: Row | None) -> None:
+    """Check that a modifier has made of what was there what it has to make of it."""
+    modifier = writer.modifiers.get(row.key)
+    if modifier is None or row.op != "set":
         return
     there = before.value if before is not None and before.exists(row.at) else None
-    if row.value != (wanted := made(merge, there)):
-        sentence = f"{writer.tag} was to make {wanted!r} of {there!r} by {merge}, and made {row.value!r}"
-        book.note("merge", row.key, [writer], sentence)
+    if row.value != (wanted := made(modifier, there)):
+        sentence = f"{writer.tag} was to make {wanted!r} of {there!r} by {modifier}, and made {row.value!r}"
+        book.note("modifier", row.key, [writer], sentence)
 
 
 def _judge_writes(book: _Book, evidence: Evidence, places: Mapping[str, Mapping[str, int]]) -> None:

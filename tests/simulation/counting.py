@@ -14,23 +14,23 @@ from hypothesis.stateful import rule
 
 from statecache import AsyncStateCache, ChangeIdReused
 from tests.simulation.expectation import Change
-from tests.simulation.history import Merge
-from tests.simulation.merge_verbs import made, mutation
+from tests.simulation.history import Modifier
+from tests.simulation.modifier_verbs import made, mutation
 from tests.simulation.refusals import CLIENTS
 from tests.simulation.sharing import Sharing
 from tests.simulation.wires import Lost as LostPart
 from tests.simulation.wires import Wire
 
 KINDS = {"counts/1": "number", "counts/2": "number", "counts/1/list": "list", "counts/2/list": "list"}
-MERGED = st.sampled_from([*KINDS])
+MODIFIED = st.sampled_from([*KINDS])
 NUMBERS = st.sampled_from((1, 2, -1, 2**53, -(2**53), 10**10))
 ITEMS = st.lists(st.sampled_from((1, 11, "a", 'a",', ["a"], None)), min_size=1, max_size=2)
 
 
 @st.composite
-def merges(draw: st.DrawFn) -> tuple[str, Merge]:
-    """Draw a key and a merge of what stands there."""
-    key = draw(MERGED)
+def modifiers(draw: st.DrawFn) -> tuple[str, Modifier]:
+    """Draw a key and a modifier of what stands there."""
+    key = draw(MODIFIED)
     if KINDS[key] == "number":
         return key, ("increment", draw(NUMBERS))
     return key, (draw(st.sampled_from(("append", "add", "remove"))), draw(ITEMS))
@@ -41,78 +41,78 @@ class Counting(Sharing):
 
     wires: list[Wire]
 
-    async def _merge(self, client: AsyncStateCache, key: str, merge: Merge, **more: Any) -> Any:
-        given = (merge[1],) if merge[0] == "increment" else merge[1]
-        return await getattr(client, merge[0])(key, *given, **more)
+    async def _modifier(self, client: AsyncStateCache, key: str, modifier: Modifier, **more: Any) -> Any:
+        given = (modifier[1],) if modifier[0] == "increment" else modifier[1]
+        return await getattr(client, modifier[0])(key, *given, **more)
 
-    async def _merged(self, client: AsyncStateCache, key: str, merge: Merge) -> None:
-        value = made(merge, self.expected.value(key))
-        self.expected.took(key, "set", value, await self._merge(client, key, merge))
+    async def _modified(self, client: AsyncStateCache, key: str, modifier: Modifier) -> None:
+        value = made(modifier, self.expected.value(key))
+        self.expected.took(key, "set", value, await self._modifier(client, key, modifier))
 
-    @rule(who=CLIENTS, one=merges())
-    def merge(self, who: int, one: tuple[str, Merge]) -> None:
-        self.run(self._merged(self.clients[who], *one))
+    @rule(who=CLIENTS, one=modifiers())
+    def modifier(self, who: int, one: tuple[str, Modifier]) -> None:
+        self.run(self._modified(self.clients[who], *one))
 
     @rule(who=CLIENTS, number=NUMBERS, items=ITEMS)
-    def merge_two(self, who: int, number: int, items: list[Any]) -> None:
-        self.run(self._merge_two(self.clients[who], number, items))
+    def modifier_two(self, who: int, number: int, items: list[Any]) -> None:
+        self.run(self._modifier_two(self.clients[who], number, items))
 
-    async def _merge_two(self, client: AsyncStateCache, number: int, items: list[Any]) -> None:
-        merges: dict[str, Merge] = {"counts/1": ("increment", number), "counts/1/list": ("append", items)}
-        values = {key: made(merge, self.expected.value(key)) for key, merge in merges.items()}
-        states = await client.commit([mutation(key, merge) for key, merge in merges.items()])
+    async def _modifier_two(self, client: AsyncStateCache, number: int, items: list[Any]) -> None:
+        modifiers: dict[str, Modifier] = {"counts/1": ("increment", number), "counts/1/list": ("append", items)}
+        values = {key: made(modifier, self.expected.value(key)) for key, modifier in modifiers.items()}
+        states = await client.commit([mutation(key, modifier) for key, modifier in modifiers.items()])
         for (key, value), state in zip(values.items(), states, strict=True):
             assert state is not None
             self.expected.took(key, "set", value, state)
 
-    @rule(who=CLIENTS, key=MERGED)
-    def delete_what_was_merged(self, who: int, key: str) -> None:
-        self.run(self._delete_merged(self.clients[who], key))
+    @rule(who=CLIENTS, key=MODIFIED)
+    def delete_what_was_modified(self, who: int, key: str) -> None:
+        self.run(self._delete_modified(self.clients[who], key))
 
-    async def _delete_merged(self, client: AsyncStateCache, key: str) -> None:
+    async def _delete_modified(self, client: AsyncStateCache, key: str) -> None:
         state = await client.delete(key)
         assert (state is not None) == self.expected.exists(key)
         if state is not None:
             self.expected.took(key, "delete", None, state)
 
-    @rule(who=CLIENTS, one=merges(), lost=st.sampled_from(("request", "reply")), between=st.integers(0, 8))
-    def lose_a_merge(self, who: int, one: tuple[str, Merge], lost: LostPart, between: int) -> None:
-        self.run(self._lose_merge(who, *one, lost, between))
+    @rule(who=CLIENTS, one=modifiers(), lost=st.sampled_from(("request", "reply")), between=st.integers(0, 8))
+    def lose_a_modifier(self, who: int, one: tuple[str, Modifier], lost: LostPart, between: int) -> None:
+        self.run(self._lose_modifier(who, *one, lost, between))
 
-    async def _lose_merge(self, who: int, key: str, merge: Merge, lost: LostPart, between: int) -> None:
+    async def _lose_modifier(self, who: int, key: str, modifier: Modifier, lost: LostPart, between: int) -> None:
         other, first = self.clients[1 - who], list[Any]()
 
         async def meanwhile(applied: bool) -> None:
             if applied:
-                first.append(made(merge, self.expected.value(key)))
+                first.append(made(modifier, self.expected.value(key)))
                 self.expected.applied(key, Change("set", first[0], ""))
             for _ in range(between):
-                await self._merged(other, key, merge)
+                await self._modified(other, key, modifier)
 
         self.wires[who].arm(lost, meanwhile)
-        state = await self._merge(self.clients[who], key, merge)
-        value = first[0] if first else made(merge, self.expected.value(key))
+        state = await self._modifier(self.clients[who], key, modifier)
+        value = first[0] if first else made(modifier, self.expected.value(key))
         self.expected.took(key, "set", value, state)
         assert not self.wires[who].armed
 
-    @rule(who=CLIENTS, one=merges(), back=st.integers(0, 9))
-    def merge_under_a_used_change_id(self, who: int, one: tuple[str, Merge], back: int) -> None:
-        key, merge = one
+    @rule(who=CLIENTS, one=modifiers(), back=st.integers(0, 9))
+    def modifier_under_a_used_change_id(self, who: int, one: tuple[str, Modifier], back: int) -> None:
+        key, modifier = one
         chain = self.expected.chain(key)
         if back < len(chain) and chain[-1 - back].change_id:
-            self.run(self._merge_again(self.clients[who], key, merge, len(chain) - 1 - back))
+            self.run(self._modifier_again(self.clients[who], key, modifier, len(chain) - 1 - back))
 
-    async def _merge_again(self, client: AsyncStateCache, key: str, merge: Merge, at: int) -> None:
-        """Use it for a merge that may be another one: it is told from it by what it would have made."""
+    async def _modifier_again(self, client: AsyncStateCache, key: str, modifier: Modifier, at: int) -> None:
+        """Use it for a modifier that may be another one: it is told from it by what it would have made."""
         chain = self.expected.chain(key)
         before, change = chain[at - 1].value if at else None, chain[at]
-        if KINDS[key] == "number" and change.op == "set" and merge[1] > 0:
+        if KINDS[key] == "number" and change.op == "set" and modifier[1] > 0:
             number: Any = change.value
-            merge = ("increment", number - (before or 0))  # the very one
-        if change.op == "set" and made(merge, before) == change.value and merge[0] in ("increment", "append"):
-            state = await self._merge(client, key, merge, change_id=change.change_id)
+            modifier = ("increment", number - (before or 0))  # the very one
+        if change.op == "set" and made(modifier, before) == change.value and modifier[0] in ("increment", "append"):
+            state = await self._modifier(client, key, modifier, change_id=change.change_id)
             assert (state.version, state.change_id, state.value) == (at + 1, change.change_id, change.value)
-        elif change.op == "delete" or made(merge, before) != change.value:
+        elif change.op == "delete" or made(modifier, before) != change.value:
             with pytest.raises(ChangeIdReused) as refused:
-                await self._merge(client, key, merge, change_id=change.change_id)
+                await self._modifier(client, key, modifier, change_id=change.change_id)
             assert (refused.value.key, refused.value.version) == (key, at + 1)

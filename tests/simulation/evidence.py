@@ -16,7 +16,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     `follows` is the tag of the write whose value this one's value was computed from, where the value tells. With a
     `gap` what it continues is not in Postgres, and Postgres says so. A state ends at `until`, which is `ends` on the
-    monotonic clock; `at` and `until` are in ms of the server's clock. `value` is what merges have made of it.
+    monotonic clock; `at` and `until` are in ms of the server's clock. `value` is what modifiers have made of it.
     """
 
     key: str

@@ -93,7 +93,7 @@ async def test_what_is_falsified_at_rest_is_found(tmp_path: Path) -> None:
             if len(done) > 200 and {operation.verb for operation in done} >= set(VERBS) - {
                 "create_new",
                 "compare",
-                "get_merged",
+                "get_modified",
             }:
                 break
         else:

@@ -198,18 +198,18 @@ def test_a_value_that_was_computed_from_another_one_is_found() -> None:
     [("increment", 2, (5, 7)), ("append", ["b"], (["a"], ["a", "b"])), ("add", ["a", "b"], (["c"], ["c", "a", "b"])),
      ("remove", ["a"], (["a", "b"], ["b"]))],
 )  # fmt: skip
-def test_what_a_merge_has_made_is_compared_with_what_it_was_to_make(
+def test_what_a_modifier_has_made_is_compared_with_what_it_was_to_make(
     verb: str, argument: Any, values: tuple[Any, Any]
 ) -> None:
     before, after = values
-    told = _with(SECOND, verb=verb, expected={}, merges={KEY: (verb, argument)})
+    told = _with(SECOND, verb=verb, expected={}, modifiers={KEY: (verb, argument)})
     assert _kinds(told, [_row(1, value=before), _row(2, value=after), CHAIN[2]]) == set()
     for wrong in (before, [*after, "b"] if isinstance(after, list) else after + 2, None):
-        assert _kinds(told, [_row(1, value=before), _row(2, value=wrong), CHAIN[2]]) == {"merge"}
+        assert _kinds(told, [_row(1, value=before), _row(2, value=wrong), CHAIN[2]]) == {"modifier"}
     ended = [_row(1, value=before, until=5.0, ends=5.0), _row(2, value=after, at=6.0), CHAIN[2]]
-    assert "merge" in _kinds(told, ended)
+    assert "modifier" in _kinds(told, ended)
     begun = {"increment": 2, "append": ["b"], "add": ["a", "b"], "remove": []}[verb]
-    assert "merge" not in _kinds(told, [ended[0], _row(2, value=begun, at=6.0), CHAIN[2]])
+    assert "modifier" not in _kinds(told, [ended[0], _row(2, value=begun, at=6.0), CHAIN[2]])
 
 
 def test_a_copy_has_its_value_from_elsewhere_and_is_gone_on_from_as_it_is() -> None:

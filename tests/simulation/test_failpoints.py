@@ -40,7 +40,7 @@ NOT_VISITED = {
     "namespaces": "asked only where a view enforces locks for the first time: test_policies",
     "standing": "asked only while a client goes down: test_client_closing",
     "measure": "asked only where entries were deleted by hand before they were flushed: test_flusher_gap",
-    "change_of": "asked only by a merge that is repeated: test_merges",
+    "change_of": "asked only by a modifier that is repeated: test_modifiers",
     "declare_history": "asked only where a view has a policy of history: test_history_policies",
     "history_at": "it only reads what is never changed, and its errors are those of every read: test_time_travel",
     "history_nearest": "it only reads what is never changed, and its errors are those of every read: test_time_travel",

@@ -37,10 +37,10 @@ from statecache.errors import (
     VersionConflict,
 )
 from statecache.model import ABSENT, PRESENT, State
-from tests.simulation.history import Invoke, Kind, Merge, Recorder, Seen, seen_of
+from tests.simulation.history import Invoke, Kind, Modifier, Recorder, Seen, seen_of
 from tests.simulation.many_verbs import ManyVerbs, Work
-from tests.simulation.merge_verbs import MERGED, MergeVerbs
-from tests.simulation.merge_verbs import VERBS as MERGE_VERBS
+from tests.simulation.modifier_verbs import MODIFIED, ModifierVerbs
+from tests.simulation.modifier_verbs import VERBS as MODIFIER_VERBS
 from tests.support.awaited import awaited
 
 GROUPS = {
@@ -49,7 +49,7 @@ GROUPS = {
     "runs/3": ("runs/3",),
     "users/a": ("users/a", "users/a/{x}:state:"),
 }
-KEYS = (*(key for group in GROUPS.values() for key in group), *MERGED)
+KEYS = (*(key for group in GROUPS.values() for key in group), *MODIFIED)
 KINDS_FILE = "kinds"
 """What is in a run's folder: the kinds of faults that it has."""
 NEW = "new"
@@ -67,14 +67,14 @@ TTLS_S = (None, None, None, None, None, None, 0.01, 0.3, 2.0, inf)
 VERBS = {
     "get": 24, "set": 12, "compare": 14, "create": 6, "create_new": 5, "update": 12, "delete": 6, "transaction": 8,
     "transact": 8, "list": 4, "wait_durable": 5, "get_many": 4, "set_many": 4, "delete_many": 2, "commit": 6,
-    "rename": 3, "copy": 3, "touch": 3, **MERGE_VERBS,
+    "rename": 3, "copy": 3, "touch": 3, **MODIFIER_VERBS,
 }  # fmt: skip
 
 _REFUSED = (VersionConflict, AlreadyExists, NotFound, Forked, Quarantined, Lost)
 _NOT_APPLIED = (Unavailable, Backpressure, DurabilityRefused)
 
 
-class Session(ManyVerbs, MergeVerbs):
+class Session(ManyVerbs, ModifierVerbs):
     """One session: operations one after the other; other profiles set other groups, verbs, levels and modes."""
 
     groups: Mapping[str, Sequence[str]] = GROUPS
@@ -202,7 +202,7 @@ class Session(ManyVerbs, MergeVerbs):
 
     def _begin(
         self, verb: str, keys: list[str], kind: Kind, *, expected: dict[str, str] | None = None, own_id: bool = False,
-        change_id: str = "", mode: str = "primary", merges: dict[str, Merge] | None = None,
+        change_id: str = "", mode: str = "primary", modifiers: dict[str, Modifier] | None = None,
     ) -> Invoke:  # fmt: skip
         if own_id:
             change_id = f"{self._rng.getrandbits(96):024x}"
@@ -214,7 +214,7 @@ class Session(ManyVerbs, MergeVerbs):
             kind=kind,
             change_id=change_id,
             expected=expected,
-            merges=merges,
+            modifiers=modifiers,
             mode=mode,
             level=level,
         )
@@ -228,7 +228,7 @@ class Session(ManyVerbs, MergeVerbs):
     async def _written(self, sent: Invoke, *given: Any, **more: Any) -> None:
         """Send a write of one key, and again under its change_id where its outcome is not known."""
         key, change_id = sent.keys[0], sent.change_id
-        if change_id == "" or sent.verb == "delete" or sent.merges:
+        if change_id == "" or sent.verb == "delete" or sent.modifiers:
             more["reason"] = sent.tag
         for repeat in range(REPEATS_MAX):
             more["timeout"] = self._timeout()
@@ -380,7 +380,9 @@ def main(arguments: list[str], session: type[Session] = Session) -> None:
     kinds = Path(folder, KINDS_FILE)
     if kinds.exists() and "swapped" in kinds.read_text().split():
         session.ttls = (None,)  # the release before does not know of them
-        session.verbs = {verb: weight for verb, weight in session.verbs.items() if verb not in ("touch", *MERGE_VERBS)}
+        session.verbs = {
+            verb: weight for verb, weight in session.verbs.items() if verb not in ("touch", *MODIFIER_VERBS)
+        }
     asyncio.run(write(Path(folder), name, int(seed), int(sessions), plain=kind == "sync", kind=session))
 
 

@@ -1,8 +1,8 @@
-"""What merges of a commit have made that was applied long ago, and what they had been given to make it of.
+"""What modifiers of a commit have made that was applied long ago, and what they had been given to make it of.
 
 Their values are in no answer any more. The stream has them as long as it has their entries, and Postgres ever after.
-Where the caller has named the change_id himself, it may be that of another merge: so the change before is looked for
-too, and the rules say what this merge would have made of that. Where that change is nowhere, he is believed.
+Where the caller has named the change_id himself, it may be that of another modifier: so the change before is looked for
+too, and the rules say what this modifier would have made of that. Where that change is nowhere, he is believed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from statecache.errors import OutcomeUnknown
 from statecache.expiry import form_of, until_of
 from statecache.records import time_of
-from statecache.rules.merging import Made
+from statecache.rules.modifiers import Made
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.answers import Found
@@ -24,11 +24,11 @@ _GONE = "it is applied, and what it has made is held by no tier any more"
 
 
 async def remade(durable: Durable, commit: Commit, found: Found, *, end: float) -> Found:
-    """Return what was found with the values of its merges, and what they had been given where that has to be known."""
+    """Return what was found with what its modifiers made, and were given, where that has to be known."""
     made: dict[int, Made] = {}
     bases: dict[int, bytes | None] = {}
     for at, write in enumerate(commit.written()):
-        if write.merge is None:
+        if write.modifier is None:
             continue
         change = found.changes[at] if found.changes else None
         change = change or await durable.change(commit.shard, commit.change_id, write.key, end=end)
@@ -45,7 +45,7 @@ async def remade(durable: Durable, commit: Commit, found: Found, *, end: float) 
 
 
 def _base(before: ChangeRecord | None, at: str) -> bytes | None:
-    """Return what a merge at that time was given of the change before it."""
+    """Return what a modifier at that time was given of the change before it."""
     if before is None or before.op != "set":
         return None
     until = until_of(before.encoding)

@@ -110,7 +110,7 @@ class Repeats:
             current = [(change_id, _op_at(now, op, encoding)) for change_id, op, encoding in current]
             position = position or commit.applied_at
             found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end, position=position)
-            if found is not None and commit.merges:
+            if found is not None and commit.modifies:
                 found = await remade(self._durable, commit, found, end=commit.end)
         except (Unavailable, ForeignData, ConfigurationError, HistoryDamaged) as error:
             commit.lost_answer = commit.lost_answer or error

@@ -4,7 +4,7 @@
 -- ARGV  1 nonce  2 change_id  3 fence (on|off), and behind a blank how many replicas must be connected
 --       4 repeat (0|1, or the position at which its writer was told that it is applied)  5 writer  6 actor  7 reason
 --       8 backlog entries max  9 backlog bytes max  10 commit bytes max  11 value bytes max
---       12… per state: key, op (set|delete|check, or a merge: verb, digest, most bytes, and keep where an end stays),
+--       12… per state: key, op (set|delete|check, or a modifier: verb, digest, most bytes, and keep where an end stays),
 --           expected (change_id, or that and ~ where its end may have come, * blind, ! absent, ? present, % ended),
 --           value, encoding (behind it ' in ' and ms: it ends then, or ' until ' and a time in ms), schema, ttl in ms
 --           ('' = default), assume_new (0|1|e<epoch>: in that epoch)
@@ -12,8 +12,8 @@
 --           the first one: past which no other can be executed either
 --       where locks count, both of them, the second '' for none, then: the lock and token of each lease that the
 --           commit is made under, and the keys whose locks nobody else may hold; NULs between and after them
--- Gives { nonce, verdict, … }; of OK without merges these as one text with spaces, for a list costs the server more:
---   OK | DUP    position, updated_at, then per state: version, parent; then per merge: encoding, schema, value
+-- Gives { nonce, verdict, … }; of OK without modifiers these as one text with spaces, for a list costs the server more:
+--   OK | DUP    position, updated_at, then per state: version, parent; then per modifier: encoding, schema, value
 --   MUTE        the same as DUP, but there was no memory to write: a WAIT behind it vouches for nothing
 --   LATE        this attempt was held up on its way, and whoever sent it has given it up
 --   FENCED      meta.replid, server's replid, meta.epoch
@@ -28,7 +28,7 @@
 --   BACKLOG     entries, bytes
 --   REPLICAS    how many are connected, how many must be
 --   LIMIT       index (0 = the whole commit), bytes, limit
---   UNFIT       index of a state that cannot be merged, why (see `merging`; encoding, quarantined), which or its beginning
+--   UNFIT       index of a state that cannot be modified, why (see `modifiers`; encoding, quarantined), which or its beginning
 --   FOREIGN     Redis key, reason
 -- Nothing after the first write can fail: types, sizes, limits and rights are checked before it, and XADD comes first.
 -- Every commit waits for this script, and what it leaves to the garbage collector too: so globals are locals, there is
@@ -123,7 +123,7 @@ if seen then
           end
         end
         local other
-        if #ARGV[at + OP] > 6 then -- a merge, of which its digest tells whether it is this one
+        if #ARGV[at + OP] > 6 then -- a modifier, of which its digest tells whether it is this one
           local asked = string.match(' ' .. (call('HGET', KEYS[4 + i], 'asked') or ''), ' ' .. mine .. '(%x+)')
           other = asked and asked ~= string.match(ARGV[at + OP], ' (%x+)')
           forgotten = forgotten or not asked
@@ -229,25 +229,25 @@ if locks then
   if #tokens == 0 then tokens = nil end
 end
 
--- Types and sizes. A merge becomes the set of what it makes.
-local size, merges = 0, nil
+-- Types and sizes. A modifier becomes the set of what it makes.
+local size, modifiers = 0, nil
 for i = 1, count do
   local at = first + (i - 1) * width
   if #ARGV[at + OP] > 6 then
--- include merging
-    local merge, digest, most, ends = string.match(ARGV[at + OP], '^(%a+) (%x+) (%d+) (%a+)$')
+-- include modifiers
+    local modifier, digest, most, ends = string.match(ARGV[at + OP], '^(%a+) (%x+) (%d+) (%a+)$')
     local state, stands = states[i], states[i][3] == 'set'
     local held = call('HMGET', KEYS[4 + i], 'value', 'schema', 'asked')
     local form = stands and string.match(state[7] or '', '^[^ ]*')
     if form and not (held[1] and held[2]) then return { nonce, 'FOREIGN', KEYS[4 + i], 'fields are missing' } end
     if form and form ~= 'json' then return { nonce, 'UNFIT', i, 'encoding', form } end
     if state[3] == 'quarantined' then return { nonce, 'UNFIT', i, state[3], state[2] } end
-    local value, why, begins = merged(merge, ARGV[at + VALUE], stands and held[1])
+    local value, why, begins = modified(modifier, ARGV[at + VALUE], stands and held[1])
     if not value then return { nonce, 'UNFIT', i, why, begins } end
     if #value > tonumber(most) then return { nonce, 'LIMIT', i, #value, most } end
     if stands and ends == 'keep' then ARGV[at + ENCODING] = state[7] end
     if stands and held[2] ~= ARGV[at + SCHEMA] then ARGV[at + SCHEMA] = '' end -- it holds what both of them wrote
-    ARGV[at + OP], ARGV[at + VALUE], merges = 'set', value, { nonce, 'OK', '', '' }
+    ARGV[at + OP], ARGV[at + VALUE], modifiers = 'set', value, { nonce, 'OK', '', '' }
     local asked = held[3] or ''
     state.asked = mine .. digest .. ' ' .. (string.match(asked, '^%S+ %S+ %S+ %S+ %S+') or asked)
   end
@@ -381,19 +381,19 @@ for i = 1, count do
     call('ZADD', unflushed, n, ARGV[at])
     if hydrations > 1 then call('HDEL', hydrating, ARGV[at]) end
     answer = answer .. ' ' .. state.version .. ' ' .. state[2]
-    if merges then merges[#merges + 1], merges[#merges + 2] = state.version, state[2] end
+    if modifiers then modifiers[#modifiers + 1], modifiers[#modifiers + 2] = state.version, state[2] end
   end
 end
 call('HSET', meta, 'n', n, 'entries', entries, 'bytes', bytes)
 if others_until and others_until ~= '' then -- it is swept away as a token is
   call('HSET', hydrating, '!' .. change_id, '!|' .. epoch .. '|' .. others_until)
 end
-for i = 1, merges and count or 0 do
+for i = 1, modifiers and count or 0 do
   local at = first + (i - 1) * width
-  merges[3], merges[4] = position, updated_at
+  modifiers[3], modifiers[4] = position, updated_at
   if states[i].asked then
-    merges[#merges + 1], merges[#merges + 2], merges[#merges + 3] =
+    modifiers[#modifiers + 1], modifiers[#modifiers + 2], modifiers[#modifiers + 3] =
       ARGV[at + ENCODING], ARGV[at + SCHEMA], ARGV[at + VALUE]
   end
 end
-return merges or answer
+return modifiers or answer

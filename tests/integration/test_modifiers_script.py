@@ -1,4 +1,4 @@
-"""The script's rules of merging are those of `rules.merging`, byte for byte, on every server: also for nasty bytes."""
+"""The script's rules of modifiers are those of `rules.modifiers`, byte for byte, on every server, nasty ones too."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from statecache.rules.merging import INTEGER_MAX, INTEGER_MIN
+from statecache.rules.modifiers import INTEGER_MAX, INTEGER_MIN
 from tests.fixtures.servers import every_redis
-from tests.support.merges import befores, by_rules, by_script, merges
+from tests.support.modifiers import befores, by_rules, by_script, modifiers
 
 
 @every_redis
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(merge=merges, before=befores)
-@example(merge=("increment", b"1"), before=b"%d" % INTEGER_MAX)
-@example(merge=("increment", b"-1"), before=b"%d" % INTEGER_MIN)
-@example(merge=("increment", b"1"), before=b"9007199254740993")
-@example(merge=("increment", b"-9223372036854775808"), before=b"18446744073709551615")
-@example(merge=("increment", b"9223372036854775807"), before=b"-10000000000000000000")
-@example(merge=("increment", b"5"), before=b"-10000000000")
-@example(merge=("add", b'["a"]'), before=b'["a" ]')
-@example(merge=("remove", b'[","]'), before=b'["a","b",","]')
-def test_the_script_and_the_rules_agree(redis_raw: Any, merge: tuple[str, bytes], before: bytes | None) -> None:
-    assert by_script(redis_raw, *merge, before) == by_rules(*merge, before)
+@given(modifier=modifiers, before=befores)
+@example(modifier=("increment", b"1"), before=b"%d" % INTEGER_MAX)
+@example(modifier=("increment", b"-1"), before=b"%d" % INTEGER_MIN)
+@example(modifier=("increment", b"1"), before=b"9007199254740993")
+@example(modifier=("increment", b"-9223372036854775808"), before=b"18446744073709551615")
+@example(modifier=("increment", b"9223372036854775807"), before=b"-10000000000000000000")
+@example(modifier=("increment", b"5"), before=b"-10000000000")
+@example(modifier=("add", b'["a"]'), before=b'["a" ]')
+@example(modifier=("remove", b'[","]'), before=b'["a","b",","]')
+def test_the_script_and_the_rules_agree(redis_raw: Any, modifier: tuple[str, bytes], before: bytes | None) -> None:
+    assert by_script(redis_raw, *modifier, before) == by_rules(*modifier, before)
 
 
 @every_redis

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from statecache.core.merging import increment_write, items_write
+from statecache.core.modifiers import increment_write, items_write
 from statecache.core.view import VerbGroup
 from statecache.keys import checked_key
 from statecache.model import Durability, State, Ttl, Write
@@ -20,11 +20,11 @@ D = TypeVar("D")
 E = TypeVar("E")
 
 
-class AsyncMerges(VerbGroup[D], Generic[D]):
+class AsyncModifiers(VerbGroup[D], Generic[D]):
     """The verbs that change what is there without reading it."""
 
     async def increment(
-        self: AsyncMerges[int],
+        self: AsyncModifiers[int],
         name: str,
         by: int = 1,
         *,
@@ -43,24 +43,24 @@ class AsyncMerges(VerbGroup[D], Generic[D]):
         `change_id` repeats an earlier increment whose outcome is unknown: it is applied at most once. `timeout` is in
         seconds.
         """
-        return await self._merge(
+        return await self._modify(
             lambda key: increment_write(self._view, key, by, ttl=ttl), name, durability, actor, reason, change_id,
             timeout,
         )  # fmt: skip
 
     @overload
     async def append(
-        self: AsyncMerges[list[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
+        self: AsyncModifiers[list[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
         actor: str = ..., reason: str = ..., change_id: str | None = ..., timeout: float | None = ...,
     ) -> State[list[E]]: ...  # fmt: skip
     @overload
     async def append(
-        self: AsyncMerges[tuple[E, ...]], name: str, *items: E, ttl: Ttl | None = ...,
+        self: AsyncModifiers[tuple[E, ...]], name: str, *items: E, ttl: Ttl | None = ...,
         durability: Durability | None = ..., actor: str = ..., reason: str = ..., change_id: str | None = ...,
         timeout: float | None = ...,
     ) -> State[tuple[E, ...]]: ...  # fmt: skip
     async def append(
-        self: AsyncMerges[Any],
+        self: AsyncModifiers[Any],
         name: str,
         *items: Any,
         ttl: Ttl | None = None,
@@ -76,35 +76,35 @@ class AsyncMerges(VerbGroup[D], Generic[D]):
         one call stand together. A stored value that is no list raises CodecError; one that would become too large
         LimitExceeded. `ttl`, `change_id` and `timeout` are as in `increment`.
         """
-        return await self._merge(
+        return await self._modify(
             lambda key: items_write(self._view, key, "append", items, ttl=ttl), name, durability, actor, reason,
             change_id, timeout,
         )  # fmt: skip
 
     @overload
     async def add(
-        self: AsyncMerges[list[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
+        self: AsyncModifiers[list[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
         actor: str = ..., reason: str = ..., change_id: str | None = ..., timeout: float | None = ...,
     ) -> State[list[E]]: ...  # fmt: skip
     @overload
     async def add(
-        self: AsyncMerges[set[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
+        self: AsyncModifiers[set[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
         actor: str = ..., reason: str = ..., change_id: str | None = ..., timeout: float | None = ...,
     ) -> State[set[E]]: ...  # fmt: skip
     @overload
     async def add(
-        self: AsyncMerges[frozenset[E]], name: str, *items: E, ttl: Ttl | None = ...,
+        self: AsyncModifiers[frozenset[E]], name: str, *items: E, ttl: Ttl | None = ...,
         durability: Durability | None = ..., actor: str = ..., reason: str = ..., change_id: str | None = ...,
         timeout: float | None = ...,
     ) -> State[frozenset[E]]: ...  # fmt: skip
     @overload
     async def add(
-        self: AsyncMerges[tuple[E, ...]], name: str, *items: E, ttl: Ttl | None = ...,
+        self: AsyncModifiers[tuple[E, ...]], name: str, *items: E, ttl: Ttl | None = ...,
         durability: Durability | None = ..., actor: str = ..., reason: str = ..., change_id: str | None = ...,
         timeout: float | None = ...,
     ) -> State[tuple[E, ...]]: ...  # fmt: skip
     async def add(
-        self: AsyncMerges[Any],
+        self: AsyncModifiers[Any],
         name: str,
         *items: Any,
         ttl: Ttl | None = None,
@@ -120,35 +120,35 @@ class AsyncMerges(VerbGroup[D], Generic[D]):
         dictionaries raise CodecError. A call that finds all of them there is a change like any other. The errors,
         `ttl`, `change_id` and `timeout` are as in `append`.
         """
-        return await self._merge(
+        return await self._modify(
             lambda key: items_write(self._view, key, "add", items, ttl=ttl), name, durability, actor, reason, change_id,
             timeout,
         )  # fmt: skip
 
     @overload
     async def remove(
-        self: AsyncMerges[list[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
+        self: AsyncModifiers[list[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
         actor: str = ..., reason: str = ..., change_id: str | None = ..., timeout: float | None = ...,
     ) -> State[list[E]]: ...  # fmt: skip
     @overload
     async def remove(
-        self: AsyncMerges[set[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
+        self: AsyncModifiers[set[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
         actor: str = ..., reason: str = ..., change_id: str | None = ..., timeout: float | None = ...,
     ) -> State[set[E]]: ...  # fmt: skip
     @overload
     async def remove(
-        self: AsyncMerges[frozenset[E]], name: str, *items: E, ttl: Ttl | None = ...,
+        self: AsyncModifiers[frozenset[E]], name: str, *items: E, ttl: Ttl | None = ...,
         durability: Durability | None = ..., actor: str = ..., reason: str = ..., change_id: str | None = ...,
         timeout: float | None = ...,
     ) -> State[frozenset[E]]: ...  # fmt: skip
     @overload
     async def remove(
-        self: AsyncMerges[tuple[E, ...]], name: str, *items: E, ttl: Ttl | None = ...,
+        self: AsyncModifiers[tuple[E, ...]], name: str, *items: E, ttl: Ttl | None = ...,
         durability: Durability | None = ..., actor: str = ..., reason: str = ..., change_id: str | None = ...,
         timeout: float | None = ...,
     ) -> State[tuple[E, ...]]: ...  # fmt: skip
     async def remove(
-        self: AsyncMerges[Any],
+        self: AsyncModifiers[Any],
         name: str,
         *items: Any,
         ttl: Ttl | None = None,
@@ -162,12 +162,12 @@ class AsyncMerges(VerbGroup[D], Generic[D]):
 
         What is not there is passed over; where there is nothing, an empty one is left. The rest is as in `add`.
         """
-        return await self._merge(
+        return await self._modify(
             lambda key: items_write(self._view, key, "remove", items, ttl=ttl), name, durability, actor, reason,
             change_id, timeout,
         )  # fmt: skip
 
-    async def _merge(
+    async def _modify(
         self, write_of: Callable[[str], Write], name: str, durability: Durability | None, actor: str, reason: str,
         change_id: str | None, timeout: float | None,
     ) -> State[Any]:  # fmt: skip

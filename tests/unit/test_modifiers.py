@@ -27,7 +27,7 @@ from statecache import (
     UsageError,
 )
 from statecache.entries import change_set
-from statecache.rules.merging import INTEGER_MAX, INTEGER_MIN
+from statecache.rules.modifiers import INTEGER_MAX, INTEGER_MIN
 from tests.fixtures.redis import FakeDeployment
 
 KEY = "runs/42"
@@ -144,13 +144,13 @@ async def test_a_namespace_of_another_type_refuses_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("encoding", ["msgpack", "raw"])
-async def test_only_json_is_merged(fake_cache: AsyncStateCache, encoding: Any) -> None:
+async def test_only_json_is_modified(fake_cache: AsyncStateCache, encoding: Any) -> None:
     view = fake_cache.namespace("runs", encoding=encoding)
     with pytest.raises(UsageError, match=f"stored as JSON, and these are stored as {encoding}"):
         await view.increment("42")
     await view.set("42", b"5")
     with pytest.raises(
-        CodecError, match=f"appended to at \\$: it is stored as {encoding}, and only JSON can be merged"
+        CodecError, match=f"appended to at \\$: it is stored as {encoding}, and only JSON can be modified"
     ):
         await fake_cache.append(KEY, 1)
     assert (await view.get("42")).version == 1  # type: ignore[union-attr]
@@ -162,7 +162,7 @@ async def test_an_encoding_that_is_not_known_is_not_taken_for_json(
 ) -> None:
     await fake_cache.increment(KEY)
     fake.redis.hset(fake.keys.state(KEY), "encoding", encoding)
-    with pytest.raises(CodecError, match="only JSON can be merged"):
+    with pytest.raises(CodecError, match="only JSON can be modified"):
         await fake_cache.increment(KEY)
     assert _raw(fake, KEY) == b"1"
 
@@ -323,14 +323,14 @@ async def test_one_commit_takes_all_kinds_of_writes(fake_cache: AsyncStateCache)
         await fake_cache.commit([Increment(number), Increment("runs/43")])
 
 
-async def test_a_merge_may_end_a_key_in_one_commit_with_a_create(fake_cache: AsyncStateCache) -> None:
+async def test_a_modifier_may_end_a_key_in_one_commit_with_a_create(fake_cache: AsyncStateCache) -> None:
     states = await fake_cache.commit([Create(f"{KEY}/a", 1, assume_new=True), Increment(f"{KEY}/n", 2, ttl=60)])
     assert [state.value for state in states if state is not None] == [1, 2]
     assert states[1] is not None
     assert states[1].expires_at is not None
 
 
-async def test_a_repeat_answers_as_the_first_and_another_merge_is_told(fake_cache: AsyncStateCache) -> None:
+async def test_a_repeat_answers_as_the_first_and_another_modifier_is_told(fake_cache: AsyncStateCache) -> None:
     log = f"{KEY}/log"
     first = await fake_cache.increment(KEY, 5, change_id="first0001")
     appended = await fake_cache.append(log, "a", change_id="first0002", ttl=60)

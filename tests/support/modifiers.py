@@ -1,4 +1,4 @@
-"""What merges are tested with: values as they are stored, bytes that are nearly that, and every merge of them."""
+"""What modifiers are tested with: values as they are stored, bytes that are nearly that, and every modifier of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import strategies as some
 
 from statecache.lua import included
-from statecache.rules.merging import INTEGER_MAX, INTEGER_MIN, Unfit, merged
+from statecache.rules.modifiers import INTEGER_MAX, INTEGER_MIN, Unfit, modified
 
 EDGES = [0, 1, -1, 10**10 - 1, 10**10, -(10**10), 2**53, 2**53 + 1, -(2**53) - 1, INTEGER_MAX, INTEGER_MIN]
 PIECES = [
@@ -40,27 +40,27 @@ befores = (
     | nearly.map(lambda inner: b"[" + inner + b"]")
 )  # fmt: skip
 _collections = some.tuples(some.sampled_from(["append", "add", "remove"]), items.map(stored))
-merges = some.tuples(some.just("increment"), integers.map(stored)) | _collections
+modifiers = some.tuples(some.just("increment"), integers.map(stored)) | _collections
 
 SCRIPT = f"""
 local find, format = string.find, string.format
-{included("merging")}
+{included("modifiers")}
 local before = ARGV[3] == 'there' and ARGV[4]
-local value, why, begins = merged(ARGV[1], ARGV[2], before)
+local value, why, begins = modified(ARGV[1], ARGV[2], before)
 return value and {{ 'made', value }} or {{ 'unfit', why, begins or '' }}
 """
 
 
 def by_rules(verb: str, argument: bytes, before: bytes | None) -> list[bytes]:
-    """Return what the rules say of a merge, spelled as the script says it."""
+    """Return what the rules say of a modifier, spelled as the script says it."""
     try:
-        return [b"made", merged(verb, argument, before)]
+        return [b"made", modified(verb, argument, before)]
     except Unfit as error:
         return [b"unfit", error.what.encode(), error.begins]
 
 
 def by_script(redis: Any, verb: str, argument: bytes, before: bytes | None) -> list[bytes]:
-    """Return what the script's rules say of a merge."""
+    """Return what the script's rules say of a modifier."""
     there = ("absent",) if before is None else ("there", before)
     found: list[bytes] = redis.eval(SCRIPT, 0, verb, argument, *there)
     return found

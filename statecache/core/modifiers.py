@@ -1,7 +1,7 @@
-"""The writes of merges: what values a view must have for them, and their arguments as bytes.
+"""The writes of modifiers: what values a view must have for them, and their arguments as bytes.
 
-A merge takes values that are stored as JSON. `increment` takes whole numbers, `append` lists, `add` and `remove` sets
-and lists. A view whose type is something else refuses it before anything is sent, and so does one whose type limits a
+A modifier takes values that are stored as JSON: `increment` whole numbers, `append` lists, `add` and `remove` sets and
+lists. A view whose type is something else refuses it before anything is sent, and so does one whose type limits a
 number's range or a list's length, for Redis does not know these. Of a view without a type, only the stored bytes say
 whether it can be done.
 
@@ -23,7 +23,7 @@ from statecache.codec import codec_for
 from statecache.errors import CodecError, UsageError
 from statecache.expiry import lasting
 from statecache.model import BLIND, Ttl, Write
-from statecache.rules.merging import INTEGER_MAX, INTEGER_MIN, elements, is_array, merge_of
+from statecache.rules.modifiers import INTEGER_MAX, INTEGER_MIN, elements, is_array, modifier_of
 from statecache.value_loss import name_of, spelled, walk
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _INSTEAD = "Use update(), which knows the type, or a namespace of another one."
 
 
 class _Fit(NamedTuple):
-    """Why values of a type cannot be merged, or an empty text; and the type of the items of those that can."""
+    """Why values of a type cannot be modified, or an empty text; and the type of the items of those that can."""
 
     reason: str
     items: Any = Any
@@ -57,7 +57,7 @@ def checked_items(items: Any) -> Sequence[Any]:
 
 
 def items_write(view: View[Any], key: str, verb: str, items: Sequence[Any], *, ttl: Ttl | None) -> Write:
-    """Return the write of a merge of items; raise UsageError, or CodecError and LimitExceeded as for any value."""
+    """Return the write of a modifier of items; raise UsageError, or CodecError and LimitExceeded as for any value."""
     of = _checked_fit(view, verb)
     if not items:
         raise UsageError(f"{verb} was given no items")
@@ -74,7 +74,7 @@ def items_write(view: View[Any], key: str, verb: str, items: Sequence[Any], *, t
 
 def _write(view: View[Any], key: str, verb: str, argument: bytes, ttl: Ttl | None) -> Write:
     lasts = ttl is not None or view.lasts_ms is not None
-    merge = merge_of(verb, argument, bytes_max=view.value_bytes_max, keeps_end=not lasts)
+    modifier = modifier_of(verb, argument, bytes_max=view.value_bytes_max, keeps_end=not lasts)
     return Write(
         key=key,
         op="set",
@@ -83,12 +83,12 @@ def _write(view: View[Any], key: str, verb: str, argument: bytes, ttl: Ttl | Non
         encoding=lasting("json", view.lasting_ms(ttl)) if lasts else "json",
         schema=view.codec.schema,
         ttl_ms=view.ttl_ms,
-        merge=merge,
+        modifier=modifier,
     )
 
 
 def _checked_fit(view: View[Any], verb: str) -> Any:
-    """Return the type of a view's items; raise UsageError where its values cannot be merged."""
+    """Return the type of a view's items; raise UsageError where its values cannot be modified."""
     encoding, kind = view.policy.encoding, view.policy.type
     if encoding != "json":
         raise UsageError(f"{verb} needs values that are stored as JSON, and these are stored as {encoding}")
@@ -123,7 +123,7 @@ def _fit(kind: Any, verb: str) -> _Fit:
 
 
 def _takes(verb: str, info: inspect.Type) -> bool:
-    """Return whether a merge takes values of a type, whatever its limits."""
+    """Return whether a modifier takes values of a type, whatever its limits."""
     if verb == "increment":
         return isinstance(info, inspect.IntType)
     if isinstance(info, (inspect.ListType, inspect.VarTupleType)):

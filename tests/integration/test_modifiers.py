@@ -216,7 +216,7 @@ class Job(msgspec.Struct, frozen=True):
     name: str
 
 
-async def test_copies_are_counted_of_a_merge(make_client: MakeClient, paired: Settings) -> None:
+async def test_copies_are_counted_of_a_modifier(make_client: MakeClient, paired: Settings) -> None:
     client = make_client(paired)
     jobs = client.namespace("jobs", type=list[Job])
     assert (await jobs.append("1", Job("a"), durability="replica")).value == [Job("a")]

@@ -1,7 +1,7 @@
-"""What a merge makes of a value, from its bytes alone: the same as the commit script makes of them (`lua/merging.lua`).
+"""What a modifier makes of a value, from its bytes alone: the same as the commit script does (`lua/modifiers.lua`).
 
-The script is what merges. Here it is computed once more where a repeat has to be told from another merge under the same
-change_id: what it would have made of the change before is compared with what is there.
+The script is what modifies. Here it is computed once more where a repeat has to be told from another modifier under the
+same change_id: what it would have made of the change before is compared with what is there.
 
 Values are JSON as it is spelled when it is written: no blanks between the elements of an array. What is not spelled so
 is refused, never guessed. Items are compared by their bytes.
@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from statecache.errors import CodecError
-from statecache.model import Merge
+from statecache.model import Modifier
 
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 """The least and the greatest number that an increment takes and makes."""
@@ -33,7 +33,7 @@ _CLOSING = {b"[": b"]", b"{": b"}"}
 
 
 class Unfit(ValueError):
-    """A value that cannot be merged: what hinders it, and the byte that it begins with."""
+    """A value that cannot be modified: what hinders it, and the byte that it begins with."""
 
     def __init__(self, what: str, begins: bytes) -> None:
         super().__init__(what)
@@ -42,19 +42,19 @@ class Unfit(ValueError):
 
 
 class Made(NamedTuple):
-    """What a merge has made: the value's bytes, with the encoding and the schema under which it is stored."""
+    """What a modifier has made: the value's bytes, with the encoding and the schema under which it is stored."""
 
     value: bytes
     encoding: str
     schema: str
 
 
-def merge_of(verb: str, argument: bytes, *, bytes_max: int, keeps_end: bool) -> Merge:
-    """Return a merge with this argument."""
-    return Merge(verb, sha256(verb.encode() + b" " + argument).hexdigest()[:16], bytes_max, keeps_end)
+def modifier_of(verb: str, argument: bytes, *, bytes_max: int, keeps_end: bool) -> Modifier:
+    """Return a modifier with this argument."""
+    return Modifier(verb, sha256(verb.encode() + b" " + argument).hexdigest()[:16], bytes_max, keeps_end)
 
 
-def merged(verb: str, argument: bytes, before: bytes | None) -> bytes:
+def modified(verb: str, argument: bytes, before: bytes | None) -> bytes:
     """Return what is written; `before` is None where there is nothing. Raises Unfit."""
     begins = b"" if before is None else before[:1]
     if verb == "increment":
@@ -85,9 +85,9 @@ def merged(verb: str, argument: bytes, before: bytes | None) -> bytes:
 
 
 def makes(verb: str, argument: bytes, before: bytes | None, after: bytes) -> bool:
-    """Return whether a merge makes the one value of the other."""
+    """Return whether a modifier makes the one value of the other."""
     try:
-        return merged(verb, argument, before) == after
+        return modified(verb, argument, before) == after
     except Unfit:
         return False
 
@@ -144,9 +144,9 @@ def _end_of(array: bytes, at: int) -> int | None:
 
 
 def reason_of(what: str, begins: bytes) -> str:
-    """Return in words why a value cannot be merged; `what` and `begins` as in Unfit, or `encoding` and its name."""
+    """Return in words why a value cannot be modified; `what` and `begins` as in Unfit, or `encoding` and its name."""
     if what == "encoding":
-        return f"it is stored as {begins.decode('utf-8', 'replace')}, and only JSON can be merged"
+        return f"it is stored as {begins.decode('utf-8', 'replace')}, and only JSON can be modified"
     if what == "overflow":
         return "the sum is beyond 64 bits: below -2**63 or above 2**63 - 1"
     holds = _BEGINNINGS.get(begins)
@@ -158,5 +158,5 @@ def reason_of(what: str, begins: bytes) -> str:
 
 
 def unfit_error(key: str, verb: str, what: str, begins: bytes) -> CodecError:
-    """Return the error for a state that cannot be merged; nothing was applied."""
+    """Return the error for a state that cannot be modified; nothing was applied."""
     return CodecError(key=key, verb=_VERBS[verb], reason=reason_of(what, begins))

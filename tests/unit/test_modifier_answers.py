@@ -1,4 +1,4 @@
-"""What the script's answers mean for a commit with merges, whose values are known from the answer alone."""
+"""What the script's answers mean for a commit with modifiers, whose values are known from the answer alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statecache.commit_protocol.commit import Commit
 from statecache.commit_protocol.decision import Applied, Refuse, Wait, after_lookup, next_step
 from statecache.errors import ChangeIdReused, CodecError, LimitExceeded, Quarantined
 from statecache.model import BLIND, Position, Write
-from statecache.rules.merging import Made, merge_of
+from statecache.rules.modifiers import Made, modifier_of
 from statecache.rules.outcomes import content_of
 
 NOW = 100.0
@@ -19,8 +19,8 @@ AT = b"2026-01-01T00:00:00.000000Z"
 
 
 def _write(key: str, verb: str, argument: bytes) -> Write:
-    merge = merge_of(verb, argument, bytes_max=100, keeps_end=True) if verb != "set" else None
-    return Write(key=key, op="set", expected=BLIND, value=argument, merge=merge)
+    modifier = modifier_of(verb, argument, bytes_max=100, keeps_end=True) if verb != "set" else None
+    return Write(key=key, op="set", expected=BLIND, value=argument, modifier=modifier)
 
 
 def _commit(*writes: Write, **more: Any) -> Commit:
@@ -43,7 +43,7 @@ def test_an_answer_brings_what_was_made(verdict: bytes) -> None:
     assert step == Applied(Committed("c", Position(7, 9), AT.decode(), (4,), ("p",), made))
 
 
-def test_of_several_writes_those_that_merge_have_a_value() -> None:
+def test_of_several_writes_those_with_a_modifier_have_a_value() -> None:
     writes = [
         _write("runs/1", "set", b"1"), _write("runs/2", "append", b"[1]"),
         Write(key="runs/3", op="check", expected="p"), _write("runs/4", "add", b"[2]"),
@@ -83,7 +83,7 @@ def _found(verb: str, argument: bytes, after: bytes, **bases: Any) -> Any:
     return after_lookup(_commit(_write("runs/1", verb, argument)), found, [], applied=True)
 
 
-def test_what_is_found_is_this_merge_where_it_would_have_made_that_of_what_was_there() -> None:
+def test_what_is_found_is_this_modifier_where_it_would_have_made_that_of_what_was_there() -> None:
     assert isinstance(_found("increment", b"2", b"7"), Found)
     assert isinstance(_found("increment", b"2", b"7", base=b"5"), Found)
     assert isinstance(_found("append", b"[1]", b"[1]", base=None), Found)
@@ -98,12 +98,12 @@ def test_what_is_found_is_this_merge_where_it_would_have_made_that_of_what_was_t
         assert isinstance(other.error, ChangeIdReused)
 
 
-def test_a_merge_is_spelled_longer_than_any_other_operation() -> None:
+def test_a_modifier_is_spelled_longer_than_any_other_operation() -> None:
     """By that the script tells them apart."""
     longest = max(len(op) for op in ("set", "delete", "check"))
     for verb in ("increment", "append", "add", "remove"):
         write = _write("runs/1", verb, b"[1]")
-        assert write.merge is not None
-        assert len(write.merge.spelled) > longest
-        verb_, digest, bytes_max, end = write.merge.spelled.split(" ")
+        assert write.modifier is not None
+        assert len(write.modifier.spelled) > longest
+        verb_, digest, bytes_max, end = write.modifier.spelled.split(" ")
         assert (verb_, len(digest), bytes_max, end) == (verb, 16, "100", "keep")

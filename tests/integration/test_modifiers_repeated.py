@@ -122,7 +122,7 @@ def move(
 
 @every_redis
 @pytest.mark.parametrize("before", ["nothing", "number", "deleted", "ended"])
-async def test_a_named_repeat_answers_as_the_first_and_another_merge_is_refused(
+async def test_a_named_repeat_answers_as_the_first_and_another_modifier_is_refused(
     client: AsyncStateCache, move: Callable[[], Awaitable[None]], redis_raw: Any, keys: KeySpace, before: str
 ) -> None:
     if before != "nothing":

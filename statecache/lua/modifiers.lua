@@ -1,8 +1,8 @@
--- What a merge makes of a value, from its bytes alone; what is not spelled as JSON is written here is refused, never
+-- What a modifier makes of a value, from its bytes alone; what is not spelled as JSON is written here is refused, never
 -- guessed. No number of a user's becomes a number of Lua's, which are exact to 2^53 only: it stays text, and is added in
--- two halves of ten digits. An array stays bytes, with commas between its elements. `rules.merging` says the same.
+-- two halves of ten digits. An array stays bytes, with commas between its elements. `rules.modifiers` says the same.
 --
--- merged(merge, argument, before) gives the bytes; or nil, what hinders it, and the byte that the value begins with:
+-- modified(modifier, argument, before) gives the bytes; or nil, what hinders it, and the byte that the value begins with:
 --   integer    it is no whole number, or not spelled as one
 --   overflow   the sum is beyond 64 bits
 --   array      it is no array, or not spelled as one
@@ -90,9 +90,9 @@ local function elements(array)
   end
 end
 
-local function merged(merge, argument, before)
+local function modified(modifier, argument, before)
   local begins = before and sub(before, 1, 1)
-  if merge == 'increment' then
+  if modifier == 'increment' then
     before = before or '0'
     if before ~= '0' and not find(before, '^%-?[1-9]%d*$') then return nil, 'integer', begins end
     local total = #before <= 21 and sum(before, argument)
@@ -106,7 +106,7 @@ local function merged(merge, argument, before)
   local function with(more)
     return before == '[]' and '[' .. more .. ']' or sub(before, 1, -2) .. ',' .. more .. ']'
   end
-  if merge == 'append' then return with(sub(argument, 2, -2)) end
+  if modifier == 'append' then return with(sub(argument, 2, -2)) end
   local items, asked, touches = elements(argument), {}, false
   for _, item in ipairs(items) do
     asked[item], touches = true, touches or find(before, item, 1, true)
@@ -115,7 +115,7 @@ local function merged(merge, argument, before)
   if touches then members = elements(before) end -- what is nowhere among the bytes is no member
   if not members then return nil, 'array', begins end
   local chosen = {}
-  if merge == 'remove' then
+  if modifier == 'remove' then
     for _, member in ipairs(members) do
       if not asked[member] then chosen[#chosen + 1] = member end
     end

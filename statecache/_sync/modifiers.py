@@ -1,4 +1,4 @@
-# Generated from statecache/_async/merges.py by tests/generators/unasync.py. Do not edit.
+# Generated from statecache/_async/modifiers.py by tests/generators/unasync.py. Do not edit.
 
 """The verbs that change what is there without reading it: counters and collections.
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statecache.concurrency import run
-from statecache.core.merging import increment_write, items_write
+from statecache.core.modifiers import increment_write, items_write
 from statecache.core.view import VerbGroup
 from statecache.keys import checked_key
 from statecache.model import Durability, State, Ttl, Write
@@ -23,11 +23,11 @@ D = TypeVar("D")
 E = TypeVar("E")
 
 
-class Merges(VerbGroup[D], Generic[D]):
+class Modifiers(VerbGroup[D], Generic[D]):
     """The verbs that change what is there without reading it."""
 
     def increment(
-        self: Merges[int],
+        self: Modifiers[int],
         name: str,
         by: int = 1,
         *,
@@ -46,24 +46,24 @@ class Merges(VerbGroup[D], Generic[D]):
         `change_id` repeats an earlier increment whose outcome is unknown: it is applied at most once. `timeout` is in
         seconds.
         """
-        return run(self._merge(
+        return run(self._modify(
             lambda key: increment_write(self._view, key, by, ttl=ttl), name, durability, actor, reason, change_id,
             timeout,
         ))  # fmt: skip
 
     @overload
     def append(
-        self: Merges[list[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
+        self: Modifiers[list[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
         actor: str = ..., reason: str = ..., change_id: str | None = ..., timeout: float | None = ...,
     ) -> State[list[E]]: ...  # fmt: skip
     @overload
     def append(
-        self: Merges[tuple[E, ...]], name: str, *items: E, ttl: Ttl | None = ...,
+        self: Modifiers[tuple[E, ...]], name: str, *items: E, ttl: Ttl | None = ...,
         durability: Durability | None = ..., actor: str = ..., reason: str = ..., change_id: str | None = ...,
         timeout: float | None = ...,
     ) -> State[tuple[E, ...]]: ...  # fmt: skip
     def append(
-        self: Merges[Any],
+        self: Modifiers[Any],
         name: str,
         *items: Any,
         ttl: Ttl | None = None,
@@ -79,35 +79,35 @@ class Merges(VerbGroup[D], Generic[D]):
         one call stand together. A stored value that is no list raises CodecError; one that would become too large
         LimitExceeded. `ttl`, `change_id` and `timeout` are as in `increment`.
         """
-        return run(self._merge(
+        return run(self._modify(
             lambda key: items_write(self._view, key, "append", items, ttl=ttl), name, durability, actor, reason,
             change_id, timeout,
         ))  # fmt: skip
 
     @overload
     def add(
-        self: Merges[list[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
+        self: Modifiers[list[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
         actor: str = ..., reason: str = ..., change_id: str | None = ..., timeout: float | None = ...,
     ) -> State[list[E]]: ...  # fmt: skip
     @overload
     def add(
-        self: Merges[set[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
+        self: Modifiers[set[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
         actor: str = ..., reason: str = ..., change_id: str | None = ..., timeout: float | None = ...,
     ) -> State[set[E]]: ...  # fmt: skip
     @overload
     def add(
-        self: Merges[frozenset[E]], name: str, *items: E, ttl: Ttl | None = ...,
+        self: Modifiers[frozenset[E]], name: str, *items: E, ttl: Ttl | None = ...,
         durability: Durability | None = ..., actor: str = ..., reason: str = ..., change_id: str | None = ...,
         timeout: float | None = ...,
     ) -> State[frozenset[E]]: ...  # fmt: skip
     @overload
     def add(
-        self: Merges[tuple[E, ...]], name: str, *items: E, ttl: Ttl | None = ...,
+        self: Modifiers[tuple[E, ...]], name: str, *items: E, ttl: Ttl | None = ...,
         durability: Durability | None = ..., actor: str = ..., reason: str = ..., change_id: str | None = ...,
         timeout: float | None = ...,
     ) -> State[tuple[E, ...]]: ...  # fmt: skip
     def add(
-        self: Merges[Any],
+        self: Modifiers[Any],
         name: str,
         *items: Any,
         ttl: Ttl | None = None,
@@ -123,35 +123,35 @@ class Merges(VerbGroup[D], Generic[D]):
         dictionaries raise CodecError. A call that finds all of them there is a change like any other. The errors,
         `ttl`, `change_id` and `timeout` are as in `append`.
         """
-        return run(self._merge(
+        return run(self._modify(
             lambda key: items_write(self._view, key, "add", items, ttl=ttl), name, durability, actor, reason, change_id,
             timeout,
         ))  # fmt: skip
 
     @overload
     def remove(
-        self: Merges[list[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
+        self: Modifiers[list[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
         actor: str = ..., reason: str = ..., change_id: str | None = ..., timeout: float | None = ...,
     ) -> State[list[E]]: ...  # fmt: skip
     @overload
     def remove(
-        self: Merges[set[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
+        self: Modifiers[set[E]], name: str, *items: E, ttl: Ttl | None = ..., durability: Durability | None = ...,
         actor: str = ..., reason: str = ..., change_id: str | None = ..., timeout: float | None = ...,
     ) -> State[set[E]]: ...  # fmt: skip
     @overload
     def remove(
-        self: Merges[frozenset[E]], name: str, *items: E, ttl: Ttl | None = ...,
+        self: Modifiers[frozenset[E]], name: str, *items: E, ttl: Ttl | None = ...,
         durability: Durability | None = ..., actor: str = ..., reason: str = ..., change_id: str | None = ...,
         timeout: float | None = ...,
     ) -> State[frozenset[E]]: ...  # fmt: skip
     @overload
     def remove(
-        self: Merges[tuple[E, ...]], name: str, *items: E, ttl: Ttl | None = ...,
+        self: Modifiers[tuple[E, ...]], name: str, *items: E, ttl: Ttl | None = ...,
         durability: Durability | None = ..., actor: str = ..., reason: str = ..., change_id: str | None = ...,
         timeout: float | None = ...,
     ) -> State[tuple[E, ...]]: ...  # fmt: skip
     def remove(
-        self: Merges[Any],
+        self: Modifiers[Any],
         name: str,
         *items: Any,
         ttl: Ttl | None = None,
@@ -165,12 +165,12 @@ class Merges(VerbGroup[D], Generic[D]):
 
         What is not there is passed over; where there is nothing, an empty one is left. The rest is as in `add`.
         """
-        return run(self._merge(
+        return run(self._modify(
             lambda key: items_write(self._view, key, "remove", items, ttl=ttl), name, durability, actor, reason,
             change_id, timeout,
         ))  # fmt: skip
 
-    def _merge(
+    def _modify(
         self, write_of: Callable[[str], Write], name: str, durability: Durability | None, actor: str, reason: str,
         change_id: str | None, timeout: float | None,
     ) -> State[Any]:  # fmt: skip
