@@ -76,24 +76,41 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
 \gset
 \if :migrated
     -- Agents write nothing, but in the ways that are safe: they raise epochs, say what was lost with one, record policies,
-    -- and keep how far they have come as named readers of changes.
+    -- and keep how far they have come as named readers of changes. What is kept of a namespace's history they may declare
+    -- where nothing is recorded of it; where operators alone shall decide, revoke declare_history() from them behind this.
     GRANT EXECUTE ON FUNCTION :"schema".begin_epoch TO statecache_agent, statecache_worker;
     REVOKE ALL ON FUNCTION :"schema".begin_epoch FROM statecache_inspector;
     SELECT format('GRANT EXECUTE ON FUNCTION %s TO statecache_agent, statecache_worker', p.oid::regprocedure)
     FROM pg_proc p
-    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('report_lost', 'set_locking', 'take_consumer', 'keep_consumer')
+    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('report_lost', 'set_locking', 'take_consumer', 'keep_consumer', 'declare_history')
+    UNION ALL
+    SELECT format('GRANT EXECUTE ON FUNCTION %s TO statecache_worker', p.oid::regprocedure)
+    FROM pg_proc p
+    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('set_history')
     UNION ALL
     SELECT format('GRANT INSERT ON %I.lost TO statecache_worker', :'schema')
     WHERE to_regclass(format('%I.lost', :'schema')) IS NOT NULL
     \gexec
 
     -- Workers add changes and move tips and the tokens of locks, add what is set aside, move watermarks and leases, and keep the list of
-    -- themselves. Nothing that was kept can be changed or deleted by them, and no epoch but through begin_epoch().
+    -- themselves. Of what was kept they change nothing but how values of changes are kept, which a retention policy lets
+    -- go; and no epoch but through begin_epoch().
     GRANT INSERT ON :"schema".change, :"schema".conflict, :"schema".quarantine, :"schema".state TO statecache_worker;
     GRANT UPDATE (op, value, version, epoch, n, change_id, parent_change_id, encoding, schema, writer, updated_at)
         ON :"schema".state TO statecache_worker;
     GRANT UPDATE (flushed, entries, bytes, excepted, flushed_at, owner, lease_until)
         ON :"schema".shard TO statecache_worker;
+    SELECT format('GRANT UPDATE (hashed, moved_keyframes) ON %I.shard TO statecache_worker', :'schema')
+    WHERE EXISTS (SELECT FROM information_schema.columns
+                  WHERE table_schema = :'schema' AND table_name = 'shard' AND column_name = 'hashed')
+    UNION ALL
+    SELECT format('GRANT UPDATE (value, packed, keyframe, size, digest, hash) ON %I.change TO statecache_worker', :'schema')
+    WHERE EXISTS (SELECT FROM information_schema.columns
+                  WHERE table_schema = :'schema' AND table_name = 'change' AND column_name = 'packed')
+    UNION ALL
+    SELECT format('GRANT INSERT, UPDATE ON %I.prune_pass TO statecache_worker', :'schema')
+    WHERE to_regclass(format('%I.prune_pass', :'schema')) IS NOT NULL
+    \gexec
     GRANT INSERT, UPDATE (beat_until), DELETE ON :"schema".worker TO statecache_worker;
     SELECT format('GRANT INSERT ON %I.branch TO statecache_worker', :'schema')
     WHERE to_regclass(format('%I.branch', :'schema')) IS NOT NULL

@@ -56,8 +56,6 @@ from statecache.history_errors import (
     VersionNotFound,
 )
 from statecache.model import (
-    Create,
-    Delete,
     DrainReport,
     Durability,
     LostCommit,
@@ -68,11 +66,11 @@ from statecache.model import (
     Policy,
     Position,
     ReadMode,
-    Set,
     State,
     Token,
-    Unsettled,
+    UnknownCommit,
 )
+from statecache.mutations import Add, Append, Create, Delete, Increment, Remove, Set
 from statecache.rules.difference import Difference
 from statecache.rules.steps import Done, NotDone, Retry, Step
 
@@ -88,9 +86,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Add",
     "AgentRun",
     "AlreadyCurrent",
     "AlreadyExists",
+    "Append",
     "AsyncLease",
     "AsyncNamespace",
     "AsyncStateCache",
@@ -119,6 +119,7 @@ __all__ = [
     "Forked",
     "HistoryDamaged",
     "HistoryIncomplete",
+    "Increment",
     "InvalidKey",
     "Lease",
     "LeaseLost",
@@ -144,6 +145,7 @@ __all__ = [
     "Quarantined",
     "ReadMode",
     "RedisUnavailable",
+    "Remove",
     "Retry",
     "SchemaNewer",
     "Set",
@@ -158,7 +160,7 @@ __all__ = [
     "Token",
     "Transaction",
     "Unavailable",
-    "Unsettled",
+    "UnknownCommit",
     "UsageError",
     "VersionConflict",
     "VersionNotFound",
@@ -175,6 +177,10 @@ _LAZY = {
     "Transaction": "statecache._sync.transaction",
     "Settings": "statecache.settings",
 }
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

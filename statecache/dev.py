@@ -12,8 +12,10 @@ import shutil
 import signal
 import socket
 import sys
+import textwrap
 from collections import deque
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Self
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 REVIVALS_MAX = 5
 REVIVALS_WINDOW_S = 60.0
 EXAMPLE_KEY = "runs/42"
+_FOLD = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
 
 
 def run_dev(
@@ -138,8 +141,17 @@ class _Voice:
         """Tell of one event, if anybody still listens."""
         line = msgspec.json.encode({"event": event, **facts}).decode() + "\n"
         with suppress(BrokenPipeError):
-            sys.stdout.write(line if self._as_json else text)
+            sys.stdout.write(line if self._as_json else text if not sys.stdout.isatty() else wrapped(text))
             sys.stdout.flush()
+
+
+def wrapped(text: str) -> str:
+    """Return text for a terminal of that width: its sentences broken between words, what is to be pasted as it is."""
+    columns = shutil.get_terminal_size().columns
+    return "".join(
+        line if line.startswith("  ") or len(line) <= columns else _FOLD(line, columns) + "\n"
+        for line in text.splitlines(keepends=True)
+    )
 
 
 def _welcome(kept: Kept) -> str:
@@ -168,12 +180,15 @@ def _elsewhere(kept: Kept) -> str:
     """Return what root has to know of data that are not in the folder, and of those that nobody looks after."""
     lines: list[str] = []
     if kept.postgres_folder.parent != kept.folder:
-        lines += [
-            f"Postgres has its data in {kept.postgres_folder}, for it cannot be run by root, and nobody else",
-            f"gets at {kept.folder}. They stay where that folder is deleted.",
-        ]
+        lines.append(
+            f"Postgres has its data in {kept.postgres_folder}, for it cannot be run by root, and nobody else gets at "
+            f"{kept.folder}. They stay where that folder is deleted."
+        )
     for home, owner in kept.left_behind():
-        lines.append(f"Nothing leads to {home} from {owner} any more; if that is deleted: rm -r {home}")
+        lines += [
+            f"Nothing leads to {home} from {owner} any more. Where that is deleted:", "",
+            f"  rm -r {shlex.quote(str(home))}",
+        ]  # fmt: skip
     return "".join(f"{line}\n" for line in lines) + "\n" * bool(lines)
 
 

@@ -129,7 +129,7 @@ class StepUnknown(StateCacheError):
 class OutcomeUnknown(StateCacheError):
     """The outcome of change {change_id}{where} is not known: {reason}."""
 
-    hint = "Ask outcome(), or repeat the same set, create or delete with change_id=: it is applied at most once."
+    hint = "Ask outcome(), or repeat the same call with change_id=, where it takes one: it is applied at most once."
     change_id: str
     keys: tuple[str, ...]
     reason: str

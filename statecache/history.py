@@ -14,13 +14,15 @@ made where a delta stops paying, and where the chain is so long that its version
 
 `digest` is the SHA-256 of the value. `hash` links a change to the one before it: SHA-256 over that one's hash, what the
 change says of itself, and its digest. It is b'' for what comes before a key's first change, and before one whose parent
-is not in the chain. A change of before this was kept has no hash until it is reckoned, and so have those behind it.
+is not in the chain, and before the delete that an erasure begins with. A change of before this was kept has no hash
+until it is reckoned, and so have those behind it.
 """
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from hashlib import sha256
 from typing import NamedTuple
@@ -35,6 +37,8 @@ CHAIN_BYTES_MAX = 1536 * 1024
 """How many bytes of values are gone through at most to read one that is a later delta than that."""
 PLAIN_BYTES_MAX = 96
 """Up to this many bytes a value is kept as it is."""
+ERASED = "erased"
+"""The reason of the delete that an erasure of a key begins with; another may follow behind a colon."""
 _PAYS = 2
 """How many times smaller a delta has to be than what a keyframe would take, judged by the one that it builds on."""
 _LEVEL = 1
@@ -101,9 +105,9 @@ def keep(change: ChangeRecord, parent: Parent | None) -> tuple[Kept, Parent]:
                 deltas, chain_bytes = parent.deltas + 1, parent.chain_bytes + size
                 after = Parent(change.change_id, value, parent.keyframe, deltas, chain_bytes, parent.ratio)
                 return Kept(packed, parent.keyframe, digest), after
-        packed = whole(value)
-        if len(packed) * 10 <= size * 9:
-            return Kept(packed, None, digest), Parent(change.change_id, value, version, ratio=len(packed) / size)
+        _, alone = kept_alone(value)
+        if alone is not None:
+            return Kept(alone, None, digest), Parent(change.change_id, value, version, ratio=len(alone) / size)
     return Kept(None, None, digest), Parent(change.change_id, value, version)
 
 
@@ -112,6 +116,15 @@ def _continues(parent: Parent, change: ChangeRecord) -> bool:
     if parent.change_id != change.parent_change_id or parent.value == b"":
         return False
     return parent.deltas < (DELTAS_MAX if parent.chain_bytes < CHAIN_BYTES_MAX else DELTAS_MIN)
+
+
+def kept_alone(value: bytes) -> tuple[bytes | None, bytes | None]:
+    """Return how a value is kept that builds on nothing: plain, or else packed."""
+    if len(value) > PLAIN_BYTES_MAX:
+        packed = whole(value)
+        if len(packed) * 10 <= len(value) * 9:
+            return None, packed
+    return value, None
 
 
 def whole(value: bytes) -> bytes:
@@ -166,8 +179,7 @@ def restored(chain: Iterable[Stored], *, origin: bytes | None = None, before: by
     """Return the value of the last of these versions, which begin with its keyframe and are in order.
 
     They may also begin behind the version whose value is `before`. `origin` is what a keyframe is a delta to that a
-    branch began with. Raise NotKept where the value is no longer kept,
-    and Damage where what is kept does not give it.
+    branch began with. Raise NotKept where the value is no longer kept, and Damage where what is kept does not give it.
     """
     value = before
     last: Stored | None = None
@@ -190,6 +202,23 @@ def restored(chain: Iterable[Stored], *, origin: bytes | None = None, before: by
     return value
 
 
+def values_of(chain: Iterable[Stored], origins: Mapping[int, bytes | None] | None = None) -> list[bytes | None]:
+    """Return the values of a key's successive changes; None for one that is damaged or no longer kept.
+
+    `origins` are the values, by version, from which it began as a branch.
+    """
+    values: list[bytes | None] = []
+    last: Stored | None = None
+    for one in chain:
+        before = values[-1] if last is not None and one.version == last.version + 1 else None
+        try:
+            values.append(restored([one], before=before, origin=(origins or {}).get(one.version)))
+        except (Damage, NotKept):
+            values.append(None)
+        last = one
+    return values
+
+
 def link(before: bytes, change: ChangeRecord, commit: ChangeSet, digest: bytes) -> bytes:
     """Return the hash of a commit's change, from that of the change before it and the digest of its value."""
     said = (
@@ -198,6 +227,11 @@ def link(before: bytes, change: ChangeRecord, commit: ChangeSet, digest: bytes) 
     )  # fmt: skip
     numbers = _HEAD.pack(len(before), change.version, *commit.position, *map(len, said))
     return sha256(b"".join((numbers, before, "".join(said).encode(), digest))).digest()
+
+
+def begins_anew(change_set: ChangeSet, change: ChangeRecord) -> bool:
+    """Whether a change's hash begins anew although its parent is in the chain: with it an erasure of its key begins."""
+    return change.op == "delete" and re.fullmatch(rf"{ERASED}(: .*)?", change_set.reason, re.DOTALL) is not None
 
 
 def _dictionary(value: bytes) -> zstandard.ZstdCompressionDict:

@@ -14,6 +14,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from statecache.checkpoint_policy import CheckpointPolicy
+from statecache.retention import History
 
 T = TypeVar("T")
 
@@ -136,39 +137,30 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.change_id if self.op != "expired" else self.change_id + AGED
 
 
-class Mutation(msgspec.Struct, frozen=True):
-    """What `commit` does to one state: a Set, a Create or a Delete."""
+class Merge(msgspec.Struct, frozen=True):
+    """How a write makes its value of what is there, in Redis, and what that may come to.
 
-    name: str
+    `verb` is `increment`, `append`, `add` or `remove`; `digest` tells it, with its argument, from others under the same
+    change_id. The value has at most `bytes_max` bytes, and with `keeps_end` it ends when what is there was to end.
+    """
 
+    verb: str
+    digest: str
+    bytes_max: int
+    keeps_end: bool
 
-class Set(Mutation, frozen=True):
-    """A value to be written by `commit`; `expected` and `ttl` as in `set`."""
-
-    value: Any
-    expected: Expected = ...
-    ttl: Ttl | None = None
-
-
-class Create(Mutation, frozen=True):
-    """A first value to be written by `commit`; `assume_new` and `ttl` as in `create`."""
-
-    value: Any
-    assume_new: bool = False
-    ttl: Ttl | None = None
-
-
-class Delete(Mutation, frozen=True):
-    """A state to be deleted by `commit`; `expected` as in `delete`."""
-
-    expected: Expected = ...
+    @property
+    def spelled(self) -> str:
+        """The merge as the commit script is told of it, longer than any other operation."""
+        return f"{self.verb} {self.digest} {self.bytes_max} {'keep' if self.keeps_end else 'end'}"
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True):
     """One state's part in a commit, as asked for: `expected` is a change_id, BLIND, ABSENT, PRESENT or EXPIRED.
 
     `seen` is the value as readers get it. `op` is `set`, `delete`, or `check`, which compares and writes nothing.
-    `assume_new` vouches that Postgres knows nothing of the key; where `new_in` names an epoch, in that epoch only.
+    With `merge`, `value` is its argument, and what is written is known from the answer alone. `assume_new` vouches that
+    Postgres knows nothing of the key; where `new_in` names an epoch, in that epoch only.
     """
 
     key: str
@@ -181,6 +173,7 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
     ttl_ms: int | None = None
     assume_new: bool = False
     new_in: int | None = None
+    merge: Merge | None = None
 
     @property
     def novelty(self) -> str:
@@ -232,10 +225,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     `read` is how `get` reads when a call names no mode. `redis_ttl` is the time after which a state that is in Postgres
     may leave Redis; reads still find it. `ttl` is the time, in seconds or a timedelta, after which a state is deleted,
-    counted from its last write. `value_bytes_max` is in bytes, at most 8 MiB. Where `locking` is `enforced`,
-    only the holder of a lock commits to the locked key and to keys below it: that is recorded once for the namespace,
-    and binds all clients. `upgrade` are functions by version, for values that an earlier version of `type` wrote,
-    `merge` decides what base, ours and theirs become, `checkpoint` when checkpoints are made unasked.
+    counted from its last write. `value_bytes_max` is in bytes, at most 8 MiB. Where `locking` is `enforced`, only the
+    holder of a lock commits to the locked key and to keys below it. `history`, `retention` and `retention_count` say
+    which values of changes are kept. These four are recorded once for the namespace, and bind all clients. `upgrade`
+    are functions by version, for values that an earlier version of `type` wrote, `merge` decides what base, ours and
+    theirs become, `checkpoint` when checkpoints are made unasked.
     """
 
     type: Any = None
@@ -246,6 +240,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     ttl: Ttl | None = None
     value_bytes_max: int | None = None
     locking: Locking | None = None
+    history: History | None = None
+    retention: timedelta | None = None
+    retention_count: int | None = None
     upgrade: Upgrade | None = None
     merge: Callable[[Any, Any, Any], Any] | None = None
     checkpoint: CheckpointPolicy | None = None
@@ -256,8 +253,7 @@ class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     `hits` and `misses` count local reads that were answered here, and those that were not; `invalidations` keys that
     somebody wrote while they were here or on their way; `evictions` what was removed for lack of room. `bytes` is an
-    estimate. `trusted` says whether local reads are answered here at the moment; `untrusted_reason` why not,
-    where that is known.
+    estimate. `trusted` says whether local reads are answered here at the moment; `untrusted_reason` why not, if known.
     """
 
     hits: int
@@ -270,7 +266,7 @@ class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):
     untrusted_reason: str = ""
 
 
-class Unsettled(msgspec.Struct, frozen=True, kw_only=True):
+class UnknownCommit(msgspec.Struct, frozen=True, kw_only=True):
     """A commit whose caller never learnt its outcome: it was cancelled, interrupted, or ran out of time.
 
     It may have been applied, once, or not at all; `outcome(change_id, key)` with any of its keys finds out which.
@@ -335,9 +331,8 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
     `shards` hold acknowledged commits of this client that are not known to be in Postgres. `commits` counts those that
     stand in Redis, where workers will find them, and `keys` names the first 100 of their keys; these may be fewer than
     the client made, where Redis could not be asked or has lost some in a failover. `under_way` counts calls that were
-    cut off, whose commits are unsettled; `leases` could not be given back and end by themselves. `lost` names those of
-    the last thousand commits acknowledged to this client that were lost, with their Redis or with their entry in the
-    stream.
+    cut off, whose outcomes are unknown; `leases` could not be given back and end by themselves. `lost` names those of
+    the last thousand commits acknowledged to this client that were lost, with their Redis or with their entry there.
     """
 
     commits: int = 0

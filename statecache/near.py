@@ -34,7 +34,7 @@ from msgspec import inspect
 
 from statecache.model import NearStatistics, Record, State
 
-Place = tuple[int, int]
+EpochVersion = tuple[int, int]
 """The epoch and version of a state, which never go down for a reader."""
 
 ENTRY_OVERHEAD_BYTES = 1200
@@ -88,7 +88,7 @@ class Reading:
 
     __slots__ = ("begun", "error", "floor", "key", "record", "signal")
 
-    def __init__(self, key: str, floor: Place, signal: Signal, begun: float) -> None:
+    def __init__(self, key: str, floor: EpochVersion, signal: Signal, begun: float) -> None:
         self.key = key
         self.begun = begun
         self.floor = floor
@@ -120,7 +120,7 @@ class Near:
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._readings: dict[str, Reading] = {}
         self._watchers: dict[str, list[Signal]] = {}
-        self._floors: dict[str, Place] = {}
+        self._floors: dict[str, EpochVersion] = {}
         self._bytes = 0
         self._sent = _NEVER
         self._hits = self._misses = self._invalidations = self._evictions = 0
@@ -211,23 +211,23 @@ class Near:
 
     # Never going back.
 
-    def _floor(self, key: str) -> Place:
+    def _floor(self, key: str) -> EpochVersion:
         entry = self._entries.get(key)
         return entry.place if entry is not None else self._floors.get(key, (0, 0))
 
-    def _raise_floor(self, key: str, place: Place) -> None:
+    def _raise_floor(self, key: str, place: EpochVersion) -> None:
         floors = self._floors
         known = floors.pop(key, None)  # what was met last is remembered longest
         floors[key] = place if known is None or place > known else known
         if len(floors) > self._floors_max:
             del floors[next(iter(floors))]
 
-    def seen(self, key: str, place: Place) -> bool:
+    def seen(self, key: str, place: EpochVersion) -> bool:
         """Note what was read past the near cache; return False where it is below what was seen before."""
         with self._mutex:
             return self._saw(key, place)
 
-    def _saw(self, key: str, place: Place) -> bool:
+    def _saw(self, key: str, place: EpochVersion) -> bool:
         entry = self._entries.get(key)
         if entry is not None:
             if entry.place == place:
@@ -243,7 +243,7 @@ class Near:
             reading.floor = place
         return True
 
-    def lowered(self, key: str, place: Place) -> None:
+    def lowered(self, key: str, place: EpochVersion) -> None:
         """Note a state that is proven although it is below what was seen: its shard has begun a later epoch."""
         with self._mutex:
             self._take(key)
@@ -260,7 +260,7 @@ class Near:
             known = {key: entry.place for key, entry in list(self._entries.items())} | self._floors
         return [key for key, place in known.items() if place[1] and key.startswith(prefix)]
 
-    def wrote(self, key: str, place: Place) -> bool:
+    def wrote(self, key: str, place: EpochVersion) -> bool:
         """Note what this process has written; return whether the key's old state was kept here and was used."""
         with self._mutex:
             entry = self._entries.get(key)

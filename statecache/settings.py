@@ -189,6 +189,11 @@ class Settings(BaseSettings):
         ge=0,
         description="worker: of values that it remembers, so that the next ones become deltas",
     )
+    prune_interval_s: float = Field(
+        21_600.0,
+        ge=1,
+        description="worker: how long after a pass through a namespace whose policy lets values go the next one begins",
+    )
     health_host: str = Field(
         "127.0.0.1", description="worker: the address at which `/healthz`, `/readyz` and `/metrics` are served"
     )
@@ -301,7 +306,7 @@ def _not_settings(error: ValidationError, given: Mapping[str, object]) -> Config
             if number and one["type"] not in ("string_type", "extra_forbidden"):
                 text += f", not {one['input']}"
         if one["type"] == "extra_forbidden" and (near := get_close_matches(name, Settings.model_fields, n=1)):
-            text += f"; did you mean {near[0] if name in given else variable_of(near[0])}?"
+            text += f" (did you mean {near[0] if name in given else variable_of(near[0])}?)"
         label = name if name in given else variable_of(name)
         what.append(f"{label}: {text}" if name else text)
     where = f", here {', '.join(sorted(variables))}" if variables else ""

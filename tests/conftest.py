@@ -1,5 +1,6 @@
 """The table of contents of the tests' fixtures. A fixture module may bring hooks too, such as `pytest_report_header`.
 
+browser       a headless browser for what is served as pages
 deployment    servers with the files of config/, set up as a deployment
 faults        networks that fail to order
 flusher       workers turned by hand, and commits by the real script
@@ -20,6 +21,7 @@ turns         whose turn it is to update one state, and another process that has
 from __future__ import annotations
 
 pytest_plugins = [
+    "tests.fixtures.browser",
     "tests.fixtures.faults",
     "tests.fixtures.flusher",
     "tests.fixtures.locks",

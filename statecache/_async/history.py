@@ -84,7 +84,7 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
             left -= len(some)
             if not values:
                 for one in some:
-                    yield self._change(one, None, kept=True)
+                    yield self._change(one, None, kept=one.kept)
             else:
                 at = 0
                 async for data in self._runtime.history.values_between(some, end=view.end_of(timeout)):

@@ -15,6 +15,7 @@ from statecache._async.bulk import AsyncBulk
 from statecache._async.checkpoints import AsyncCheckpoints
 from statecache._async.feed import AsyncFeeds
 from statecache._async.history import AsyncHistory
+from statecache._async.merges import AsyncMerges
 from statecache._async.moves import AsyncMoves
 from statecache._async.observer import observe
 from statecache._async.reads import AsyncReads
@@ -47,6 +48,7 @@ _END_S = 0.05
 class AsyncVerbs(
     AsyncReads[D],
     AsyncWrites[D],
+    AsyncMerges[D],
     AsyncMoves[D],
     AsyncBulk[D],
     AsyncSteps[D],
@@ -141,11 +143,11 @@ class AsyncVerbs(
     ) -> Outcome:
         """Return what became of a change whose outcome was never learnt; `name` is any of the keys it wrote.
 
-        `change_id` is that of an `OutcomeUnknown`, or of one of `unsettled()` after a call was cancelled. The verdict
-        `not applied` is given only to the client that sent the change, once none of its attempts can be executed any
-        more: the call waits for that, at most as long as the write's own timeout. The verdict `lost` needs the change's
-        `position`: given here, or that of one of the last thousand commits acknowledged to this client. `timeout` is in
-        seconds; where the time is up the verdict is `unknown`.
+        `change_id` is that of an `OutcomeUnknown`, or of one of `unknown_outcomes()` after a call was cancelled. The
+        verdict `not applied` is given only to the client that sent the change, once none of its attempts can be
+        executed any more: the call waits for that, at most as long as the write's own timeout. The verdict `lost` needs
+        the change's `position`: given here, or that of one of the last thousand commits acknowledged to this client.
+        `timeout` is in seconds; where the time is up the verdict is `unknown`.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
         return await self._runtime.outcome_lookup.outcome(checked_change_id(change_id), key, position=position, end=end)

@@ -15,7 +15,7 @@ from statecache.core.parts import in_parts
 from statecache.core.read.listed import Listed
 from statecache.core.view import VerbGroup, checked_reason, checked_text
 from statecache.errors import BulkError, StateCacheError, UsageError, VersionConflict
-from statecache.keys import checked_key
+from statecache.keys import checked_key, checked_prefix_of_list
 from statecache.model import BLIND, PRESENT, Durability, ReadMode, State, Ttl, Write
 from statecache.rules.filters import Selection
 
@@ -163,7 +163,8 @@ class Bulk(VerbGroup[D], Generic[D]):
                     for name in some
                 }
             return
-        listed = Listed(selection=Selection(prefix=self._view.full(prefix or "")), values=False)
+        whole, _ = checked_prefix_of_list(self._view.full(prefix or ""), self._runtime.keys.shards)
+        listed = Listed(selection=Selection(prefix=whole), values=False)
         writes: dict[str, Write] = {}
         for record in iterated(self._runtime.listing.records(listed, seconds=seconds)):
             writes[record.key.removeprefix(self._view.full(""))] = Write(

@@ -17,7 +17,8 @@ from statecache.concurrency import THREADS, run
 from statecache.core.drain import checked_drain, leave
 from statecache.core.history.automatic import AutomaticCheckpoints, make_at_shutdown
 from statecache.core.runtime import Runtime
-from statecache.core.view import View, checked_policy
+from statecache.core.view import View, checked_policy, refuse_unknown
+from statecache.errors import UsageError
 from statecache.keys import checked_key, checked_namespace
 from statecache.model import (
     DrainReport,
@@ -29,7 +30,7 @@ from statecache.model import (
     Policy,
     ReadMode,
     Ttl,
-    Unsettled,
+    UnknownCommit,
 )
 from statecache.settings import Settings
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from statecache.checkpoint_policy import CheckpointPolicy
     from statecache.core.redis.connection import Dial
     from statecache.model import Observer, Upgrade
+    from statecache.retention import History
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -56,21 +58,24 @@ class Namespace(Verbs[D], Generic[D]):
     def namespace(
         self, name: str, *, encoding: Encoding | None = ..., durability: Durability | None = ...,
         read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., ttl: Ttl | None = ...,
-        value_bytes_max: int | None = ..., locking: Locking | None = ..., merge: Merge | None = ...,
-        checkpoint: CheckpointPolicy | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ..., history: History | None = ...,
+        retention: timedelta | None = ..., retention_count: int | None = ...,
+        merge: Merge | None = ..., checkpoint: CheckpointPolicy | None = ...,
     ) -> Namespace[Any]: ...  # fmt: skip
     @overload
     def namespace(
         self, name: str, *, type: type[V], encoding: Encoding | None = ..., durability: Durability | None = ...,
         read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., ttl: Ttl | None = ...,
-        value_bytes_max: int | None = ..., locking: Locking | None = ..., upgrade: Upgrade | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ..., history: History | None = ...,
+        retention: timedelta | None = ..., retention_count: int | None = ..., upgrade: Upgrade | None = ...,
         merge: Merge | None = ..., checkpoint: CheckpointPolicy | None = ...,
     ) -> Namespace[V]: ...  # fmt: skip
     @overload
     def namespace(
         self, name: str, *, type: object, encoding: Encoding | None = ..., durability: Durability | None = ...,
         read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., ttl: Ttl | None = ...,
-        value_bytes_max: int | None = ..., locking: Locking | None = ..., upgrade: Upgrade | None = ...,
+        value_bytes_max: int | None = ..., locking: Locking | None = ..., history: History | None = ...,
+        retention: timedelta | None = ..., retention_count: int | None = ..., upgrade: Upgrade | None = ...,
         merge: Merge | None = ..., checkpoint: CheckpointPolicy | None = ...,
     ) -> Namespace[Any]: ...  # fmt: skip
     def namespace(
@@ -85,9 +90,13 @@ class Namespace(Verbs[D], Generic[D]):
         ttl: Ttl | None = None,
         value_bytes_max: int | None = None,
         locking: Locking | None = None,
+        history: History | None = None,
+        retention: timedelta | None = None,
+        retention_count: int | None = None,
         upgrade: Upgrade | None = None,
         merge: Merge | None = None,
         checkpoint: CheckpointPolicy | None = None,
+        **unknown: Any,
     ) -> Namespace[Any]:
         """Return a view of the keys under `name/`: values of that type, and a policy for what is written.
 
@@ -101,18 +110,29 @@ class Namespace(Verbs[D], Generic[D]):
         says `ttl=` itself; `inf` is for ever. `redis_ttl` deletes nothing: it is how long Redis keeps what Postgres
         has.
 
+        Postgres keeps the values of all changes, unless a policy of the namespace says otherwise. `history="latest"`
+        keeps those of the newest changes alone. `retention` lets values go that were replaced so long ago, and
+        `retention_count` all but the newest so many of each key; where both are given, what either keeps is kept. What
+        checkpoints name stays, and so does what each change says: who, when, why. The policy is recorded once, beside
+        the first commit of a view that has one, and workers act on it. Where another one is recorded, that stands, and
+        a warning is logged; `statecache policy` changes it.
+
         `upgrade={1: function}` reads what an earlier `__schema_version__` of the type wrote: each function makes of one
         version's plain data that of the next, 0 standing for what was written without a type; the next write stores
         the newest version. `merge=function` is what `merge` calls with base, ours and theirs; `checkpoint` says when
         checkpoints are made by themselves. Raises InvalidKey for a name that cannot be one, and UsageError for a policy
         that is none.
         """
+        refuse_unknown(unknown)
         given = {
             "type": type, "encoding": encoding, "durability": durability, "read": read, "redis_ttl": redis_ttl,
-            "ttl": ttl, "value_bytes_max": value_bytes_max, "locking": locking, "upgrade": upgrade,
+            "ttl": ttl, "value_bytes_max": value_bytes_max, "locking": locking, "history": history,
+            "retention": retention, "retention_count": retention_count, "upgrade": upgrade,
             "merge": merge, "checkpoint": checkpoint,
         }  # fmt: skip
         more = {what: value for what, value in given.items() if value is not None}
+        if self._view.prefix and not {"history", "retention", "retention_count"}.isdisjoint(more):
+            raise UsageError("history, retention and retention_count are of a whole namespace, not of a part of it")
         kept = self._view.policy if type is None else msgspec.structs.replace(self._view.policy, upgrade=None)
         policy = msgspec.structs.replace(kept, **more)
         inner = checked_key(self._view.full(name)) if self._view.prefix else checked_namespace(name)
@@ -174,7 +194,7 @@ class StateCache(Namespace[Any]):
         """Return the names of the namespaces that hold states, sorted; `timeout` bounds each exchange, in seconds."""
         return run(self._runtime.listing.namespaces(seconds=self._view.end_of(timeout) - monotonic()))
 
-    def unsettled(self) -> tuple[Unsettled, ...]:
+    def unknown_outcomes(self) -> tuple[UnknownCommit, ...]:
         """Return this client's commits whose outcome no caller learnt, the oldest first; ask `outcome` about them.
 
         A call that was cancelled or ran out of time and is not among them was never sent, so it was not applied.

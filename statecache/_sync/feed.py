@@ -67,7 +67,8 @@ class Feeds(VerbGroup[D], Generic[D]):
         With `consumer`, a name, Postgres keeps how far it has come, and `since` is only where a new name begins. A
         change counts as handled when the next is asked for, or when the feed's `with` block is left. One
         process reads for a name at a time, and others wait; the changes that one had handled just before it died are
-        given again. To handle each exactly once, store its effect and `cursor` together, and give that as `since`.
+        given again. To handle each exactly once, store its effect and `cursor` together, and give that as `since`. Of a
+        change whose value is no longer kept, as its namespace's policy has it, `kept` is false and `value` is None.
 
         With a type, the records of steps and checkpoints are left out. `timeout` bounds each exchange with a server, in
         seconds. Raises CursorEnded where changes cannot be read on from the cursor, LeaseLost where another process has
@@ -127,11 +128,13 @@ class Following(Generic[V]):
 
     def _change(self, row: Row) -> Change[V]:
         shard, n, _, late, key, op, data, version, epoch, change_id, parent, encoding, schema = row[:13]
-        value = self._codec.decode(bytes(data), key=key, encoding=encoding, schema=schema) if op == "set" else None
+        value = None
+        if op == "set" and data is not None:
+            value = self._codec.decode(bytes(data), key=key, encoding=encoding, schema=schema)
         return Change(
             key=key, op=op, value=value, version=version, epoch=epoch, change_id=change_id, parent_change_id=parent,
             position=Position(epoch, n), shard=shard, at=row[16], writer=row[13], actor=row[14], reason=row[15],
-            schema=schema, expires_at=expires_at(encoding), late=late > 0,
+            schema=schema, expires_at=expires_at(encoding), late=late > 0, kept=op != "set" or data is not None,
         )  # fmt: skip
 
     def stop(self) -> None:
@@ -252,7 +255,7 @@ class Watch(Following[V], Generic[V]):
                 run(self._gather())
             if pending:
                 row = pending.pop(next(iter(pending)))
-                if not self._left_out(row):
+                if not self._left_out(row) and not _replaced(row):
                     return self._change(row)
 
     def _list(self) -> None:
@@ -283,3 +286,8 @@ class Watch(Following[V], Generic[V]):
         """Return whether a change that came late is its key's newest; others may have come before it."""
         rows = run(self._feed.states("", self._seconds(), key=key))
         return any(row[7] == version for row in rows)
+
+
+def _replaced(row: Row) -> bool:
+    """Whether a change's value is no longer kept: a newer one of its key has come, or is on its way."""
+    return row[5] == "set" and row[6] is None

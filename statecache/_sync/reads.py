@@ -16,7 +16,7 @@ from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.read.listed import LIMIT_MAX, ORDERS, Listed, Order
 from statecache.core.view import VerbGroup, expected_of
 from statecache.errors import NotChanged, UsageError
-from statecache.keys import checked_key
+from statecache.keys import checked_key, checked_prefix_of_list
 from statecache.model import ReadMode, State
 from statecache.rules.filters import Selection, checked_bound, filter_of
 
@@ -129,9 +129,10 @@ class Reads(VerbGroup[D], Generic[D]):
         limit: int | None = None,
         timeout: float | None = None,
     ) -> Iterator[State[Any]]:
-        """Yield the states whose keys start with the prefix, those not yet in Postgres too.
+        """Yield the states whose keys start with the prefix, or all that there are, those not yet in Postgres too.
 
-        The order is by key in byte order (`key`, `-key`), or by the time of the last change (`newest`, `oldest`).
+        The order is by key in byte order (`key`, `-key`), or by the time of the last change (`newest`, `oldest`), which
+        takes a prefix.
         `after` and `before` are names between which the keys lie, whatever the order: the last name of one call bounds
         the next. `where={"meta.source": "input"}` takes states whose value holds that: names of members with dots
         between them, and text, a number, true, false or None; of values stored as JSON, others match nothing. With
@@ -163,6 +164,9 @@ class Reads(VerbGroup[D], Generic[D]):
             raise UsageError(f"order {order!r} is not one of {', '.join(map(repr, ORDERS))}")
         if limit is not None and not (isinstance(limit, int) and limit >= 1):
             raise UsageError(f"limit={limit!r} is not a whole number above 0")
+        if order in ("newest", "oldest") and not self._view.full(prefix):
+            hint = "Give its prefix, like 'runs/'; namespaces() lists them."
+            raise UsageError("by age one namespace is listed at a time", hint=hint)
         bounds = {
             what: "" if name is None else self._view.full(checked_bound(name, what))
             for what, name in (("after", after), ("before", before))
@@ -180,7 +184,8 @@ class Reads(VerbGroup[D], Generic[D]):
         """
         seconds = self._view.end_of(timeout) - monotonic()
         if isinstance(names, str):
-            listed = Listed(selection=Selection(prefix=self._view.full(names)), values=False)
+            prefix, _ = checked_prefix_of_list(self._view.full(names), self._runtime.keys.shards)
+            listed = Listed(selection=Selection(prefix=prefix), values=False)
             keys = [record.key for record in iterated(self._runtime.listing.records(listed, seconds=seconds))]
         else:
             keys = [checked_key(self._view.full(name)) for name in dict.fromkeys(names)]

@@ -17,6 +17,7 @@ from statecache._sync.bulk import Bulk
 from statecache._sync.checkpoints import Checkpoints
 from statecache._sync.feed import Feeds
 from statecache._sync.history import History
+from statecache._sync.merges import Merges
 from statecache._sync.moves import Moves
 from statecache._sync.observer import observe
 from statecache._sync.reads import Reads
@@ -50,6 +51,7 @@ _END_S = 0.05
 class Verbs(
     Reads[D],
     Writes[D],
+    Merges[D],
     Moves[D],
     Bulk[D],
     Steps[D],
@@ -142,11 +144,11 @@ class Verbs(
     ) -> Outcome:
         """Return what became of a change whose outcome was never learnt; `name` is any of the keys it wrote.
 
-        `change_id` is that of an `OutcomeUnknown`, or of one of `unsettled()` after a call was cancelled. The verdict
-        `not applied` is given only to the client that sent the change, once none of its attempts can be executed any
-        more: the call waits for that, at most as long as the write's own timeout. The verdict `lost` needs the change's
-        `position`: given here, or that of one of the last thousand commits acknowledged to this client. `timeout` is in
-        seconds; where the time is up the verdict is `unknown`.
+        `change_id` is that of an `OutcomeUnknown`, or of one of `unknown_outcomes()` after a call was cancelled. The
+        verdict `not applied` is given only to the client that sent the change, once none of its attempts can be
+        executed any more: the call waits for that, at most as long as the write's own timeout. The verdict `lost` needs
+        the change's `position`: given here, or that of one of the last thousand commits acknowledged to this client.
+        `timeout` is in seconds; where the time is up the verdict is `unknown`.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
         return run(self._runtime.outcome_lookup.outcome(checked_change_id(change_id), key, position=position, end=end))

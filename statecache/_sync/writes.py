@@ -5,14 +5,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from random import SystemRandom
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from statecache.backoff import pause_s
 from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.concurrency import entered, run
+from statecache.core.merging import checked_items, increment_write, items_write
 from statecache.core.view import VerbGroup, checked_change_id, checked_reason, checked_text, expected_of
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
 from statecache.keys import checked_key
@@ -20,24 +21,21 @@ from statecache.model import (
     ABSENT,
     PRESENT,
     STATES_PER_COMMIT_MAX,
-    Create,
-    Delete,
     Durability,
     Expected,
-    Mutation,
-    Set,
     State,
     Ttl,
     Write,
 )
+from statecache.mutations import Add, Append, Create, Delete, Increment, Mutation, Remove, Set
 from statecache.records import record_of_write
 
 if TYPE_CHECKING:
     from statecache.model import Record
 
 _PAUSE_S_MAX = 0.25
-_RANDOM = SystemRandom()
-_SPREAD_MAX = 1024
+_NO_MUTATION = "a commit is made of Set, Create, Delete, Increment, Append, Add and Remove, not of {}"
+_VERBS: dict[type, str] = {Append: "append", Add: "add", Remove: "remove"}
 D = TypeVar("D")
 V = TypeVar("V")
 
@@ -161,12 +159,12 @@ class Writes(VerbGroup[D], Generic[D]):
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
         local, shared, reason = self._runtime.local_queues, self._runtime.shared_queues, checked_reason(reason)
         with entered(local.of(key, end=end)) as here, entered(shared.of(key, end=end)) as turn:
-            record, spread, took = here.record or self._view.kept(key), 1, 0.0
+            record, conflicts, took_s = here.record or self._view.kept(key), 0, 0.0
             while True:
                 if run(turn.comes()):
                     record = turn.record
-                elif spread > 1 and not turn.held:  # others want it too: spread over as many attempts as it takes
-                    run(self._runtime.io.sleep(_RANDOM.uniform(0, min(took * spread, _PAUSE_S_MAX))))
+                elif conflicts and not turn.held:  # others want it too: spread over as many attempts as it takes
+                    run(self._runtime.io.sleep(pause_s(conflicts + 1, took_s, _PAUSE_S_MAX)))
                 begun, fresh = monotonic(), record is None or record is turn.record
                 if record is None:
                     record = run(self._runtime.reader.record(key, end=end))
@@ -194,7 +192,7 @@ class Writes(VerbGroup[D], Generic[D]):
                 note(retries=1, conflicts=1)
                 if fresh:
                     turn.crowd()
-                    spread, took = min(spread * 2, _SPREAD_MAX), monotonic() - begun
+                    conflicts, took_s = conflicts + 1, min(monotonic() - begun, _PAUSE_S_MAX)
 
     def _called(self, function: Callable[[Any], Any], record: Record, default: Any, type: Any) -> Any:  # noqa: A002
         """Return what the function makes of a state, or of `default` without one; raise NotFound without both."""
@@ -262,15 +260,16 @@ class Writes(VerbGroup[D], Generic[D]):
     ) -> list[State[D] | None]:
         """Write up to 256 states of one group in one commit, all or none, and return them in order.
 
-        Nothing is read first: `commit([Set("42/plan", plan), Create("42/log", log), Delete("42/draft")])`. A Delete
-        gives its tombstone; with `expected=None`, None. Raises what the verbs of one state raise, with the key that
+        Nothing is read first: `commit([Set("42/plan", plan), Append("42/log", [line]), Delete("42/draft")])`. Set,
+        Create, Delete, Increment, Append, Add and Remove do what the verbs of these names do. A Delete gives its
+        tombstone; with `expected=None`, None. Raises what the verbs of one state raise, with the key that
         hindered all of them, and NotFound for a Delete of what is not there. `change_id` repeats an earlier commit of
         the same writes whose outcome is unknown. `timeout` is in seconds.
         """
         end = self._view.end_of(timeout)
         for one in writes:
             if not isinstance(one, Mutation):
-                raise UsageError(f"a commit is made of Set, Create and Delete, not of {type(one).__name__}")
+                raise UsageError(_NO_MUTATION.format(type(one).__name__))
         told = {checked_key(self._view.full(one.name)): one for one in writes}
         if not 1 <= len(told) == len(writes) <= STATES_PER_COMMIT_MAX:
             what = f"{len(writes)} writes of {len(told)} keys"
@@ -309,8 +308,12 @@ class Writes(VerbGroup[D], Generic[D]):
             return self._view.write_of(key, one.value, expected=expected_of(key, one.expected), ttl=one.ttl)
         if isinstance(one, Create):
             return self._view.write_of(key, one.value, expected=ABSENT, assume_new=one.assume_new, ttl=one.ttl)
+        if isinstance(one, Increment):
+            return increment_write(self._view, key, one.by, ttl=one.ttl)
+        if isinstance(one, (Append, Add, Remove)):
+            return items_write(self._view, key, _VERBS[type(one)], checked_items(one.items), ttl=one.ttl)
         if not isinstance(one, Delete):
-            raise UsageError(f"a commit is made of Set, Create and Delete, not of {type(one).__name__}")
+            raise UsageError(_NO_MUTATION.format(type(one).__name__))
         if one.expected is None:
             return Write(key=key, op="check", expected=ABSENT)
         wanted = PRESENT if one.expected is ... else expected_of(key, one.expected)

@@ -10,11 +10,15 @@ from typing import Annotated
 
 import typer
 
-from statecache.cli import deployment, epochs, lost, policy, quarantine, tail
+from statecache.cli import deployment, epochs, lost, policy, prune, quarantine, tail, verify
 from statecache.cli.demo.command import demo
 from statecache.cli.doctor.command import doctor
+from statecache.cli.history import blame_command, diff_command, log_command, show_command
+from statecache.cli.inspect.command import inspect
 from statecache.cli.locks.command import locks
+from statecache.cli.options import DASHED
 from statecache.cli.replay.command import replay
+from statecache.cli.restoring import checkpoint_command, rollback_command
 from statecache.cli.states import command as states
 from statecache.cli.states import schemas
 from statecache.cli.states import transfer_command as transfer
@@ -39,8 +43,8 @@ def statecache(
 
     \b
     Examples:
-      statecache dev                        servers to develop against
-      statecache demo                       see it survive kills, on throwaway servers
+      statecache dev          servers to develop against
+      statecache demo         see it survive kills
       statecache migrate && statecache worker
       statecache get runs/42
     """
@@ -55,11 +59,23 @@ app.command("import", short_help="Take such lines in.")(transfer.take_in)
 app.command(short_help="Print changes as they become durable.")(tail.tail)
 app.command(short_help="Tell where a key lives.")(states.where)
 app.command(short_help="Count states by type and version.")(schemas.schemas)
+app.command(short_help="Show the history of a key as a graph.")(log_command.log)
+app.command(short_help="Show what a key held at a point.")(show_command.show)
+app.command(short_help="Compare two points of a key.", context_settings=DASHED)(diff_command.diff)
+app.command(short_help="Tell which change set a part of a value.")(blame_command.blame)
+app.command(short_help="Name the state that is there now.")(checkpoint_command.checkpoint)
+app.command(short_help="List, rename, delete checkpoints.")(checkpoint_command.checkpoints)
+app.command(short_help="Go back to an earlier point.", context_settings=DASHED)(rollback_command.rollback)
+app.command(short_help="Take back the last edit.")(rollback_command.undo)
+app.command(short_help="Bring back what was undone.")(rollback_command.redo)
 app.command("locks", short_help="Show who holds locks; break one.")(locks)
-app.command(short_help="Show or change how locks are kept.")(policy.policy)
+app.command(short_help="Show or change how locks and histories are kept.")(policy.policy)
+app.command(short_help="Let values go that policies do not keep.")(prune.prune)
 app.command(short_help="Show how a deployment stands.")(status)
 app.command(short_help="List what was acknowledged and is lost.")(lost.lost)
+app.command(short_help="Check that the history is whole.")(verify.verify)
 app.command(short_help="Watch a deployment live.")(top)
+app.command(short_help="Look into a deployment with a browser.")(inspect)
 app.command(short_help="Check servers, settings, rights.")(doctor)
 app.command(short_help="Bring the Postgres schema up to date.")(deployment.migrate)
 app.command(short_help="Run a worker until SIGTERM.")(deployment.worker)

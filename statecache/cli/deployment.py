@@ -76,7 +76,7 @@ def worker(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None) -> int:
 
     \b
     Example:
-      STATECACHE_REDIS_URL=redis://… STATECACHE_POSTGRES_URL=postgresql://… statecache worker
+      STATECACHE_REDIS_URL=redis://… statecache worker
     """
     from statecache_workers.logs import log_to_stderr, warn
     from statecache_workers.runner import run_worker

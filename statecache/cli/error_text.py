@@ -25,6 +25,7 @@ from statecache.errors import (
     UsageError,
     VersionConflict,
 )
+from statecache.history_errors import CheckpointExists, CheckpointNotFound, HistoryIncomplete, VersionNotFound
 from statecache.settings import Settings, process_environment, variable_of
 
 _REMEDIES: dict[type[StateCacheError], Callable[[Any], str]] = {
@@ -45,6 +46,14 @@ _REMEDIES: dict[type[StateCacheError], Callable[[Any], str]] = {
         f"Both sides are kept, this one in the table conflict: `statecache get {_word(error.key)}` shows the other."
     ),
     Backpressure: lambda _: "Nothing was applied. `statecache status` shows how the workers and Postgres stand.",
+    VersionNotFound: lambda error: (
+        f"`statecache log {_word(error.key)}` lists what there is." + _nearest(error) * (error.nearest is not None)
+    ),
+    HistoryIncomplete: lambda _: "`statecache status` shows how the workers stand, who bring it into Postgres.",
+    CheckpointNotFound: lambda error: f"`statecache checkpoints {_word(error.key)}` lists those that there are.",
+    CheckpointExists: lambda error: (
+        f"Choose another label. `statecache checkpoints {_word(error.key)}` lists those that there are."
+    ),
     LimitExceeded: lambda error: error.remedy.replace("value_bytes_max", variable_of("value_bytes_max")),
 }
 
@@ -100,6 +109,10 @@ def _credentials(error: BaseException) -> str:
 
 def _awaits_postgres(error: OutcomeUnknown) -> bool:
     return error.remedy != error.hint
+
+
+def _nearest(error: VersionNotFound) -> str:
+    return f" Version {error.nearest} is the one next to it that has a value."
 
 
 def _word(key: str) -> str:

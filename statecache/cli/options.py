@@ -34,6 +34,8 @@ SafeLevel = Annotated[
 ]
 Actor = Annotated[str, typer.Option(metavar="NAME", help="Who does it; else the user of this system.")]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; kept with the change.")]
+DASHED = {"ignore_unknown_options": True, "allow_extra_args": True}
+"""The settings of a command that takes -1 for a version, and so looks for unknown options itself: `refuse_unknown`."""
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
@@ -59,6 +61,16 @@ def operator() -> str:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
         return f"uid {os.getuid()}"
+
+
+def refuse_unknown(context: typer.Context, *words: str | None) -> None:
+    """Raise UsageError for options that a command does not have, and words too many, where -1 is not an option."""
+    given = [word for word in (*words, *context.args) if word is not None]
+    unknown = next((word for word in given if word.startswith("-") and not word[1:].isdecimal()), None)
+    if unknown is None and not context.args:
+        return
+    what = f"unexpected: {' '.join(context.args)}" if unknown is None else f"there is no option {unknown}"
+    raise UsageError(what, hint=f"See `{context.command_path} --help`.")
 
 
 def checked_durability(level: str | None) -> Durability | None:

@@ -13,10 +13,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.highlighter import JSONHighlighter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -28,7 +29,11 @@ _NOT_FOR_TERMINALS = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u20
 _LOCAL_MODES = 3
 """Where the modes that echo is among stand in what termios tells of a terminal."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_RIGHT = frozenset({"version", "bytes", "age", "shards", "entries", "lag", "heartbeat", "writes", "count"})
+_RIGHT = frozenset({
+    "version", "bytes", "age", "shards", "entries", "lag", "heartbeat", "writes", "count", "states", "oldest", "newest",
+})  # fmt: skip
+_FOLDED_TO = 16
+"""How narrow a column of a table may become on a terminal, in cells, where what stands in it is longer."""
 
 
 def is_terminal() -> bool:
@@ -96,13 +101,34 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, styles
         for row in (columns, *rows):
             print("\t".join(plain(cell) for cell in row))
         return
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in _RIGHT else "left", overflow="fold")
+    shown = [[plain(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_len, cells)) for cells in zip(columns, *shown, strict=True)]
+    screen, gaps = console(), 2 * len(columns)
+    if sum(min(width, _FOLDED_TO) for width in widths) + gaps > screen.width:
+        _print_one_by_one(columns, shown, styles)
+        return
+    table = Table(
+        box=SIMPLE_HEAD, header_style="bold", pad_edge=False,
+        collapse_padding=sum(widths) + gaps + len(columns) > screen.width,
+    )  # fmt: skip
+    for column, width in zip(columns, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if column in _RIGHT else "left"
+        table.add_column(
+            column, justify=justify, overflow="fold", min_width=min(width, _FOLDED_TO), no_wrap=width <= _FOLDED_TO
+        )
+    for at, row in enumerate(shown):
+        table.add_row(*map(Text, row), style=_STYLES.get(styles[at], "") if styles else "")
+    screen.print(table)
+
+
+def _print_one_by_one(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> None:
+    """Print the rows of a table that finds no room side by side: each as lines, with the column before each cell."""
+    width = max(map(len, columns)) + 2
     for at, row in enumerate(rows):
-        style = _STYLES.get(styles[at], "") if styles else ""
-        table.add_row(*(Text(plain(cell)) for cell in row), style=style)
-    console().print(table)
+        print()
+        for column, cell in zip(columns, row, strict=True):
+            if cell:
+                print_labelled(column, cell, width=width, style=styles[at] if styles else "", label_style="")
 
 
 def print_labelled(label: str, text: str, *, width: int, style: str = "", label_style: str = "bold") -> None:
@@ -117,14 +143,27 @@ def print_labelled(label: str, text: str, *, width: int, style: str = "", label_
     console().print(line)
 
 
+def beside(sign: Text, text: Text) -> Table:
+    """Return text beside a sign; what is too long goes on below its beginning."""
+    line = Table.grid(padding=(0, 1, 0, 0))
+    line.add_column(no_wrap=True)
+    line.add_column(overflow="fold")
+    line.add_row(sign, text)
+    return line
+
+
 def print_value(data: bytes) -> None:
     """Print JSON: as it is into a pipe, laid out and coloured on a terminal."""
     if not is_terminal():
         sys.stdout.write(data.decode("utf-8", "replace") + "\n")
         return
-    text = msgspec.json.format(data, indent=2).decode("utf-8", "replace")
-    text = _NOT_FOR_TERMINALS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    text = printable(msgspec.json.format(data, indent=2).decode("utf-8", "replace"))
     console().print(JSONHighlighter()(Text(text)), soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """Return JSON with what steers terminals escaped, for it escapes only some of that itself."""
+    return _NOT_FOR_TERMINALS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 class Counting:

@@ -35,6 +35,7 @@ _NAMES = (
     "actor",
     "reason",
     "late",
+    "kept",
 )
 _KEY_PART = 0.4
 """How much of a terminal's width a key may take."""
@@ -107,6 +108,8 @@ def line_of(change: Change[Any], width: int) -> str:
 
 
 def _value_text(change: Change[Any]) -> str:
+    if not change.kept:
+        return "(no longer kept)"
     return "" if change.deleted else msgspec.json.encode(change.value, enc_hook=str).decode()
 
 

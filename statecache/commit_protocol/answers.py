@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -15,6 +15,7 @@ from statecache.errors import (
     ForeignData,
     LimitExceeded,
     LockHeld,
+    Quarantined,
     StaleToken,
     StateCacheError,
     VersionConflict,
@@ -22,20 +23,26 @@ from statecache.errors import (
 from statecache.model import ABSENT, AGED, EXPIRED, PRESENT, Position
 from statecache.records import text_of
 from statecache.redis_errors import found_at
+from statecache.rules.merging import Made, unfit_error
 from statecache.rules.outcomes import Content, content_of
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.commit import Commit
+    from statecache.model import ChangeRecord, Write
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """The answer of an applied commit: its position, the server's time, each written state's version and parent."""
+    """The answer of an applied commit: its position, the server's time, each written state's version and parent.
+
+    `made` is what merges have made, by the place of their write among those that change a state.
+    """
 
     change_id: str
     position: Position
     updated_at: str
     versions: tuple[int, ...]
     parents: tuple[str, ...]
+    made: Mapping[int, Made] = {}
 
 
 class Found(NamedTuple):
@@ -48,6 +55,12 @@ class Found(NamedTuple):
     contents: tuple[Content, ...]
     in_stream: bool
     """Whether it was found in the stream; else in Postgres."""
+    changes: tuple[ChangeRecord, ...] = ()
+    """What was written, where it was found in the stream; in Postgres it has to be asked for."""
+    made: Mapping[int, Made] = {}
+    """What merges have made, by the place of their key."""
+    bases: Mapping[int, bytes | None] = {}
+    """What they had been given, where that is known; None where there was nothing."""
 
 
 class Absent(StateCacheError):
@@ -64,14 +77,21 @@ def too_few_replicas(connected: int, wanted: int) -> str:
     return f"{connected} replicas are connected and {wanted} must acknowledge"
 
 
-def committed_of(change_id: str, reply: Sequence[Any]) -> Committed:
+def committed_of(commit: Commit, reply: Sequence[Any]) -> Committed:
     """Read the answer of a commit that was applied."""
-    position = Position.parse(reply[2]) or Position(0, 0)
+    position, change_id = Position.parse(reply[2]) or Position(0, 0), commit.change_id
     if len(reply) == 6:  # most commits are of one state
         return Committed(change_id, position, reply[3].decode(), (int(reply[4]),), (reply[5].decode(),))
+    written = commit.written()
+    end = 4 + 2 * len(written)
+    merges = [at for at, write in enumerate(written) if write.merge is not None]
+    made = zip(reply[end::3], reply[end + 1 :: 3], reply[end + 2 :: 3], strict=True)
     return Committed(
-        change_id, position, reply[3].decode(), tuple(map(int, reply[4::2])), tuple(map(bytes.decode, reply[5::2]))
-    )
+        change_id, position, reply[3].decode(), tuple(map(int, reply[4:end:2])),
+        tuple(map(bytes.decode, reply[5:end:2])),
+        {at: Made(value, encoding.decode(), schema.decode())
+         for at, (encoding, schema, value) in zip(merges, made, strict=True)},
+    )  # fmt: skip
 
 
 def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
@@ -105,16 +125,29 @@ def error_of(commit: Commit, reply: Sequence[Any]) -> StateCacheError:
         if at == 0:
             return LimitExceeded("the commit's size in bytes", actual=actual, limit=limit)
         return LimitExceeded("the value", actual=actual, limit=limit, key=commit.writes[at - 1].key)
+    if verdict == "UNFIT":
+        return _unfit(commit.writes[rest[0] - 1], rest[1].decode(), rest[2])
     if verdict == "FOREIGN":
         return found_at(rest[0].decode("utf-8", "replace"), rest[1].decode("utf-8", "replace"))
     return ForeignData(commit.redis_keys[0], reason=f"the commit script answered {verdict!r}")
 
 
+def _unfit(write: Write, what: str, which: bytes | None) -> StateCacheError:
+    """Return the error for a state that cannot be merged."""
+    if what == "quarantined":
+        return Quarantined(write.key, (which or b"").decode())
+    assert write.merge is not None
+    return unfit_error(write.key, write.merge.verb, what, which or b"")
+
+
 def is_lasting(commit: Commit, reply: Sequence[Any]) -> bool:
-    """Return whether every attempt of the commit meets this refusal, whenever it arrives."""
+    """Return whether every attempt of the commit meets this refusal, whenever it arrives.
+
+    What a merge makes is another thing at another time.
+    """
     if reply[1] == b"CONFLICT":
         return commit.writes[reply[2] - 1].expected not in (ABSENT, PRESENT, EXPIRED)
-    return reply[1] in (b"LIMIT", b"REUSED")
+    return reply[1] == b"REUSED" or (reply[1] == b"LIMIT" and not commit.merges)
 
 
 def found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Found | None:
@@ -135,4 +168,5 @@ def found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Foun
     versions = tuple(changes[key].version for key in keys)
     parents = tuple(changes[key].parent_change_id for key in keys)
     contents = tuple(content_of(changes[key].op, changes[key].value) for key in keys)
-    return Found(entry.position, text_of(entry.at), versions, parents, contents, in_stream=True)
+    written = tuple(changes[key] for key in keys)
+    return Found(entry.position, text_of(entry.at), versions, parents, contents, in_stream=True, changes=written)

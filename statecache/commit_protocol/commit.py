@@ -36,9 +36,11 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     Moments are on the monotonic clock: `end` is when the caller wants an answer, `latest` when the attempt sent last is
     refused for arriving too late, `lingers` the same for attempts that were never answered. `pinned` maps writes that
     now expect the change found at the lookup to what they expected at first. `last_error` is the reason for the last
-    pause, to be raised where no time is left for another attempt. `applied_at` is where this client was told that it is
-    applied: it must not be again, while that position stands. `locks` are the leases it has to show, `turn` is passed
-    on with it.
+    pause, to be raised where no time is left for another attempt. `lost_answer` is why an attempt was never answered:
+    the outcome is unknown from then on. `applied_at` is where this client was told that it is applied: it must not be
+    again, while that position stands. `named` says that its caller has given the change_id, so that it may be another
+    commit's. `locks` are the leases it has to show, `turn` is passed on with it. `waited_s` is how long it has waited
+    for connections, which others of this process have; once it was `loaded` for, it waits ahead of them.
     """
 
     change_id: str
@@ -49,8 +51,9 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     reason: str
     end: float
     redis_keys: list[str]
-    doubt: StateCacheError | None = None
+    lost_answer: StateCacheError | None = None
     repeat: bool = False
+    named: bool = False
     applied_at: Position | None = None
     backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(0.005, 0.25))
     pinned: dict[int, str] = {}
@@ -60,6 +63,8 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     last_error: StateCacheError | None = None
     locks: Locks | None = None
     turn: Passable | None = None
+    waited_s: float = 0.0
+    loaded: bool = False
 
     @property
     def passes(self) -> bool:
@@ -75,6 +80,11 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         """Return the writes that change a state."""
         return [write for write in self.writes if write.op != "check"]
 
+    @property
+    def merges(self) -> bool:
+        """Whether any of its writes makes its value of what is there."""
+        return any(write.merge is not None for write in self.writes)
+
     def arguments(self, settings: Settings, limits: Sequence[str], *, replicas: int = 0) -> list[Any]:
         """Return the script's ARGV, but for the times at its end; so many `replicas` must be connected."""
         fence = f"{settings.fence} {replicas}" if replicas else settings.fence
@@ -84,7 +94,8 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         ]  # fmt: skip
         for write in self.writes:
             arguments += (
-                write.key, write.op, write.expected, write.value, write.encoding, write.schema,
+                write.key, write.op if write.merge is None else write.merge.spelled, write.expected, write.value,
+                write.encoding, write.schema,
                 "" if write.ttl_ms is None else write.ttl_ms, write.novelty,
             )  # fmt: skip
         return arguments
@@ -122,11 +133,11 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
 
     def unanswered(self, error: StateCacheError) -> None:
         """Note that the attempt may have been executed, or may yet be."""
-        self.doubt, self.repeat, self.lingers = error, True, max(self.lingers, self.latest)
+        self.lost_answer, self.repeat, self.lingers = error, True, max(self.lingers, self.latest)
 
     def fail(self, error: StateCacheError, cause: Exception | None = None) -> NoReturn:
         """Raise the error when no more can be tried: OutcomeUnknown where any attempt may have been applied."""
-        if self.doubt is not None:
+        if self.lost_answer is not None:
             keys = tuple(write.key for write in self.written())
             raise OutcomeUnknown(self.change_id, keys=keys, reason=str(error)) from error
         if cause is None:

@@ -4,8 +4,8 @@
     FENCED           OpenShard, and again       MISSING    Load, and again     POLICY    HeedPolicy, and again
     UNSURE           LookUp: it may have been applied long ago
     LATE             Pause, and again: this attempt was not executed, and says nothing of others
-    CONFLICT, STALE, HELD, BACKLOG, REPLICAS, LIMIT, REUSED, OOM     certainly not applied by this attempt: Refuse, or
-                     Wait, and again, while an earlier attempt could still be executed and meet another answer
+    CONFLICT, STALE, HELD, BACKLOG, REPLICAS, LIMIT, UNFIT, REUSED, OOM     certainly not applied by this attempt:
+                     Refuse; Wait, and again, while an earlier attempt could still be executed and meet another answer
     FOREIGN          Fail; Pause where somebody's entry is in the way, which a worker will remove
     an error reply   Again where the script was not known, Pause where a later try may succeed, else Fail
     no reply         `unanswered`: Pause, and again as a repeat
@@ -116,7 +116,7 @@ def next_step(commit: Commit, reply: Sequence[Any] | Exception, *, now: float) -
         return Pause(commit.last_error or late)  # being late says nothing of what hindered it before
     commit.last_error = None
     if verdict in (b"OK", b"DUP", b"MUTE"):
-        return Applied(committed_of(commit.change_id, reply))
+        return Applied(committed_of(commit, reply))
     if verdict == b"FENCED":
         return OpenShard()
     if verdict == b"MISSING":
@@ -163,7 +163,7 @@ def after_lookup(
     """
     keys = tuple(write.key for write in commit.written())
     if found is not None:
-        if (at := another(commit.written(), found.contents)) is not None:
+        if (at := another(commit.written(), found.contents, found.made, found.bases)) is not None:
             return Refuse(ChangeIdReused(keys[at], commit.change_id, version=found.versions[at]))
         return found
     if applied:

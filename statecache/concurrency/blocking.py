@@ -7,6 +7,8 @@ from typing import Any
 import psycopg
 from redis.exceptions import RedisError
 
+from statecache.concurrency.bounding import BoundConnection
+
 
 class BlockingRedis:
     """A synchronous connection of redis-py."""
@@ -48,8 +50,17 @@ class BlockingPostgres:
 
     __slots__ = ("__weakref__", "plain")
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, connection: BoundConnection) -> None:
         self.plain = connection
+
+    @property
+    def bound(self) -> Any:
+        """What bounds the waiting of who uses the connection at the moment."""
+        return self.plain.bound
+
+    @bound.setter
+    def bound(self, bound: Any) -> None:
+        self.plain.bound = bound
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plain, name)

@@ -1,6 +1,6 @@
 """Bounding what is done with Postgres, for tasks and for threads: neither psycopg nor libpq gives up soon by itself.
 
-* `TaskTimeout` ends an exchange after so many seconds, by shutting its socket.
+* `TaskTimeout` and `ThreadTimeout` end an exchange after so many seconds, by shutting its socket.
 * `task_opened` and `thread_opened` bounds the opening of a connection, for which libpq allows two seconds at least.
 * `task_severed` ends an exchange when who waits for it is cancelled.
 """
@@ -13,17 +13,21 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from math import ceil, inf
 from typing import Any, TypeVar
 from weakref import ref
 
 import psycopg
 
+from statecache.clock import monotonic
 from statecache.concurrency.starting import start
 
 T = TypeVar("T")
 _SEVERED_S = 0.05
 """How long an exchange may take to end whose connection was shut."""
+_LOOK_S, _LOOK_MIN_S = 0.05, 0.001
+"""How often a thread that waits looks at the time at least, and at most, in seconds."""
 
 
 class TaskTimeout:
@@ -55,36 +59,67 @@ class TaskTimeout:
         _shut(self._connection)
 
 
-class ThreadTimeout:
-    """The same bound, watched by a thread; it is none any more once nobody refers to it.
+class BoundConnection(psycopg.Connection[Any]):
+    """A connection of threads whose waiting is bounded by whoever uses it at the moment.
 
-    Whoever was interrupted by a signal handler before the end of it has not called the thread off.
+    The thread that waits looks at the time itself. Another one that watched over it would have to be started for each
+    exchange, which costs more than most exchanges.
     """
 
-    __slots__ = ("__weakref__", "_connection", "_timer", "expired")
+    bound: ref[ThreadTimeout] | None = None
+
+    def wait(self, gen: Any, *arguments: Any, **more: Any) -> Any:
+        """Wait for what a generator of psycopg waits for, as long as the bound allows."""
+        bound = None if self.bound is None else self.bound()
+        if bound is None:
+            return super().wait(gen, *arguments, **more)
+        return super().wait(bound.watched(gen), bound.look_s())
+
+
+class ThreadTimeout:
+    """The same bound, for a thread; it is none any more once nobody refers to it.
+
+    Whoever was interrupted by a signal handler before the end of it has not taken it off the connection.
+    """
+
+    __slots__ = ("__weakref__", "_connection", "_end", "_outer", "_seconds", "expired")
 
     def __init__(self, seconds: float, connection: Any) -> None:
         self._connection = connection
-        self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), _expire, (ref(self),))
-        self._timer.daemon = True
+        self._seconds = seconds
+        self._end = inf
+        self._outer: ref[ThreadTimeout] | None = None
         self.expired = False
 
     async def __aenter__(self) -> ThreadTimeout:
-        start(self._timer)
+        self._end = monotonic() + self._seconds
+        self._outer, self._connection.bound = self._connection.bound, ref(self)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._timer.cancel()
+        self._connection.bound = self._outer
+
+    def look_s(self) -> float:
+        """Return how often to look at the time, in seconds: in equal parts of what is left, so that none is late."""
+        left = max(self._end - monotonic(), _LOOK_MIN_S)
+        return left / ceil(left / _LOOK_S)
+
+    def watched(self, gen: Any) -> Generator[Any, Any, Any]:
+        """Do what a generator of psycopg does, and shut the connection when the time is up."""
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if not ready and monotonic() >= self._end:
+                    self.expire()
+                wanted = gen.send(ready)
+        except StopIteration as ended:
+            return ended.value
 
     def expire(self) -> None:
         """Shut the connection now."""
         self.expired = True
         _shut(self._connection)
-
-
-def _expire(bound: ref[ThreadTimeout]) -> None:
-    if (found := bound()) is not None:
-        found.expire()
 
 
 def _shut(connection: Any) -> None:

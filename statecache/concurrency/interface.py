@@ -28,8 +28,8 @@ class Slots(Protocol):
     def acquire_now(self) -> Slot | None:
         """Return a slot if one is free and nobody waits for it."""
 
-    async def acquire(self, seconds: float) -> Slot | None:
-        """Return a slot, waiting for at most that many seconds for one to be free."""
+    async def acquire(self, seconds: float, *, ahead: bool = False) -> Slot | None:
+        """Return a slot, waiting for at most that many seconds for one to be free, or ahead of all who wait."""
 
 
 class Signal(Protocol):

@@ -45,12 +45,15 @@ class TaskSlots:
             return TaskSlot(self)
         return None
 
-    async def acquire(self, seconds: float) -> TaskSlot | None:
-        """Return a slot, waiting for at most that many seconds for one to be free."""
+    async def acquire(self, seconds: float, *, ahead: bool = False) -> TaskSlot | None:
+        """Return a slot, waiting for at most that many seconds for one to be free, or ahead of all who wait."""
         if (slot := self.acquire_now()) is not None:
             return slot
         turn: asyncio.Future[TaskSlot] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        if ahead:
+            self._waiting.appendleft(turn)
+        else:
+            self._waiting.append(turn)
         try:
             async with asyncio.timeout(seconds):
                 return await turn
@@ -110,8 +113,8 @@ class ThreadSlots:
         with self._mutex:
             return slot if self._take(slot) else None
 
-    async def acquire(self, seconds: float) -> ThreadSlot | None:
-        """Return a slot, waiting for at most that many seconds for one to be free."""
+    async def acquire(self, seconds: float, *, ahead: bool = False) -> ThreadSlot | None:
+        """Return a slot, waiting for at most that many seconds for one to be free, or ahead of all who wait."""
         slot = ThreadSlot(self)
         waiting = ref(slot)
         try:
@@ -119,7 +122,10 @@ class ThreadSlots:
                 if self._take(slot):
                     return slot
                 slot._called.acquire()
-                self._waiting.append(waiting)
+                if ahead:
+                    self._waiting.appendleft(waiting)
+                else:
+                    self._waiting.append(waiting)
             slot._called.acquire(timeout=max(seconds, 0.0))
             self._leave(slot, waiting)
         except BaseException:  # a signal handler raised: a turn that came is passed on

@@ -12,7 +12,7 @@ import psycopg
 from statecache.clock import monotonic, sleep
 from statecache.concurrency.batching import ThreadBatcher
 from statecache.concurrency.blocking import BlockingCursor, BlockingPostgres, BlockingRedis, passed_on, refused
-from statecache.concurrency.bounding import ThreadTimeout, thread_opened
+from statecache.concurrency.bounding import BoundConnection, ThreadTimeout, thread_opened
 from statecache.concurrency.interface import Background, Concurrency, Slots
 from statecache.concurrency.running import run
 from statecache.concurrency.slots import ThreadSlots
@@ -117,7 +117,7 @@ class Threads(Concurrency):
 
     async def postgres(self, url: str, options: dict[str, Any], seconds: float | None) -> Any:
         """Open a connection to Postgres."""
-        return BlockingPostgres(thread_opened(lambda: psycopg.Connection.connect(url, **options), seconds))
+        return BlockingPostgres(thread_opened(lambda: BoundConnection.connect(url, **options), seconds))
 
     def client_cursor(self, connection: Any) -> Any:
         """Return a cursor that spells parameters into the text, and so runs several statements at once."""

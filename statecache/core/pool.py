@@ -1,6 +1,7 @@
 """A bounded pool of connections, fair and fork-safe, for Redis and Postgres alike.
 
-Who waits longest is served first: a pool without that starves some of many tasks for seconds. A connection is idle,
+Who waits longest is served first: a pool without that starves some of many tasks for seconds. Whatever takes several
+exchanges goes on before others begin, or of very many callers none would come to an end in time. A connection is idle,
 or lent to exactly one caller, who closes it where it fails. Who keeps one while he waits for something else, as a
 transaction does for user code, holds it: half of them may be held at once. One connection's fault is most often every
 connection's: one that broke, or was silent for a while, takes those idle ones with it that were not heard since. A
@@ -25,11 +26,18 @@ from statecache.errors import Unavailable, UsageError
 
 SILENCE_S = 0.2
 """How long a server may leave a request unanswered and count as slow only, in seconds."""
+LEFT_S = 0.2
+"""How much of its time a call that waits for a connection has left for the server, in seconds: else nothing is sent."""
 
 
 def silent_since(sent: float) -> float:
     """Return the moment up to which idle connections are doubted, when a request sent at `sent` was not answered."""
     return sent if monotonic() - sent >= SILENCE_S else -inf
+
+
+def _patience(seconds: float) -> float:
+    """Return how long a caller waits for a connection who has so much time in all."""
+    return seconds - min(LEFT_S, seconds / 2)
 
 
 class Pooled(Protocol):
@@ -102,8 +110,11 @@ class Pool(Generic[C]):
         """The number of connections that are lent by this process."""
         return len(self._all_lent()) if self._pid == _process.pid else 0
 
-    async def take(self, seconds: float) -> C:
-        """Lend a connection, waiting for at most that many seconds for one to be free."""
+    async def take(self, seconds: float, *, ahead: bool = False) -> C:
+        """Lend a connection, waiting for at most that many seconds for one to be free.
+
+        Who goes on with what he has begun is `ahead` of those who have not.
+        """
         if self._pid != _process.pid:
             self._leave_to_the_parent()
         if self._closed:
@@ -115,7 +126,7 @@ class Pool(Generic[C]):
             self._place = here
         slot = self._slots.acquire_now()
         if slot is None:
-            slot, seconds = await self._wait_for_slot(seconds)
+            slot, seconds = await self._wait_for_slot(seconds, ahead)
         try:
             connection = self._revived() or await self._new(seconds)
             if self._closed:  # meanwhile
@@ -132,10 +143,10 @@ class Pool(Generic[C]):
         if self._pid != _process.pid:
             self._leave_to_the_parent()
         begun = monotonic()
-        slot = await self._holds.acquire(seconds)
+        slot = await self._holds.acquire(_patience(seconds))
         if slot is None:
-            held = f"all {self._holds_max} {self._what} connections that transactions may hold"
-            raise self._busy("pool", detail=f"{held} were in use for {seconds:.3g} s")
+            what = f"one of the {self._holds_max} connections that transactions may hold"
+            raise self.all_in_use(monotonic() - begun, what)
         try:
             connection = await self.take(max(seconds - (monotonic() - begun), 0.001))
         except BaseException:  # whatever hindered it, another one may hold one
@@ -179,17 +190,25 @@ class Pool(Generic[C]):
         self._opened[connection] = None
         return connection
 
-    async def _wait_for_slot(self, seconds: float) -> tuple[Slot, float]:
+    async def _wait_for_slot(self, seconds: float, ahead: bool) -> tuple[Slot, float]:
         """Return a slot once a connection is free, and the seconds that are left."""
         started = monotonic()
-        slot = await self._slots.acquire(seconds)
-        if slot is None:
-            raise self._busy(
-                "pool", detail=f"all {self._size} {self._what} connections were in use for {seconds:.3g} s"
-            )
+        slot = await self._slots.acquire(_patience(seconds), ahead=ahead)
         waited = monotonic() - started
+        if slot is None:
+            raise self.all_in_use(waited)
         self.longest_wait_s = max(self.longest_wait_s, waited)
         return slot, max(seconds - waited, 0.001)
+
+    def all_in_use(self, waited: float, what: str = "") -> Unavailable:
+        """Return the error of who waited so many seconds in vain: the server knows nothing of it."""
+        more = (
+            f"raise {self._what.lower()}_connections_max, have fewer calls under way at once, or use set_many, get_many"
+        )
+        return self._busy(
+            "pool", detail=f"waited {waited:.2g} s for {what or f'a connection of {self._size}'}",
+            hint=f"This process has more calls under way than connections to {self._what}: {more}.",
+        )  # fmt: skip
 
     def give(self, connection: C) -> None:
         """Take a connection back, unless it is a forked parent's; whether it is alive is checked when it is lent."""

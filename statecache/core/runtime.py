@@ -20,6 +20,7 @@ from statecache.core.feed.consumers import Consumers
 from statecache.core.history.branches import Branches
 from statecache.core.history.checkpoints import Checkpoints
 from statecache.core.history.due import DueCheckpoints
+from statecache.core.history.policies import HistoryPolicies
 from statecache.core.history.reader import HistoryReader
 from statecache.core.history.tail import Tails
 from statecache.core.history.values import HistoryValues
@@ -98,13 +99,13 @@ class Runtime:
         self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
         self.events = Subscriptions(self.redis, owner=ref(self))
         self.consumers = Consumers(self.postgres)
-        self.history_values = HistoryValues(self.postgres.fetch)
-        tails = Tails(settings, self.keys, self.redis)
+        self.history_values, tails = HistoryValues(self.postgres.fetch), Tails(settings, self.keys, self.redis)
         self.history = HistoryReader(self.keys, self.redis, self.postgres, self.history_values, tails)
+        self.history_policies = HistoryPolicies(settings, self.postgres)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
         self.step_index = StepIndex(settings, self.keys, self.redis, self.postgres)
-        self.claims = Claims(settings, self.keys, self.redis, self.opener, self.events)
+        self.claims = Claims(settings, self.keys, self.redis, self.opener)
         self.support = support or DurabilitySupport(settings)
         self.unknown_outcomes = UnknownOutcomes()
         self.losses = Losses(settings, self.postgres, self.in_flight)
@@ -128,6 +129,7 @@ class Runtime:
         await self.claims.close()
         await self.leases.close()
         await self.consumers.close()
+        await self.history_policies.close()
         await self.tracked.close()
         await self.events.close()
         await self.redis.pool.close()

@@ -6,8 +6,9 @@ verb takes `timeout=` in seconds (the setting `timeout_s` without it) and raises
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from difflib import get_close_matches
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 from statecache.clock import boottime, monotonic
 from statecache.codec import codec_for
-from statecache.errors import Quarantined, UsageError
+from statecache.errors import CodecError, Quarantined, UsageError
 from statecache.expiry import PLAIN_MAX, checked_ttl_ms, ending, expires_at, lasting, stored
 from statecache.model import (
     ABSENT,
@@ -38,6 +39,7 @@ from statecache.records import time_of
 from statecache.rules.checkpoints import checked_checkpoint_policy
 from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
 from statecache.rules.provenance import refuse_provenance
+from statecache.rules.retention import checked_retention
 from statecache.upgrading import UpgradingCodec
 
 if TYPE_CHECKING:
@@ -86,6 +88,7 @@ class View(Generic[D]):
         self.lasts_ms = checked_ttl_ms(policy.ttl)
         """How long a state lasts that is written without saying so, in ms; None for ever."""
         self.ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
+        self.retention = checked_retention(policy.history, policy.retention, policy.retention_count)
 
     def full(self, name: str) -> str:
         """Return the key of a name."""
@@ -145,6 +148,8 @@ class View(Generic[D]):
 
     def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks | None:  # noqa: ARG002
         """Return the locks that a commit of these keys has to heed; None for most commits."""
+        if self.retention is not None:
+            self.runtime.history_policies.declare(keys[0].partition("/")[0], self.retention)
         locking = self.policy.locking
         if locking != "advisory" and self.runtime.policies.enforces(keys[0], locking):
             return Locks((), guards_of(keys), locking)
@@ -237,9 +242,12 @@ class View(Generic[D]):
     def committed_state(self, write: Write, committed: Committed, at: int) -> State[Any]:
         """Return the state that a commit's write has made, with the value as readers get it."""
         updated_at = time_of(committed.updated_at)
+        value, encoding, schema = write.seen, write.encoding, write.schema
+        if write.merge is not None:
+            value, encoding, schema = self._made(write.key, committed, at)
         return State(
             key=write.key,
-            value=write.seen,
+            value=value,
             epoch=committed.position.epoch,
             version=committed.versions[at],
             change_id=committed.change_id,
@@ -247,9 +255,21 @@ class View(Generic[D]):
             position=committed.position,
             updated_at=updated_at,
             writer=self.runtime.settings.writer,
-            schema=write.schema,
-            expires_at=expires_at(stored(write.encoding, updated_at)),
+            schema=schema,
+            expires_at=expires_at(stored(encoding, updated_at)),
         )
+
+    def _made(self, key: str, committed: Committed, at: int) -> tuple[Any, str, str]:
+        """Return the value that a merge has made, its encoding and its schema.
+
+        Raises CodecError where what was there before is not of this view's type: reading it would have done so too.
+        """
+        data, encoding, schema = committed.made[at]
+        try:
+            return self.codec.decode(data, key=key, encoding=encoding, schema=schema), encoding, schema
+        except CodecError as error:
+            reason = f"{error.reason}; change {committed.change_id} is applied to it all the same"
+            raise CodecError(key=key, verb="decoded", path=error.path, reason=reason) from error
 
     async def commit_one(
         self, write: Write, *, durability: str | None, actor: str, reason: str, end: float,
@@ -303,6 +323,7 @@ def checked_policy(policy: Policy) -> Policy:
         raise UsageError(f"read {policy.read!r} is not one of {', '.join(READ_MODES)}")
     if policy.locking not in (None, *LOCKINGS):
         raise UsageError(f"locking {policy.locking!r} is not one of {', '.join(LOCKINGS)}")
+    checked_retention(policy.history, policy.retention, policy.retention_count)
     ttl = policy.redis_ttl
     if ttl is not None and not (isinstance(ttl, timedelta) and ttl > timedelta(0)):
         raise UsageError(f"redis_ttl={ttl!r} is not a timedelta above 0", hint="Say redis_ttl=timedelta(seconds=5).")
@@ -316,6 +337,14 @@ def checked_policy(policy: Policy) -> Policy:
     if size is not None and not (isinstance(size, int) and 1 <= size <= VALUE_BYTES_MAX):
         raise UsageError(f"value_bytes_max={policy.value_bytes_max} is not from 1 to {VALUE_BYTES_MAX}")
     return policy
+
+
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Raise UsageError for the first argument that is none of a namespace's policy."""
+    for name in names:
+        near = get_close_matches(name, Policy.__struct_fields__, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise UsageError(f"namespace() takes no {name}{meant}", hint=f"It takes {', '.join(Policy.__struct_fields__)}.")
 
 
 def expected_of(key: str, expected: Expected) -> str:

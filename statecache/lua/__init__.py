@@ -32,7 +32,7 @@ def parts_of(reply: Any) -> Any:
 @cache
 def script(name: str) -> Script:
     """Return the named script with the digest that EVALSHA takes."""
-    text = _INCLUDE.sub(_included, _paths()[name].read_text(encoding="utf-8"))
+    text = _INCLUDE.sub(lambda found: included(found[1]), _paths()[name].read_text(encoding="utf-8"))
     return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -41,8 +41,9 @@ def names() -> list[str]:
     return sorted(_paths())
 
 
-def _included(found: re.Match[str]) -> str:
-    return files(__name__).joinpath(f"{found[1]}.lua").read_text(encoding="utf-8")
+def included(name: str) -> str:
+    """Return what stands beside the folders under that name."""
+    return files(__name__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 
 @cache

@@ -7,16 +7,17 @@ what may be stale) is asked for once through the client, which loads it: what it
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from statecache import AsyncStateCache
 from statecache.clock import monotonic
 from statecache.concurrency import TASKS
-from statecache.core.history.values import HistoryValues, SuccessiveValues
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.tier import RedisTier
 from statecache.errors import Unavailable
-from statecache.history import Stored
+from statecache.history import Stored, values_of
 from statecache.keys import KeySpace
 from statecache.replay.audit import AuditRow, Evidence, Starts, Tip
 from statecache.replay.ledger import Ledger, Sent
@@ -81,11 +82,12 @@ class Sources:
         keys = [key_of(run.id) for run in runs]
         chains: dict[str, list[AuditRow]] = {key: [] for key in keys}
         found = await self._rows("audit_changes", keys=keys)
-        stored = [(row[0], Stored(row[1], row[9], *row[11:14])) for row in found]
-        values = await SuccessiveValues(HistoryValues(self._postgres.fetch)).of(stored, seconds=self._patience_s)
-        for (key, *row), value in zip(found, values, strict=True):
-            facts = (*row[:8], value or b"", row[9])
-            chains[key].append(AuditRow(**dict(zip(AuditRow.__struct_fields__, facts, strict=True))))
+        for key, chain in groupby(found, itemgetter(0)):
+            rows = [*chain]
+            values = values_of(Stored(row[1], row[9], *row[11:14]) for row in rows)
+            for (_, *row), value in zip(rows, values, strict=True):
+                facts = (*row[:8], value or b"", row[9])
+                chains[key].append(AuditRow(**dict(zip(AuditRow.__struct_fields__, facts, strict=True))))
         tips = {key: _tip(row) for key, *row in await self._rows("audit_states", keys=keys)}
         aside = {(key, kind): count for key, kind, count in await self._rows("audit_set_aside", keys=keys)}
         live = await self._live(keys)

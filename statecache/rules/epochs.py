@@ -51,7 +51,7 @@ Postgres holds beyond it the data set has not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -240,35 +240,6 @@ def branch_refusal(row: ShardRow, look: Look) -> Refusal:
     return Refusal(why=f"{_sides(row, look)}: whether this server is the primary is {_word(row)}", branch=True)
 
 
-class HeldChange(NamedTuple):
-    """A change as Postgres holds it."""
-
-    key: str
-    version: int
-    change_id: str
-    epoch: int
-    n: int
-
-
-def continues(newest: Sequence[HeldChange], recent: Mapping[str, tuple[int, Sequence[str]]]) -> bool:
-    """Return whether a data set is known to hold what Postgres holds: one of these changes, and nothing against any.
-
-    `newest` are Postgres' newest changes of the shard, `recent` gives for the keys that Redis holds the version and
-    the last change_ids with their positions, the newest first. What Redis holds no more says nothing.
-    """
-    found = False
-    for change in newest:
-        version, ids = recent.get(change.key, (change.version, ()))
-        age = version - change.version
-        if age < 0:
-            return False
-        if age < len(ids):
-            if ids[age] != f"{change.change_id}@{change.epoch}-{change.n}":
-                return False
-            found = True
-    return found
-
-
 def _is_named(row: ShardRow, look: Look) -> bool:
     return look.epoch == row.epoch and look.replid == look.server == row.replid
 
@@ -341,12 +312,6 @@ def unproven(row: ShardRow, look: Look) -> tuple[int, int] | None:
     return (after, upto) if after < upto else None
 
 
-def parting(positions: Iterable[int], known: Collection[int]) -> int | None:
-    """Return the n up to which these entries of a data set are Postgres' own; None where all of them are."""
-    unknown = [n for n in positions if n not in known]
-    return min(unknown) - 1 if unknown else None
-
-
 def parted_refusal(row: ShardRow, look: Look, parted: int) -> Refusal:
     """Return the refusal of a data set that has parted from the lineage."""
     how = "this Redis came back without its end, and was written to since"
@@ -374,6 +339,23 @@ def must_set_aside(look: Look, common: int | None) -> str:
     if common is not None and look.n > common:
         return "changes of another branch"
     return "entries of another program" if look.has_foreign_entries else ""
+
+
+def after_comparison(
+    row: ShardRow, look: Look, authority: Authority, *, continues: bool, parted: int | None, common: int | None
+) -> Refusal | None:
+    """Return why a data set that was compared with what Postgres holds may not be opened; None where it may.
+
+    `continues` says whether what both hold says that it continues the row, where that was in doubt.
+    """
+    if not continues:
+        return branch_refusal(row, look)
+    if parted is not None and authority != "operator":
+        return parted_refusal(row, look, parted)
+    aside = must_set_aside(look, common)
+    if aside and authority == "client":
+        return Refusal(why=f"it holds {aside}, which a worker has to set aside", wait=True)
+    return None
 
 
 def head_totals(flushed: Totals, head: Totals | None, *, behind: bool) -> Totals:

@@ -24,7 +24,7 @@ _PLACE = re.compile(r"(\d{1,9}):(\d{1,18})-(\d{1,18})(?:\+(\d{1,9}))?(?:~(\d{1,1
 _HINT = "Give what `cursor` of a feed said, unchanged."
 
 
-class Place(NamedTuple):
+class FeedPlace(NamedTuple):
     """How far a reader has come in a shard: what is read next, and in whose epoch all before it was read."""
 
     epoch: int = 0
@@ -42,7 +42,7 @@ class Place(NamedTuple):
         return f"{self.epoch}-{self.n}{more}"
 
 
-class Head(NamedTuple):
+class FeedHead(NamedTuple):
     """How a shard stands in Postgres, and how far its changes were looked at; see the statement `feed_changes`."""
 
     epoch: int
@@ -64,19 +64,19 @@ class Cursor(msgspec.Struct, frozen=True):
 
     cluster: str
     prefix: str
-    places: Mapping[int, Place]
+    places: Mapping[int, FeedPlace]
 
     def __str__(self) -> str:
         places = ",".join(f"{shard}:{place}" for shard, place in sorted(self.places.items()))
         return f"{self.cluster[:8]}/{places}/{self.prefix}"
 
-    def on(self, cluster: str, prefix: str, shards: Iterable[int]) -> dict[int, Place]:
+    def on(self, cluster: str, prefix: str, shards: Iterable[int]) -> dict[int, FeedPlace]:
         """Return the places of these shards; raise UsageError for another deployment, or more than was read."""
         if not cluster.startswith(self.cluster):
             raise UsageError(f"the cursor is of another deployment, of cluster {self.cluster}…")
         if not prefix.startswith(self.prefix):
             raise UsageError(f"the cursor tells of changes under {self.prefix!r}, not of all under {prefix!r}")
-        return {shard: self.places.get(shard, Place()) for shard in shards}
+        return {shard: self.places.get(shard, FeedPlace()) for shard in shards}
 
 
 def cursor_of(text: object) -> Cursor:
@@ -84,57 +84,57 @@ def cursor_of(text: object) -> Cursor:
     parts = text.split("/", 2) if isinstance(text, str) else []
     if len(parts) != 3 or not re.fullmatch(r"[0-9a-f]{8}", parts[0]):
         raise UsageError(f"since={text!r} is no cursor", hint=_HINT)
-    places = dict[int, Place]()
+    places = dict[int, FeedPlace]()
     for one in filter(None, parts[1].split(",")):
         found = _PLACE.fullmatch(one)
         if found is None or int(found[3]) < 1:
             raise UsageError(f"since= holds {one!r}, which is no place in a shard", hint=_HINT)
         shard, *place = (int(part or 0) for part in found.groups())
-        places[shard] = Place(*place)
+        places[shard] = FeedPlace(*place)
     return Cursor(parts[0], parts[2], places)
 
 
-def broken(place: Place, head: Head) -> str:
+def broken(place: FeedPlace, head: FeedHead) -> str:
     """Return why a reader cannot go on from its place, or ''.
 
     A Postgres that went back, to an epoch before the place's, gives nothing until a later one has begun: that tells.
     """
     if head.start_n is not None and head.start_n < place.touched:
         return f"a later epoch began at {head.start_n}, and it has come to {place.touched} in epoch {place.epoch}"
-    if place.n <= head.kept_after and place != Place():
+    if place.n <= head.kept_after and place != FeedPlace():
         return f"changes up to {head.kept_after} may have been deleted, and it has come to {place.touched}"
     return ""
 
 
-def newest(head: Head) -> Place:
+def newest(head: FeedHead) -> FeedPlace:
     """Return the place behind all that a shard holds."""
-    return Place(head.epoch, head.flushed + 1, 0, head.newest_late)
+    return FeedPlace(head.epoch, head.flushed + 1, 0, head.newest_late)
 
 
-def anew(place: Place, head: Head) -> Place:
+def anew(place: FeedPlace, head: FeedHead) -> FeedPlace:
     """Return where a reader can go on whose place is broken: where the later epoch began, behind what was deleted."""
     n = place.n if head.start_n is None else min(place.n, head.start_n + 1)
-    return Place(head.epoch, max(n, head.kept_after + 1), 0, place.late)
+    return FeedPlace(head.epoch, max(n, head.kept_after + 1), 0, place.late)
 
 
-def beginning(place: Place, head: Head) -> Place:
+def beginning(place: FeedPlace, head: FeedHead) -> FeedPlace:
     """Return where a reader begins: whoever wants all that there is, behind what may have been deleted."""
-    return anew(place, head)._replace(late=head.newest_late) if place == Place() and head.kept_after else place
+    return anew(place, head)._replace(late=head.newest_late) if place == FeedPlace() and head.kept_after else place
 
 
-def behind(place: Place, head: Head) -> Place:
+def behind(place: FeedPlace, head: FeedHead) -> FeedPlace:
     """Return the place behind all that was looked at."""
     if head.epoch < place.epoch:
         return place
     late = max(place.late, head.newest_late if head.looked_late is None else head.looked_late)
     if head.cut_at is not None:
-        return Place(head.epoch, head.cut_at, 0, late)
+        return FeedPlace(head.epoch, head.cut_at, 0, late)
     if head.flushed >= place.n:
-        return Place(head.epoch, head.flushed + 1, 0, late)
-    return Place(head.epoch, place.n, place.part, late)
+        return FeedPlace(head.epoch, head.flushed + 1, 0, late)
+    return FeedPlace(head.epoch, place.n, place.part, late)
 
 
-def after(place: Place, row: Sequence[Any], epoch: int) -> Place:
+def after(place: FeedPlace, row: Sequence[Any], epoch: int) -> FeedPlace:
     """Return the place behind one change that was given; `row` begins with shard, n, part and late."""
     _, n, part, late = row[:4]
-    return place._replace(epoch=epoch, late=late) if late else Place(epoch, n, part, place.late)
+    return place._replace(epoch=epoch, late=late) if late else FeedPlace(epoch, n, part, place.late)

@@ -18,14 +18,14 @@ itself too, and where a call was lost; and at once when the lease that it waits 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf, isfinite
 from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from statecache.errors import UsageError
+from statecache.errors import LimitExceeded, UsageError
 from statecache.keys import group_of
 from statecache.model import Locking, Token
 
@@ -75,8 +75,8 @@ class Holding(msgspec.Struct, kw_only=True, eq=False, weakref=True):
 
     `request` names it to the server before it has a token, `owner` is the task or thread that locked it. `gone` says
     that the server, or the holder, ended it, `unreturned` that the server was not told; `guarded` that a commit was
-    made under it; `astray` that an attempt to take it was never answered, and may still arrive. `block` returns what
-    it is held for, or None once that is gone.
+    made under it; `may_arrive` that an attempt to take it was never answered, and may be executed yet. `block` returns
+    what it is held for, or None once that is gone.
     """
 
     key: str
@@ -90,7 +90,7 @@ class Holding(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     gone: bool = False
     unreturned: bool = False
     guarded: bool = False
-    astray: bool = False
+    may_arrive: bool = False
     block: Callable[[], object] = _always
 
     def granted(self, started: float) -> None:
@@ -105,6 +105,20 @@ class Holding(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     def lost(self, now: float) -> bool:
         """Return whether somebody else may have the lock by now."""
         return self.gone or now >= self.believed_until
+
+    def answered(self, verdict: str, rest: Sequence[str], started: float, *, repeated: bool) -> bool:
+        """Note the answer to asking for the lock, and return whether it was granted.
+
+        Raises LimitExceeded where too many wait for it. After `repeated` attempts an earlier one may be executed yet.
+        """
+        self.may_arrive = self.may_arrive or repeated
+        if verdict == "FULL":
+            what, waiters = "the number of waiters", int(rest[0]) + 1
+            raise LimitExceeded(what, actual=waiters, limit=WAITERS_MAX, key=self.key)
+        if verdict == "OK":
+            self.token = Token.parse(rest[0]) or self.token
+            self.granted(started)
+        return verdict == "OK"
 
 
 class Holdings(WeakValueDictionary[str, Holding]):

@@ -1,171 +1,162 @@
-"""What two values become that were made of one: a three-way merge of plain values, part by part.
+"""What a merge makes of a value, from its bytes alone: the same as the commit script makes of them (`lua/merging.lua`).
 
-Values are compared as `sameness` says. For each part of base, ours and theirs: what only one side changed is taken from
-that side; what both changed in the same way is taken once; what they changed differently is looked into where all three
-are dicts, or lists. What is left then is a **conflict**: it is listed with its path, and ours stays. To delete a part,
-and to change it, is a conflict too. UNSET stands for nothing: a part that is not there, or no value at all.
+The script is what merges. Here it is computed once more where a repeat has to be told from another merge under the same
+change_id: what it would have made of the change before is compared with what is there.
 
-**Dicts** are merged key by key. Where both sides add one at the same key, they are merged as if there had been an empty
-one; lists too. Keys stand in our order, then come those that only they have.
-
-**Lists** are sequences: which items of each side belong to those of the base, `alignment` says. Items of the base are
-merged like keys, but one that a side replaced by something nothing like it is taken as a whole. What both sides insert
-at the same place is never a conflict: all of it is kept, ours before theirs, and what both have there, in the same
-order, once. Agents append to lists of messages, steps, results; two of them that append at once want both in it, and
-neither takes anything from the other. Whoever needs to know who was first says so in the items. An index in such lists
-is no identity: a vector whose length counts is better kept as a dict, or replaced as a whole.
-
-A merge is a function of the three values. It does not change when the result is merged again with one of the sides,
-where lists only grew at their ends: `merged(base, ours, result)` is the result, so a merge whose commit was repeated
-doubles nothing. With the sides swapped the conflicts are at the same paths. Edits of different parts never conflict;
-in a list only where those of one side, taken together, look like an item that was moved.
-
-The path of a conflict is one of the base; below what both added, one of the dicts that they added. Deeper than
-LEVELS_MAX a part is merged as a whole. Of more conflicts than STEPS_MAX steps can lead to, one is made, of all.
+Values are JSON as it is spelled when it is written: no blanks between the elements of an array. What is not spelled so
+is refused, never guessed. Items are compared by their bytes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from hashlib import sha256
+from typing import NamedTuple
 
-import msgspec
-from msgspec import UNSET
+from statecache.errors import CodecError
+from statecache.model import Merge
 
-from statecache.rules.alignment import aligned, common
-from statecache.rules.difference import LEVELS_MAX, STEPS_MAX
-from statecache.rules.paths import Path, Step, text_of
-from statecache.rules.sameness import Labels, is_dict, is_list
-
-Way = tuple["Way", Step] | None
-"""How to get to a part: the way to what it stands in, and the last step; None leads to the whole value."""
-
-
-class Conflict(msgspec.Struct, frozen=True):
-    """A part that both sides changed, each in its own way; UNSET stands where one has nothing at that path."""
-
-    path: Path
-    base: Any = UNSET
-    ours: Any = UNSET
-    theirs: Any = UNSET
-
-    @property
-    def place(self) -> str:
-        """The path as text."""
-        return text_of(self.path)
+INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
+"""The least and the greatest number that an increment takes and makes."""
+_VERBS = {"increment": "incremented", "append": "appended to", "add": "added to", "remove": "removed from"}
+_BEGINNINGS = {b"{": "an object", b"[": "an array", b'"': "text", b"t": "true", b"f": "false", b"n": "null"}
+_LENGTH_MAX = 21
+_whole = re.compile(rb"0|-?[1-9][0-9]*").fullmatch
+_opens = re.compile(rb"\[[^ \t\n\v\f\r,\]]").match
+_closes = re.compile(rb"[^ \t\n\v\f\r,\[]\]").fullmatch
+_text = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL).match
+_scalar = re.compile(rb"(?:true|false|null|-?[0-9][0-9.eE+-]*)(?![0-9A-Za-z.+-])").match
+_opening = re.compile(rb"[\[{]").match
+_mark = re.compile(rb'["\[\]{}]').search
+_CLOSING = {b"[": b"]", b"{": b"}"}
 
 
-class Merged(msgspec.Struct, frozen=True):
-    """The result of a merge: the value, with ours where there are conflicts, and these, in the order of their paths."""
+class Unfit(ValueError):
+    """A value that cannot be merged: what hinders it, and the byte that it begins with."""
 
-    value: Any
-    conflicts: tuple[Conflict, ...] = ()
-
-
-def merged(base: Any, ours: Any, theirs: Any) -> Merged:
-    """Merge two values that were made of `base`. The result shares parts with them; nothing is changed in place."""
-    merge = _Merge(base, ours, theirs)
-    value = merge.part(None, 0, base, ours, theirs)
-    while merge.todo:
-        merge.fill(*merge.todo.pop())
-        if merge.steps > STEPS_MAX:
-            return Merged(ours, (Conflict((), base, ours, theirs),))
-    return Merged(value, tuple(sorted(merge.conflicts, key=_order)))
+    def __init__(self, what: str, begins: bytes) -> None:
+        super().__init__(what)
+        self.what = what
+        self.begins = begins
 
 
-def _order(conflict: Conflict) -> list[tuple[bool, Step]]:
-    return [(isinstance(step, str), step) for step in conflict.path]
+class Made(NamedTuple):
+    """What a merge has made: the value's bytes, with the encoding and the schema under which it is stored."""
+
+    value: bytes
+    encoding: str
+    schema: str
 
 
-class _Merge:
-    """A merge under way: containers that are made and not filled yet, and the conflicts so far."""
-
-    def __init__(self, base: Any, ours: Any, theirs: Any) -> None:
-        self.labels = Labels(base, ours, theirs)
-        self.todo: list[tuple[Way, int, Any, Any, Any, Any]] = []
-        self.conflicts: list[Conflict] = []
-        self.steps = 0
-
-    def part(self, way: Way, level: int, base: Any, ours: Any, theirs: Any, *, whole: bool = False) -> Any:
-        """Return what a part becomes; a container that both changed is returned empty, to be filled later."""
-        old, our, their = self.labels.of(base), self.labels.of(ours), self.labels.of(theirs)
-        if their in (our, old):
-            return ours
-        if our == old:
-            return theirs
-        if not whole and level < LEVELS_MAX and (made := _container(base, ours, theirs)) is not None:
-            self.todo.append((way, level, base, ours, theirs, made))
-            return made
-        self.steps += level
-        if self.steps <= STEPS_MAX:
-            self.conflicts.append(Conflict(_path(way), base, ours, theirs))
-        return ours
-
-    def fill(self, way: Way, level: int, base: Any, ours: Any, theirs: Any, made: Any) -> None:
-        """Fill a container of the result."""
-        if isinstance(made, list):
-            self._fill_list(way, level + 1, [] if base is UNSET else base, ours, theirs, made)
-            return
-        base = {} if base is UNSET else base
-        for key in [*ours, *(key for key in theirs if key not in ours)]:
-            sides = (values.get(key, UNSET) for values in (base, ours, theirs))
-            part = self.part((way, key), level + 1, *sides)
-            if part is not UNSET:
-                made[key] = part
-
-    def _fill_list(self, way: Way, level: int, base: Any, ours: Any, theirs: Any, made: list[Any]) -> None:
-        our_places, our_new = self._side(base, ours)
-        their_places, their_new = self._side(base, theirs)
-        for at in range(len(base) + 1):
-            if at in our_new or at in their_new:
-                made += self._inserted(our_new.get(at, ()), their_new.get(at, ()))
-            if at == len(base):
-                break
-            our = ours[our_places[at]] if at in our_places else UNSET
-            their = theirs[their_places[at]] if at in their_places else UNSET
-            whole = self._is_replaced(base[at], our) or self._is_replaced(base[at], their)
-            part = self.part((way, at), level, base[at], our, their, whole=whole)
-            if part is not UNSET:
-                made.append(part)
-
-    def _side(self, base: Sequence[Any], side: Sequence[Any]) -> tuple[dict[int, int], dict[int, Sequence[Any]]]:
-        """Return where a side has the items of the base, and what it inserted before each, and behind the last."""
-        pairs = aligned(base, side, self.labels)
-        inserted = {}
-        other = 0
-        for at, end in [*pairs, (len(base), len(side))]:
-            if other < end:
-                inserted[at] = side[other:end]
-            other = end + 1
-        return dict(pairs), inserted
-
-    def _is_replaced(self, old: Any, new: Any) -> bool:
-        return not self.labels.same(old, new) and not self.labels.likeness(old, new)
-
-    def _inserted(self, ours: Sequence[Any], theirs: Sequence[Any]) -> list[Any]:
-        """Return what both sides inserted at one place: what they have in common once, else ours before theirs."""
-        pairs = common(ours, theirs, self.labels) if ours and theirs else []
-        made: list[Any] = []
-        at = other = 0
-        for end, other_end in [*pairs, (len(ours), len(theirs))]:
-            made += ours[at:end]
-            made += theirs[other:other_end]
-            made += ours[end : end + 1]
-            at, other = end + 1, other_end + 1
-        return made
+def merge_of(verb: str, argument: bytes, *, bytes_max: int, keeps_end: bool) -> Merge:
+    """Return a merge with this argument."""
+    return Merge(verb, sha256(verb.encode() + b" " + argument).hexdigest()[:16], bytes_max, keeps_end)
 
 
-def _container(base: Any, ours: Any, theirs: Any) -> Any:
-    """Return an empty container of the kind that all three are, or None."""
-    for is_kind, kind in ((is_dict, dict), (is_list, list)):
-        if is_kind(ours) and is_kind(theirs) and (base is UNSET or is_kind(base)):
-            return kind()
+def merged(verb: str, argument: bytes, before: bytes | None) -> bytes:
+    """Return what is written; `before` is None where there is nothing. Raises Unfit."""
+    begins = b"" if before is None else before[:1]
+    if verb == "increment":
+        before = b"0" if before is None else before
+        if not _whole(before):
+            raise Unfit("integer", begins)
+        if len(before) > _LENGTH_MAX or not INTEGER_MIN <= (total := int(before) + int(argument)) <= INTEGER_MAX:
+            raise Unfit("overflow", begins)
+        return b"%d" % total
+    before = b"[]" if before is None else before
+    if not is_array(before):
+        raise Unfit("array", begins)
+    if verb == "append":
+        return _with(before, argument[1:-1])
+    items = elements(argument) or []
+    members: Sequence[bytes] | None = []
+    if any(item in before for item in items):  # what is nowhere among the bytes is no member
+        members = elements(before)
+    if members is None:
+        raise Unfit("array", begins)
+    if verb == "remove":
+        asked = frozenset(items)
+        kept = [member for member in members if member not in asked]
+        return before if len(kept) == len(members) else b"[" + b",".join(kept) + b"]"
+    there = frozenset(members)
+    more = [item for item in dict.fromkeys(items) if item not in there]
+    return _with(before, b",".join(more)) if more else before
+
+
+def makes(verb: str, argument: bytes, before: bytes | None, after: bytes) -> bool:
+    """Return whether a merge makes the one value of the other."""
+    try:
+        return merged(verb, argument, before) == after
+    except Unfit:
+        return False
+
+
+def _with(before: bytes, more: bytes) -> bytes:
+    return b"[" + more + b"]" if before == b"[]" else before[:-1] + b"," + more + b"]"
+
+
+def is_array(value: bytes) -> bool:
+    """Return whether JSON is an array to which items can be appended, from its ends."""
+    return value == b"[]" or bool(_opens(value) and _closes(value[-2:]))
+
+
+def elements(array: bytes) -> list[bytes] | None:
+    """Return the elements of an array; None for what is none, or is not spelled as one."""
+    found: list[bytes] = []
+    begin = 1
+    if array == b"[]":
+        return found
+    if array[:1] != b"[":
+        return None
+    while (end := _end_of(array, begin)) is not None:
+        found.append(array[begin:end])
+        if array[end : end + 1] == b"]":
+            return found if end + 1 == len(array) else None
+        if array[end : end + 1] != b",":
+            return None
+        begin = end + 1
     return None
 
 
-def _path(way: Way) -> Path:
-    steps: list[Step] = []
-    while way is not None:
-        way, step = way
-        steps.append(step)
-    return tuple(reversed(steps))
+def _end_of(array: bytes, at: int) -> int | None:
+    """Return where the element ends that begins there, or None."""
+    hit = _text(array, at) or _scalar(array, at)
+    if hit is not None:
+        return hit.end()
+    closing = b""
+    while (hit := _mark(array, at) if closing else _opening(array, at)) is not None:
+        mark, at = hit[0], hit.end()
+        if mark == b'"':
+            text = _text(array, at - 1)
+            if text is None:
+                return None
+            at = text.end()
+        elif mark in _CLOSING:
+            closing += _CLOSING[mark]
+        elif not closing.endswith(mark):
+            return None
+        elif closing := closing[:-1]:
+            continue
+        else:
+            return at
+    return None
+
+
+def reason_of(what: str, begins: bytes) -> str:
+    """Return in words why a value cannot be merged; `what` and `begins` as in Unfit, or `encoding` and its name."""
+    if what == "encoding":
+        return f"it is stored as {begins.decode('utf-8', 'replace')}, and only JSON can be merged"
+    if what == "overflow":
+        return "the sum is beyond 64 bits: below -2**63 or above 2**63 - 1"
+    holds = _BEGINNINGS.get(begins)
+    if what == "integer":
+        return f"it holds {holds}, and not a whole number" if holds else "it holds a number that is not a whole one"
+    if begins == b"[":
+        return "it holds an array that is not spelled as statecache spells one; write it once with set()"
+    return f"it holds {holds or 'a number'}, and not an array"
+
+
+def unfit_error(key: str, verb: str, what: str, begins: bytes) -> CodecError:
+    """Return the error for a state that cannot be merged; nothing was applied."""
+    return CodecError(key=key, verb=_VERBS[verb], reason=reason_of(what, begins))

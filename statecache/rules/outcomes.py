@@ -7,12 +7,13 @@ knowing, had applied again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
 from statecache.model import Write
+from statecache.rules.merging import Made, makes
 
 Fate = Literal["change", "conflict", "quarantine", ""]
 _SET_ASIDE: tuple[Fate, ...] = ("conflict", "quarantine")
@@ -53,10 +54,20 @@ def content_of(op: str, value: bytes) -> Content:
     return Content(op, sha256(value).digest())
 
 
-def another(writes: Sequence[Write], contents: Sequence[Content]) -> int | None:
-    """Return the index of the first write that differs from what was found for it; None where none does."""
-    return next(
-        (at for at, (write, found) in enumerate(zip(writes, contents, strict=True))
-         if content_of(write.op, write.value) != found),
-        None,
-    )  # fmt: skip
+def another(
+    writes: Sequence[Write], contents: Sequence[Content], made: Mapping[int, Made], bases: Mapping[int, bytes | None]
+) -> int | None:
+    """Return the index of the first write that differs from what was found for it; None where none does.
+
+    A merge differs where it would have made another value of what was there, if that is known.
+    """
+    for at, (write, found) in enumerate(zip(writes, contents, strict=True)):
+        if write.merge is None:
+            same = content_of(write.op, write.value) == found
+        else:
+            same = found.op == "set" and (
+                at not in bases or makes(write.merge.verb, write.value, bases[at], made[at].value)
+            )
+        if not same:
+            return at
+    return None

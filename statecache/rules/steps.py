@@ -236,6 +236,18 @@ def verdict_on(record: StepRecord | None, *, claimed: bool, applies: bool) -> Ve
     return "run" if record is None or record.status == "failed" else "ask"
 
 
+def status_after(error: BaseException, *, idempotent: bool, retry: Retry) -> Status:
+    """Return how a step stands whose function raised: `failed` where it may simply run again, else `unknown`."""
+    safe = isinstance(error, Exception) and (idempotent or isinstance(error, retry.on))
+    return "failed" if safe else "unknown"
+
+
+def kept_by_another(found: StepRecord | None, ours: StepRecord, *, idempotent: bool) -> bool:
+    """Return whether somebody else has kept the result of the effect that ours was the intent of."""
+    same = found is not None and (idempotent or found.attempts == ours.attempts)
+    return found is not None and same and found.status in ("done", "ran")
+
+
 def may_run(record: StepRecord, *, key: str) -> UsageError:
     """Return the error that a step is not to be resolved yet."""
     hint = "Look again when its agent has ended it, or has been dead for a while."

@@ -13,7 +13,7 @@ from statecache.model import ChangeRecord, ChangeSet, Position
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a key; `unflushed` is its value where Postgres does not hold it yet."""
+    """One change of a key; `unflushed` is its value where Postgres does not hold it yet, `kept` whether it has one."""
 
     key: str
     version: int
@@ -30,6 +30,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     digest: bytes | None
     gap: bool = False
+    kept: bool = True
     unflushed: bytes | None = None
 
     @property
@@ -45,14 +46,13 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 def version_of_row(row: Sequence[Any]) -> Version:
     """Read a row of `history_versions` or `history_at`."""
-    epoch, _, version, op, change_id, parent, n, at, writer, actor, reason, encoding, schema, size, digest, gap, key = (
-        row[:17]
-    )
+    epoch, _, version, op, change_id, parent, n, at, writer, actor, reason, encoding, schema, size, digest, *more = row
+    gap, kept, key = more[:3]
     return Version(
         key=key, version=version, op=op, change_id=change_id, parent_change_id=parent,
         position=Position(epoch, n), at=at,
         writer=writer, actor=actor, reason=reason, encoding=encoding, schema=schema, size=size or 0,
-        digest=None if digest is None else bytes(digest), gap=gap,
+        digest=None if digest is None else bytes(digest), gap=gap, kept=kept,
     )  # fmt: skip
 
 

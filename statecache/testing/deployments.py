@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psycopg
 import redis
 
+from statecache.concurrency.bounding import BoundConnection
 from statecache.settings import Settings
 from statecache.testing.emptied_schemas import Schemas
 from statecache_workers.runner import Runner
@@ -30,7 +30,7 @@ class Deployments:
 
     def __init__(self, redis_url: str, postgres_url: str) -> None:
         self._urls = {"redis_url": redis_url, "postgres_url": postgres_url}
-        self._postgres = psycopg.connect(postgres_url, autocommit=True, prepare_threshold=None)
+        self._postgres = BoundConnection.connect(postgres_url, autocommit=True, prepare_threshold=None)
         self._redis: Any = redis.Redis.from_url(redis_url)
         self._schemas = Schemas()
 

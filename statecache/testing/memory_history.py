@@ -1,4 +1,4 @@
-"""The history of clients in memory: every change is kept whole, and each statement about it is a method with its name."""
+"""What Postgres keeps of every change, answered from the chains that a deployment in memory has."""
 
 from __future__ import annotations
 
@@ -10,53 +10,67 @@ from typing import TYPE_CHECKING, Any
 from statecache.rules.provenance import provenance_of
 
 if TYPE_CHECKING:
-    from statecache.testing.memory_postgres import Stored
+    from statecache.keys import KeySpace
 
-EPOCH = 1
-"""The one epoch that a Redis in memory ever has."""
 Row = tuple[Any, ...]
 
 
 class HistoryTables:
-    """What Postgres answers about history, from chains of changes."""
+    """The statements that read history."""
 
-    _chains: dict[str, list[Stored]]
-    _flushed: dict[int, int]
+    def __init__(self, keys: KeySpace, epoch: int) -> None:
+        self._keys = keys
+        self._epoch = epoch
+        self._chains: dict[str, list[Any]] = {}
+        self._flushed = dict.fromkeys(range(keys.shards), 0)
+
+    def _mark(self, shard: int, columns: int) -> Row:
+        return (self._epoch, self._flushed[shard], *(None,) * (columns - 2))
+
+    def _header(self, one: Any) -> Row:
+        return (
+            self._epoch, None, one.version, one.op, one.change_id, one.parent_change_id, one.n, one.at, one.writer,
+            one.actor, one.reason, one.encoding, one.schema, len(one.value), sha256(one.value).digest(), False, True,
+            one.key,
+        )  # fmt: skip
+
+    def _history_versions(self, shard: int, key: str, first: int, last: int, down: bool, limit: int) -> Iterator[Row]:
+        yield self._mark(shard, 18)
+        found = [one for one in self._chains.get(key, []) if first <= one.version <= last]
+        yield from map(self._header, found[:: -1 if down else 1][:limit])
+
+    def _history_at(
+        self, shard: int, key: str, whole: bool, beyond: str, version: int, n: int, time: datetime | str
+    ) -> Iterator[Row]:
+        yield self._mark(shard, 19)
+        below = sorted(one for one in self._chains if key + "/" < one < beyond) if whole else []
+        for name in (key, *below):
+            chain = self._chains.get(name, [])
+            then = [
+                one
+                for one in chain
+                if one.version <= version and one.n <= n and (isinstance(time, str) or one.at <= time)
+            ]
+            if then:
+                yield *self._header(then[-1]), chain[-1].version
+            elif chain:
+                yield *(None,) * 17, name, chain[-1].version
+
+    def _history_nearest(self, key: str, version: int) -> list[Row]:
+        sets = [one.version for one in self._chains.get(key, []) if one.op == "set"]
+        return [(one,) for one in (*[one for one in sets if one <= version][-1:],
+                                   *[one for one in sets if one > version][:1])]  # fmt: skip
 
     def _history_values(self, keys: Sequence[str], versions: Sequence[int]) -> Iterator[Row]:
         for at, (key, version) in enumerate(zip(keys, versions, strict=True), 1):
-            for one in self._between(key, version, version):
-                yield at, key, version, one.value, None, None, sha256(one.value).digest(), None, None
+            for one in self._chains.get(key, []):
+                if one.version == version:
+                    yield at, key, version, one.value, None, None, sha256(one.value).digest(), None, None
 
     def _history_range(self, key: str, first: int, last: int) -> Iterator[Row]:
-        for one in self._between(key, first, last):
-            yield one.version, one.value, None, None, sha256(one.value).digest(), None, None
-
-    def _history_versions(
-        self, key: str, shard: int, first: int, last: int, down: bool, limit: int
-    ) -> Iterator[Row]:  # fmt: skip
-        yield self._mark(shard)[:17]
-        found = self._between(key, first, last)
-        yield from [one.as_version() for one in (found[::-1] if down else found)[:limit]]
-
-    def _history_at(
-        self, key: str, shard: int, whole: bool, beyond: str, version: int, n: int, time: datetime | str
-    ) -> Iterator[Row]:  # fmt: skip
-        yield self._mark(shard)
-        for name in sorted(self._chains):
-            if name == key or (whole and key + "/" < name < beyond):
-                chain = self._chains[name]
-                reached = [
-                    one for one in chain
-                    if one.version <= version and one.n <= n and (isinstance(time, str) or one.at <= time)
-                ]  # fmt: skip
-                nothing = (*(None,) * 16, name)
-                yield *(reached[-1].as_version() if reached else nothing), chain[-1].version
-
-    def _history_nearest(self, key: str, version: int) -> Iterator[Row]:
-        kept = [one.version for one in self._chains.get(key, ()) if one.op == "set"]
-        yield from [(one,) for one in kept if one <= version][-1:]
-        yield from [(one,) for one in kept if one > version][:1]
+        for one in self._chains.get(key, []):
+            if first <= one.version <= last:
+                yield one.version, one.value, None, None, sha256(one.value).digest(), None, None
 
     def _ancestry(self, keys: Sequence[str], limit: int) -> list[Row]:
         links, found, todo = self._links(), dict[tuple[str, int], Row](), [*keys]
@@ -81,23 +95,12 @@ class HistoryTables:
             said = provenance_of(one.reason)
             if said is None or said.kind not in ("branch", "merge"):
                 continue
-            origin = said.origin_of(one.key)
-            n = None if said.position is None else said.position.n
-            reached = [
-                each for each in self._chains.get(origin, ())
-                if (each.version == said.version if n is None else each.n <= n)
-            ]  # fmt: skip
-            if reached:
-                made_from = reached[-1]
-                rows.append((
-                    one.key, one.version, one.change_id, origin, made_from.version, made_from.change_id, one.at,
-                    one.writer, one.actor, one.reason,
-                ))  # fmt: skip
+            origin, before = said.origin_of(one.key), said.position
+            chain = self._chains.get(origin, [])
+            then = [each for each in chain if (each.version == said.version if before is None else each.n <= before.n)]
+            if then:
+                made_from = (origin, then[-1].version, then[-1].change_id)
+                rows.append(
+                    (one.key, one.version, one.change_id, *made_from, one.at, one.writer, one.actor, one.reason)
+                )
         return rows
-
-    def _between(self, key: str, first: int, last: int) -> list[Stored]:
-        return [one for one in self._chains.get(key, ()) if first <= one.version <= last]
-
-    def _mark(self, shard: int) -> Row:
-        """Return the row with how far a shard is."""
-        return EPOCH, self._flushed[shard], *(None,) * 16

@@ -24,7 +24,6 @@ from statecache.errors import ConfigurationError
 from statecache.expiry import until_of
 from statecache.model import Record
 from statecache.rules.filters import Filter, Selection
-from statecache.testing.memory_history import EPOCH as EPOCH
 from statecache.testing.memory_history import HistoryTables
 
 if TYPE_CHECKING:
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 CLUSTER = "00000000-0000-4000-8000-000000000000"
+EPOCH = 1
+"""The one epoch that a Redis in memory ever has."""
 Row = tuple[Any, ...]
 
 
@@ -76,12 +77,6 @@ class Stored(NamedTuple):
                 self.parent_change_id, self.encoding, self.schema, self.writer, self.actor, self.reason, self.at, True,
                 None)  # fmt: skip
 
-    def as_version(self) -> Row:
-        """Return the row of a change without its value, as history lists it."""
-        return (EPOCH, None, self.version, self.op, self.change_id, self.parent_change_id, self.n, self.at, self.writer,
-                self.actor, self.reason, self.encoding, self.schema, len(self.value), sha256(self.value).digest(), False,
-                self.key)  # fmt: skip
-
 
 class _Reader(NamedTuple):
     """A named reader of changes, as the table `consumer` has it."""
@@ -96,14 +91,13 @@ class Tables(HistoryTables):
     """What all clients of one deployment in memory share; `redis` is a plain client of their Redis."""
 
     def __init__(self, keys: KeySpace, redis: Any) -> None:
-        self._keys = keys
+        super().__init__(keys, EPOCH)
         self._redis = redis
         self._mutex = threading.RLock()
         self._changes: dict[int, list[Stored]] = {shard: [] for shard in range(keys.shards)}
-        self._chains: dict[str, list[Stored]] = {}
-        self._flushed = dict.fromkeys(self._changes, 0)
         self._locking: dict[str, tuple[str, int, str, datetime]] = {}
         self._readers: dict[str, _Reader] = {}
+        self._histories: dict[str, Row] = {}
 
     def take_over(self) -> None:
         """Take over what commits have added to the streams, and have Redis and those who wait know."""
@@ -143,8 +137,12 @@ class Tables(HistoryTables):
     def _states(self, keys: Sequence[str], **_: Any) -> Iterator[Row]:
         for key in keys:
             if chain := self._chains.get(key):
-                recent = [f"{one.change_id}@{EPOCH}-{one.n}" for one in chain[:-7:-1]]
-                yield chain[-1].as_state(recent=recent)
+                yield chain[-1].as_state()
+
+    def _recent_changes(self, keys: Sequence[str], versions: Sequence[int], **_: Any) -> Iterator[Row]:
+        for key, version in zip(keys, versions, strict=True):
+            newest = [one for one in self._chains[key][:-13:-1] if one.version <= version][:6]
+            yield key, [f"{one.change_id}@{EPOCH}-{one.n}" for one in newest]
 
     def _ended_states(self, now: str, limit: int, after: str, after_key: str, **_: Any) -> list[Row]:
         newest = [chain[-1] for chain in self._chains.values() if chain[-1].op == "set"]
@@ -196,6 +194,11 @@ class Tables(HistoryTables):
                        sha256(one.value).digest())  # fmt: skip
         yield "shard", "", 0, "", EPOCH, self._flushed[shard], "", wall(), None
 
+    def _change_of(self, change_id: str, key: str, **_: Any) -> Iterator[Row]:
+        for one in self._chains.get(key, ()):
+            if one.change_id == change_id:
+                yield one.op, one.version, one.parent_change_id, one.value, one.encoding, one.schema
+
     def _report_lost(self, **_: Any) -> list[Row]:
         return []
 
@@ -213,6 +216,9 @@ class Tables(HistoryTables):
         if newest < seen or self._locking.get(name, ("",))[0] != locking:
             self._locking[name] = (locking, max(newest, seen) + 1, by, wall())
         return [(self._policies(),)]
+
+    def _declare_history(self, name: str, history: str, age: Any, count: int | None, by: str) -> list[Row]:
+        return [self._histories.setdefault(name, (history, age, count, by))]
 
     def _enforced_locks(self) -> list[Row]:
         return [(self._policies(),)]

@@ -85,11 +85,11 @@ def test_untouched_servers_pass(scene: Scene) -> None:
 
 
 ANOTHER = """INSERT INTO change
-    SELECT key, version + 1, 'again', change_id, shard, epoch, n + 1000, op, value, encoding, schema, writer, actor,
-           reason, gap, at
-    FROM change WHERE key = %(key)s ORDER BY version DESC LIMIT 1"""
+    SELECT c.key, c.version + 1, 'again', c.change_id, c.shard, c.epoch, c.n + 1000, c.op, s.value, c.encoding,
+           c.schema, c.writer, actor, reason, gap, at
+    FROM change c JOIN state s ON s.key = c.key AND s.version = c.version WHERE c.key = %(key)s"""
 FORK = """INSERT INTO conflict
-    SELECT 'fork', key, shard, epoch, n, op, version, parent_change_id, value, encoding, schema, writer, actor, reason,
+    SELECT 'fork', key, shard, epoch, n, op, version, parent_change_id, '', encoding, schema, writer, actor, reason,
            at, 'test'
     FROM change WHERE key = %(key)s AND version = 2"""
 TAMPERINGS = [

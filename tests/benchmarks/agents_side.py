@@ -12,6 +12,8 @@ from tests.benchmarks.bulk import bulk
 from tests.benchmarks.contenders import Contenders
 from tests.benchmarks.contention import PROCESSES_MIN, TASKS_MIN, Tasks, contention
 from tests.benchmarks.feed import feed
+from tests.benchmarks.first import first
+from tests.benchmarks.listing import listing
 from tests.benchmarks.locks import handover, uncontended
 from tests.benchmarks.measuring import Row
 from tests.benchmarks.near import near
@@ -53,6 +55,16 @@ def _warm(values: Sequence[Value], rounds: int) -> Iterator[Row]:
         yield warming(_settings(running), values, rounds)
 
 
+def _first(values: Sequence[Value], rounds: int) -> Iterator[Row]:
+    with servers(workers=0) as running:
+        yield from first(_settings(running), values, rounds)
+
+
+def _list(values: Sequence[Value], rounds: int) -> Iterator[Row]:
+    with servers(workers=1) as running:
+        yield from listing(_settings(running), values, rounds)
+
+
 def _bulk(values: Sequence[Value], rounds: int) -> Iterator[Row]:
     with servers(workers=1) as running:
         yield from bulk(_settings(running), values, rounds)
@@ -78,6 +90,8 @@ AGENTS_SIDE: Mapping[str, Section] = {
     "locks": _locks,
     "steps": _steps,
     "warm": _warm,
+    "first": _first,
+    "list": _list,
     "bulk": _bulk,
     "feed": _feed,
     "watchers": _watchers,

@@ -1,12 +1,15 @@
-"""How increments of one state go when sixteen want it at once: `update`, beside WATCH and tenacity by hand.
+"""How increments of one state go when sixteen want it at once: `update`, beside what it would be without its queues.
+
+Beside it stand a plain retry with the same client, `get`, `set(expected=)` and tenacity, which shows what the queues
+save; and WATCH with tenacity by hand.
 
 A burst: all sixteen begin together, add one so many times each, and it ends when the last of them is done, so that
 whoever is left waiting counts. Once each is contention from beginning to end. With ten each, WATCH gains by being
 unfair: whoever got through goes on alone, while the others sit out their pauses (see the longest wait).
 
-The rival is the leanest that is right: it keeps the number alone, reads it under WATCH, writes it in MULTI, and where
-EXEC refuses, tenacity draws a pause from a window that doubles from 1 ms to 50 ms. Windows from 0.5 to 100 ms were
-tried: shorter ones need more attempts, longer ones more time.
+The one by hand is the leanest that is right: it keeps the number alone, reads it under WATCH, writes it in MULTI, and
+where EXEC refuses, tenacity draws a pause from a window that doubles from 1 ms to 50 ms, as for the plain retry.
+Windows from 0.5 to 100 ms were tried: shorter ones need more attempts, longer ones more time.
 
 An attempt is a read, a sum and a write that is tried; what they add up to is compared at the end.
 """
@@ -24,7 +27,7 @@ import redis.asyncio
 from redis.exceptions import WatchError
 from tenacity import AsyncRetrying, Retrying, retry_if_exception_type, wait_random_exponential
 
-from statecache import AsyncStateCache, Settings, StateCache
+from statecache import AsyncStateCache, Settings, StateCache, VersionConflict
 from tests.benchmarks.measuring import Measure, Row, measure
 
 MANY = 16
@@ -37,9 +40,15 @@ TIMEOUT_S = 60.0
 KEY = "bench/sum"
 BY_HAND = "by-hand:sum"
 
-Side = Literal["ours", "theirs"]
-SIDES: tuple[Side, Side] = ("ours", "theirs")
+Side = Literal["ours", "plain", "theirs"]
+SIDES: tuple[Side, ...] = ("ours", "plain", "theirs")
+SUMS: tuple[Side, Side] = ("ours", "theirs")
+"""The two that have a number of their own; the plain retry adds to the state that `update` adds to."""
 _WINDOW: dict[str, float] = {"multiplier": 0.001, "max": 0.05}
+_AGAIN: dict[str, Any] = {
+    "retry": retry_if_exception_type((WatchError, VersionConflict)),
+    "wait": wait_random_exponential(**_WINDOW),
+}
 
 
 class Burst(NamedTuple):
@@ -62,30 +71,38 @@ class Crowd(Protocol):
 
 def contention(crowd: Crowd, kind: str, *, rounds: int, bound: float) -> Iterator[Row]:
     """Measure the rows of one crowd; raise RuntimeError where an increment is missing from the sum."""
-    before, made = crowd.sums(), dict.fromkeys(SIDES, 0)
+    before, made = crowd.sums(), dict.fromkeys(SUMS, 0)
     for each, bursts, least in ((1, BURSTS, bound), (LONGER, 1, None)):
         met: dict[Side, list[list[Burst]]] = {side: [] for side in SIDES}
         for turn in range(rounds):
             for side in SIDES:
                 met[side].append([])
             for number in range(bursts):
-                for side in SIDES[:: 1 if (turn + number) % 2 else -1]:
+                first = (turn + number) % len(SIDES)
+                for side in SIDES[first:] + SIDES[:first]:
                     met[side][-1].append(crowd.burst(side, each))
         for side in SIDES:
-            made[side] += sum(len(burst.spent) for of_round in met[side] for burst in of_round)
+            sum_of: Side = "theirs" if side == "theirs" else "ours"
+            made[sum_of] += sum(len(burst.spent) for of_round in met[side] for burst in of_round)
         yield from _rows(met, f"{MANY} {kind} add to one state, {each} each", least)
     if (found := {side: total - before[side] for side, total in crowd.sums().items()}) != made:
         raise RuntimeError(f"of {made} increments the sums show {found}")
 
 
 def _rows(met: dict[Side, list[list[Burst]]], name: str, bound: float | None) -> Iterator[Row]:
-    names = {"ours": name, "theirs": "by WATCH, GET, MULTI, SET, EXEC, tenacity"}
+    names = {
+        "ours": name,
+        "plain": "by get, set(expected=), tenacity",
+        "theirs": "by WATCH, GET, MULTI, SET, EXEC, tenacity",
+    }
     rates = {side: [rate_of(bursts) for bursts in met[side]] for side in SIDES}
     sides = {side: measure(names[side], [_spent(bursts) for bursts in met[side]], ops_s=rates[side]) for side in SIDES}
-    figures = [ours / theirs for ours, theirs in zip(rates["ours"], rates["theirs"], strict=True)]
-    yield Row(subject=sides["ours"], against=sides["theirs"], figures=figures, bound=bound, at_most=False)
+    for rival in SIDES[1:]:
+        figures = [ours / theirs for ours, theirs in zip(rates["ours"], rates[rival], strict=True)]
+        least = bound if rival == "theirs" else None
+        yield Row(subject=sides["ours"], against=sides[rival], figures=figures, bound=least, at_most=False)
     attempts = {side: [attempts_of(bursts) for bursts in met[side]] for side in SIDES}
-    said = f"attempts a commit (WATCH: {median(attempts['theirs']):.2f})"
+    said = f"attempts a commit (plain: {median(attempts['plain']):.2f}, WATCH: {median(attempts['theirs']):.2f})"
     yield Row(subject=Measure(name=said), figures=attempts["ours"], bound=ATTEMPTS_MAX if bound else None)
 
 
@@ -121,7 +138,7 @@ class Tasks:
 
     def burst(self, side: Side, each: int) -> Burst:
         """Let all of them begin at once, and wait until the last is done."""
-        return self._runner.run(self._burst(self._ours if side == "ours" else self._theirs, each))
+        return self._runner.run(self._burst(self._increments()[side], each))
 
     def sums(self) -> dict[Side, int]:
         """Return what the increments add up to."""
@@ -132,7 +149,7 @@ class Tasks:
         self._bare: Any = redis.asyncio.Redis.from_url(self._settings.redis_url)
         await self._cache.set(KEY, 0)
         await self._bare.set(BY_HAND, 0)
-        for increment in (self._ours, self._theirs):
+        for increment in self._increments().values():
             await self._burst(increment, LONGER)  # all connections stand now
 
     async def _close(self) -> None:
@@ -157,6 +174,9 @@ class Tasks:
         assert state is not None
         return {"ours": state.value, "theirs": int(await self._bare.get(BY_HAND))}
 
+    def _increments(self) -> dict[Side, Callable[[], Any]]:
+        return {"ours": self._ours, "plain": self._plain, "theirs": self._theirs}
+
     async def _ours(self) -> None:
         await self._cache.update(KEY, self._plus_one, timeout=TIMEOUT_S)
 
@@ -164,9 +184,15 @@ class Tasks:
         self._attempts += 1
         return value + 1
 
+    async def _plain(self) -> None:
+        async for attempt in AsyncRetrying(**_AGAIN):
+            with attempt:
+                state = await self._cache.get(KEY, read="primary")
+                assert state is not None
+                await self._cache.set(KEY, self._plus_one(state.value), expected=state, timeout=TIMEOUT_S)
+
     async def _theirs(self) -> None:
-        again = AsyncRetrying(retry=retry_if_exception_type(WatchError), wait=wait_random_exponential(**_WINDOW))
-        async for attempt in again:
+        async for attempt in AsyncRetrying(**_AGAIN):
             with attempt:
                 async with self._bare.pipeline() as pipe:
                     await pipe.watch(BY_HAND)
@@ -188,10 +214,11 @@ class Adder:
         """Add one."""
         if side == "ours":
             self.cache.update(KEY, self._plus_one, timeout=TIMEOUT_S)
-        else:
-            for attempt in Retrying(retry=retry_if_exception_type(WatchError), wait=wait_random_exponential(**_WINDOW)):
-                with attempt:
-                    self._by_hand()
+            return
+        attempted = self._plain if side == "plain" else self._by_hand
+        for attempt in Retrying(**_AGAIN):
+            with attempt:
+                attempted()
 
     def sums(self) -> dict[Side, int]:
         """Return what the increments add up to."""
@@ -203,6 +230,11 @@ class Adder:
         """Close the connections."""
         self.cache.close()
         self.bare.close()
+
+    def _plain(self) -> None:
+        state = self.cache.get(KEY, read="primary")
+        assert state is not None
+        self.cache.set(KEY, self._plus_one(state.value), expected=state, timeout=TIMEOUT_S)
 
     def _by_hand(self) -> None:
         with self.bare.pipeline() as pipe:

@@ -64,8 +64,12 @@ def in_turns(
     rounds: int,
     calls: int,
     unit: Literal["", "ms"] = "",
+    alone: bool = False,
 ) -> Row:
-    """Time two calls in turns; the figure is the ratio of their p50, or their difference in milliseconds."""
+    """Time two calls in turns; the figure is the ratio of their p50, or their difference in milliseconds.
+
+    Of a subject that stands `alone` it is its own p50: the other side says what the machine gave at that moment.
+    """
     sides = (subject, against)
     for _, call in sides:
         for _ in range(calls // 4):
@@ -79,7 +83,9 @@ def in_turns(
     return Row(
         subject=measure(subject[0], times[0]),
         against=measure(against[0], times[1]),
-        figures=[1e3 * (ours - theirs) if unit == "ms" else ours / theirs for ours, theirs in medians],
+        figures=[
+            1e3 * (ours if alone else ours - theirs) if unit == "ms" else ours / theirs for ours, theirs in medians
+        ],
         unit=unit,
         bound=bound,
     )

@@ -14,7 +14,7 @@ from tests.benchmarks.agents_side import AGENTS_SIDE
 from tests.benchmarks.blocks import awaited, in_blocks, looped
 from tests.benchmarks.choices import SECTIONS
 from tests.benchmarks.contenders import Answer, together
-from tests.benchmarks.contention import Burst, Side, Tasks, attempts_of, contention, rate_of
+from tests.benchmarks.contention import SIDES, Burst, Side, Tasks, attempts_of, contention, rate_of
 from tests.benchmarks.measuring import Measure, Row, left_out, rates
 from tests.benchmarks.near import ask_nobody, beyond, coherent, slower, taking
 from tests.benchmarks.processes import Processes
@@ -111,26 +111,27 @@ def test_rates_and_attempts_are_those_of_all_bursts_of_a_round() -> None:
 
 
 class Counting:
-    """A crowd of ones that add, of which the rival takes twice as long, and may lose an increment."""
+    """A crowd of ones that add, of which the rivals take two and four times as long, and may lose an increment."""
 
     def __init__(self, *, lost: int = 0) -> None:
         self._sums: dict[Side, int] = {"ours": 5, "theirs": 7}
         self._lost = lost
 
     def burst(self, side: Side, each: int) -> Burst:
-        self._sums[side] += 16 * each - self._lost
+        self._sums["theirs" if side == "theirs" else "ours"] += 16 * each - self._lost
         self._lost = 0
-        return Burst([0.01] * 16 * each, 16 * each * (1 if side == "ours" else 3), 0.1 if side == "ours" else 0.2)
+        attempts, seconds = {"ours": (1, 0.1), "plain": (4, 0.4), "theirs": (3, 0.2)}[side]
+        return Burst([0.01] * 16 * each, 16 * each * attempts, seconds)
 
     def sums(self) -> dict[Side, int]:
         return dict(self._sums)
 
 
-def test_contention_gives_rates_and_attempts_of_both_sides() -> None:
+def test_contention_gives_rates_and_attempts_of_all_sides() -> None:
     rows = list(contention(Counting(), "tasks", rounds=5, bound=4.0))
-    assert [row.figure for row in rows] == pytest.approx([2.0, 1.0, 2.0, 1.0])
-    assert [row.met for row in rows] == [False, True, None, None]
-    assert rows[1].subject.name == "attempts a commit (WATCH: 3.00)"
+    assert [row.figure for row in rows] == pytest.approx([4.0, 2.0, 1.0] * 2)
+    assert [row.met for row in rows] == [None, False, True, None, None, None]
+    assert rows[2].subject.name == "attempts a commit (plain: 4.00, WATCH: 3.00)"
 
 
 def test_an_increment_that_is_missing_from_the_sum_is_an_error() -> None:
@@ -138,12 +139,12 @@ def test_an_increment_that_is_missing_from_the_sum_is_an_error() -> None:
         list(contention(Counting(lost=1), "tasks", rounds=5, bound=4.0))
 
 
-def test_tasks_increment_a_real_state_on_both_sides(settings: Settings) -> None:
+def test_tasks_increment_a_real_state_on_all_sides(settings: Settings) -> None:
     with Tasks(settings) as tasks:
         before = tasks.sums()
-        bursts = {side: tasks.burst(side, 2) for side in before}
+        bursts = {side: tasks.burst(side, 2) for side in SIDES}
         after = tasks.sums()
-    assert {side: after[side] - before[side] for side in before} == {"ours": 32, "theirs": 32}
+    assert {side: after[side] - before[side] for side in before} == {"ours": 64, "theirs": 32}
     assert all(len(burst.spent) == 32 <= burst.attempts for burst in bursts.values())
 
 

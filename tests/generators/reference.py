@@ -44,7 +44,10 @@ def _prose(text: str | None) -> str:
 
 
 def _signature(name: str, function: Any) -> str:
-    shown = re.sub(r"(: |-> )(['\"])(.*?)\2(?=[,)= ]|$)", r"\1\3", str(inspect.signature(function)))
+    signature = inspect.signature(function)
+    taken = [one for one in signature.parameters.values() if one.name != "unknown"]  # that is taken to be refused
+    text = str(signature.replace(parameters=taken))
+    shown = re.sub(r"(: |-> )(['\"])(.*?)\2(?=[,)= ]|$)", r"\1\3", text)
     shown = re.sub(r"<[\w.]+ object at 0x\w+>", "…", shown)
     return name + re.sub(r"\(self(, )?", "(", shown)
 

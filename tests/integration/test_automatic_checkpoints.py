@@ -167,7 +167,7 @@ async def test_a_locked_group_takes_none_of_others(make_client: MakeClient, sett
     assert [one.version for one in await runs.checkpoints("42")] == [1]
 
 
-async def test_a_cancelled_call_is_unsettled_also_behind_its_commit(
+async def test_a_cancelled_call_is_noted_also_behind_its_commit(
     cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = cache.namespace("runs", checkpoint=CheckpointPolicy(every_changes=1))
@@ -183,7 +183,7 @@ async def test_a_cancelled_call_is_unsettled_also_behind_its_commit(
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    (one,) = cache.unsettled()
+    (one,) = cache.unknown_outcomes()
     assert (await cache.outcome(one.change_id, KEY)).verdict == "applied"
 
 

@@ -17,7 +17,7 @@ KEY, NEW = "runs/42", "runs/43"
 LONG = [f"this is what was said in step {number}, and it is some words long" for number in range(40)]
 Psql = psycopg.Connection[Any]
 LINKS = "SELECT key, version, origin, origin_version FROM branch ORDER BY key, version"
-TAKEN = """SELECT pg_advisory_xact_lock(hashtextextended('statecache origins "' || current_schema() || '"', 0))"""
+TAKEN = "SELECT 1 FROM change WHERE key = 'runs/42' AND version = 2 FOR UPDATE"
 
 
 def _kept(psql: Psql, key: str = NEW) -> list[str]:
@@ -81,22 +81,24 @@ async def test_while_somebody_removes_values_a_branch_keeps_its_own_and_nobody_w
 async def test_whoever_removes_values_waits_for_the_flush_that_builds_on_them(
     origin: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[bool] = []
+    waited: list[bool] = []
     real = origins.linked
 
     async def linked(*given: Any) -> Any:
         found = await real(*given)
-        asked = TAKEN.replace("pg_advisory_xact_lock", "pg_try_advisory_xact_lock")
-        seen.extend(free for (free,) in rows(psql, asked))
+        try:
+            psql.execute(TAKEN + " NOWAIT")
+            waited.append(False)
+        except psycopg.errors.LockNotAvailable:
+            waited.append(True)
         return found
 
     monkeypatch.setattr("statecache_workers.batch_writing.linked", linked)
     await origin.branch(KEY, NEW, at=2)
     await flush(worker)
-    assert seen == [False]
+    assert waited == [True]
     assert _kept(psql) == ["delta"]
-    with psql.transaction():
-        assert rows(psql, TAKEN.replace("pg_advisory_xact_lock", "pg_try_advisory_xact_lock")) == [(True,)]
+    psql.execute(TAKEN + " NOWAIT")
 
 
 async def test_what_is_lost_of_the_origin_later_is_told_and_is_no_wrong_value(

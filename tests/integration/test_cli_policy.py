@@ -23,7 +23,11 @@ def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 async def test_what_a_view_has_recorded_is_shown_and_kept_by_the_command_line(
     cli: CommandLine, cache: AsyncStateCache, settings: Settings
 ) -> None:
-    assert await cli.beside("policy") == (0, "nothing is recorded: locks are advisory\n", "")
+    assert await cli.beside("policy") == (
+        0,
+        "nothing is recorded: locks are advisory, and all values of changes are kept\n",
+        "",
+    )
     assert (await cli.beside("policy", "runs")).status == 1
     runs = cache.namespace("runs", locking="enforced")
     async with runs.lock("42") as lease:

@@ -28,8 +28,8 @@ from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, flush, rows
 from tests.fixtures.servers import MakeClient, every_redis
-from tests.integration.test_client_durability import at_work
 from tests.support.fault_proxy import FaultProxy
+from tests.support.workers import at_work
 
 KEY = "runs/42"
 FIXED = ("meta", "changes", "unflushed", "hydrating")

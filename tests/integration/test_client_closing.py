@@ -314,7 +314,7 @@ async def test_a_commit_that_is_cut_off_is_unsettled(settings: Settings, proxy: 
         assert (await client.close(drain=0.3)).under_way == 1
         with pytest.raises(OutcomeUnknown) as caught:
             await writing
-        assert [one.change_id for one in client.unsettled()] == [caught.value.change_id]
+        assert [one.change_id for one in client.unknown_outcomes()] == [caught.value.change_id]
 
 
 async def test_closing_without_a_deadline_waits_for_nothing(client: AsyncStateCache) -> None:

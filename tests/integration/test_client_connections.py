@@ -21,12 +21,12 @@ from statecache import (
     Unavailable,
     UsageError,
 )
-from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache.lua import script
 from tests.fixtures.faults import through
 from tests.fixtures.servers import MakeClient, MakeSettings, every_redis, on_database
 from tests.support.fault_proxy import FaultProxy
+from tests.support.unread_replies import leave_unread
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -98,27 +98,15 @@ async def test_a_reply_to_another_request_is_not_believed(
     single = settings.model_copy(update={"redis_connections_max": 1})
     async with AsyncStateCache(settings=single) as other:
         await other.set("runs/first", 2)
-        await _slip(other)
+        await leave_unread(other)
         if write == "set":
             assert (await other.set("runs/second", 1)).version == 1
         else:
             async with other.transaction("runs/second") as tx:
-                await _slip(other, tx._link)
+                await leave_unread(other, tx._link)
                 tx.set("runs/second", 1)
             assert tx.states["runs/second"].version == 1
         assert (await other.get("runs/second")).key == "runs/second"  # type: ignore[union-attr]
-
-
-async def _slip(client: AsyncStateCache, link: Any = None) -> None:
-    """Send a commit of the past and leave its reply unread."""
-    tier, taken = client._runtime, link or await client._runtime.redis.pool.take(1)
-    commit = tier.committer.new(
-        [client._view.write_of("runs/first", 3, expected="*")], tier.keys.shard("runs/first"), durability="memory",
-        actor="", reason="", end=monotonic() + 1,
-    )  # fmt: skip
-    await taken.send(tier.committer.attempts.call(taken, commit, 1.0), seconds=1)
-    if link is None:
-        tier.redis.pool.give(taken)
 
 
 @every_redis

@@ -126,10 +126,10 @@ async def test_tasks_that_are_cancelled_at_random_moments(
         await _is_whole(client)
         assert books.ends["cancelled"] > CALLS / 10
         assert books.ends["ended"] > CALLS / 50
-        lost = client.unsettled()
+        lost = client.unknown_outcomes()
         assert len(lost) > 5
         outcomes = [await client.outcome(one.change_id, one.keys[0]) for one in lost]
-        assert client.unsettled() == ()
+        assert client.unknown_outcomes() == ()
         for key in KEYS:
             books.read(key, await client.get(key))
             books.read(key, await client.get(key, read="primary"))
@@ -201,14 +201,14 @@ async def test_threads_that_run_out_of_time_at_random_moments(
         proxy.delay_s = 0.0
         assert books.ends["out of time"] > CALLS / 10
         assert books.ends["ended"] > CALLS / 50
-        lost = client.unsettled()
+        lost = client.unknown_outcomes()
         assert len(lost) > 5
 
         def settle() -> list[Outcome]:
             return [client.outcome(one.change_id, one.keys[0]) for one in lost]
 
         outcomes = await loop.run_in_executor(threads, settle)
-        assert client.unsettled() == ()
+        assert client.unknown_outcomes() == ()
         await loop.run_in_executor(threads, _is_whole_for_threads, client)
         await loop.run_in_executor(threads, _read_all, client, books)
     await flush(worker)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg
@@ -22,13 +20,13 @@ from statecache import (
 from statecache.keys import KeySpace
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
-from statecache_workers.runner import Runner
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, flush, rows
 from tests.fixtures.servers import MakeClient, MakeSettings, every_redis, plain_client
 from tests.support.fault_proxy import FaultProxy
 from tests.support.polling import pause
+from tests.support.workers import at_work
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -37,20 +35,6 @@ ACTOR = "the-unlucky"
 WAIT_S = 20.0
 
 Psql = psycopg.Connection[Any]
-
-
-@asynccontextmanager
-async def at_work(settings: Settings, *, flushed_from: Sequence[str] = ()) -> AsyncIterator[None]:
-    """Have a worker at work in the background, one that has flushed from these servers before."""
-    runner = Runner(settings)
-    for replid in flushed_from:
-        runner.worker.gatekeeper.agreed(replid)
-    task = asyncio.create_task(runner.run())
-    try:
-        yield
-    finally:
-        runner.signalled()
-        await task
 
 
 async def _as_coroutine(call: Any) -> Any:
@@ -102,6 +86,7 @@ async def test_a_wait_that_is_too_short_does_not_read_as_failure(
     assert await client.set(KEY, 1, durability="postgres", change_id=state.change_id) == state
 
 
+@pytest.mark.own_servers("it counts all listeners")
 async def test_many_wait_at_once_on_one_listener(client: AsyncStateCache, settings: Settings, redis_raw: Any) -> None:
     async with at_work(settings):
         await asyncio.gather(*(client.set(f"runs/{number}", 1, durability="postgres") for number in range(40)))

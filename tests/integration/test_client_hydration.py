@@ -23,7 +23,7 @@ from tests.support.fault_proxy import FaultProxy
 pytestmark = pytest.mark.counts_seconds
 
 KEY = "runs/42"
-ASKS = b"row_number()"
+ASKS = b"Gives the last state of each asked key"
 """Bytes of the statement that reads states from Postgres, and of no other."""
 
 Psql = psycopg.Connection[Any]

@@ -22,7 +22,7 @@ from tests.support.fault_proxy import FaultProxy, Kind
 pytestmark = pytest.mark.counts_seconds
 
 KEY = "runs/42"
-ASKS = b"row_number()"
+ASKS = b"Gives the last state of each asked key"
 """Bytes of the statement that reads states from Postgres, and of no other."""
 BEGIN, INSTALL = b"Takes hydration tokens for", b"Installs what Postgres holds"
 """Bytes of the scripts that take tokens and that use them."""

@@ -13,9 +13,9 @@ from statecache.keys import KeySpace
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import rows
 from tests.fixtures.servers import MakeSettings, every_redis
-from tests.integration.test_client_durability import at_work
 from tests.support.dirtiness import dirty_keys
 from tests.support.fault_proxy import FaultProxy
+from tests.support.workers import at_work
 
 OPERATIONS = 150
 AGENTS = 4

@@ -65,9 +65,9 @@ async def test_a_first_attempt_that_arrives_in_its_time_but_after_others_is_not_
     stray = Stray(monkeypatch, partial(cache.get, "runs/42"))
     async with AsyncStateCache(settings=settings) as client:
         if verb == "delete":
-            mine = await client.delete("runs/42", reason="astray")
+            mine = await client.delete("runs/42", reason="overdue")
         else:
-            mine = await getattr(client, verb)("runs/42", verb, reason="astray")
+            mine = await getattr(client, verb)("runs/42", verb, reason="overdue")
     for number in range(COMMITS):
         await cache.set("runs/42", number)
     if verb == "create":
@@ -119,7 +119,7 @@ class Stray:
         run = Link.run
 
         async def run_or_lose(link: Link, commands: Sequence[Any], *, seconds: float) -> Any:
-            if self._commands or "astray" not in repr(commands[0]):
+            if self._commands or "overdue" not in repr(commands[0]):
                 return await run(link, commands, seconds=seconds)
             self._commands = commands
             await link.close()
@@ -150,7 +150,7 @@ async def test_a_create_that_is_refused_is_not_applied_when_it_arrives_afterward
     stray = Stray(monkeypatch, partial(cache.set, "runs/42", "somebody's"))
     async with AsyncStateCache(settings=settings) as client:
         with pytest.raises(AlreadyExists):
-            await client.create("runs/42", "astray", timeout=4.0)
+            await client.create("runs/42", "overdue", timeout=4.0)
     await cache.delete("runs/42")
     assert await stray.arrives(cache) == b"LATE"
     assert await cache.get("runs/42") is None
@@ -163,7 +163,7 @@ async def test_what_a_full_backlog_refuses_is_not_applied_when_it_arrives_afterw
     first = await cache.set("runs/42", 1)
     stray = Stray(monkeypatch, partial(cache.set, "runs/42/more", 2))
     with pytest.raises(Backpressure):
-        await limited.set("runs/42", "astray", timeout=4.0)
+        await limited.set("runs/42", "overdue", timeout=4.0)
     await flush(worker)
     assert await stray.arrives(cache) == b"LATE"
     assert await cache.get("runs/42") == first
@@ -175,7 +175,7 @@ async def test_a_refusal_that_passes_in_time_is_none(
     """The backlog that the repeat met is flushed while the first attempt is waited for."""
     await cache.set("runs/42", 1)
     stray = Stray(monkeypatch, partial(cache.set, "runs/42/more", 2))
-    writing = asyncio.create_task(_awaited(limited.set("runs/42", "astray", timeout=5.0)))
+    writing = asyncio.create_task(_awaited(limited.set("runs/42", "overdue", timeout=5.0)))
     flushing = asyncio.create_task(_flushed_on(worker, writing))
     assert (await writing).version == 2
     await flushing
@@ -190,7 +190,7 @@ async def test_a_refusal_that_lasts_is_told_at_once(
     stray = Stray(monkeypatch, partial(cache.set, "runs/42", 2))
     async with AsyncStateCache(settings=settings) as client, asyncio.timeout(60):
         with pytest.raises(VersionConflict):
-            await client.set("runs/42", "astray", expected=first, timeout=60.0)
+            await client.set("runs/42", "overdue", expected=first, timeout=60.0)
     assert await stray.arrives(cache) == b"CONFLICT"
 
 

@@ -9,13 +9,22 @@ import msgspec
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, CodecError, InvalidKey, PostgresUnavailable, Quarantined, Settings, State
+from statecache import (
+    AsyncStateCache,
+    CodecError,
+    InvalidKey,
+    PostgresUnavailable,
+    Quarantined,
+    Settings,
+    State,
+    UsageError,
+)
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush
 from tests.fixtures.servers import MakeClient, every_redis
-from tests.integration.test_client_durability import at_work
 from tests.simulation.backups import Backup
+from tests.support.workers import at_work
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -64,8 +73,16 @@ async def test_a_prefix_may_end_anywhere_behind_the_namespace(client: AsyncState
     assert await _keys(client.list("runs/5")) == []
     with pytest.raises(InvalidKey, match="names a whole namespace"):
         await _keys(client.list("runs"))
-    with pytest.raises(InvalidKey):
-        await _keys(client.list())
+    assert await _keys(client.list()) == ["runs/42", "runs/42/a", "runs/42/b", "runs/420", "runs/43", "runsmore/42"]
+    assert await _keys(client.list(after="runs/43")) == ["runsmore/42"]
+    await flush(worker)
+    assert await _keys(client.list(order="-key", limit=2)) == ["runsmore/42", "runs/43"]
+    with pytest.raises(UsageError, match="by age one namespace is listed at a time"):
+        await _keys(client.list(order="newest"))
+    for refused in (client.delete_many(prefix=""), client.warm("")):  # what is done to all has to be named
+        with pytest.raises(InvalidKey, match="names a whole namespace"):
+            await refused
+    assert len(await _keys(client.list())) == 6
 
 
 async def test_the_newest_come_first_and_a_limit_ends_it(client: AsyncStateCache, worker: Worker) -> None:

@@ -88,6 +88,7 @@ async def test_forty_tasks_share_a_client(settings: Settings, worker: Worker, ps
     assert rows(psql, "SELECT count(*), bool_or(gap) FROM change") == [(400, False)]
 
 
+@pytest.mark.own_servers("it looks at all connections")
 def test_a_forked_child_and_its_parent_both_work(settings: Settings, redis_raw: Any, psql: Psql) -> None:
     single = settings.model_copy(update={"redis_connections_max": 1, "postgres_connections_max": 1})
     with StateCache(settings=single) as cache:
@@ -153,7 +154,7 @@ def test_four_children_use_a_client_that_their_parent_has_used(threads: int, set
         _work_as(cache, "parent", threads)
         assert [_status(pid) for pid in pids] == [0] * CHILDREN
         _work_as(cache, "after", threads)
-        assert not cache.unsettled()
+        assert not cache.unknown_outcomes()
         processes = CHILDREN + 3
         state = cache.get("runs/all", read="primary")
         assert state is not None

@@ -50,17 +50,21 @@ async def test_a_lost_exec_that_the_state_no_longer_remembers_is_found_and_is_no
     assert await cache.get(KEY) == last
 
 
-Verb = Literal["set", "create", "delete"]
+Verb = Literal["set", "create", "delete", "increment"]
 
 
 def _writing(cache: AsyncStateCache, verb: Verb) -> Coroutine[Any, Any, State[Any] | None]:
     if verb == "delete":
         return cache.delete(KEY, actor=ACTOR)
+    if verb == "increment":
+        return cache.increment(KEY, 100, actor=ACTOR)
     return (cache.create if verb == "create" else cache.set)(KEY, "mine", actor=ACTOR)
 
 
 async def _hide(cache: AsyncStateCache, verb: Verb) -> State[Any] | None:
     """Commit as often again, and leave the key as the verb expects it."""
+    if verb == "increment":
+        return [await cache.increment(KEY) for _ in range(7)][-1]
     last = await _others(cache)
     return await cache.delete(KEY) if verb == "create" else last
 
@@ -100,7 +104,9 @@ class Stray:
 
 
 @every_redis
-@pytest.mark.parametrize(("verb", "mine", "end"), [("set", 9, 16), ("create", 11, 19), ("delete", 9, 16)])
+@pytest.mark.parametrize(
+    ("verb", "mine", "end"), [("set", 9, 16), ("create", 11, 19), ("delete", 9, 16), ("increment", 9, 16)]
+)
 async def test_an_attempt_that_arrives_while_it_is_looked_for_is_not_applied_twice(
     settings: Settings, cache: AsyncStateCache, proxy: FaultProxy, postgres_proxy: FaultProxy, redis_raw: Any,
     keys: KeySpace, verb: Verb, mine: int, end: int,
@@ -121,6 +127,8 @@ async def test_an_attempt_that_arrives_while_it_is_looked_for_is_not_applied_twi
     assert (written.version, last.version) == (mine, end)
     assert redis_raw.xlen(keys.changes(keys.shard(KEY))) == end
     assert await cache.get(KEY) == (None if verb == "create" else last)
+    if verb == "increment":
+        assert (written.value, last.value) == (7 + 7 + 100, 7 + 7 + 100 + 7)
 
 
 @every_redis

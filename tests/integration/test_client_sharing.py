@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from statecache import AsyncStateCache, RedisUnavailable, Settings
+from statecache import AsyncStateCache, OutcomeUnknown, RedisUnavailable, Settings
 from statecache.clock import monotonic
 from tests.fixtures.faults import through
 from tests.fixtures.locks import KEY, Place
@@ -44,10 +46,57 @@ async def test_as_many_transactions_as_there_are_connections_may_each_write_some
     assert await asyncio.gather(*map(work, range(4 * CONNECTIONS))) == [*range(4 * CONNECTIONS)]
 
 
+async def test_thousands_of_writes_in_one_moment_are_all_made(cache: AsyncStateCache) -> None:
+    states = await asyncio.gather(*(cache.set(f"runs/{number}", number, timeout=120) for number in range(3000)))
+    assert [state.value for state in states] == [*range(3000)]
+
+
+@every_redis
+async def test_who_only_queues_in_this_process_is_told_so_and_is_not_applied(few: Settings, proxy: FaultProxy) -> None:
+    """The server needs a moment for each. What finds no connection in time is not sent, so it is not applied."""
+    names = [f"runs/{number}" for number in range(500)]
+    async with AsyncStateCache(settings=through(few, redis=proxy)) as client:
+        await client.set_many(dict.fromkeys(names, "before"))
+        proxy.delay_s = 0.02
+        found = await asyncio.gather(
+            *(client.set(name, "after", timeout=1.5) for name in names), return_exceptions=True
+        )  # fmt: skip
+        proxy.delay_s = 0.0
+        refused = {name: one for name, one in zip(names, found, strict=True) if isinstance(one, RedisUnavailable)}
+        written = [one for one in found if not isinstance(one, BaseException)]
+        assert written
+        assert refused
+        assert len(written) + len(refused) >= len(names) - CONNECTIONS  # a process that is busy may read too late
+        for error in refused.values():
+            assert re.search(r"\(pool\): waited 1\.[34]\d* s for a connection of 4\. This process has mo", str(error))
+        kept = await client.get_many([*refused], read="primary")
+    assert {state and state.value for state in kept.values()} == {"before"}
+
+
+async def test_an_answer_that_does_not_come_to_who_was_sent_late_says_that_too(
+    make_client: MakeClient, few: Settings, proxy: FaultProxy
+) -> None:
+    client = make_client(through(few.model_copy(update={"redis_connections_max": 1}), redis=proxy))
+    await client.set_many({"runs/1": 0, "runs/2": 0})
+    fault = proxy.arm("hold_reply", at=b"the-first")
+    first = asyncio.create_task(_as_coroutine(client.set("runs/1", 1, actor="the-first", timeout=30)))
+    await fault.wait()
+    second = asyncio.create_task(_as_coroutine(client.set("runs/2", 2, actor="the-second", timeout=2.0)))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(1.5):
+            await asyncio.wait([second])
+    proxy.arm("silence", at=b"the-second").then(lambda: setattr(proxy, "silent", True))
+    fault.release()
+    with pytest.raises(OutcomeUnknown, match=r"it was sent with 0\.\d+ s left, having waited 1\.\d s for a connection"):
+        await second
+    proxy.silent = False
+    assert (await first).version == 2
+
+
 async def test_who_waits_for_a_transaction_is_told_what_for(make_client: MakeClient, few: Settings) -> None:
     client = make_client(few)
     async with client.transaction("runs/1"), client.transaction("runs/2"):
-        with pytest.raises(RedisUnavailable, match="all 2 Redis connections that transactions may hold") as caught:
+        with pytest.raises(RedisUnavailable, match="for one of the 2 connections that transactions may hold") as caught:
             async with client.transaction("runs/3", timeout=0.2):
                 pass
         assert caught.value.reason == "pool"

@@ -13,9 +13,9 @@ from statecache import AsyncStateCache, OutcomeUnknown, RedisUnavailable, Settin
 from statecache.core.redis.connection import Link
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import rows
-from tests.integration.test_client_connections import _slip
-from tests.integration.test_client_durability import at_work
 from tests.support.fault_proxy import FaultProxy
+from tests.support.unread_replies import leave_unread
+from tests.support.workers import at_work
 
 MANY = 12
 KEYS = [f"runs/{number}" for number in range(MANY)]
@@ -111,7 +111,7 @@ async def test_an_exchange_that_breaks_is_made_again_and_each_commit_is_applied_
     assert fault.struck
     assert [state.version for state in states] == [2] * MANY
     assert rows(psql, "SELECT count(*), max(version) FROM change") == [(2 * MANY, 2)]
-    assert not behind.unsettled()
+    assert not behind.unknown_outcomes()
 
 
 async def test_of_an_exchange_that_broke_for_good_every_outcome_is_unknown(
@@ -128,7 +128,7 @@ async def test_of_an_exchange_that_broke_for_good_every_outcome_is_unknown(
     outcomes = await asyncio.gather(*writes, return_exceptions=True)
     proxy.refusing = False
     assert [type(outcome) for outcome in outcomes] == [OutcomeUnknown] * MANY
-    assert {unsettled.keys for unsettled in behind.unsettled()} == {(key,) for key in KEYS}
+    assert {one.keys for one in behind.unknown_outcomes()} == {(key,) for key in KEYS}
     assert [state.version for state in await _all(behind, 3)] == [3] * MANY
 
 
@@ -144,7 +144,7 @@ async def test_whoever_is_cancelled_on_the_way_is_in_doubt_and_the_others_hear_n
     fault.release()
     assert [state.value for state in await others] == [2] * MANY
     assert cancelled.cancelled()
-    assert [unsettled.keys for unsettled in behind.unsettled()] == [("runs/more",)]
+    assert [one.keys for one in behind.unknown_outcomes()] == [("runs/more",)]
 
 
 async def test_whoever_is_cancelled_before_it_leaves_is_not_sent(
@@ -169,11 +169,11 @@ async def test_whoever_is_cancelled_before_it_leaves_is_not_sent(
         goes_on.set()
         await others
     assert (await behind.get("runs/more", read="primary")).version == 1  # type: ignore[union-attr]
-    assert not behind.unsettled()
+    assert not behind.unknown_outcomes()
 
 
 async def test_replies_that_slipped_are_believed_by_nobody(behind: AsyncStateCache, psql: Psql) -> None:
-    await _slip(behind)
+    await leave_unread(behind)
     states = await _all(behind, 2)
     assert [(state.key, state.value) for state in states] == [(key, 2) for key in KEYS]
     newest = rows(psql, "SELECT change_id, key FROM change WHERE value = '2' ORDER BY key")
@@ -188,5 +188,5 @@ async def test_a_commit_that_waits_for_a_connection_ends_in_time_and_was_not_sen
         with pytest.raises(RedisUnavailable, match="in use"):
             await client.set("runs/0", 2, durability="postgres", timeout=0.1)
         client._runtime.redis.pool.give(link)
-        assert not client.unsettled()
+        assert not client.unknown_outcomes()
         assert (await client.set("runs/0", 3, durability="postgres")).version == 2

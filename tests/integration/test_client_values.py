@@ -15,8 +15,8 @@ from statecache.errors import CodecError, LimitExceeded, UsageError
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush
-from tests.integration.test_client_durability import at_work
 from tests.support.command_line import CommandLine
+from tests.support.workers import at_work
 
 Psql = psycopg.Connection[Any]
 KEY = "runs/1"

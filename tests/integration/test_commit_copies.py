@@ -28,9 +28,9 @@ from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush
 from tests.fixtures.servers import MakeClient, MakeSettings, plain_client
-from tests.integration.test_client_durability import at_work
 from tests.support.fault_proxy import FaultProxy
 from tests.support.polling import pause_thread
+from tests.support.workers import at_work
 
 pytestmark = pytest.mark.counts_seconds
 

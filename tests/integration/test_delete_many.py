@@ -11,8 +11,8 @@ from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush
 from tests.fixtures.servers import every_redis
-from tests.integration.test_client_durability import at_work
 from tests.support.dirtiness import evict
+from tests.support.workers import at_work
 
 NAMES = [f"runs/{number:04d}" for number in range(1_100)]
 

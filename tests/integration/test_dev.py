@@ -308,7 +308,7 @@ def test_a_folder_that_was_removed_and_made_anew_does_not_find_the_data_of_the_o
         dev = Dev(folder, system_data=system_data)
         _write(dev, word)
         assert _words(dev) == {word}
-        told = re.findall(rf"Nothing leads to (\S+) from {folder} any more; .*: rm -r \1\n", dev.printed)
+        told = re.findall(rf"Nothing leads to (\S+) from {folder} any more\. .*:\n\n  rm -r \1\n", dev.printed)
         assert [Path(left) for left in told] == ([(home / "old/postgres").readlink()] if word == "new" else [])
         assert dev.end() == (0, "")
         folder.rename(home / word)

@@ -19,11 +19,11 @@ from statecache.model import EXPIRED, Write
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Log, flush
 from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
-from tests.integration.test_client_durability import at_work
 from tests.support.command_line import CommandLine
 from tests.support.dirtiness import evict
 from tests.support.local_reads import LIMIT_S, kept, until
 from tests.support.polling import pause
+from tests.support.workers import at_work
 
 KEY = "runs/1"
 HOUR = timedelta(hours=1)
@@ -47,12 +47,13 @@ def _history(psql: psycopg.Connection[Any], key: str = KEY) -> list[tuple[Any, .
     return psql.execute(asked, [key]).fetchall()
 
 
+@pytest.mark.counts_seconds
 @every_redis
 async def test_from_its_end_on_no_read_finds_a_state_and_a_worker_deletes_it(
     client: AsyncStateCache, settings: Settings, psql: psycopg.Connection[Any], redis_raw: Any, keys: KeySpace
 ) -> None:
     async with at_work(settings):
-        state = await client.set(KEY, {"a": 1}, ttl=0.3, durability="postgres")
+        state = await client.set(KEY, {"a": 1}, ttl=1.5, durability="postgres")
         assert redis_raw.hget(keys.state(KEY), "encoding").startswith(b"json until ")
         found = await client.get_many([KEY])
         assert found[KEY] == state
@@ -92,6 +93,8 @@ async def test_a_state_is_found_until_its_end_wherever_it_comes_from(
     await flush(worker)
     assert evict(redis_raw, keys, KEY)
     assert await client.get(KEY, read="primary") == replace(state)
+    touched = await client.touch(KEY, ttl=2 * HOUR)
+    assert await client.get(KEY, read="primary") == touched
     await client.set(KEY, 2, ttl=0.001)
     await _gone(client)
     await flush(worker)

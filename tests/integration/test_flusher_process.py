@@ -3,85 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
-from statecache import Settings
+from statecache import AsyncStateCache, Settings
 from statecache.keys import KeySpace
-from statecache.settings import process_environment
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from tests.fixtures.flusher import Agents, rows
 from tests.fixtures.servers import MakeSettings, plain_client
 from tests.support.polling import pause_thread
+from tests.support.workers import WAIT_S, WorkerProcess, ready
 
 Psql = psycopg.Connection[Any]
-WAIT_S = 60.0
-
-
-class Process:
-    """A worker process, and what it has logged so far."""
-
-    def __init__(self, settings: Settings, **more: Any) -> None:
-        given = {
-            "redis_url": settings.redis_url, "postgres_url": settings.postgres_url, "prefix": settings.prefix,
-            "postgres_schema": settings.postgres_schema, "shards": settings.shards, "fence": settings.fence,
-        } | more  # fmt: skip
-        self._environment = process_environment() | {
-            f"STATECACHE_{name}".upper(): str(value) for name, value in given.items()
-        }
-        self._process: asyncio.subprocess.Process | None = None
-        self.lines: list[dict[str, Any]] = []
-
-    async def __aenter__(self) -> Self:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "statecache", "worker", env=self._environment, stderr=asyncio.subprocess.PIPE
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
-
-    async def until(self, *events: str) -> dict[str, Any]:
-        """Read the log until each of the events has come, in any order; return the last one's fields."""
-        assert self._process is not None
-        assert self._process.stderr is not None
-        left = {*events}
-        async with asyncio.timeout(WAIT_S):
-            while line := await self._process.stderr.readline():
-                self.lines.append(json.loads(line))
-                left.discard(self.lines[-1]["event"])
-                if not left:
-                    return self.lines[-1]
-        raise AssertionError(f"it ended without {left}: {self.lines}")
-
-    def send(self, kind: signal.Signals) -> None:
-        """Send a signal."""
-        assert self._process is not None
-        self._process.send_signal(kind)
-
-    async def ended(self) -> int:
-        """Wait for the end and return the exit status."""
-        assert self._process is not None
-        async with asyncio.timeout(WAIT_S):
-            return await self._process.wait()
-
-
-@asynccontextmanager
-async def _ready(settings: Settings, **more: Any) -> AsyncIterator[Process]:
-    async with Process(settings, **more) as process:
-        await process.until("ready")
-        yield process
 
 
 async def _until_flushed(agents: Agents, shard: int, n: int) -> None:
@@ -94,11 +33,16 @@ async def _until_flushed(agents: Agents, shard: int, n: int) -> None:
     listener.close()
 
 
+def _session_names(psql: Psql) -> list[str]:
+    """Return by which names Postgres shows the sessions of this deployment's workers."""
+    return [row[0] for row in rows(psql, "SELECT 'statecache worker ' || right(id, 8) FROM worker")]
+
+
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
 async def test_told_to_stop_it_drains_gives_back_and_says_that_nothing_is_left(
     agents: Agents, settings: Settings, psql: Psql, kind: signal.Signals
 ) -> None:
-    async with _ready(settings) as process:
+    async with ready(settings) as process:
         for i in range(300):
             agents.commit((f"runs/{i % 9}", "x" * 100))
         process.send(kind)
@@ -110,18 +54,34 @@ async def test_told_to_stop_it_drains_gives_back_and_says_that_nothing_is_left(
     assert rows(psql, "SELECT count(*) FROM worker") == [(0,)]
 
 
+async def test_what_it_was_deleting_because_it_has_ended_is_flushed_before_it_goes(
+    agents: Agents, settings: Settings, cache: AsyncStateCache, psql: Psql
+) -> None:
+    counted = "SELECT count(*) FROM state WHERE op = %s"
+    async with ready(settings) as process:
+        await cache.set_many({f"runs/{i:04d}": i for i in range(3_000)}, ttl=0.2, durability="postgres")
+        while rows(psql, counted, "delete") == [(0,)]:
+            pause_thread()
+        process.send(signal.SIGTERM)
+        assert (await process.until("stopped"))["left"] == 0
+        assert await process.ended() == 0
+    assert rows(psql, counted, "set") != [(0,)]  # what is left is for the next worker
+    assert all(meta["flushed"] == meta["n"] for meta in map(agents.meta, range(settings.shards)))
+
+
 async def test_killed_it_loses_nothing_and_repeats_nothing(agents: Agents, settings: Settings, psql: Psql) -> None:
-    async with _ready(settings) as process:
+    async with ready(settings) as process:
         for i in range(200):
             agents.commit((f"runs/{i % 9}", str(i)))
         process.send(signal.SIGKILL)
         assert await process.ended() == -signal.SIGKILL
-    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'statecache worker%'"
-    while rows(psql, sessions) != [(0,)]:  # Postgres may still be at what the worker had sent, renewing its leases too
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = ANY(%s)"
+    names = _session_names(psql)
+    while rows(psql, sessions, names) != [(0,)]:  # Postgres may still be at what it had sent, renewing leases too
         pause_thread()
     psql.execute("UPDATE shard SET lease_until = now() - interval '1 second'")
     psql.execute("DELETE FROM worker")
-    async with _ready(settings) as process:
+    async with ready(settings) as process:
         process.send(signal.SIGTERM)
         assert await process.ended() == 0
     assert rows(psql, "SELECT count(*), count(DISTINCT change_id), bool_or(gap) FROM change") == [(200, 200, False)]
@@ -129,7 +89,7 @@ async def test_killed_it_loses_nothing_and_repeats_nothing(agents: Agents, setti
 
 async def test_what_is_left_when_the_deadline_comes_is_counted(agents: Agents, settings: Settings, psql: Psql) -> None:
     """Somebody holds the rows for longer than the worker may take."""
-    async with _ready(settings, drain_s=0.5) as process:
+    async with ready(settings, drain_s=0.5) as process:
         with psql.transaction():
             psql.execute("SELECT FROM shard FOR UPDATE")
             for i in range(7):
@@ -141,7 +101,7 @@ async def test_what_is_left_when_the_deadline_comes_is_counted(agents: Agents, s
 
 
 async def test_a_second_signal_cuts_the_draining_short(agents: Agents, settings: Settings, psql: Psql) -> None:
-    async with _ready(settings, drain_s=600) as process:
+    async with ready(settings, drain_s=600) as process:
         with psql.transaction():
             psql.execute("SELECT FROM shard FOR UPDATE")
             agents.commit(agents.key_on(0))
@@ -153,7 +113,7 @@ async def test_a_second_signal_cuts_the_draining_short(agents: Agents, settings:
 
 
 async def test_a_database_without_our_schema_is_a_matter_of_configuration(make_settings: MakeSettings) -> None:
-    async with Process(make_settings(migrated=False)) as process:
+    async with WorkerProcess(make_settings(migrated=False)) as process:
         told = await process.until("configuration")
         assert "statecache migrate" in told["detail"]
         assert await process.ended() == 3
@@ -161,7 +121,7 @@ async def test_a_database_without_our_schema_is_a_matter_of_configuration(make_s
 
 @pytest.mark.parametrize("more", [{"shards": 8}, {"prefix": "other"}])
 async def test_a_pin_that_differs_is_refused(settings: Settings, more: dict[str, Any]) -> None:
-    async with Process(settings, **more) as process:
+    async with WorkerProcess(settings, **more) as process:
         told = await process.until("configuration")
         assert "pinned" in told["detail"]
         assert await process.ended() == 3
@@ -169,20 +129,20 @@ async def test_a_pin_that_differs_is_refused(settings: Settings, more: dict[str,
 
 async def test_a_schema_that_is_too_new_is_refused(settings: Settings, psql: Psql) -> None:
     psql.execute("UPDATE cluster SET min_code = 999")
-    async with Process(settings) as process:
+    async with WorkerProcess(settings) as process:
         assert "999" in (await process.until("configuration"))["detail"]
         assert await process.ended() == 3
 
 
 async def test_the_redis_of_another_cluster_is_refused(settings: Settings, psql: Psql) -> None:
     psql.execute("UPDATE cluster SET id = gen_random_uuid()")
-    async with Process(settings) as process:
+    async with WorkerProcess(settings) as process:
         await process.until("configuration")
         assert await process.ended() == 3
 
 
 async def test_a_variable_that_is_no_setting_is_logged(settings: Settings) -> None:
-    async with Process(settings, lease=5) as process:
+    async with WorkerProcess(settings, lease=5) as process:
         told = await process.until("unknown_settings")
         assert (told["level"], told["variables"]) == ("warning", ["STATECACHE_LEASE"])
 
@@ -192,7 +152,7 @@ async def test_a_variable_that_is_no_setting_is_logged(settings: Settings) -> No
 async def test_a_wrong_password_is_told_at_once_and_never_shown(settings: Settings, which: str) -> None:
     url = getattr(settings, which)
     secret = url.partition("@")[0].rpartition(":")[2]
-    async with Process(settings, **{which: url.replace(secret, "not-the-password")}) as process:
+    async with WorkerProcess(settings, **{which: url.replace(secret, "not-the-password")}) as process:
         told = await process.until("unreachable")
         assert told["reason"] == "authentication"
         assert "not-the-password" not in repr(process.lines)
@@ -206,7 +166,7 @@ async def test_a_right_that_it_lacks_when_it_connects_again_is_waited_for(
     name, parts = settings.prefix, urlsplit(settings.redis_url)
     redis_raw.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", "~*", "&*", "+@all")
     url = parts._replace(netloc=f"{name}:secret@{parts.netloc.rpartition('@')[2]}").geturl()
-    async with _ready(settings, redis_url=url) as process:
+    async with ready(settings, redis_url=url) as process:
         redis_raw.execute_command("ACL", "SETUSER", name, "-persist")
         redis_raw.execute_command("CLIENT", "KILL", "USER", name)
         while "may not run PERSIST" not in (await process.until("outage"))["detail"]:
@@ -219,7 +179,7 @@ async def test_a_right_that_it_lacks_when_it_connects_again_is_waited_for(
     redis_raw.acl_deluser(name)
 
 
-ENDED = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'statecache worker%'"
+ENDED = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ANY(%s)"
 AWAY = {
     "the schema": ("ALTER SCHEMA {schema} RENAME TO {schema}_away", "ALTER SCHEMA {schema}_away RENAME TO {schema}"),
     "a table": ("ALTER TABLE {schema}.cluster RENAME TO away", "ALTER TABLE {schema}.away RENAME TO cluster"),
@@ -237,9 +197,10 @@ async def test_a_schema_that_is_restored_in_place_is_waited_for(
     """It was there, so that it may come back; a worker that never saw it ends at once."""
     name = settings.postgres_schema
     away, back = (text.format(schema=name) for text in AWAY[missing])
-    async with _ready(settings) as process:
+    async with ready(settings) as process:
+        names = _session_names(psql)
         psql.execute(away.encode())
-        psql.execute(ENDED)
+        psql.execute(ENDED, [names])
         while (await process.until("outage"))["reason"] != "schema":
             continue  # at first it is told that the connection is gone
         psql.execute(back.encode())
@@ -260,7 +221,7 @@ async def test_rights_that_a_restore_grants_last_are_waited_for(agents: Agents, 
     parts = urlsplit(settings.postgres_url)
     url = parts._replace(netloc=f"{role}:secret@{parts.netloc.rpartition('@')[2]}").geturl()
     try:
-        async with _ready(settings, postgres_url=url) as process:
+        async with ready(settings, postgres_url=url) as process:
             psql.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}")
             psql.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'")
             while (await process.until("outage"))["reason"] != "schema":
@@ -292,7 +253,7 @@ async def test_a_server_that_is_down_at_the_start_is_waited_for(
     own: Servers, own_settings: Settings, name: str
 ) -> None:
     own.stop(name)
-    async with Process(own_settings) as process:
+    async with WorkerProcess(own_settings) as process:
         told = await process.until("outage")
         assert own_settings.redis_url not in repr(told)
         await asyncio.to_thread(own.restart, name)
@@ -308,7 +269,7 @@ async def test_a_server_that_dies_in_the_middle_is_waited_for_and_nothing_is_los
     with plain_client(own_settings.redis_url) as raw:
         keys = KeySpace("sc", 4)
         agents = Agents(own_settings, keys, raw)
-        async with _ready(own_settings) as process:
+        async with ready(own_settings) as process:
             key, other = agents.key_on(0), agents.key_on(0, f"jobs-{name}")
             before = int(agents.commit((key, "before")).partition("-")[2])
             await _until_flushed(agents, 0, before)
@@ -333,7 +294,7 @@ async def test_a_database_that_is_restored_in_place_is_waited_for(own: Servers, 
     elsewhere = urlsplit(own_settings.postgres_url)._replace(path="/template1").geturl()
     with plain_client(own_settings.redis_url) as raw, psycopg.connect(elsewhere, autocommit=True) as psql:
         agents = Agents(own_settings, KeySpace("sc", 4), raw)
-        async with _ready(own_settings) as process:
+        async with ready(own_settings) as process:
             psql.execute("ALTER DATABASE postgres WITH ALLOW_CONNECTIONS false")
             psql.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = 'postgres'")
             psql.execute("ALTER DATABASE postgres RENAME TO away")
@@ -359,7 +320,7 @@ async def _committed(agents: Agents, state: Any) -> str:
 async def test_told_to_stop_while_it_waits_for_a_server_it_goes_at_once(own: Servers, own_settings: Settings) -> None:
     own.stop("postgres")
     try:
-        async with Process(own_settings, drain_s=600) as process:
+        async with WorkerProcess(own_settings, drain_s=600) as process:
             await process.until("outage")
             process.send(signal.SIGTERM)
             assert (await process.until("stopped"))["left"] == 0
@@ -371,7 +332,7 @@ async def test_told_to_stop_while_it_waits_for_a_server_it_goes_at_once(own: Ser
 async def test_drained_during_an_outage_it_tells_what_is_left(own: Servers, own_settings: Settings) -> None:
     with plain_client(own_settings.redis_url) as raw:
         agents = Agents(own_settings, KeySpace("sc", 4), raw)
-        async with _ready(own_settings, drain_s=1) as process:
+        async with ready(own_settings, drain_s=1) as process:
             own.stop("postgres")
             try:
                 await process.until("outage")

@@ -100,13 +100,13 @@ def test_an_agent_at_an_empty_redis_does_not_take_the_epoch(shard: World) -> Non
     shard.flush(a)
     row, epochs = shard.row(), shard.epochs()
 
-    astray = shard.client(wrong, writer="astray")
-    vouched_for = partial(astray.create, "runs/new", "astray", assume_new=True)
-    for verb in (partial(astray.set, KEY, "astray"), partial(astray.update, KEY, str), vouched_for):
+    misled = shard.client(wrong, writer="misled")
+    vouched_for = partial(misled.create, "runs/new", "misled", assume_new=True)
+    for verb in (partial(misled.set, KEY, "misled"), partial(misled.update, KEY, str), vouched_for):
         with pytest.raises(Unavailable, match="holds no data set of ours") as refused:
             verb(timeout=1.5)
         assert refused.value.reason == "epoch"
-    found = astray.get(KEY)
+    found = misled.get(KEY)
     assert found is not None
     assert found.change_id == written.change_id, "Postgres answers who only reads"
     assert shard.raw(wrong).dbsize() == 0
@@ -129,7 +129,7 @@ def test_an_agent_at_another_lineages_redis_does_not_take_the_epoch(shard: World
     row, epochs = shard.row(), shard.epochs()
     a.restart()
     with pytest.raises(Unavailable, match="operator's word"):
-        shard.client(a, writer="astray").set(KEY, "astray", timeout=60)
+        shard.client(a, writer="misled").set(KEY, "misled", timeout=60)
     assert (shard.row(), shard.epochs()) == (row, epochs)
     shard.check(b)
 
@@ -142,7 +142,7 @@ def test_an_agent_between_two_installations_is_refused_whoever_it_is(shard: Worl
     shard.raw(a).hset(shard.keys.meta(SHARD), "cluster", "00000000-0000-0000-0000-000000000000")
     a.restart()
     with pytest.raises(ConfigurationError, match="belongs to cluster 00000000"):
-        shard.client(a, writer="astray").set(KEY, "astray")
+        shard.client(a, writer="misled").set(KEY, "misled")
     for authority in ("client", "worker"):
         with pytest.raises(Unavailable, match="belongs to cluster 00000000"):
             shard.open(a, authority)

@@ -23,9 +23,9 @@ from statecache_workers import health, runner
 from statecache_workers.health import Page
 from tests.fixtures.flusher import Agents, MakeWorker
 from tests.fixtures.servers import plain_client
-from tests.integration.test_flusher_process import Process
 from tests.support.polling import pause
 from tests.support.probing import Answer, ask, samples
+from tests.support.workers import WorkerProcess
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -37,7 +37,7 @@ NUL = "a\0b"
 class Watched(NamedTuple):
     """A worker process with its port."""
 
-    process: Process
+    process: WorkerProcess
     port: int
 
     async def ask(self, path: str) -> Answer:
@@ -65,7 +65,7 @@ class Watched(NamedTuple):
 
 @asynccontextmanager
 async def _watched(settings: Settings, **more: Any) -> AsyncIterator[Watched]:
-    async with Process(settings, health_port=0, **more) as process:
+    async with WorkerProcess(settings, health_port=0, **more) as process:
         told = await process.until("listening")
         assert told["host"] == "127.0.0.1"
         yield Watched(process, told["port"])
@@ -108,7 +108,7 @@ async def test_draining_it_is_healthy_and_not_ready(agents: Agents, settings: Se
 async def test_a_port_that_is_taken_is_told_once_and_ends_the_worker(settings: Settings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        async with Process(settings, health_port=port) as process:
+        async with WorkerProcess(settings, health_port=port) as process:
             told = await process.until("configuration")
             assert f"127.0.0.1:{port} cannot be served" in told["detail"]
             assert await process.ended() == 3
@@ -143,7 +143,7 @@ async def test_a_spare_worker_notices_redis_too(settings: Settings, make_worker:
 
 
 async def test_without_a_port_nothing_listens(settings: Settings) -> None:
-    async with Process(settings) as process:
+    async with WorkerProcess(settings) as process:
         await process.until("ready")
         assert "listening" not in [line["event"] for line in process.lines]
 

@@ -1,7 +1,8 @@
-"""What is pinned, gone back to and branched from survives its Redis, and an agent that is killed in the middle of it."""
+"""What is pinned and gone back to survives its Redis, and an agent that is killed in the middle of it."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, rows
 from tests.fixtures.servers import MakeSettings
 from tests.support.gate_world import World, world
-from tests.support.polling import pause
+from tests.support.polling import pause_thread
 
 KEY, TWIN = "runs/42", "runs/42/twin"
 KILLS = 12
@@ -88,18 +89,29 @@ def test_a_checkpoint_that_was_lost_with_its_redis_is_not_there(shard: World) ->
 
 AGENT = """
 import sys
-from statecache import AlreadyCurrent, StateCache
+from statecache import StateCache
 
 cache = StateCache()
+cache.rollback("runs/42", "one", group=True) if cache.get("runs/42/third") else None
 print("ready", flush=True)
 while True:
-    for label in ("one", "other"):
+    for label in ("other", "one"):
         cache.rollback("runs/42", label, group=True)
 """
 
 
-async def test_an_agent_that_is_killed_in_the_middle_of_a_rollback_leaves_it_done_or_not(
-    settings: Settings, worker: Worker, psql: psycopg.Connection[object]
+def _killed_after(pauses: int, environment: dict[str, str]) -> None:
+    """Let an agent go back and forth, and kill it."""
+    with subprocess.Popen([sys.executable, "-c", AGENT], env=environment, stdout=subprocess.PIPE) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"ready\n"
+        for _ in range(pauses):
+            pause_thread()
+        os.kill(agent.pid, signal.SIGKILL)
+
+
+def test_an_agent_that_is_killed_in_the_middle_of_a_rollback_leaves_it_done_or_not(
+    settings: Settings, psql: psycopg.Connection[object]
 ) -> None:
     """Two keys and a third that is there or not: whenever the agent dies, they are of one checkpoint or the other."""
     names = ("redis_url", "postgres_url", "prefix", "postgres_schema", "shards")
@@ -110,24 +122,25 @@ async def test_an_agent_that_is_killed_in_the_middle_of_a_rollback_leaves_it_don
         cache.commit([Set(KEY, "other"), Set(TWIN, "other"), Set("runs/42/third", "other")])
         cache.checkpoint(KEY, "other", group=True, durability="memory")
         for number in range(KILLS):
-            agent = subprocess.Popen([sys.executable, "-c", AGENT], env=environment, stdout=subprocess.PIPE)
-            assert agent.stdout is not None
-            assert agent.stdout.readline() == b"ready\n"
-            for _ in range(number):
-                await pause()
-            os.kill(agent.pid, signal.SIGKILL)
-            agent.wait()
-            agent.stdout.close()
-            whole = {state.key: state.value for state in cache.list("runs/42", values=True) if "check" not in state.key}
+            _killed_after(number, environment)
+            whole = {state.key: state.value for state in cache.list("runs/42") if "/checkpoints/" not in state.key}
             assert whole in (
                 {KEY: "one", TWIN: "one"}, {KEY: "other", TWIN: "other", "runs/42/third": "other"},
             )  # fmt: skip
+    asyncio.run(_flushed(settings))
+    changes = rows(psql, "SELECT n, key, op, value_json FROM change_view WHERE key NOT LIKE '%%/checkpoints/%%'")
+    found: dict[str, object] = {}
+    places = sorted({one[0] for one in changes})
+    for n in places:
+        found |= {key: value if op == "set" else None for at, key, op, value in changes if at == n}
+        assert found[KEY] == found[TWIN]
+        assert (found.get("runs/42/third") is not None) == (found[KEY] == "other")
+    assert len(places) > KILLS
+
+
+async def _flushed(settings: Settings) -> None:
+    worker = Worker(settings)
+    try:
         await flush(worker)
-        changes = rows(psql, "SELECT n, key, op, value_json FROM change_view WHERE key NOT LIKE '%%check%%' ORDER BY n")
-        whole, seen = {}, 0
-        for n in sorted({one[0] for one in changes}):
-            seen += 1
-            whole |= {key: value if op == "set" else None for at, key, op, value in changes if at == n}
-            assert whole[KEY] == whole[TWIN]
-            assert (whole.get("runs/42/third") is not None) == (whole[KEY] == "other")
-        assert seen > KILLS
+    finally:
+        await worker.close()

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from statecache import Create, Delete, Durability, Set, Settings, StateCache, StateCacheError
+from statecache import Append, Create, Delete, Durability, Increment, Set, Settings, StateCache, StateCacheError
 from statecache.core.read.listed import ORDERS
 from statecache.testing import memory
 from statecache.testing.deployments import ThreadWorker
 
 CALLS = 150
 NAMES = [f"runs/{group}{part}" for group in "ab" for part in ("", "/x", "/y", "/steps/z")]
-VALUES: list[Any] = [1, "two", [3, None], {"n": 4, "meta": {"source": "input"}}, {"n": 4.0}, True]
+VALUES: list[Any] = [1, "two", [3, None], {"n": 4, "meta": {"source": "input"}}, {"n": 4.0}, True, []]
 
 DURABILITIES: list[Durability] = ["memory", "postgres"]
 
@@ -45,6 +45,11 @@ def _call(dice: Random) -> tuple[str, Call]:
         f"exists {name}": lambda cache: cache.exists(name),
         f"commit {name} {other}": lambda cache: cache.commit([Set(name, value), Create(other, value)]),
         f"commit delete {name} {other}": lambda cache: cache.commit([Delete(name), Set(other, value)]),
+        f"increment {name}": lambda cache: cache.increment(name, 3),
+        f"append {name}": lambda cache: cache.append(name, value, [value]),
+        f"add {name}": lambda cache: cache.add(name, "two", 1),
+        f"remove {name}": lambda cache: cache.remove(name, 1, None),
+        f"commit merges {name} {other}": lambda cache: cache.commit([Append(name, [1]), Increment(other)]),
         f"rename {name} {other}": lambda cache: cache.rename(name, other),
         f"copy {name} {other}": lambda cache: cache.copy(name, other, replace=True),
         f"step {name}": lambda cache: cache.step(name, "s", lambda step: value),

@@ -24,8 +24,8 @@ from statecache_workers.health import Pulse
 from statecache_workers.metrics import Exposition
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through
-from tests.integration.test_flusher_process import Process
 from tests.support.probing import ask, names, samples
+from tests.support.workers import WorkerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "config"
@@ -113,7 +113,7 @@ class Exported(NamedTuple):
 async def exported(settings: Settings) -> Exported:
     """What a worker process and a client export after a little traffic."""
     registry = CollectorRegistry()
-    async with Process(settings, health_port=0) as process:
+    async with WorkerProcess(settings, health_port=0) as process:
         port = (await process.until("listening"))["port"]
         await process.until("ready")
         async with AsyncStateCache(settings=settings, observer=PrometheusObserver(registry)) as client:

@@ -14,8 +14,8 @@ from statecache_workers import policies
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Log, flush, rows
 from tests.fixtures.servers import MakeClient, on_database
-from tests.integration.test_client_durability import at_work
 from tests.support.fault_proxy import FaultProxy
+from tests.support.workers import at_work
 
 if TYPE_CHECKING:
     from statecache.model import Locking

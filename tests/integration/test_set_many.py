@@ -29,8 +29,8 @@ from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush
 from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
-from tests.integration.test_client_durability import at_work
 from tests.support.fault_proxy import FaultProxy
+from tests.support.workers import at_work
 
 ACTOR = "the-unlucky"
 MARK = ACTOR.encode()
@@ -147,6 +147,21 @@ async def test_an_exchange_that_breaks_is_repeated_and_nothing_applied_twice(
     assert not client._runtime.unknown_outcomes.all()
 
 
+async def test_what_cannot_even_be_sent_fails_one_by_one(
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, postgres_proxy: FaultProxy
+) -> None:
+    """A Postgres that says nothing may belong to another Redis: nothing is sent before that is known."""
+    postgres_proxy.silent = True
+    client = make_client(through(settings, postgres=postgres_proxy))
+    with pytest.raises(BulkError) as failed:
+        await client.set_many(VALUES, durability="postgres", timeout=0.3)
+    assert not failed.value.states
+    assert [*failed.value.errors] == NAMES
+    assert {type(error) for error in failed.value.errors.values()} <= {*_unavailable()}
+    assert not client._runtime.unknown_outcomes.all()
+    assert await cache.get_many(NAMES) == dict.fromkeys(NAMES)
+
+
 async def test_without_an_answer_each_that_was_sent_is_unknown_and_the_others_are_not_applied(
     make_client: MakeClient, settings: Settings, cache: AsyncStateCache, proxy: FaultProxy
 ) -> None:
@@ -184,14 +199,14 @@ async def test_who_is_cancelled_finds_all_that_was_sent_unsettled(
         with pytest.raises(asyncio.CancelledError):
             await writing
         fault.release()
-        left = {one.keys[0]: one.change_id for one in client.unsettled()}
+        left = {one.keys[0]: one.change_id for one in client.unknown_outcomes()}
         written = {name for name, version in (await _versions(cache)).items() if version == 2}
         assert len(written) < 150
         assert written <= {*left}
         for name, change_id in left.items():
             outcome = await client.outcome(change_id, name)
             assert outcome.verdict == ("applied" if name in written else "not applied")
-        assert not client.unsettled()
+        assert not client.unknown_outcomes()
 
 
 async def test_a_closed_gate_is_opened_once_for_all(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import psycopg
 import pytest
 
 from statecache import Settings, StateCache
 from statecache.concurrency import THREADS, run
+from statecache.concurrency.bounding import BoundConnection
 from statecache.core.postgres.migrate import MigrationReport, migrate
 from statecache.testing.emptied_schemas import Schemas, set_up
 from tests.fixtures.servers import MakeSettings, Site, plain_client
@@ -39,7 +39,7 @@ POSTGRES = {
 
 
 def _in_postgres(settings: Settings) -> dict[str, str]:
-    with psycopg.connect(settings.postgres_url) as connection:
+    with BoundConnection.connect(settings.postgres_url) as connection:
         texts = {name: text.replace("NAME", settings.postgres_schema) for name, text in POSTGRES.items()}
         found = {name: connection.execute(text.encode()).fetchall() for name, text in texts.items()}
     assert all(found.values())
@@ -60,7 +60,7 @@ def _in_redis(settings: Settings) -> dict[str, str]:
 
 def _left(settings: Settings) -> dict[str, str]:
     """Return everything that there is of a deployment, its own names aside."""
-    with psycopg.connect(settings.postgres_url) as connection:
+    with BoundConnection.connect(settings.postgres_url) as connection:
         row = connection.execute(f"SELECT id::text FROM {settings.postgres_schema}.cluster".encode()).fetchone()
     assert row is not None
 

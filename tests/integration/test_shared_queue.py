@@ -86,6 +86,7 @@ async def test_what_comes_with_the_turn_is_not_believed_below_what_was_seen(
     assert sent == [KEY], "it is read, which finds out what is true"
 
 
+@pytest.mark.own_servers("it counts all who wait")
 @pytest.mark.usefixtures("no_hurry")
 async def test_a_large_value_does_not_go_with_the_call_and_is_read(
     one: AsyncStateCache, street: Street, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +107,7 @@ async def test_a_large_value_does_not_go_with_the_call_and_is_read(
 # One after the other.
 
 
+@pytest.mark.own_servers("it counts all who wait")
 @every_redis
 @pytest.mark.usefixtures("no_hurry")
 async def test_who_waits_is_called_in_order_of_arrival_and_begins_with_what_the_one_before_has_left(
@@ -127,6 +129,7 @@ async def test_who_waits_is_called_in_order_of_arrival_and_begins_with_what_the_
     assert sent == [[], [], [], []]
 
 
+@pytest.mark.own_servers("it counts all who wait")
 @pytest.mark.usefixtures("no_hurry")
 async def test_who_met_a_conflict_keeps_the_turn_until_its_commit_is_applied(
     one: AsyncStateCache, other: AsyncStateCache, settings: Settings, street: Street

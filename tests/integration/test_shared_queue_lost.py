@@ -115,6 +115,7 @@ async def test_where_no_turn_is_to_be_had_a_pause_follows_every_conflict(
     assert len(paused) == pauses
 
 
+@pytest.mark.own_servers("it counts all who wait")
 @pytest.mark.usefixtures("no_hurry")
 async def test_a_client_that_is_closed_waits_no_longer(one: AsyncStateCache, street: Street) -> None:
     await one.set(KEY, 1)

@@ -29,7 +29,7 @@ from statecache.keys import KeySpace
 from tests.fixtures.flusher import rows
 from tests.fixtures.servers import MakeClient, MakeSettings
 from tests.fixtures.steps import Bank, Receipt, charged
-from tests.integration.test_client_durability import at_work
+from tests.support.workers import at_work
 
 KEY = "runs/42"
 RECORD = f"{KEY}/steps/charge"

@@ -20,9 +20,9 @@ from tests.fixtures.faults import through
 from tests.fixtures.flusher import rows
 from tests.fixtures.servers import MakeClient, MakeSettings
 from tests.fixtures.steps import Bank, Receipt
-from tests.integration.test_client_durability import at_work
 from tests.support.fault_proxy import FaultProxy
 from tests.support.polling import pause
+from tests.support.workers import at_work
 
 KEY = "runs/42"
 RECORD = f"{KEY}/steps/charge"

@@ -12,8 +12,8 @@ from statecache.clock import wall
 from statecache.rules.steps import fingerprint_of, intent
 from tests.fixtures.servers import MakeSettings
 from tests.fixtures.steps import Bank, Receipt, charged
-from tests.integration.test_client_durability import at_work
 from tests.support.polling import pause
+from tests.support.workers import at_work
 
 KEY = "runs/42"
 RECORD = f"{KEY}/steps/charge"

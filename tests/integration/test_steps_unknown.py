@@ -28,8 +28,8 @@ from statecache import (
 from tests.fixtures.faults import through
 from tests.fixtures.servers import MakeClient
 from tests.fixtures.steps import Bank, Receipt, charged
-from tests.integration.test_client_durability import at_work
 from tests.support.fault_proxy import FaultProxy
+from tests.support.workers import at_work
 
 KEY = "runs/42"
 RECORD = f"{KEY}/steps/charge"

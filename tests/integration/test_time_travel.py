@@ -13,6 +13,7 @@ import pytest
 from statecache import (
     AsyncStateCache,
     Change,
+    ChangeIdReused,
     HistoryDamaged,
     HistoryIncomplete,
     InvalidKey,
@@ -164,8 +165,9 @@ async def test_a_version_that_is_no_longer_kept_is_told(cache: AsyncStateCache, 
     with pytest.raises(VersionNotFound, match="no longer kept") as caught:
         await cache.get_at(KEY, version=2)
     assert caught.value.nearest == 3
-    kept = [(one.version, one.kept) for one in await _all(cache.history(KEY, until=2, values=True))]
-    assert kept == [(1, False), (2, False)]
+    for values in (True, False):
+        kept = [(one.version, one.kept) for one in await _all(cache.history(KEY, until=2, values=values))]
+        assert kept == [(1, False), (2, False)]
 
 
 async def test_damage_is_told_and_never_given(cache: AsyncStateCache, worker: Worker, psql: Psql) -> None:
@@ -310,3 +312,61 @@ async def test_a_typed_namespace_and_threads_read_alike(
         assert [one.value for one in runs.history("42", values=True)] == [run(step) for step in range(1, 6)]
         (only,) = runs.get_group_at("42", position=state.position).values()
         assert only.value == run(3)
+
+
+async def test_both_clients_tell_what_differs(client: AsyncStateCache, worker: Worker) -> None:
+    for value in ({"a": 1, "said": ["x"]}, {"b": 2, "said": ["x", "y"]}):
+        await client.set(KEY, value)
+    found = [(one.op, one.place) for one in await client.diff(KEY, 1, 2)]
+    assert found == [("removed", "a"), ("added", "said[1]"), ("added", "b")]
+    await flush(worker)
+    before = await client.get_at(KEY, version=1)
+    assert before is not None
+    assert [(one.op, one.place) for one in await client.diff(KEY, before)] == found
+    assert await client.diff(KEY, 2) == ()
+    await client.delete(KEY)
+    assert [(one.op, one.place) for one in await client.diff(KEY, 2, 3)] == [("removed", "$")]
+    with pytest.raises(UsageError, match="a state of"):
+        await client.diff("runs/43", before)
+
+
+@pytest.mark.parametrize("batch", [40, 1 << 20], ids=["few bytes", "few rows"])
+async def test_the_feed_gives_whole_values(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    """Also where a reader begins in the middle of a chain, and where what it remembered has made room."""
+    for name, value in (("ROWS", 260), ("ROWS_MIN", 260), ("BYTES", batch)):
+        monkeypatch.setattr(f"statecache.core.feed.feed.{name}", value)
+    monkeypatch.setattr("statecache.core.history.values.REMEMBERED_BYTES_MAX", 3_000)
+    for step in range(1, 31):
+        for key in (KEY, "runs/43"):
+            await cache.set(key, run(step))
+        if step % 7 == 0:
+            await flush(worker)
+    await flush(worker)
+    kept = psql.execute("SELECT kept, count(*) FROM change_view GROUP BY kept").fetchall()
+    assert {how for how, _ in kept} == {"plain", "whole", "delta"} or dict(kept)["delta"] > 40
+    feed = cache.changes("runs/", type=Run, follow=False)
+    given: list[tuple[str, int]] = []
+    cursors: list[str] = []
+    async for change in feed:
+        assert change.value == run(change.version)
+        given.append((change.key, change.version))
+        cursors.append(feed.cursor)
+    assert sorted(given) == sorted((key, step) for key in (KEY, "runs/43") for step in range(1, 31))
+    behind = [one async for one in cache.changes("runs/", type=Run, since=cursors[32], follow=False)]
+    assert sorted((one.key, one.version) for one in behind) == sorted(given[33:])
+    assert all(one.value == run(one.version) for one in behind)
+    newest = [one async for one in cache.list("runs/", type=Run)]
+    assert [one.value for one in newest] == [run(30), run(30)]
+
+
+async def test_a_repeat_finds_its_change_however_it_is_kept(cache: AsyncStateCache, worker: Worker) -> None:
+    for step in range(1, 12):
+        await cache.set(KEY, run(step), change_id=f"change{step:02d}")
+        await flush(worker)
+    again = await cache.set(KEY, run(3), change_id="change03")
+    assert again.version == 3
+    with pytest.raises(ChangeIdReused):
+        await cache.set(KEY, run(4), change_id="change03")
+    assert [one.version async for one in cache.history(KEY)] == [*range(1, 12)]

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from statecache import AsyncStateCache, SchemaNewer, Settings, VersionConflict
-from tests.integration.test_client_durability import at_work
-from tests.unit.test_schemas import NEW, OLD
+from tests.support.releases import NEW, OLD
+from tests.support.workers import at_work
 
 KEY = "runs/42"
 WRITTEN = NEW("refund", 1, 7.5)

@@ -10,49 +10,19 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import PurePosixPath
 
+
+def _row(names: str) -> tuple[str, ...]:
+    return tuple(f"statecache.{name}" for name in names.split())
+
+
 LAYERS = (
-    (
-        "statecache.model",
-        "statecache.changes",
-        "statecache.checkpoints",
-        "statecache.checkpoint_policy",
-        "statecache.error_facts",
-        "statecache.errors",
-        "statecache.history_errors",
-        "statecache.agent_run",
-    ),
-    tuple(
-        f"statecache.{name}"
-        for name in (
-            "keys",
-            "value_loss",
-            "schemas",
-            "expiry",
-            "codec",
-            "upgrading",
-            "records",
-            "entries",
-            "resp",
-            "near",
-            "history",
-            "rules",
-        )
-    ),
-    (
-        "statecache.lua",
-        "statecache.sql",
-        "statecache.settings",
-        "statecache.clock",
-        "statecache.backoff",
-        "statecache.concurrency",
-        "statecache._process",
-        "statecache._signals",
-        "statecache._tls",
-    ),
+    _row("model mutations changes checkpoints checkpoint_policy error_facts errors history_errors retention agent_run"),
+    _row("keys value_loss schemas expiry codec upgrading records entries resp near history rules"),
+    _row("lua sql settings clock backoff concurrency _process _signals _tls"),
     ("statecache.commit_protocol", "statecache.redis_errors", "statecache.call_notes"),
     ("statecache.core",),
     ("statecache._async", "statecache._sync"),
@@ -60,7 +30,7 @@ LAYERS = (
     ("statecache_workers",),
     ("statecache.testing", "statecache.adapters"),
     ("statecache.dev", "statecache.replay"),
-    ("statecache.cli", "statecache.__main__"),
+    ("statecache.cli", "statecache.inspector", "statecache.__main__"),
 )
 PURE = LAYERS[0] + LAYERS[1]
 CLOCKS = ("statecache.clock", "statecache.concurrency")
@@ -111,15 +81,15 @@ def unit(name: str) -> str | None:
 
 
 @cache
-def parsed(text: str) -> ast.Module:
-    """Return the syntax tree of a file."""
-    return ast.parse(text)
+def nodes(text: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file's syntax tree."""
+    return tuple(ast.walk(ast.parse(text)))
 
 
 def imports(path: str, text: str) -> Iterator[tuple[str, int]]:
     """Yield every imported name in full, with its line: relative, inside functions and by `import_module` too."""
     package = module(path).split(".") if path.endswith("__init__.py") else module(path).split(".")[:-1]
-    for node in ast.walk(parsed(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -138,12 +108,12 @@ def references(path: str, text: str) -> Iterator[tuple[str, ast.expr]]:
     A name that was not imported counts as a builtin: `print` gives `builtins.print`.
     """
     origins: dict[str, str] = {}
-    for node in ast.walk(parsed(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Import):
             origins |= {alias.asname or alias.name.split(".")[0]: _origin(alias) for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             origins |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    for node in ast.walk(parsed(text)):
+    for node in nodes(text):
         chain = _chain(node)
         if chain and isinstance(node, ast.Attribute | ast.Name):
             first, *rest = chain
@@ -174,13 +144,13 @@ def _last_name(node: ast.expr) -> str:
 
 def _docstrings(text: str) -> set[int]:
     """Return the identities of the constants that are prose: docstrings and strings standing by themselves."""
-    return {id(node.value) for node in ast.walk(parsed(text)) if isinstance(node, ast.Expr)}
+    return {id(node.value) for node in nodes(text) if isinstance(node, ast.Expr)}
 
 
 def strings(text: str) -> Iterator[tuple[str, int]]:
     """Yield every string constant, the parts of f-strings too, but no docstrings."""
     prose = _docstrings(text)
-    for node in ast.walk(parsed(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
             yield node.value, node.lineno
 
@@ -250,7 +220,7 @@ def clocks(path: str, text: str) -> Findings:
 
 
 def _loop_times(text: str) -> Iterator[int]:
-    for node in ast.walk(parsed(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "time":
             owner = node.func.value
             if "loop" in _last_name(owner.func if isinstance(owner, ast.Call) else owner):
@@ -261,12 +231,8 @@ def sleeps(path: str, text: str) -> Findings:
     """Find tests that sleep; one of 0 only gives way and is let through, but in a loop, which would spin."""
     if path == POLLING:
         return []
-    gives_way = {
-        id(node.func)
-        for node in ast.walk(parsed(text))
-        if isinstance(node, ast.Call) and [ast.unparse(argument) for argument in node.args] == ["0"]
-    }
-    loops = [loop for loop in ast.walk(parsed(text)) if isinstance(loop, ast.While)]
+    gives_way = {id(node.func) for node in nodes(text) if isinstance(node, ast.Call) and _is_zero(node.args)}
+    loops = [loop for loop in nodes(text) if isinstance(loop, ast.While)]
     steps = [part for loop in loops for part in loop.body if not isinstance(part, _BLOCKS)]
     spins = {id(node) for part in steps for node in ast.walk(part)}
     return [
@@ -276,11 +242,15 @@ def sleeps(path: str, text: str) -> Findings:
     ]
 
 
+def _is_zero(arguments: Sequence[ast.expr]) -> bool:
+    return len(arguments) == 1 and isinstance(arguments[0], ast.Constant) and arguments[0].value == 0
+
+
 def function_sizes(path: str, text: str) -> Findings:
     """Find functions that are too long to be read at once."""
     return [
         f"{path}:{node.lineno}: {node.name} has {lines} lines, more than {FUNCTION_LINES_MAX}"
-        for node in ast.walk(parsed(text))
+        for node in nodes(text)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
     ]
@@ -313,7 +283,7 @@ def broad_excepts(path: str, text: str) -> Findings:
     """Find handlers of everything whose line does not say why in a comment."""
     lines = text.splitlines()
     found = []
-    for node in ast.walk(parsed(text)):
+    for node in nodes(text):
         if isinstance(node, ast.ExceptHandler):
             kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
             broad = any(kind is None or _last_name(kind) in ("Exception", "BaseException") for kind in kinds)
@@ -327,7 +297,7 @@ def vague_names(path: str, text: str) -> Findings:
     """Find names that say nothing about what is inside."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     names = [(part, 1) for part in module(path).split(".")]
-    names += [(node.name, node.lineno) for node in ast.walk(parsed(text)) if isinstance(node, kinds)]
+    names += [(node.name, node.lineno) for node in nodes(text) if isinstance(node, kinds)]
     return [f"{path}:{line}: {name} could hold anything" for name, line in names if not _VAGUE.isdisjoint(_words(name))]
 
 
@@ -338,11 +308,21 @@ def _words(name: str) -> list[str]:
 def moods(path: str, text: str) -> Findings:
     """Find docstrings that describe ("This gives …") where the imperative, or a noun, would do."""
     found = []
-    for node in ast.walk(parsed(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             first = node.value.value.split(" ", 1)[0]
             if first in ("This", "These"):
                 found.append(f"{path}:{node.lineno}: a docstring begins with {first!r}")
+    return found
+
+
+def borrowed(path: str, text: str) -> Findings:
+    """Find tests that take something from another test, or a name with an underscore from anywhere in the tests."""
+    found = []
+    for name, line in imports(path, text):
+        _, *parts = name.split(".")
+        if name.startswith("tests.") and (parts[-1].startswith("_") or any(part.startswith("test_") for part in parts)):
+            found.append(f"{path}:{line}: {name} belongs into tests/support, or tests/fixtures")
     return found
 
 

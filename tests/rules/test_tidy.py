@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,32 +14,16 @@ import pytest
 import statecache
 from tests.generators import generated, unasync
 from tests.rules import house_rules, import_graph, vocabulary
+from tests.rules.tree import BY_HAND, CODE, DATA, DOCS, EVERYTHING, PAGES, PROJECT, README, ROOT, TESTS
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("statecache", "workers/statecache_workers")
-MIRROR = f"{unasync.TARGET}/"
 RULES_THEMSELVES = ("tests/rules/house_rules.py", "tests/rules/test_tidy.py", "tests/rules/vocabulary.py")
-HEAVY = ("prometheus_client", "pydantic", "typer", "rich", "pytest", "langgraph", "langchain_core", "openai", "agents")
+HEAVY = (
+    "prometheus_client", "pydantic", "typer", "rich", "pytest", "langgraph", "langchain_core", "openai", "agents",
+    "starlette", "uvicorn", "jinja2",
+)  # fmt: skip
+NOT_THE_RULES = {path: text for path, text in (CODE | TESTS | DATA).items() if path not in RULES_THEMSELVES}
 
 Rule = Callable[[str, str], list[str]]
-
-
-def _texts(*folders: str, suffixes: tuple[str, ...] = (".py",)) -> dict[str, str]:
-    """Return the files of these folders by their path below the root."""
-    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*")) if path.suffix in suffixes]
-    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
-
-
-CODE = _texts(*PACKAGES)
-BY_HAND = {path: text for path, text in CODE.items() if not path.startswith(MIRROR)}
-TESTS = _texts("tests", "examples")
-DATA = _texts(*PACKAGES, suffixes=(".lua", ".sql"))
-EVERYTHING = BY_HAND | TESTS | DATA
-NOT_THE_RULES = {path: text for path, text in (CODE | TESTS | DATA).items() if path not in RULES_THEMSELVES}
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCS = _texts("docs", suffixes=(".md",))
-PAGES = README + "".join(DOCS.values())
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 SCOPES: dict[Rule, dict[str, str]] = {
     house_rules.layers: CODE,
@@ -55,6 +39,7 @@ SCOPES: dict[Rule, dict[str, str]] = {
     house_rules.broad_excepts: CODE,
     house_rules.vague_names: BY_HAND | TESTS,
     house_rules.moods: BY_HAND | TESTS,
+    house_rules.borrowed: TESTS,
     vocabulary.given_way: {path: text for path, text in (EVERYTHING | DOCS).items() if path not in RULES_THEMSELVES},
 }
 
@@ -113,6 +98,8 @@ BAD = [
     (house_rules.vague_names, "statecache/codec.py", "class PoolManager: ..."),
     (house_rules.moods, "statecache/codec.py", 'def f():\n    """This gives one."""'),
     (house_rules.moods, "statecache/codec.py", 'A = 1\n"""These are two."""'),
+    (house_rules.borrowed, "tests/unit/test_a.py", "from tests.unit.test_b import sample"),
+    (house_rules.borrowed, "tests/unit/test_a.py", "from tests.support.polling import _pause"),
     (vocabulary.given_way, "workers/statecache_workers/flusher.py", "self._tally = Counters()"),
     (vocabulary.given_way, "docs/metrics.md", "the greeted"),
 ]
@@ -145,6 +132,7 @@ GOOD = [
         "try:\n    x\nexcept Exception:  # noqa: B902 any agent may fail\n    y",
     ),
     (house_rules.vague_names, "statecache/codec.py", "def contextmanager(): ..."),
+    (house_rules.borrowed, "tests/unit/test_a.py", "from tests.support.polling import pause\nfrom a import _b"),
     (house_rules.moods, "statecache/codec.py", 'def f():\n    """Return one. This is not two."""'),
 ]
 
@@ -271,6 +259,15 @@ def test_a_loose_pin_and_a_missing_one_are_found() -> None:
     assert house_rules.loose_pins("redis==8.1.0\n", ["redis[hiredis]>=8.1"]) == []
     assert house_rules.loose_pins("redis>=8\n", []) == ["'redis>=8' is not name==version"]
     assert house_rules.loose_pins("", ["redis[hiredis]>=8.1"]) == ["redis: not pinned"]
+
+
+def test_every_verb_is_told_of_both_clients() -> None:
+    """The fixture `client` is either; what waits in the middle of a story is told of each by itself."""
+    public = {name for name in dir(statecache.AsyncStateCache) if not name.startswith("_")}
+    verbs = {name for name in public if callable(getattr(statecache.AsyncStateCache, name))}
+    told = "".join(text for path, text in TESTS.items() if path.startswith("tests/integration/"))
+    missing = {verb for verb in verbs if not re.search(rf"\b(client|sync_cache)\.{verb}\(", told)}
+    assert missing == {"until_stopped"}, "it ends a process: test_client_stopping starts one of each kind"
 
 
 def test_the_continuous_build_runs_what_the_readme_names() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 GIVEN_WAY = {
+    "astray": "may arrive",
     "baton": "turn",
     "batons": "turns",
     "doubts": "unknown outcomes",
@@ -18,6 +19,7 @@ GIVEN_WAY = {
     "strays": "foreign entries",
     "tally": "counters",
     "underway": "in flight",
+    "unsettled": "unknown outcomes",
     "until_told": "until_stopped",
 }
 _WORD = re.compile(rf"\b_?({'|'.join(GIVEN_WAY)})\b", re.IGNORECASE)

@@ -40,7 +40,8 @@ LINES = (*WRITERS, WORKER_LINE)
 """Who has proxies of their own; the workers share theirs."""
 EXPECTED_ERRORS = (
     "OutcomeUnknown", "DurabilityNotMet", "VersionConflict", "AlreadyExists", "NotFound", "Forked", "Unavailable",
-    "RedisUnavailable", "PostgresUnavailable", "Backpressure", "CancelledError", "Lost",
+    "RedisUnavailable", "PostgresUnavailable", "Backpressure", "CancelledError", "Lost", "AlreadyCurrent",
+    "VersionNotFound", "HistoryIncomplete", "CheckpointExists",
 )  # fmt: skip
 """What a writer may be told under faults; anything else says something false of them."""
 SESSIONS = 4
@@ -166,10 +167,15 @@ class Arena:
         """Say whether a worker had to end by itself."""
         return False
 
+    @property
+    def all_are_ready(self) -> bool:
+        """Whether every worker has said that it is ready."""
+        return all(b'"ready"' in process.written() for process in self.workers.values())
+
     async def ready(self) -> None:
         """Wait until every worker has said that it is ready, restarting those that end."""
         async with asyncio.timeout(60):
-            while not all(b'"ready"' in process.written() for process in self.workers.values()):
+            while not self.all_are_ready:
                 self.look_after()
                 await self.while_waiting(0.05)
 

@@ -44,7 +44,7 @@ from tests.simulation.arena import Arena, arena
 from tests.simulation.evidence import Verdict
 from tests.simulation.faults import behind
 from tests.simulation.history import Recorder, seen_of
-from tests.simulation.judge import journals, judge, leaks, unexpected
+from tests.simulation.judge import LEFT_S, journals, judge, leaks, unexpected
 from tests.simulation.nemesis import Strike, schedule
 from tests.simulation.profiles import CHAOS, PROFILES, Profile
 from tests.simulation.releases import ReleasesArena
@@ -177,6 +177,7 @@ class Run:
         await self._faults.over()
         await asyncio.to_thread(self._look)
         await self._all_reaped()
+        await self._all_ended()
         await self._here.end_workers()
 
     async def _live(self) -> bool:
@@ -215,7 +216,10 @@ class Run:
                 return
 
     async def _all_reaped(self) -> None:
-        """Wait until the rows of killed workers are gone and every shard has a living owner."""
+        """Wait until the rows of killed workers are gone and every shard has a living owner.
+
+        A worker that has just been started has no row either, and handles no signals yet.
+        """
         end = monotonic() + LIVE_S
         schema = self._here.settings.postgres_schema
         query = f"""
@@ -228,10 +232,23 @@ class Run:
                 return connection.execute(query.encode()).fetchone()
 
         wanted = (self._here.workers_max, self._here.settings.shards)
-        while (counted := await asyncio.to_thread(look)) != wanted:
+        while (counted := await asyncio.to_thread(look)) != wanted or not self._here.all_are_ready:
             if monotonic() > end:
-                self._found(f"leak: (worker rows, owned shards) are {counted}, not {wanted}")
+                ready = "" if self._here.all_are_ready else "; a worker is not ready"
+                self._found(f"leak: (worker rows, owned shards) are {counted}, not {wanted}{ready}")
                 return
+            await self._here.while_waiting(0.1)
+
+    async def _all_ended(self) -> None:
+        """Wait until workers have deleted what ends; what they leave behind is found later, by when it ended."""
+        schema, end = self._here.settings.postgres_schema, monotonic() + LEFT_S + 5
+        query = f"SELECT count(*) FROM {schema}.state WHERE op = 'set' AND encoding LIKE '% until %'"
+
+        def look() -> Any:
+            with self._here.postgres() as connection:
+                return connection.execute(query.encode()).fetchall()[0][0]
+
+        while await asyncio.to_thread(look) and monotonic() < end:
             await self._here.while_waiting(0.1)
 
     def judged(self) -> Verdict:

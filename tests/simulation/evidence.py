@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     `follows` is the tag of the write whose value this one's value was computed from, where the value tells. With a
     `gap` what it continues is not in Postgres, and Postgres says so. A state ends at `until`, which is `ends` on the
-    monotonic clock; `at` and `until` are in ms of the server's clock.
+    monotonic clock; `at` and `until` are in ms of the server's clock. `value` is what merges have made of it.
     """
 
     key: str
@@ -29,6 +30,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     follows: str | None = None
     by: str = ""
+    value: Any = None
     gap: bool = False
     at: float = 0.0
     until: float = inf

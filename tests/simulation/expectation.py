@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 import psycopg
 
 from statecache import State
+from statecache.history import Stored, values_of
 
 
 class Change(msgspec.Struct):
@@ -17,7 +20,7 @@ class Change(msgspec.Struct):
     """
 
     op: str
-    value: int | None
+    value: Any
     change_id: str
     durable: bool = False
     state: State[Any] | None = None
@@ -46,7 +49,7 @@ class Expectation:
         """Return whether Postgres holds everything that anybody may have seen of the key, lost changes included."""
         return key not in self._shortened and all(change.durable for change in self.chain(key))
 
-    def value(self, key: str) -> int | None:
+    def value(self, key: str) -> Any:
         """Return the current value."""
         return self.chain(key)[-1].value if self.exists(key) else None
 
@@ -54,13 +57,13 @@ class Expectation:
         """Note a change of which its writer has not heard yet."""
         self.chain(key).append(change)
 
-    def took(self, key: str, op: str, value: int | None, state: State[Any]) -> None:
+    def took(self, key: str, op: str, value: Any, state: State[Any]) -> None:
         """Note the answer of a verb: a new change, or one already applied whose reply had been lost."""
         chain = self.chain(key)
-        waiting = [at for at, change in enumerate(chain) if not change.change_id and change.value == value]
-        if not waiting:
+        at = state.version - 1
+        if at >= len(chain) or chain[at].change_id or chain[at].value != value:
             chain.append(Change(op, value, state.change_id))
-        at = waiting[0] if waiting else len(chain) - 1
+            at = len(chain) - 1
         chain[at].change_id, chain[at].state = state.change_id, state
         parent = chain[at - 1].change_id if at else ""
         assert (state.key, state.version, state.value) == (key, at + 1, value)
@@ -110,9 +113,14 @@ class Expectation:
     def in_postgres(self, psql: psycopg.Connection[Any]) -> None:
         """Compare every chain, and every state with the end of its chain; assert that nothing is set aside."""
         found: dict[str, list[tuple[Any, ...]]] = {key: [] for key in self._chains}
-        query = "SELECT key, version, op, value, change_id, parent_change_id, gap FROM change ORDER BY key, version"
-        for key, *row in psql.execute(query).fetchall():
-            found.setdefault(key, []).append(tuple(row))
+        query = (
+            "SELECT key, version, op, change_id, parent_change_id, gap, value, packed, keyframe, digest FROM change"
+            " ORDER BY key, version"
+        )
+        for key, rows in groupby(psql.execute(query).fetchall(), itemgetter(0)):
+            chain = [row[1:] for row in rows]
+            values = values_of(Stored(row[0], *row[5:]) for row in chain)
+            found[key] = [(*row[:2], value, *row[2:5]) for row, value in zip(chain, values, strict=True)]
         for key in self._chains.keys() | found.keys():
             assert found.get(key) == self._rows(self.chain(key)), f"{key}: {found.get(key)}"
         states = psql.execute("SELECT key, version, change_id, op FROM state").fetchall()

@@ -32,7 +32,7 @@ from tests.support.dirtiness import evict
 
 QUIET_S = 15.0
 _LOOK_S = 0.05
-_HYDRATION = b"DESC) AS recent"
+_HYDRATION = b"Gives the last state of each asked key"
 """What the statement that reads states for Redis holds, and no other one."""
 _BACKENDS = """
 SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'statecache%%' AND backend_type = 'client backend'

@@ -28,7 +28,9 @@ from statecache.model import State
 
 Outcome = Literal["ok", "fail", "unknown"]
 Kind = Literal["read", "write", "confirm", "ask"]
-MOVES = ("copy", "rename", "touch")
+Merge = tuple[str, Any]
+"""The verb of a merge, and what it is given: a number, or items."""
+MOVES = ("copy", "rename", "touch", "rollback", "undo", "redo", "rollback_group", "branch")
 """Verbs that write a value which was made by another write."""
 
 
@@ -53,10 +55,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind` is `write` for whatever may change a key (`keys` are then those that it would change), `confirm` for waiting
     until a change is durable, `ask` for asking what became of one (`verdict` is the answer), else `read`. `expected`
-    maps keys to a change_id, ABSENT or PRESENT. What an acknowledged write has `read` was still current at the moment
-    of its commit; a refused one read it at some moment. A read asked for a state not older than `stale_s` seconds, and
-    of at least `version_min`; `at_once` means that nothing was waited for. `held` says whether Postgres, queried
-    directly, held the change when it was reported durable: `yes`, `no`, or '' where it was not asked.
+    maps keys to a change_id, ABSENT or PRESENT, `merges` maps them to what is made of what is there. What an
+    acknowledged write has `read` was still current at the moment of its commit; a refused one read it at some moment. A
+    read asked for a state not older than `stale_s` seconds, and of at least `version_min`; `at_once` means that nothing
+    was waited for. `held` says whether Postgres, queried directly, held the change when it was reported durable: `yes`,
+    `no`, or '' where it was not asked.
     """
 
     tag: str
@@ -70,6 +73,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome = "unknown"
     change_id: str = ""
     expected: Mapping[str, str] = {}
+    merges: Mapping[str, Merge] = {}
     mode: str = ""
     level: str = "memory"
     stale_s: float = inf
@@ -97,6 +101,7 @@ class Invoke(_Line, frozen=True, tag="invoke"):
     keys: tuple[str, ...]
     change_id: str = ""
     expected: dict[str, str] = {}
+    merges: dict[str, Merge] = {}
     mode: str = ""
     level: str = "memory"
     stale_s: float | None = None
@@ -183,6 +188,7 @@ class Recorder:
         kind: Kind,
         change_id: str = "",
         expected: Mapping[str, str] | None = None,
+        merges: Mapping[str, Merge] | None = None,
         mode: str = "",
         level: str = "memory",
         stale_s: float | None = None,
@@ -193,8 +199,8 @@ class Recorder:
         number = self._numbers[session] = self._numbers.get(session, 0) + 1
         line = Invoke(
             tag=f"{session}.{number}", at=self._clock(), session=session, number=number, verb=verb, kind=kind,
-            keys=tuple(keys), change_id=change_id, expected=dict(expected or {}), mode=mode, level=level,
-            stale_s=stale_s, version_min=version_min,
+            keys=tuple(keys), change_id=change_id, expected=dict(expected or {}), merges=dict(merges or {}), mode=mode,
+            level=level, stale_s=stale_s, version_min=version_min,
         )  # fmt: skip
         self._write(line)
         return line
@@ -273,7 +279,8 @@ def _operation(lines: list[Line]) -> Operation:
     assert isinstance(first, Invoke)
     operation = Operation(
         tag=first.tag, session=first.session, number=first.number, verb=first.verb, kind=first.kind, keys=first.keys,
-        invoked=first.at, change_id=_change_id(lines), expected=first.expected, mode=first.mode, level=first.level,
+        invoked=first.at, change_id=_change_id(lines), expected=first.expected, merges=first.merges, mode=first.mode,
+        level=first.level,
         stale_s=inf if first.stale_s is None else first.stale_s, version_min=first.version_min,
     )  # fmt: skip
     if isinstance(last, Ok):

@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -24,6 +26,7 @@ import redis
 from statecache import AsyncStateCache
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError
+from statecache.history import Stored, values_of
 from tests.simulation.arena import EXPECTED_ERRORS, SETTINGS, WRITERS, Arena
 from tests.simulation.evictable import never_evictable
 from tests.simulation.evidence import Verdict, Violation
@@ -137,11 +140,13 @@ class LocksFaults(Faults):
         """Judge locks and steps."""
         with self._arena.postgres() as connection:
             rows = cast("Any", connection).execute(
-                b"SELECT key, value FROM statecache.change WHERE key LIKE 'locked/%' ORDER BY key, version"
+                b"SELECT key, version, value, packed, keyframe, digest FROM statecache.change"
+                b" WHERE key LIKE 'locked/%' ORDER BY key, version"
             )
             tokens: dict[str, list[Token]] = {}
-            for key, value in rows:
-                tokens.setdefault(key, []).append(msgspec.json.decode(value, type=_Counted).token)
+            for key, chain in groupby(rows, itemgetter(0)):
+                values = values_of(Stored(*row[1:]) for row in chain)
+                tokens[key] = [msgspec.json.decode(value or b"", type=_Counted).token for value in values]
             records = cast("Any", connection).execute(
                 b"SELECT key, value FROM statecache.state WHERE key LIKE 'jobs/%'"
             )

@@ -6,6 +6,7 @@ that: each answer of a verb, each state in Redis after each step, and after a la
     clients    set (blind, with the right or a stale expected), create, update, delete, transactions, get, list
     refusals   a stale expected, a used change_id, a disk that is not synced, a right that is lost
     sharing    transactions that need more connections, enforced locks, types of two releases
+    counting   counters and collections, whose requests and replies are lost, and whose change_ids are used again
     readers    one is so slow that others write, and its state is evicted, before it installs what it has read; behind a
                closed gate nothing is given, or what is current
     network    the request or the reply of a commit is lost, others write up to eight times before it is repeated
@@ -34,11 +35,11 @@ from statecache_workers.janitor import ROUND_S
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush
 from tests.fixtures.servers import plain_client
+from tests.simulation.counting import Counting
 from tests.simulation.expectation import Change, Expectation
 from tests.simulation.reads import Reads
 from tests.simulation.refusals import CLIENTS, KEYS, PAIRS, with_user_of_its_own
 from tests.simulation.remains import nothing_is_dirty, tidied
-from tests.simulation.sharing import Sharing
 from tests.simulation.wires import Lost as LostPart
 from tests.simulation.wires import Wire
 from tests.support.awaited import awaited
@@ -52,7 +53,7 @@ LOST_ASKED = 2
 """Of how many of the changes that are lost with their Redis it is asked what became of them."""
 
 
-class CacheMachine(Reads, Sharing):
+class CacheMachine(Reads, Counting):
     """One deployment, two clients and a worker, and what they ought to hold."""
 
     def __init__(self, make_deployment: MakeDeployment) -> None:

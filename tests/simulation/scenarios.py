@@ -35,6 +35,7 @@ Why the other instruments do not see it:
     finalizer     a signal handler ends what it interrupts at a place a few instructions long: the soak of threads meets
                   it once in hours; so with `start_ended`, `block_gone`, `call_cut_off`, `lease_of_nobody` and
                   `claim_of_nobody`
+    counted_late  an attempt that is executed between two questions about it: no fault of the arenas is that exact
     cursor_ended  what a reader of changes is given: no judge of the arenas reads the feed; so with `waited_for`,
                   `came_late`, `stopped_anywhere`, `lost_name` and `given_again`
 
@@ -90,6 +91,10 @@ SCENARIOS = {
     "rights_granted_last": (
         "tests/integration/test_flusher_process.py",
         "test_rights_that_a_restore_grants_last_are_waited_for",
+    ),
+    "counted_late": (
+        "tests/integration/test_client_repeats.py",
+        "test_an_attempt_that_arrives_while_it_is_looked_for_is_not_applied_twice",
     ),
     "lost_in_part": (
         "tests/integration/test_flusher_gap.py",

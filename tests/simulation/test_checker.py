@@ -1,10 +1,8 @@
-"""The checker against a search through all orders, on many small histories; and every violation by its name."""
+"""What the checker finds: every violation by its name."""
 
 from __future__ import annotations
 
-from collections import Counter
 from math import inf
-from random import Random
 from typing import Any
 
 import msgspec
@@ -12,50 +10,13 @@ import pytest
 
 from statecache.errors import Lost
 from statecache.model import ABSENT, PRESENT, Position
-from tests.simulation.brute_force import linearizable
 from tests.simulation.checker import check
 from tests.simulation.evidence import Evidence, Loss, Row, Verdict
 from tests.simulation.history import Operation, Seen
 from tests.simulation.judge import lost_in_vain
-from tests.simulation.small_histories import KEY, falsified, true_history
+from tests.simulation.small_histories import KEY
 
-HISTORIES_EACH = 30_000
-SEEDS = range(4)
 OTHER = "runs/1/plan"
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_checker_agrees_with_the_search_on_small_histories(seed: int) -> None:
-    rng = Random(seed)
-    met: Counter[tuple[bool, bool]] = Counter()
-    for number in range(HISTORIES_EACH):
-        falsify = number % 2 == 1
-        operations, chain = history = true_history(rng)
-        if falsify:
-            operations, chain = history = falsified(rng, history)
-        found = check(operations, Evidence(chains={KEY: chain})).violations
-        assert (not found) == linearizable(operations, chain), (seed, number, found, history)
-        met[falsify, not found] += 1
-    assert met[False, True] == HISTORIES_EACH / 2  # what a register did is never found fault with
-    assert met[True, False] > HISTORIES_EACH / 4
-    assert met[True, True] > HISTORIES_EACH / 10
-
-
-def test_small_histories_hold_every_sort_of_operation() -> None:
-    rng = Random(0)
-    drawn = [true_history(rng) for _ in range(300)]
-    operations = [one for history, _ in drawn for one in history]
-    sorts = {(one.verb, one.outcome) for one in operations}
-    writes = ("blind", "compare", "create", "delete")
-    assert {(verb, outcome) for verb in writes for outcome in ("ok", "unknown")} <= sorts
-    assert {("compare", "fail"), ("create", "fail"), ("delete", "fail"), ("read", "ok")} <= sorts
-    assert {row.op for _, chain in drawn for row in chain} == {"set", "delete"}
-    assert max(len(chain) for _, chain in drawn) >= 5
-    overlapping = [
-        one for history, _ in drawn for one in history for other in history
-        if one.session != other.session and one.invoked < other.invoked < one.returned
-    ]  # fmt: skip
-    assert len(overlapping) > len(drawn)
 
 
 # A history that is right: a writes c1, b reads it and writes c2 over it, a reads c2 and deletes it.
@@ -230,6 +191,25 @@ def test_a_value_that_was_computed_from_another_one_is_found() -> None:
     assert _kinds(TRUE, told) == set()
     told[1] = _row(2, tag="b.2", follows="a.0")
     assert _kinds(TRUE, told) == {"precondition"}
+
+
+@pytest.mark.parametrize(
+    ("verb", "argument", "values"),
+    [("increment", 2, (5, 7)), ("append", ["b"], (["a"], ["a", "b"])), ("add", ["a", "b"], (["c"], ["c", "a", "b"])),
+     ("remove", ["a"], (["a", "b"], ["b"]))],
+)  # fmt: skip
+def test_what_a_merge_has_made_is_compared_with_what_it_was_to_make(
+    verb: str, argument: Any, values: tuple[Any, Any]
+) -> None:
+    before, after = values
+    told = _with(SECOND, verb=verb, expected={}, merges={KEY: (verb, argument)})
+    assert _kinds(told, [_row(1, value=before), _row(2, value=after), CHAIN[2]]) == set()
+    for wrong in (before, [*after, "b"] if isinstance(after, list) else after + 2, None):
+        assert _kinds(told, [_row(1, value=before), _row(2, value=wrong), CHAIN[2]]) == {"merge"}
+    ended = [_row(1, value=before, until=5.0, ends=5.0), _row(2, value=after, at=6.0), CHAIN[2]]
+    assert "merge" in _kinds(told, ended)
+    begun = {"increment": 2, "append": ["b"], "add": ["a", "b"], "remove": []}[verb]
+    assert "merge" not in _kinds(told, [ended[0], _row(2, value=begun, at=6.0), CHAIN[2]])
 
 
 def test_a_copy_has_its_value_from_elsewhere_and_is_gone_on_from_as_it_is() -> None:

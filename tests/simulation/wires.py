@@ -66,7 +66,8 @@ class Wire:
         """Run what was armed to happen at that moment."""
         if self._then is not None:
             answer = reply[0] if isinstance(reply, list) and reply else reply
-            await self._then(isinstance(answer, bytes) and b" OK " in answer)
+            of_a_merge = isinstance(reply, list) and reply[1:2] == [b"OK"]
+            await self._then(of_a_merge or (isinstance(answer, bytes) and b" OK " in answer))
 
     def happen_in_thread(self, reply: Any = None) -> None:
         """Do the same from the thread of a synchronous client."""

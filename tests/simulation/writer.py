@@ -36,9 +36,14 @@ from statecache.errors import (
     Unavailable,
     VersionConflict,
 )
+from statecache.history_errors import AlreadyCurrent, HistoryIncomplete, VersionNotFound
 from statecache.model import ABSENT, PRESENT, State
-from tests.simulation.history import Invoke, Kind, Recorder, Seen, seen_of
+from tests.simulation.history import Invoke, Kind, Merge, Recorder, Seen, seen_of
+from tests.simulation.history_verbs import VERBS as HISTORY_VERBS
+from tests.simulation.history_verbs import HistoryVerbs
 from tests.simulation.many_verbs import ManyVerbs, Work
+from tests.simulation.merge_verbs import MERGED, MergeVerbs
+from tests.simulation.merge_verbs import VERBS as MERGE_VERBS
 from tests.support.awaited import awaited
 
 GROUPS = {
@@ -47,7 +52,7 @@ GROUPS = {
     "runs/3": ("runs/3",),
     "users/a": ("users/a", "users/a/{x}:state:"),
 }
-KEYS = tuple(key for group in GROUPS.values() for key in group)
+KEYS = (*(key for group in GROUPS.values() for key in group), *MERGED)
 KINDS_FILE = "kinds"
 """What is in a run's folder: the kinds of faults that it has."""
 NEW = "new"
@@ -65,14 +70,14 @@ TTLS_S = (None, None, None, None, None, None, 0.01, 0.3, 2.0, inf)
 VERBS = {
     "get": 24, "set": 12, "compare": 14, "create": 6, "create_new": 5, "update": 12, "delete": 6, "transaction": 8,
     "transact": 8, "list": 4, "wait_durable": 5, "get_many": 4, "set_many": 4, "delete_many": 2, "commit": 6,
-    "rename": 3, "copy": 3, "touch": 3,
+    "rename": 3, "copy": 3, "touch": 3, **MERGE_VERBS, **HISTORY_VERBS,
 }  # fmt: skip
 
 _REFUSED = (VersionConflict, AlreadyExists, NotFound, Forked, Quarantined, Lost)
-_NOT_APPLIED = (Unavailable, Backpressure, DurabilityRefused)
+_NOT_APPLIED = (Unavailable, Backpressure, DurabilityRefused, AlreadyCurrent, VersionNotFound, HistoryIncomplete)
 
 
-class Session(ManyVerbs):
+class Session(ManyVerbs, MergeVerbs, HistoryVerbs):
     """One session: operations one after the other; other profiles set other groups, verbs, levels and modes."""
 
     groups: Mapping[str, Sequence[str]] = GROUPS
@@ -148,7 +153,7 @@ class Session(ManyVerbs):
 
     async def _delete(self, key: str) -> None:
         sent = self._begin("delete", [key], "write", expected={key: PRESENT}, own_id=self._rng.random() < 0.5)
-        await self._written(sent, None)
+        await self._written(sent)
 
     async def _update(self, key: str) -> None:
         sent = self._begin("update", [key], "write")
@@ -200,13 +205,21 @@ class Session(ManyVerbs):
 
     def _begin(
         self, verb: str, keys: list[str], kind: Kind, *, expected: dict[str, str] | None = None, own_id: bool = False,
-        change_id: str = "", mode: str = "primary",
+        change_id: str = "", mode: str = "primary", merges: dict[str, Merge] | None = None,
     ) -> Invoke:  # fmt: skip
         if own_id:
             change_id = f"{self._rng.getrandbits(96):024x}"
         level = self._rng.choice(self.levels) if kind == "write" else "memory"
         return self._recorder.invoke(
-            self._name, verb, keys, kind=kind, change_id=change_id, expected=expected, mode=mode, level=level
+            self._name,
+            verb,
+            keys,
+            kind=kind,
+            change_id=change_id,
+            expected=expected,
+            merges=merges,
+            mode=mode,
+            level=level,
         )
 
     def _value(self, sent: Invoke, before: Any = ...) -> dict[str, Any]:
@@ -215,10 +228,10 @@ class Session(ManyVerbs):
             value["after"] = before["by"] if before else ""
         return value
 
-    async def _written(self, sent: Invoke, value: Any, **more: Any) -> None:
+    async def _written(self, sent: Invoke, *given: Any, **more: Any) -> None:
         """Send a write of one key, and again under its change_id where its outcome is not known."""
         key, change_id = sent.keys[0], sent.change_id
-        if change_id == "" or sent.verb == "delete":
+        if change_id == "" or sent.verb == "delete" or sent.merges:
             more["reason"] = sent.tag
         for repeat in range(REPEATS_MAX):
             more["timeout"] = self._timeout()
@@ -226,8 +239,7 @@ class Session(ManyVerbs):
                 more["change_id"] = change_id
             with self._noting(sent) as doubt:
                 call = getattr(self._cache, sent.verb)
-                given = (key,) if sent.verb == "delete" else (key, value)
-                state = await call(*given, durability=_level(sent), **more)
+                state = await call(key, *given, durability=_level(sent), **more)
                 if state is None:
                     self._recorder.fail(sent, NotFound(key), final=True, read=[Seen(key=key, op="absent")])
                 else:
@@ -371,7 +383,7 @@ def main(arguments: list[str], session: type[Session] = Session) -> None:
     kinds = Path(folder, KINDS_FILE)
     if kinds.exists() and "swapped" in kinds.read_text().split():
         session.ttls = (None,)  # the release before does not know of them
-        session.verbs = {verb: weight for verb, weight in session.verbs.items() if verb != "touch"}
+        session.verbs = {verb: weight for verb, weight in session.verbs.items() if verb not in ("touch", *MERGE_VERBS)}
     asyncio.run(write(Path(folder), name, int(seed), int(sessions), plain=kind == "sync", kind=session))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, reveal_type
 
 from msgspec import Meta
 
-from statecache import AsyncStateCache, Create, Delete, Set, StateCache
+from statecache import Add, Append, AsyncStateCache, Create, Delete, Increment, Remove, Set, StateCache
 
 
 @dataclass
@@ -70,6 +70,38 @@ def of_a_namespace(cache: StateCache) -> None:
     jobs.set("a", Job(), durabilty="disk")  # error: call-arg
 
 
+def of_counters_and_collections(cache: StateCache) -> None:
+    """Change what is there: a number, a list, a set, and nothing else."""
+    jobs = cache.namespace("jobs", type=Job)
+    jobs.increment("a")  # error: misc
+    jobs.append("a", Job())  # error: call-overload
+    jobs.add("a", Job())  # error: call-overload
+    jobs.remove("a", Job())  # error: call-overload
+    numbers = cache.namespace("numbers", type=int)
+    reveal_type(numbers.increment("a"))  # is: State[int]
+    reveal_type(numbers.increment("a", by=-5, ttl=60, change_id="12345678"))  # is: State[int]
+    numbers.increment("a", by=1.5)  # error: arg-type
+    numbers.append("a", 1)  # error: call-overload
+    logs = cache.namespace("logs", type=list[Job])
+    reveal_type(logs.append("a", Job(), Job()))  # is: State[list[Job]]
+    reveal_type(logs.add("a", Job()))  # is: State[list[Job]]
+    logs.append("a", 5)  # error: arg-type
+    logs.increment("a")  # error: misc
+    tags = cache.namespace("tags", type=set[str])
+    reveal_type(tags.add("a", "x", "y"))  # is: State[set[str]]
+    reveal_type(tags.remove("a", "x", timeout=1.0))  # is: State[set[str]]
+    tags.add("a", 5)  # error: arg-type
+    tags.append("a", "x")  # error: call-overload
+    pairs = cache.namespace("pairs", type=tuple[int, ...])
+    reveal_type(pairs.append("a", 1))  # is: State[tuple[int, ...]]
+    with numbers.lock("a") as lease:
+        reveal_type(lease.increment("a"))  # is: State[int]
+    reveal_type(cache.increment("numbers/a"))  # is: State[int]
+    reveal_type(cache.append("logs/a", 1, "x"))  # is: State[list[Any]]
+    reveal_type(cache.remove("tags/a", "x"))  # is: State[list[Any]]
+    numbers.commit([Increment("a", by=5), Append("b", [1]), Add("c", (1, 2)), Remove("d", ["x"])])
+
+
 async def of_an_asynchronous_one(cache: AsyncStateCache) -> None:
     """Use those of the asynchronous client."""
     jobs = cache.namespace("jobs", type=Job)
@@ -79,6 +111,9 @@ async def of_an_asynchronous_one(cache: AsyncStateCache) -> None:
     await jobs.update("a", changed)  # error: arg-type
     reveal_type([one async for one in jobs.list()])  # is: list[State[Job]]
     reveal_type(await jobs.wait_for("a"))  # is: State[Job] | None
+    reveal_type(await cache.namespace("numbers", type=int).increment("a", 2))  # is: State[int]
+    await jobs.increment("a")  # error: misc
+    reveal_type(await cache.namespace("tags", type=frozenset[str]).add("a", "x"))  # is: State[frozenset[str]]
     async with jobs.transaction("a") as tx:
         reveal_type(await tx.get("a"))  # is: State[Job] | None
         tx.set("a", 5)  # error: arg-type

@@ -32,8 +32,9 @@ from statecache.settings import process_environment
 
 COMMANDS = (
     *(["get"], ["set"], ["rm"], ["ls"], ["where"], ["status"], ["top"], ["doctor"], ["migrate"], ["worker"], ["dev"]),
+    *(["log"], ["show"], ["diff"], ["blame"], ["checkpoint"], ["checkpoints"], ["rollback"], ["undo"], ["redo"]),
     *(["quarantine", name] for name in ("list", "show", "retry", "drop")),
-    *(["replay"], ["demo"], ["epoch", "adopt"], ["version"]),
+    *(["replay"], ["demo"], ["epoch", "adopt"], ["version"], ["verify"], ["prune"]),
 )
 FOR_PROGRAMS = [command for command in COMMANDS if command not in (["worker"], ["dev"])]
 NOBODY = "127.0.0.1:1"
@@ -100,6 +101,19 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
     assert (status, err) == (0, "")
     assert "Example" in out
     assert f"\n    statecache {' '.join(command)}" in out or f" statecache {' '.join(command)}" in out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_help_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """Lines to be copied are not broken, and may be as long as a terminal of the usual width."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert max(map(len, told(capsys, "--help")[1].splitlines())) <= columns
+    for command in COMMANDS:
+        lines = told(capsys, *command, "--help")[1].splitlines()
+        wide = [line for line in lines if len(line) > columns]
+        assert [line for line in wide if len(line) > 80 or not line.startswith("    statecache ")] == [], command
 
 
 @pytest.mark.parametrize("command", FOR_PROGRAMS, ids=" ".join)

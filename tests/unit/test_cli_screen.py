@@ -9,18 +9,15 @@ import pytest
 from rich.console import Console
 
 from statecache.cli.options import operator
-from statecache.cli.screen import plain, size_text, time_text
+from statecache.cli.screen import plain, print_table, size_text, time_text
 from statecache.cli.status.attention import GATES
 from statecache.cli.status.command import _show, backlog_of, lag_of, overview_of
 from statecache.cli.status.rates import Looks
-from statecache.cli.status.sample import Sample, Server, Shard, WorkerSeen, from_redis, sample_of
+from statecache.cli.status.sample import Server, Shard, WorkerSeen, from_redis, sample_of
 from statecache.cli.top.command import _once
 from statecache.cli.top.view import View, lines_of, shortened
-from statecache.clock import wall
 from statecache.errors import PostgresUnavailable
-from statecache.settings import Settings
-
-SETTINGS = Settings(redis_url="redis://x/0", postgres_url="postgresql://x/y", shards=64, backlog_entries_max=1000)
+from tests.support.screens import SETTINGS, drawn, sample
 
 
 def test_sizes_and_times_are_short() -> None:
@@ -37,26 +34,35 @@ def test_text_from_elsewhere_is_shown_in_one_line_and_steers_nothing() -> None:
     assert plain("\x1b[31m\n\u202e\x9b") == "\\x1b[31m\\n\\u202e\\x9b"
 
 
+COLUMNS = ("key", "holder", "version", "states", "oldest", "newest")
+ROW = ("runs/" + "x" * 30, "a-host-of-a-name:31337", "12", "1,000", "34 min", "33 min")
+
+
+@pytest.mark.parametrize(("width", "beside"), [(120, True), (80, True), (60, False)])
+def test_a_table_is_as_wide_as_the_terminal_and_folds_only_what_is_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int, beside: bool
+) -> None:
+    monkeypatch.setattr("statecache.cli.screen.is_terminal", lambda: True)
+    monkeypatch.setattr("statecache.cli.screen.console", lambda: Console(width=width, color_system=None))
+    print_table(COLUMNS, [ROW, ("runs/2", *ROW[1:])])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    if beside:
+        assert [*COLUMNS] in [line.split() for line in lines]
+        assert any(line.split()[-6:] == ["12", "1,000", "34", "min", "33", "min"] for line in lines)
+    else:
+        assert [line.split(maxsplit=1) for line in lines[-6:]] == [
+            [column, cell] for column, cell in zip(COLUMNS, ("runs/2", *ROW[1:]), strict=True)
+        ]
+        assert (lines[0], lines[7]) == ("", "")
+
+
 def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody() -> str:
         raise OSError("no username set in the environment")
 
     monkeypatch.setattr("getpass.getuser", nobody)
     assert operator().startswith("uid ")
-
-
-def sample(*, at_s: float = 0.0, **facts: Any) -> Sample:
-    given: dict[str, Any] = {
-        "redis": Server(url="redis://x/0", version="Valkey 9.1", role="primary", keeps="append-only file"),
-        "postgres": Server(url="postgresql://x/y", version="Postgres 18", role="primary"),
-        "shards": [
-            Shard(shard=n, epoch=1, open=True, owned=True, flushed=0, lag_entries=n * 10, lag_bytes=n, lag_s=1.0)
-            for n in range(64)
-        ],
-        "workers": [WorkerSeen(id=f"host-{n}:{'x' * 40}", shards=3, heartbeat_s=0.5, up_s=9) for n in range(30)],
-        "quarantined": 0, "conflicts": 1001, "committed_total": 0, "flushed_total": 0, "keys": [],
-    }  # fmt: skip
-    return Sample(at=wall(), at_s=at_s, **{**given, **facts})
 
 
 def test_rates_are_differences_and_a_total_that_fell_gives_none() -> None:
@@ -135,7 +141,7 @@ def test_a_status_counts_entries_and_shards_as_people_do(capsys: pytest.CaptureF
         assert line in lines
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50), (110, 20), (40, 10), (20, 3), (300, 100)])
+@pytest.mark.parametrize(("width", "height"), [(60, 24), (80, 24), (160, 50), (110, 20), (40, 10), (20, 3), (300, 100)])
 @pytest.mark.parametrize("away", ["", "redis", "postgres"])
 def test_the_live_screen_fits(width: int, height: int, away: str) -> None:
     gone = Server(url="x", trouble="connect: " + "why " * 60)
@@ -160,11 +166,15 @@ def test_the_live_screen_fits(width: int, height: int, away: str) -> None:
         assert "hot keys" in shown
 
 
-def drawn(figures: Any, width: int, height: int) -> list[str]:
-    screen = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-    with screen.capture() as captured:
-        screen.print(View(screen, figures))
-    return [line.rstrip() for line in captured.get().split("\n")]
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_head_is_whole_at_every_usual_width(width: int) -> None:
+    redis = Server(
+        url="x", version="Valkey 9.1.2", role="primary", keeps="append-only file", memory=10**9, memory_max=4 * 10**9
+    )
+    head = " ".join("\n".join(drawn(Looks(SETTINGS).add(sample(redis=redis)), width, 24)).split("behind")[0].split())
+    for fact in ("954 MiB of 3.7 GiB", "0 in quarantine, 1000+ in conflict", "entries or 256 MiB a shard"):
+        assert fact in head
+    assert "…" not in head
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 110, 160])

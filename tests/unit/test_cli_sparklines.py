@@ -10,7 +10,7 @@ import pytest
 from statecache.cli.sparkline import BLOCKS, LOOKS_KEPT, WIDTHS, Past, sparkline, width_within
 from statecache.cli.status.rates import Figures, Looks
 from statecache.cli.status.sample import Shard
-from tests.unit.test_cli_screen import SETTINGS, drawn, sample
+from tests.support.screens import SETTINGS, drawn, sample
 
 
 def test_zero_is_the_lowest_block_the_highest_value_the_highest_and_what_is_not_known_is_blank() -> None:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from statecache.cli.screen import draws
+from statecache.dev import wrapped
 
 LIMIT_S = 60.0
 
@@ -19,6 +20,19 @@ LIMIT_S = 60.0
 def test_what_can_be_drawn_on(term: str, drawn: bool) -> None:
     assert draws(Console(force_terminal=True, _environ={"TERM": term})) is drawn
     assert not draws(Console(force_terminal=False, _environ={"TERM": term}))
+
+
+def test_dev_breaks_its_sentences_between_words_and_nothing_that_is_to_be_pasted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    pasted = "  export STATECACHE_POSTGRES_URL=postgresql://postgres:secret@127.0.0.1:15432/postgres\n"
+    sentence = "Valkey, Postgres 18.4 and a worker are running. Data and logs are in /home/somebody/state\n"
+    told = wrapped(f"{sentence}\n{pasted}\nCtrl-C stops them.\n")
+    first, second, *rest = told.splitlines(keepends=True)
+    assert (first + second).replace("\n", " ").strip() == sentence.strip()
+    assert max(len(first), len(second)) <= 60
+    assert rest == ["\n", pasted, "\n", "Ctrl-C stops them.\n"]
 
 
 def test_top_says_what_else_there_is() -> None:

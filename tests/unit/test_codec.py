@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from statecache.codec import CODECS_MAX, Codec, codec_for
 from statecache.errors import CodecError, UsageError
 from statecache.model import Encoding
-from tests.unit.sample_values import (
+from tests.support.sample_values import (
     ACCOUNT,
     AWARE,
     ENCODINGS,

@@ -18,7 +18,7 @@ from statecache.codec import Codec, codec_for
 from statecache.errors import CodecError, LimitExceeded, UsageError
 from statecache.model import Encoding
 from statecache.value_loss import NESTING_MAX
-from tests.unit.sample_values import (
+from tests.support.sample_values import (
     ACCOUNT,
     AWARE,
     ENCODINGS,

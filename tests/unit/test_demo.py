@@ -55,8 +55,10 @@ def text(console: Console) -> str:
     return console.file.getvalue()
 
 
-def shown(report: Report = PASSED, told: Story | None = TOLD, *, terminal: bool = False, height: int = 24) -> str:
-    on = screen(terminal=terminal, height=height)
+def shown(
+    report: Report = PASSED, told: Story | None = TOLD, *, terminal: bool = False, width: int = 80, height: int = 24
+) -> str:
+    on = screen(terminal=terminal, width=width, height=height)
     stage = Stage(Settings(redis_url="redis://h/0"), {}, None)
     played = Played(report=report, changes=5, story=told, stage=stage)
     demo_view.show(on, played, ["statecache dev"], seconds=31.25)
@@ -77,6 +79,15 @@ def test_a_chain_is_told_in_stretches_each_with_what_happened_before_it() -> Non
         ["4", "2", "x.1", "agent", "killed,", "the", "next", "life", "goes", "on"],
         ["5", "3", "x.2", "agent", "killed,", "the", "next", "life", "goes", "on;", "Redis", "killed"],
     ]
+
+
+def test_a_story_is_whole_at_60_columns() -> None:
+    told = story(chain(("agent-1.0", 1), ("agent-1.0", 2), ("agent-2.1", 3)))
+    lines = [line.rstrip() for line in shown(told=told, terminal=True, width=60).splitlines()]
+    assert "  versions  epoch  writer" in lines
+    assert "         3      3  agent-2.1  agent killed, the next life" in lines
+    assert "                              goes on; Redis killed" in lines
+    assert "…" not in "".join(lines)
 
 
 def test_the_story_is_of_the_run_that_was_resumed_most_and_then_of_the_longest() -> None:

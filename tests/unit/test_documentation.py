@@ -18,7 +18,7 @@ from statecache.cli.app import app
 from tests.benchmarks.choices import SECTIONS
 from tests.generators import generated, layers_drawing, settings_page, site
 from tests.rules.house_rules import LAYERS
-from tests.rules.test_tidy import CODE, DATA, ROOT
+from tests.rules.tree import CODE, DATA, ROOT
 
 README_LINES_MAX = 120
 PICTURE_BYTES_MAX = 60_000

@@ -10,23 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statecache.rules.comparison import HeldChange, continues, parting
 from statecache.rules.epochs import (
     EPOCH_MAX,
     Authority,
-    HeldChange,
     Look,
     Opening,
     Pin,
     Refusal,
     ShardRow,
     Totals,
+    after_comparison,
     common_point,
-    continues,
     decide,
     head_totals,
     must_set_aside,
     pages,
-    parting,
     unproven,
 )
 
@@ -165,6 +164,27 @@ def test_the_last_epoch_that_can_be_counted_is_refused_before_postgres_refuses_i
 def test_the_common_point(seen: Look, later: int | None, common: int | None, aside: str) -> None:
     assert common_point(seen, later) == common
     assert must_set_aside(seen, common) == aside
+
+
+@pytest.mark.parametrize(
+    ("seen", "continues", "parted", "who_may"),
+    [
+        (OURS, True, None, "client worker operator"),
+        (OURS, False, None, ""),
+        (OURS, True, 61, "operator"),
+        (look(last=(5, 140)), True, None, "worker operator"),
+    ],
+)
+def test_who_may_open_what_was_compared(seen: Look, continues: bool, parted: int | None, who_may: str) -> None:
+    """Another branch is nobody's, a parting an operator's; what has to be set aside a client leaves to a worker."""
+    refusals: dict[Authority, Refusal | None] = {
+        authority: after_comparison(ROW, seen, authority, continues=continues, parted=parted, common=100)
+        for authority in ("client", "worker", "operator")
+    }
+    assert [authority for authority, refusal in refusals.items() if refusal is None] == who_may.split()
+    client = refusals["client"]
+    assert (client is not None and client.wait) == (who_may == "worker operator")
+    assert all(refusal is None or refusal.branch == (not continues) for refusal in refusals.values())
 
 
 @pytest.mark.parametrize(

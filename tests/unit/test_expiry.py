@@ -27,8 +27,8 @@ from statecache.core.redis.server_clock import ServerClock
 from statecache.expiry import checked_ttl_ms, ending, expires_at, form_of, lasting, stored, until_of
 from statecache.testing import memory
 from tests.support.awaited import awaited
+from tests.support.near_entries import record
 from tests.support.polling import pause
-from tests.unit.test_near import record
 
 AT = datetime(2026, 11, 24, 1, 2, 3, 456_789, tzinfo=UTC)
 SOON = 0.001

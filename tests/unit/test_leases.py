@@ -6,10 +6,11 @@ import math
 
 import pytest
 
-from statecache import Token, UsageError
+from statecache import LimitExceeded, Token, UsageError
 from statecache.rules.leases import (
     ASK_S,
     COMING_S,
+    WAITERS_MAX,
     Holding,
     Locks,
     Waiting,
@@ -84,6 +85,25 @@ def test_a_lease_is_renewed_at_a_third_and_two_lost_renewals_do_not_lose_it() ->
     assert attempts >= 3
     holding.granted(9.0)
     assert holding.renew_at == 19.0
+
+
+@pytest.mark.parametrize(
+    ("before", "repeated", "after"), [(False, False, False), (False, True, True), (True, False, True)]
+)
+def test_an_answer_grants_the_lock_or_not_and_an_attempt_without_one_may_be_executed_yet(
+    before: bool, repeated: bool, after: bool
+) -> None:
+    holding = _holding(may_arrive=before)
+    assert not holding.answered("WAIT", ["900", "somebody"], 5.0, repeated=repeated)
+    assert (holding.token, holding.lost(5.0), holding.may_arrive) == (Token(0, 0), True, after)
+    assert holding.answered("OK", ["3-7"], 5.0, repeated=repeated)
+    assert (holding.token, holding.lost(5.0), holding.renew_at, holding.may_arrive) == (Token(3, 7), False, 15.0, after)
+
+
+def test_too_many_who_wait_are_counted() -> None:
+    with pytest.raises(LimitExceeded) as caught:
+        _holding().answered("FULL", ["1000"], 5.0, repeated=False)
+    assert (caught.value.actual, caught.value.limit, caught.value.key) == (1001, WAITERS_MAX, "runs/42")
 
 
 def test_a_lease_that_the_server_knows_no_more_is_lost_at_once() -> None:

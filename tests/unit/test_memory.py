@@ -29,6 +29,7 @@ from statecache import (
     StepUnknown,
     UsageError,
     VersionConflict,
+    VersionNotFound,
 )
 from statecache.clock import monotonic
 from statecache.testing import memory
@@ -273,3 +274,22 @@ def test_every_statement_of_a_client_is_answered() -> None:
             asked |= names & {value for value in text if isinstance(value, str)}
     assert len(asked) > 12
     assert {name for name in asked - OF_CONNECTIONS if not hasattr(Tables, f"_{name}")} == set()
+
+
+async def test_history_is_read_as_on_servers(cache: AsyncStateCache) -> None:
+    for step in range(3):
+        await cache.set("runs/42", {"step": step})
+    await cache.set("runs/42/plan", "go")
+    assert [change.version async for change in cache.history("runs/42")] == [1, 2, 3]
+    assert [change.value async for change in cache.history("runs/42", values=True, reverse=True)] == [
+        {"step": 2}, {"step": 1}, {"step": 0},
+    ]  # fmt: skip
+    state = await cache.get_at("runs/42", version=2)
+    assert state is not None
+    assert state.value == {"step": 1}
+    assert [one.place for one in await cache.diff("runs/42", 1, 3)] == ["step"]
+    group = await cache.get_group_at("runs/42", position=state.position)
+    assert {key: one.value for key, one in group.items()} == {"runs/42": {"step": 1}}
+    with pytest.raises(VersionNotFound) as caught:
+        await cache.get_at("runs/42", version=9)
+    assert caught.value.nearest == 3

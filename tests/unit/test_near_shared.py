@@ -15,7 +15,7 @@ import pytest
 
 from statecache.model import State
 from statecache.near import Entry, Near, decoded_bytes
-from tests.unit.test_near import KEY, fill, made, record, version_at
+from tests.support.near_entries import KEY, fill, made, record, version_at
 
 
 @pytest.fixture

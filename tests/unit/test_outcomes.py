@@ -45,6 +45,6 @@ def test_a_change_is_known_by_its_key_too_and_the_lineage_counts_first(
 
 def test_writes_are_compared_with_what_was_found() -> None:
     writes = [Write(key=A, op="set", expected="*", value=b"1"), Write(key=B, op="delete", expected="*")]
-    assert another(writes, [content_of("set", b"1"), content_of("delete", b"")]) is None
-    assert another(writes, [content_of("set", b"2"), content_of("delete", b"")]) == 0
-    assert another(writes, [content_of("set", b"1"), content_of("set", b"")]) == 1
+    assert another(writes, [content_of("set", b"1"), content_of("delete", b"")], {}, {}) is None
+    assert another(writes, [content_of("set", b"2"), content_of("delete", b"")], {}, {}) == 0
+    assert another(writes, [content_of("set", b"1"), content_of("set", b"")], {}, {}) == 1

@@ -15,6 +15,7 @@ import pytest
 import statecache
 from statecache import (
     AsyncStateCache,
+    ConfigurationError,
     InvalidKey,
     OutcomeUnknown,
     Position,
@@ -28,19 +29,10 @@ from statecache import (
 from tests.support.awaited import awaited
 
 VERBS = (
-    "get",
-    "set",
-    "create",
-    "update",
-    "delete",
-    "list",
-    "transaction",
-    "transact",
-    "wait_durable",
-    "step",
-    "resolve_step",
-    "namespace",
-)
+    "get", "get_many", "exists", "list", "warm", "wait_for", "set", "set_many", "create", "update", "touch", "delete",
+    "delete_many", "commit", "copy", "rename", "transaction", "transact", "wait_durable", "outcome", "lost", "lock",
+    "step", "resolve_step", "changes", "watch", "namespaces", "namespace",
+)  # fmt: skip
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -66,6 +58,23 @@ def test_every_public_name_is_there_and_listed() -> None:
     assert sorted(statecache.__all__) == list(statecache.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Magic'"):
         statecache.Magic  # noqa: B018
+
+
+@pytest.mark.parametrize("kind", [AsyncStateCache, StateCache])
+def test_what_is_misspelt_is_answered_with_what_was_meant(kind: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"durabilty: there is no such setting \(did you mean durability\?\)"):
+        kind(durabilty="postgres")
+    client = kind()
+    with pytest.raises(UsageError, match=r"namespace\(\) takes no durabilty \(did you mean durability\?\)\. It takes "):
+        client.namespace("runs", durabilty="postgres")
+    with pytest.raises(UsageError, match=r"takes no typ \(did you mean type\?\)\. It takes type, encoding, "):
+        client.namespace("runs").namespace("42", typ=dict)
+    with pytest.raises(UsageError, match=r"takes no banana\. It takes "):
+        client.namespace("runs", banana=1)
+
+
+def test_the_package_shows_what_is_public() -> None:
+    assert {*dir(statecache)} == {*statecache.__all__, "__version__"}
 
 
 @pytest.mark.parametrize("verb", VERBS)

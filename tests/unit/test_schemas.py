@@ -14,18 +14,8 @@ from statecache import SchemaNewer
 from statecache.codec import codec_for
 from statecache.model import Encoding
 from statecache.schemas import Schema, judged, left_out, schema_of
-from tests.unit.sample_values import KEY, Account, Basket, Colour, Message, OpenOrder, Order, Run, Tree, both
-
-
-def release(name: str, version: int = 1, **fields: Any) -> Any:
-    """Return a Struct as one release has it."""
-    made = msgspec.defstruct(name, [(field, *given) for field, given in fields.items()], module=__name__)
-    made.__schema_version__ = version  # type: ignore[attr-defined]
-    return made
-
-
-OLD = release("Run", goal=(str,), steps=(int, 0))
-NEW = release("Run", goal=(str,), steps=(int, 0), budget=(float, 0.0))
+from tests.support.releases import NEW, OLD, release
+from tests.support.sample_values import KEY, Account, Basket, Colour, Message, OpenOrder, Order, Run, Tree, both
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ("timeout_s", math.nan, "must be a finite number"),
         ("fence", "maybe", "must be 'on' or 'off'"),
         ("no_such_setting", 1, "there is no such setting"),
-        ("durabilty", "replica", "there is no such setting; did you mean durability?"),
+        ("durabilty", "replica", "there is no such setting (did you mean durability?)"),
         ("writer", 1, "must be text"),
         ("redis_url", 1, "must be text"),
         ("prefix", ["x" * 100], "must be text"),

@@ -27,8 +27,10 @@ from statecache.rules.steps import (
     ended,
     fingerprint_of,
     intent,
+    kept_by_another,
     may_run,
     record_key,
+    status_after,
     told,
     verdict_on,
     why_unknown,
@@ -64,6 +66,32 @@ def _record(status: Status, **more: Any) -> StepRecord:
 def test_the_verdict_on_a_step(status: Status | None, claimed: bool, applies: bool, verdict: Verdict) -> None:
     record = None if status is None else _record(status)
     assert verdict_on(record, claimed=claimed, applies=applies) == verdict
+
+
+@pytest.mark.parametrize(
+    ("error", "idempotent", "retry", "status"),
+    [
+        (ValueError(), False, NEVER, "unknown"),
+        (ValueError(), True, NEVER, "failed"),
+        (ValueError(), False, Retry(times=1, on=(ValueError,)), "failed"),
+        (KeyError(), False, Retry(times=1, on=(ValueError,)), "unknown"),
+        (KeyboardInterrupt(), True, NEVER, "unknown"),
+    ],
+)
+def test_a_step_whose_function_raised_may_run_again_only_where_that_is_safe(
+    error: BaseException, idempotent: bool, retry: Retry, status: Status
+) -> None:
+    assert status_after(error, idempotent=idempotent, retry=retry) == status
+
+
+def test_a_result_that_another_kept_counts_for_the_same_attempt_or_where_attempts_are_alike() -> None:
+    second = intent(INTENT, "charge", "f" * 32, new_key="x", at=LATER)
+    for status in ("done", "ran"):
+        assert kept_by_another(_record(status), INTENT, idempotent=False)
+        assert not kept_by_another(_record(status), second, idempotent=False)
+        assert kept_by_another(_record(status), second, idempotent=True)
+    for found in (None, _record("intent"), _record("failed"), _record("unknown")):
+        assert not kept_by_another(found, INTENT, idempotent=True)
 
 
 def test_a_claim_is_called_as_no_key_is() -> None:

@@ -50,12 +50,12 @@ def mypy() -> Told:
 
 
 def pyright() -> Told:
-    """Return what pyright tells of them; it has two names for all the errors that there are here."""
+    """Return what pyright tells of them; it has three names for all the errors that there are here."""
     told = _run([sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable, str(PROGRAM)])
     found: Told = {}
     for one in json.loads(told)["generalDiagnostics"]:
         number = one["range"]["start"]["line"] + 1
-        if one.get("rule") in ("reportArgumentType", "reportCallIssue"):
+        if one.get("rule") in ("reportArgumentType", "reportCallIssue", "reportAttributeAccessIssue"):
             found[number] = "error"
         elif one["severity"] == "information" and " is " in one["message"]:
             found[number] = f"is: {one['message'].rpartition(' is ')[2].strip(QUOTE)}"

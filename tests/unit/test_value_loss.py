@@ -14,7 +14,7 @@ from statecache import AgentRun
 from statecache.codec import codec_for
 from statecache.model import Encoding
 from statecache.value_loss import NESTING_MAX, slot_of
-from tests.unit.sample_values import KEY, LongRun, Loose, Message, Run, Step, both, refused, returned, stored
+from tests.support.sample_values import KEY, LongRun, Loose, Message, Run, Step, both, refused, returned, stored
 
 
 class LongStep(Step, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +10,7 @@ import msgspec
 
 from statecache.history import Parent
 from statecache.model import Token
+from statecache.rules.pins import Pin
 from statecache.rules.reconcile import Fate, Fork, Judgement, Tip, judge
 from statecache_workers.database import Call, Transaction
 from statecache_workers.history_writing import Decisions, KeptChange, ParentOf, kept_changes
@@ -32,26 +33,31 @@ _NOWHERE = Fate("nowhere")
 
 
 class WriteResult(msgspec.Struct, kw_only=True):
-    """What became of a shard's entries."""
+    """What became of a shard's entries; `hashed` says that each change that was applied has its hash."""
 
     tips: dict[str, Tip] = {}
     parents: dict[str, Parent] = {}
     forked: list[Fork] = []
     excepted: int = 0
     parked: int = 0
+    hashed: bool = True
 
     @classmethod
     def of(cls, verdict: Judged) -> WriteResult:
         """Return what became of entries that were judged and written."""
         judgement = verdict.judgement
-        return cls(tips=judgement.tips, parents=verdict.parents, forked=judgement.forked, excepted=judgement.excepted)
+        return cls(
+            tips=judgement.tips, parents=verdict.parents, forked=judgement.forked, excepted=judgement.excepted,
+            hashed=verdict.hashed,
+        )  # fmt: skip
 
 
 class Judged(NamedTuple):
     """What is to be written of one shard, and the newest tokens of its locks as Postgres had them.
 
-    `kept` has a row for each change that is applied; `parents` are the newest values of their keys; `links` say which
-    of them were made from other keys' changes.
+    `kept` has a row for each change that is applied; `parents` are the newest values of their keys. `pins` are of
+    checkpoints that may name values which stand in states alone. `links` say which of the changes were made from those
+    of other keys.
     """
 
     shard: int
@@ -59,17 +65,24 @@ class Judged(NamedTuple):
     tokens: Mapping[str, Token]
     kept: list[KeptChange]
     parents: dict[str, Parent]
+    pins: list[Pin]
     links: list[Link]
+
+    @property
+    def hashed(self) -> bool:
+        """Whether each change that is applied has its hash."""
+        return all(row.hash is not None for row in self.kept)
 
 
 class Mark(NamedTuple):
-    """A shard's new watermark."""
+    """A shard's new watermark; `hashed` says that each change up to it, from the last one on, has its hash."""
 
     shard: int
     flushed: int
     entries: int
     bytes: int
     excepted: int
+    hashed: bool = True
 
 
 def _unknown(_: int, __: str) -> None:
@@ -83,11 +96,13 @@ async def judged(
     tips: Mapping[str, Tip],
     parent_of: ParentOf = _unknown,
     decisions: Decisions = MappingProxyType({}),
+    latest: Collection[str] = (),
 ) -> Judged:
     """Decide on a shard's change-sets; ask Postgres what became of other changes where that matters.
 
     `parent_of` gives the newest value of a shard's key, where it is remembered; `decisions` are how changes are to be
-    kept, as far as that was decided already.
+    kept, as far as that was decided already. `latest` are the namespaces of whose history only the latest values are
+    kept.
     """
     fates: dict[tuple[str, str], Fate] = {}
     tokens: dict[str, Token] = {}
@@ -97,9 +112,9 @@ async def judged(
     while True:
         judgement = judge(change_sets, tips, fates, tokens)
         if not judgement.asked:
-            kept, parents = kept_changes(shard, judgement, tips, parent_of, decisions)
+            kept, parents, pins = kept_changes(shard, judgement, tips, parent_of, decisions, latest)
             links = await linked(transaction, judgement.applied, kept)
-            return Judged(shard, judgement, tokens, kept, parents, links)
+            return Judged(shard, judgement, tokens, kept, parents, pins, links)
         keys, change_ids = zip(*judgement.asked, strict=True)
         (rows,) = await transaction.run(Call("flush_fates", {"keys": texts(keys), "change_ids": texts(change_ids)}))
         fates |= dict.fromkeys(judgement.asked, _NOWHERE)
@@ -116,25 +131,37 @@ def writes(judgements: Sequence[Judged]) -> list[Call]:
     changes = [_changes(applied)] if applied else []
     links = [link for one in judgements for link in one.links]
     return (
-        changes
+        _pinned(judgements)
+        + changes
         + ([link_call(links)] if links else [])
         + _tokens(judgements)
         + [call for one in judgements for call in _conflicts(one.shard, one.judgement.forked)]
     )
 
 
+def _pinned(judgements: Sequence[Judged]) -> list[Call]:
+    pins = [pin for one in judgements for pin in one.pins]
+    return [keep_tips([pin.key for pin in pins], [pin.whole for pin in pins])] if pins else []
+
+
+def keep_tips(keys: Sequence[str], whole: Sequence[bool]) -> Call:
+    """Return the call that keeps the newest values of keys, or of whole groups, before their states go on."""
+    return Call("keep_tips", {"keys": texts(keys), "whole": truths(whole)})
+
+
 def watermarks(marks: Sequence[Mark], lease: Any) -> Call:
     """Return the call that moves shards' watermarks."""
-    columns = (integers(column) for column in zip(*marks, strict=True))
+    *columns, hashed = zip(*marks, strict=True)
     names = ("shards", "flushed", "entries", "bytes", "excepted")
-    return Call("flush_watermarks", dict(zip(names, columns, strict=True)) | {"lease": lease})
+    arrays = dict(zip(names, map(integers, columns), strict=True))
+    return Call("flush_watermarks", arrays | {"hashed": truths(hashed), "lease": lease})
 
 
 def mark_of(one: Slice, outcome: WriteResult) -> Mark:
     """Return the shard's new watermark; a gap counts as excepted, for what was in it may be lost: waiters must ask."""
     torn = one.end.n if one.cut == "gap" else 0
     excepted = max(one.holding.row.excepted, outcome.excepted, torn)
-    return Mark(one.shard, one.end.n, one.end.entries, one.end.bytes, excepted)
+    return Mark(one.shard, one.end.n, one.end.entries, one.end.bytes, excepted, outcome.hashed)
 
 
 def _changes(applied: Sequence[Judged]) -> Call:
@@ -148,13 +175,15 @@ def _changes(applied: Sequence[Judged]) -> Call:
     for at in {change.key: at for at, change in enumerate(changes)}.values():
         last[at] = True
     kept = [row.kept for one in applied for row in one.kept]
+    stored = [row.stored for one in applied for row in one.kept]
     return Call("flush_changes", _columns(changes, sets) | {
         "shard": integers(shards),
         "gap": truths([row.gap for row in rows]),
         "last": truths(last),
+        "stored": truths(stored),
         "value": optional_blobs([
-            change.value if newest or how.packed is None else None
-            for change, newest, how in zip(changes, last, kept, strict=True)
+            change.value if newest or (whole and how.packed is None) else None
+            for change, newest, how, whole in zip(changes, last, kept, stored, strict=True)
         ]),
         "packed": optional_blobs([one.packed for one in kept]),
         "keyframe": optional_integers([one.keyframe for one in kept]),

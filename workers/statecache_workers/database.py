@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from statecache.core.postgres.tier import Session
     from statecache.settings import Settings
 
+SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 PROBE_S = 2.0
 """After how many seconds without an answer another connection is asked whether one can come."""
 _GRACE_S = 2.0
@@ -45,10 +46,11 @@ class Call(NamedTuple):
 
 
 class Transaction:
-    """One READ COMMITTED transaction; what was not committed when it is left is rolled back."""
+    """One READ COMMITTED transaction, or one of a snapshot; what was not committed when it is left is rolled back."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, begin: str) -> None:
         self._database = database
+        self._begin = begin
         self._begun = False
 
     async def run(self, *calls: Call) -> list[list[tuple[Any, ...]]]:
@@ -57,7 +59,7 @@ class Transaction:
         if self._begun:
             return await self._database.exchange(texts)
         self._begun = True
-        return await self._database.begin(texts)
+        return await self._database.begin(self._begin, texts)
 
     async def mark(self, verb: str) -> None:
         """Set, go back to, or forget the one savepoint: `SAVEPOINT`, `ROLLBACK TO`, `RELEASE`."""
@@ -103,17 +105,20 @@ class Database:
         return statement(name, self._settings.postgres_schema)
 
     @contextlib.asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Transaction]:
-        """Open a transaction, which begins with the first statement run in it, and roll back what was not committed."""
-        transaction = Transaction(self)
+    async def transaction(self, *, snapshot: bool = False) -> AsyncIterator[Transaction]:
+        """Open a transaction, which begins with the first statement run in it, and roll back what was not committed.
+
+        With `snapshot` it only reads, and all of it of one moment.
+        """
+        transaction = Transaction(self, SNAPSHOT if snapshot else BEGIN)
         try:
             yield transaction
         finally:  # cancelled or failed, nothing of it may stay open
             await self._roll_back()
 
-    async def begin(self, statements: list[tuple[str, Any]]) -> list[list[tuple[Any, ...]]]:
+    async def begin(self, begin: str, statements: list[tuple[str, Any]]) -> list[list[tuple[Any, ...]]]:
         """Begin a transaction, bounded, and run its first statements in the same round trip."""
-        opening = [(BEGIN, None), (self.text("local_limits"), limits(self._settings.timeout_s))]
+        opening = [(begin, None), (self.text("local_limits"), limits(self._settings.timeout_s))]
         _, ((*_, self._pid, _),), *found = await self.exchange([*opening, *statements])
         return found
 

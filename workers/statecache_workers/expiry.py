@@ -1,7 +1,7 @@
 """Deleting states whose end has come, beside the flush, by commits of a client of its own.
 
 Nobody waits for it: from its end on no read finds a state. What goes wrong is tried again a second later, for longer
-and longer.
+and longer. A worker that drains begins none of these commits any more, and flushes those that it had begun.
 """
 
 from __future__ import annotations
@@ -36,20 +36,32 @@ class Expiry:
         self._task: asyncio.Task[None] | None = None
         self._next = monotonic()
         self._failures = 0
+        self._ending = False
         self.deleted = 0
         """How many states it has deleted."""
 
     def ask(self, shards: Sequence[int]) -> None:
         """Start to delete what has ended in these shards, if it is time and nothing is under way."""
-        if shards and self._monotonic() >= self._next and (self._task is None or self._task.done()):
+        if shards and self._monotonic() >= self._next and not (self.busy or self._ending):
             self._next = self._monotonic() + ROUND_S
             self._task = asyncio.create_task(self._delete(shards), name="expiry")
+
+    @property
+    def busy(self) -> bool:
+        """Whether commits of its own may be under way."""
+        return self._task is not None and not self._task.done()
+
+    def end(self) -> None:
+        """Begin nothing any more; what is under way ends with the few hundred states that it is at."""
+        self._ending = True
 
     async def _delete(self, shards: Sequence[int]) -> None:
         try:
             if self._runtime is None:
                 self._runtime = Runtime(self._settings)
-            self.deleted += await delete_ended(self._runtime, shards, seconds=self._settings.timeout_s)
+            self.deleted += await delete_ended(
+                self._runtime, shards, seconds=self._settings.timeout_s, enough=lambda: self._ending
+            )
             self._failures = 0
         except Exception as error:  # the flush goes on, whatever is wrong here
             self._failures += 1

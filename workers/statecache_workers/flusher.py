@@ -34,6 +34,7 @@ from statecache_workers.counters import Counters
 from statecache_workers.database import Call, Database
 from statecache_workers.foreign_entries import find_foreign_entries
 from statecache_workers.history_writing import HistoryWriting
+from statecache_workers.kept_histories import KeptHistories
 from statecache_workers.logs import alarm, warn, whisper
 from statecache_workers.lost_tails import gap_calls
 from statecache_workers.owned_shards import (
@@ -99,6 +100,7 @@ class Flusher:
         self._owner = owner
         self.streams = Streams(settings, keys)
         self.tips = TipCache(settings.tips_max, settings.history_values_bytes_max)
+        self.histories = KeptHistories()
         self.counters = Counters()
         self.recall = Recall(keys, self.streams)
         self.acknowledgement = Acknowledgement(keys, self.streams)
@@ -303,7 +305,8 @@ class Flusher:
             for one in good:
                 sets = [entry.change_set for entry in one.entries if entry.change_set is not None]
                 decisions = decided.get(one.shard, {})
-                verdict = await judged(transaction, one.shard, sets, tips, self.tips.parent, decisions)
+                latest = self.histories.latest
+                verdict = await judged(transaction, one.shard, sets, tips, self.tips.parent, decisions, latest)
                 judgements.append(verdict)
                 done.append((one, WriteResult.of(verdict)))
             marks = watermarks([mark_of(*pair) for pair in done], database.lease)
@@ -322,7 +325,10 @@ class Flusher:
                 good = self._still_ours(slices, rows, server)
                 if not good:
                     return []
-                done = [(one, await write_carefully(transaction, one.shard, one.entries)) for one in good]
+                done = [
+                    (one, await write_carefully(transaction, one.shard, one.entries, self.histories.latest))
+                    for one in good
+                ]
                 marks = watermarks([mark_of(*pair) for pair in done], database.lease)
                 await transaction.commit(*self._gaps(good), marks)
         except (
@@ -340,7 +346,9 @@ class Flusher:
 
     def _still_ours(self, slices: Sequence[Slice], rows: Sequence[tuple[Any, ...]], server: str) -> list[Slice]:
         """Leave out shards whose row is not as it was believed to be: owner, epoch, server, watermark."""
-        now = {shard: OwnedRow(*rest) for shard, *rest in rows}
+        now = {shard: OwnedRow(*rest) for shard, *rest, _ in rows}
+        for shard, *_, moved in rows:
+            self.tips.moved(shard, moved)
         good = []
         for one in slices:
             row = now.get(one.shard)

@@ -6,7 +6,8 @@ of the keys that were written, by the n of their newest change: a key stays on i
 live, so that it may be evicted, which is when that n may leave. Nothing depends on a moment that could be missed, and
 nothing on what an entry looks like. A state whose change Postgres did not take gets no time to live.
 
-The work is done in small steps between flushes: a few shards, a few hundred states, two round trips.
+The work is done in small steps between flushes: a few shards, a few hundred states, two round trips. So is the packing
+of what an earlier release left (`packing`). What policies let go of histories goes beside the flush (`prune_passes`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from statecache.clock import monotonic as real_monotonic
 from statecache_workers.database import Call, Database
 from statecache_workers.owned_shards import Holding, misplaced, set_apart
+from statecache_workers.packing import Packing
+from statecache_workers.prune_passes import PrunePasses
 from statecache_workers.retention import Retention
 from statecache_workers.stream_places import StreamPlace, place_of
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.resp import Command
     from statecache.settings import Settings
-    from statecache_workers.streams import Streams
+    from statecache_workers.flusher import Flusher
 
 ROUND_S = 1.0
 SWEEP_S = 30.0
@@ -44,13 +47,15 @@ class Janitor:
         self,
         settings: Settings,
         keys: KeySpace,
-        streams: Streams,
+        flusher: Flusher,
         *,
+        owner: str,
         monotonic: Callable[[], float] = real_monotonic,
     ) -> None:
         self._settings = settings
         self._keys = keys
-        self._streams = streams
+        self._streams = flusher.streams
+        self._histories = flusher.histories
         self._monotonic = monotonic
         self._round: deque[int] = deque()
         self._next_round = self._next_sweep = monotonic()
@@ -58,6 +63,8 @@ class Janitor:
         self._lease_cursors: dict[int, list[bytes]] = {}
         self._left: dict[int, bytes] = {}
         self.trimmed = self.marked = 0
+        self.packing = Packing(owner=owner, monotonic=monotonic)
+        self.prunes = PrunePasses(settings, keys, by=owner, monotonic=monotonic)
 
     @property
     def due(self) -> bool:
@@ -67,6 +74,10 @@ class Janitor:
     @property
     def next_due(self) -> float:
         """The moment at which there is something to do again, on the monotonic clock."""
+        return min(self._next_step, self.packing.next_due)
+
+    @property
+    def _next_step(self) -> float:
         return 0.0 if self._round else self._next_round
 
     def retention(self) -> Retention:
@@ -74,7 +85,18 @@ class Janitor:
         return Retention(self._settings.retention_s, self._settings.retention_bytes_max // self._settings.shards)
 
     async def step(self, link: Link, database: Database, holdings: dict[int, Holding]) -> None:
-        """Tidy a few shards; a shard with more to leave has another turn in the same round."""
+        """Tidy a few shards, and pack a little; a shard with more to leave has another turn in the same round."""
+        if self._monotonic() >= self._next_step:
+            await self._tidy(link, database, holdings)
+        await self.packing.step(database, [shard for shard, one in holdings.items() if one.phase == "open"])
+        if self._histories.bounded:
+            self.prunes.ask()
+
+    async def stop(self) -> None:
+        """End what is under way beside the flush."""
+        await self.prunes.stop()
+
+    async def _tidy(self, link: Link, database: Database, holdings: dict[int, Holding]) -> None:
         now = self._monotonic()
         if not self._round:
             self._round.extend(shard for shard, one in holdings.items() if one.phase == "open")

@@ -121,6 +121,12 @@ class Exposition(Collector):
         yield _gauge("stream_bytes", "How many bytes of changes they hold.", sum(one.bytes for one in stocks))
         yield _counter("expired_states", "How many states it has deleted because their end had come.",
                        worker.expiry.deleted)  # fmt: skip
+        janitor = worker.janitor
+        yield _counter(
+            "packed_changes", "How many changes of an earlier release it has packed.", janitor.packing.packed
+        )
+        yield _counter("pruned_values", "How many values it has let go, as policies say.", janitor.prunes.pruned.values)
+        yield _counter("pruned_bytes", "How many bytes of them were kept.", janitor.prunes.pruned.freed)
         yield _counter("trimmed_entries", "How many flushed entries it has let go.", worker.janitor.trimmed)
         yield _counter("states_marked_evictable", "How many clean states it has given a time to live.",
                        worker.janitor.marked)  # fmt: skip

@@ -2,17 +2,17 @@
 
 Such a change says so in its reason. Its origin was in Postgres before it was made, in whatever shard, and never
 changes: so it is read without its shard's row. The table `branch` names it. Where its value is kept and is the same,
-the branch begins as a delta to it, some tens of bytes long. The lock makes sure of that: whoever removes values from
-history waits for the flush that holds it, and then sees what builds on them; where somebody is at that now, the branch
-keeps its value itself. So does one whose origin is kept as a delta to so many origins in a row that reading on would
-take long, and one whose origin is not there, is no longer kept, or holds something else.
+the branch begins as a delta to it, some tens of bytes long. Its row is locked for that, so that whoever lets values go
+waits for the flush, and then sees what builds on them. Where somebody is at that now, the branch keeps its value
+itself. So does one whose origin is kept as a delta to so many origins in a row that reading on would take long, and one
+whose origin is not there, is no longer kept, or holds something else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.history import PLAIN_BYTES_MAX, Kept, delta, is_delta
 from statecache.rules.provenance import Provenance, provenance_of
@@ -73,28 +73,22 @@ async def linked(transaction: Transaction, applied: Sequence[Applied], kept: lis
         if one.said.version not in (None, version):
             continue
         links.append(Link(one.change.key, one.change.version, one.origin, version, change_id, one.change_set.at))
-        how = kept[one.at].kept if kept else None
+        how = kept[one.at].kept if kept and kept[one.at].stored else None
         same = digest is not None and how is not None and bytes(digest) == how.digest
         if how is not None and same and is_kept and depth < DEPTH_MAX and one.said.kind == "branch":
             kept[one.at] = kept[one.at]._replace(kept=_as_its_origin(one.change, how))
     return links
 
 
-async def _origins(transaction: Transaction, made: Sequence[_Made]) -> list[tuple[int, int, str, bytes, bool, int]]:
+async def _origins(transaction: Transaction, made: Sequence[_Made]) -> list[tuple[Any, ...]]:
     """Return where each was made from, as far as that is there; a value counts as kept where it stays so meanwhile."""
-    ((locked,),), rows = await transaction.run(
-        Call("lock_origins", {}),
-        Call("flush_origins", {
-            "keys": texts([one.origin for one in made]),
-            "versions": integers([one.said.version or _ANY for one in made]),
-            "ns": integers([_ANY if one.said.position is None else one.said.position.n for one in made]),
-            "depth": DEPTH_MAX,
-        }),
-    )  # fmt: skip
-    return [
-        (at, version, change_id, digest, is_kept and locked, depth)
-        for at, version, change_id, digest, is_kept, depth in rows
-    ]
+    (rows,) = await transaction.run(Call("flush_origins", {
+        "keys": texts([one.origin for one in made]),
+        "versions": integers([one.said.version or _ANY for one in made]),
+        "ns": integers([_ANY if one.said.position is None else one.said.position.n for one in made]),
+        "depth": DEPTH_MAX,
+    }))  # fmt: skip
+    return rows
 
 
 def _as_its_origin(change: ChangeRecord, how: Kept) -> Kept:

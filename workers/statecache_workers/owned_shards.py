@@ -124,7 +124,7 @@ class Holding:
         self.look_again()
         self.misfits += 1
         if self.misfits > MISFITS_MAX:
-            set_apart(self, "unsettled", "its row and its meta do not come to rest")
+            set_apart(self, "unstable", "its row and its meta do not come to rest")
 
 
 def set_apart(holding: Holding, event: str, reason: str) -> None:

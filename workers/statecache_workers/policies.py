@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
     from statecache.keys import KeySpace
     from statecache.settings import Settings
+    from statecache_workers.kept_histories import KeptHistories
 
 
 POLICIES_S = 30.0
@@ -27,9 +28,12 @@ POLICIES_S = 30.0
 
 
 class Policies:
-    """A worker's look at the policies, now and then and wherever shards are taken."""
+    """A worker's look at the policies, now and then and wherever shards are taken; `histories` are told of theirs."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, *, by: str, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: Settings, keys: KeySpace, histories: KeptHistories, *, by: str, monotonic: Callable[[], float]
+    ) -> None:
+        self._histories = histories
         self._seconds = settings.timeout_s
         self._metas = [keys.meta(shard) for shard in range(keys.shards)]
         self._by = by
@@ -65,7 +69,8 @@ class Policies:
     async def _restored(self, database: Database, copies: Sequence[Any]) -> tuple[str, str, list[str]]:
         """Return the policies that Postgres had and has now, and the names that were recorded again."""
         async with database.transaction() as transaction:
-            ((recorded,),) = (await transaction.run(Call("enforced_locks", {})))[0]
+            ((recorded,),), histories = await transaction.run(Call("enforced_locks", {}), Call("history_policies", {}))
+            self._histories.take(histories)
             before = recorded
             seen, names = forgotten(recorded, copies)
             if names:

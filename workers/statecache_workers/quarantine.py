@@ -7,7 +7,7 @@ at its version, so that what comes behind it continues the chain, with the gap r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from statecache.entries import INTEGER_MAX, salvaged, storable
 from statecache.model import ChangeSet, Position
 from statecache.rules.reconcile import NOTHING, Tip
-from statecache_workers.batch_writing import WriteResult, judged, writes
+from statecache_workers.batch_writing import WriteResult, judged, keep_tips, writes
 from statecache_workers.database import Call, Transaction
 from statecache_workers.logs import alarm
 from statecache_workers.postgres_arrays import texts
@@ -50,29 +50,36 @@ async def tips_of(transaction: Transaction, keys: Sequence[str]) -> dict[str, Ti
     return tips
 
 
-async def write_carefully(transaction: Transaction, shard: int, entries: Sequence[Entry]) -> WriteResult:
-    """Write what Postgres takes, park the rest, and return what became of all."""
+async def write_carefully(
+    transaction: Transaction, shard: int, entries: Sequence[Entry], latest: Collection[str] = ()
+) -> WriteResult:
+    """Write what Postgres takes, park the rest, and return what became of all.
+
+    `latest` are the namespaces of whose history only the latest values are kept.
+    """
     outcome = WriteResult()
     readable: list[Entry] = []
     for entry in entries:
         if entry.change_set is not None and not entry.fault:
             readable.append(entry)
             continue
-        await _place(transaction, shard, readable, outcome)
+        await _place(transaction, shard, readable, outcome, latest)
         readable = []
         await _park(transaction, shard, entry, Poison(UNREADABLE, entry.fault), outcome)
-    await _place(transaction, shard, readable, outcome)
+    await _place(transaction, shard, readable, outcome, latest)
     return outcome
 
 
-async def _place(transaction: Transaction, shard: int, entries: Sequence[Entry], outcome: WriteResult) -> None:
+async def _place(
+    transaction: Transaction, shard: int, entries: Sequence[Entry], outcome: WriteResult, latest: Collection[str]
+) -> None:
     if not entries:
         return
     sets = [entry.change_set for entry in entries if entry.change_set is not None]
     await transaction.mark("SAVEPOINT")
     try:
         tips = await tips_of(transaction, sorted({change.key for one in sets for change in one.changes}))
-        verdict = await judged(transaction, shard, sets, tips)
+        verdict = await judged(transaction, shard, sets, tips, latest=latest)
         await transaction.run(*writes([verdict]))
     except Poison as error:
         await transaction.mark("ROLLBACK TO")
@@ -81,14 +88,15 @@ async def _place(transaction: Transaction, shard: int, entries: Sequence[Entry],
             await _park(transaction, shard, entries[0], error, outcome)
             return
         middle = len(entries) // 2
-        await _place(transaction, shard, entries[:middle], outcome)
-        await _place(transaction, shard, entries[middle:], outcome)
+        await _place(transaction, shard, entries[:middle], outcome, latest)
+        await _place(transaction, shard, entries[middle:], outcome, latest)
         return
     await transaction.mark("RELEASE")
     judgement = verdict.judgement
     outcome.tips |= judgement.tips
     outcome.forked += judgement.forked
     outcome.excepted = max(outcome.excepted, judgement.excepted)
+    outcome.hashed &= verdict.hashed
 
 
 async def _park(transaction: Transaction, shard: int, entry: Entry, error: Poison, outcome: WriteResult) -> None:
@@ -141,7 +149,7 @@ async def _mark(transaction: Transaction, shard: int, parked: ChangeSet) -> dict
         try:
             verdict = await judged(transaction, shard, [alone], await tips_of(transaction, [change.key]))
             if verdict.judgement.applied:
-                await transaction.run(Call("quarantine_mark", parameters))
+                await transaction.run(keep_tips([change.key], [False]), Call("quarantine_mark", parameters))
                 marked[change.key] = Tip(change.version, change.change_id, broken=True)
         except Poison:
             await transaction.mark("ROLLBACK TO")  # the key itself is what Postgres refuses: it can have no tip

@@ -26,7 +26,7 @@ from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.tier import RedisTier
 from statecache.entries import storable
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, VersionConflict
-from statecache.history import link
+from statecache.history import begins_anew, link
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache.model import Write
@@ -292,6 +292,8 @@ async def _spots(transaction: Transaction, change_set: ChangeSet) -> dict[str, S
 
 def _row(place: ParkedAt, change_set: ChangeSet, spots: Mapping[str, Spot], change: Any, gap: bool) -> Call:
     before, digest = spots[change.key].parent_hash, sha256(change.value).digest()
+    if begins_anew(change_set, change):
+        before = b""
     return Call("quarantine_take", {
         "key": change.key, "version": change.version, "change_id": change.change_id,
         "parent_change_id": change.parent_change_id, "shard": place.shard, "epoch": place.epoch, "n": place.n,

@@ -1,9 +1,9 @@
 """The process: signals in, JSON lines out, an exit status at the end.
 
-SIGTERM or SIGINT: what stands in the streams at that moment is flushed, for at most `drain_s`; then the shards are
-given back and what is left is logged. A second signal cuts the draining short. Outages are waited out, at the start
-too, with ever longer pauses. Statuses: 0 everything flushed, 1 something left, 3 configuration, 4 a server that will
-never let us in.
+SIGTERM or SIGINT: what stands in the streams at that moment is flushed, for at most `drain_s`, and so is what the
+worker itself was deleting because it has ended; then the shards are given back and what is left is logged. A second
+signal cuts the draining short. Outages are waited out, at the start too, with ever longer pauses. Statuses: 0
+everything flushed, 1 something left, 3 configuration, 4 a server that will never let us in.
 
 Where a health port is set it is served from before the first turn until after the last, and in an outage of Postgres
 Redis is still asked how far the shards are, so that the lag which grows meanwhile is seen.
@@ -185,6 +185,7 @@ class Runner:
         begun = monotonic()
         worker = self.worker
         worker.taking = False
+        worker.expiry.end()
         self.pulse.draining = True
         say("draining", owned=len(worker.holdings), within_s=self._settings.drain_s)
         left = await self._drained()
@@ -223,10 +224,10 @@ class Runner:
         async def turn() -> None:
             more = await self.worker.turn()
             self._recovered()
-            if self._targets is None:
+            if self._targets is None and not self.worker.expiry.busy:
                 await self.worker.look()
                 self._targets = self.worker.positions()
-            if not more and self.worker.behind(self._targets or {}):
+            if not more and (self._targets is None or self.worker.behind(self._targets)):
                 await self._pause(0.05)
 
         while not self._is_drained() and not self._hurry.is_set():

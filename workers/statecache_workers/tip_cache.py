@@ -2,8 +2,9 @@
 
 A remembered tip is true for as long as the shard's watermark in Postgres is where this worker left it, which every
 flush compares under the row's lock. Whoever finds it elsewhere drops the shard. Of keys that were written not long ago
-the newest value is remembered too, for the next one may be kept as a delta to it. Both memories are bounded: when the
-young half is full it becomes the old half, and what was old is forgotten.
+the newest value is remembered too, for the next one may be kept as a delta to it, with the keyframe that it is read
+from: whoever moves such keyframes counts that in the shard's row, and values that were remembered before are dropped.
+Both memories are bounded: when the young half is full it becomes the old half, and what was old is forgotten.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ class TipCache:
 
     def __init__(self, tips_max: int, values_bytes_max: int = 0) -> None:
         self._tips = _Halves[tuple[int, int, "Tip"]](tips_max, lambda _: 1)
-        self._parents = _Halves[tuple[int, int, "Parent"]](values_bytes_max, lambda one: len(one[2].value))
+        self._parents = _Halves[tuple[int, int, int, "Parent"]](values_bytes_max, lambda one: len(one[3].value))
         self._generations: dict[int, int] = {}
+        self._moved: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._tips)
@@ -73,7 +75,12 @@ class TipCache:
     def parent(self, shard: int, key: str) -> Parent | None:
         """Return the newest value of a shard's key, if it is remembered and still to be believed."""
         kept = self._parents.get(key)
-        return None if kept is None or kept[:2] != (shard, self._generations.get(shard, 0)) else kept[2]
+        believed = shard, self._generations.get(shard, 0), self._moved.get(shard, 0)
+        return None if kept is None or kept[:3] != believed else kept[3]
+
+    def moved(self, shard: int, times: int) -> None:
+        """Take note of how often keyframes of a shard's keys were moved; values from before are forgotten."""
+        self._moved[shard] = times
 
     def put(self, shard: int, tips: Mapping[str, Tip], parents: Mapping[str, Parent] | None = None) -> None:
         """Remember tips of a shard's keys, and values."""
@@ -81,7 +88,7 @@ class TipCache:
         for key, tip in tips.items():
             self._tips.put(key, (shard, generation, tip))
         for key, parent in (parents or {}).items():
-            self._parents.put(key, (shard, generation, parent))
+            self._parents.put(key, (shard, generation, self._moved.get(shard, 0), parent))
 
     def drop(self, shard: int) -> None:
         """Forget a shard's keys."""

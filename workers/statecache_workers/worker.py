@@ -64,11 +64,11 @@ class Worker:
             ask_redis=self.redis.look_again)  # fmt: skip
         self.ownership, self.expiry = Ownership(settings, owner=self.id), Expiry(settings, monotonic=monotonic)
         self.flusher = Flusher(settings, self.keys, owner=self.id, monotonic=monotonic)
-        self.janitor = Janitor(settings, self.keys, self.flusher.streams, monotonic=monotonic)
+        self.janitor = Janitor(settings, self.keys, self.flusher, owner=self.id, monotonic=monotonic)
         self.gatekeeper = Gatekeeper(
             settings, self.keys, self.redis, self.postgres, by=self.id, done=self.refresh, monotonic=monotonic
         )
-        self.policies = Policies(settings, self.keys, by=self.id, monotonic=monotonic)
+        self.policies = Policies(settings, self.keys, self.flusher.histories, by=self.id, monotonic=monotonic)
         self.holdings: dict[int, Holding] = {}
         self.heads: Heads | None = None
         self.stocks, self.share = dict[int, Stock](), Share()
@@ -390,8 +390,7 @@ class Worker:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self.gatekeeper.stop()
-        await self.expiry.stop()
+        await asyncio.gather(self.gatekeeper.stop(), self.expiry.stop(), self.janitor.stop())
         for link in (self._link, self._waker):
             if link is not None:
                 with contextlib.suppress(OSError):

@@ -51,7 +51,8 @@ def demo(
     \b
     Examples:
       statecache demo
-      statecache demo --seed 7 --keep       the same kills again, and servers to look into
+      statecache demo --seed 7        the same kills again
+      statecache demo --keep          servers to look into
       statecache demo --json > demo.json
     """
     from statecache.cli.demo import view as demo_view

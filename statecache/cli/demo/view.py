@@ -324,8 +324,11 @@ def story_text(story: Story) -> Text:
 def stretches_table(story: Story, *, most: int) -> Table:
     """Draw a chain as at most `most` stretches, the first and the last ones, each with what happened before it."""
     table = Table.grid(padding=(0, 2, 0, 0))
-    for side in ("right", "right", "left", "left"):
-        table.add_column(justify=side, no_wrap=True)
+    writer = max([len("writer"), *(len(plain(one.writer)) for one in story.stretches)])
+    table.add_column(justify="right", no_wrap=True, min_width=len("  versions"))
+    table.add_column(justify="right", no_wrap=True, min_width=len("epoch"))
+    table.add_column(no_wrap=True, min_width=writer)
+    table.add_column()
     table.add_row("  versions", "epoch", "writer", "", style="dim")
     stretches = list(story.stretches)
     hidden = 0 if len(stretches) <= most else len(stretches) - most + 1

@@ -109,10 +109,10 @@ def put(
 
     \b
     Examples:
-      statecache set runs/42 '{"goal": "refund order 7"}' --reason "set right by hand"
+      statecache set runs/42 '{"goal": "refund"}' --reason "by hand"
       statecache set runs/42 --text hello --create
       statecache set approvals/42 true --ttl 3600
-      statecache get runs/42 | jq .step=2 | statecache set runs/42 - --expected 5f3c…
+      statecache get runs/42 | jq .n=2 | statecache set runs/42 - --expected 5f3c…
     """
     from statecache.cli.states import by_hand
 
@@ -128,7 +128,7 @@ def put(
     if expected is not None:
         more["expected"] = expected
     written = asyncio.run(by_hand.put(settings, key, data, create=create, more=more))
-    _tell(written, as_json=as_json)
+    tell_state(written, as_json=as_json)
     return OK
 
 
@@ -142,14 +142,20 @@ def _value_of(given: str, *, text: bool) -> Any:
         raise UsageError(f"the value is not JSON: {error}", hint="Quote it for your shell, or say --text.") from None
 
 
-def _tell(state: State[Any], *, as_json: bool) -> None:
+def tell_state(state: State[Any], *, as_json: bool) -> None:
+    """Print a state that was written, without its value."""
     if as_json:
-        names = ("key", "epoch", "version", "change_id", "parent_change_id", "updated_at", "writer")
-        until = "" if state.expires_at is None else text_of(state.expires_at)
-        more = {"position": str(state.position), "expires_at": until}
-        print_json({name: getattr(state, name) for name in names} | more)
+        print_json(facts_of_state(state))
     else:
         print(f"{plain(state.key)}  version {state.version}  change {state.change_id}  position {state.position}")
+
+
+def facts_of_state(state: State[Any]) -> dict[str, Any]:
+    """Return a state that was written as an object, without its value."""
+    names = ("key", "epoch", "version", "change_id", "parent_change_id", "updated_at", "writer")
+    until = "" if state.expires_at is None else text_of(state.expires_at)
+    more = {"position": str(state.position), "expires_at": until}
+    return {name: getattr(state, name) for name in names} | more
 
 
 def rm(
@@ -187,16 +193,16 @@ def rm(
     more = {"durability": checked_durability(durability), "actor": actor or operator(), "reason": reason}
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     if len(named) == 1 and not dry_run:
-        return _rm_one(settings, named[0], more | {"change_id": change_id}, asks=not yes, as_json=as_json)
+        return _rm_one(settings, named[0], more | {"change_id": change_id}, asking=not yes, as_json=as_json)
     if change_id is not None:
         raise UsageError("--change-id is for one key, without --dry-run")
     chosen: dict[str, Any] = {"names": named} if prefix is None else {"prefix": whole_prefix(prefix)}
     what = "" if prefix is None else f" under {plain(repr(chosen['prefix']))}"
-    there = asyncio.run(by_hand.rm_many(settings, chosen, more, dry_run=True)) if dry_run or _asks(not yes) else None
+    there = asyncio.run(by_hand.rm_many(settings, chosen, more, dry_run=True)) if dry_run or asks(not yes) else None
     if dry_run:
         print_json({"would_delete": there}) if as_json else print(f"{counted(there or 0, 'state')}{what}")
         return OK if there else FINDING
-    refused = there == 0 or (there is not None and not _confirmed(f"Delete {counted(there, 'state')}{what}?"))
+    refused = there == 0 or (there is not None and not confirmed(f"Delete {counted(there, 'state')}{what}?"))
     deleted = 0 if refused else asyncio.run(by_hand.rm_many(settings, chosen, more, total=there))
     if as_json:
         print_json({"deleted": deleted})
@@ -208,21 +214,23 @@ def rm(
     return OK if deleted else FINDING
 
 
-def _asks(asked_for: bool) -> bool:
+def asks(asked_for: bool) -> bool:
+    """Return whether a person can be asked, where that is asked for."""
     return asked_for and sys.stdin.isatty() and is_terminal()
 
 
-def _confirmed(question: str) -> bool:
+def confirmed(question: str) -> bool:
+    """Ask a question that yes or no answers, no if it is nothing; return whether it was yes."""
     return typer.confirm(question, err=True)
 
 
-def _rm_one(settings: Settings, key: str, more: dict[str, Any], *, asks: bool, as_json: bool) -> int:
+def _rm_one(settings: Settings, key: str, more: dict[str, Any], *, asking: bool, as_json: bool) -> int:
     from statecache.cli.states import by_hand
 
-    refused = _asks(asks) and not _confirmed(f"Delete {plain(key)}?")
+    refused = asks(asking) and not confirmed(f"Delete {plain(key)}?")
     tombstone = None if refused else asyncio.run(by_hand.rm(settings, key, more))
     if tombstone is not None:
-        _tell(tombstone, as_json=as_json)
+        tell_state(tombstone, as_json=as_json)
         return OK
     print(
         f"statecache: {plain(key)}: {'nothing was deleted' if refused else 'there is nothing to delete'}",

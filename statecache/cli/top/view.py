@@ -1,5 +1,5 @@
 """How `top` looks: a head of eight lines, three of them with the last two minutes as a sparkline, and below it as many
-rows of three tables as the terminal has room for.
+rows of three tables as the terminal has room for. Where it has some, a line of the head that is too long goes on below.
 
 Below 72 columns the tables stand one below the other; from there on workers stand below the worst shards, with the
 hot keys beside them, and from 110 columns on all three stand side by side. The hot keys have what width is left over.
@@ -21,10 +21,12 @@ from statecache.cli.status.sample import COUNTED_MAX
 
 WIDE = 110
 NARROW = 72
-_BAR_MAX = 40
+_BAR_MIN, _BAR_MAX = 8, 40
 _LABEL = 10
 _BESIDE_LINE = 40
 """What the longest text beside a sparkline takes: a lag in entries, bytes and time."""
+_FOLDS_FROM = 24
+"""How many lines a terminal needs for a head that may be longer than eight."""
 _PAST_MIN = LOOKS_KEPT * EVERY_S / 60
 _WORST_WIDTH = 36
 _SHARDS_AND_BEAT = 17
@@ -41,8 +43,11 @@ class View:
     def __rich_console__(self, screen: Console, options: ConsoleOptions) -> RenderResult:
         width, height = self._screen.size
         line = width_within(width - _LABEL - _BESIDE_LINE)
-        head = lines_of(self.figures, bar=min(_BAR_MAX, max(10, width - 66)), line=line)
+        bar = width - _LABEL - len(backlog_text(self.figures.backlog)) - 1
+        head = lines_of(self.figures, bar=min(_BAR_MAX, bar) if bar >= _BAR_MIN else 0, line=line)
         title = _title(self.figures, width)
+        if height >= _FOLDS_FROM:
+            head = [part for one in head for part in _folded(self._screen, one, width)]
         lines = [title, *head][:height]
         for one in lines:
             one.truncate(width, overflow="ellipsis")
@@ -79,6 +84,17 @@ def lines_of(figures: Figures, *, bar: int = 0, line: int = 0) -> list[Text]:
 def _line(label: str, text: str, style: str = "") -> Text:
     line = Text(no_wrap=True).append(f"{label:<{_LABEL}}", style="bold")
     return line.append_text(styled(plain(text), style or "none"))
+
+
+def _folded(screen: Console, line: Text, width: int) -> list[Text]:
+    """Return a line that is too long as two, the second below what the label is of."""
+    if line.cell_len <= width or width < 2 * _LABEL:
+        return [line]
+    label, text = line.divide([_LABEL])
+    first, *more = text.wrap(screen, width - _LABEL, no_wrap=False)
+    first.rstrip()
+    rest = Text(" ").join(more)
+    return [label + first, Text(" " * _LABEL, no_wrap=True) + rest]
 
 
 def _went(figures: Figures, name: str, width: int) -> str:

@@ -40,6 +40,8 @@ from statecache.core.commit.attempts import Attempts
 from statecache.core.commit.batches import BatchedAttempts
 from statecache.core.commit.durable import HELD, PASSED
 from statecache.core.commit.repeats import Repeats
+from statecache.core.pool import LEFT_S
+from statecache.error_facts import unended
 from statecache.errors import (
     Forked,
     LimitExceeded,
@@ -69,6 +71,14 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 _ELSEWHERE = "it is applied in a Redis whose epoch has ended, and Postgres has been flushed past it without it"
+
+
+def _sent_late(error: RedisUnavailable, waited: float, left: float) -> RedisUnavailable:
+    """Return the error of an attempt that was not answered; of one that had waited for long here, with that."""
+    if waited < max(LEFT_S, left):
+        return error
+    here = f"it was sent with {left:.2g} s left, having waited {waited:.2g} s for a connection in this process"
+    return RedisUnavailable(error.reason, detail=f"{unended(error.detail)}; {here}", hint=error.hint)
 
 
 def new_change_id() -> str:
@@ -131,6 +141,7 @@ class Committer:
             end=end,
             redis_keys=[stem + write.key for write in writes],
             repeat=change_id is not None,
+            named=change_id is not None,
             locks=locks,
         )
 
@@ -156,7 +167,7 @@ class Committer:
         return committed
 
     async def look_for_losses(self, commits: Sequence[Commit]) -> None:
-        """Look for lost commits, as an answer has shown a new epoch; whose caller is gone meanwhile is unsettled."""
+        """Look for lost commits, as an answer has shown a new epoch; who is cancelled meanwhile never learns of his."""
         try:
             await self._losses.noticed(end=commits[0].end)
         except BaseException as error:  # these are applied, and their caller learns nothing of it
@@ -234,7 +245,7 @@ class Committer:
             seconds = commit.end - monotonic()
             if seconds <= 0:
                 late = RedisUnavailable("timeout", detail="the time was up")
-                commit.fail(commit.doubt or commit.last_error or late)
+                commit.fail(commit.lost_answer or commit.last_error or late)
             if commit.durability == "postgres" and not commit.passes:
                 committed = await self._applied_batched(commit, seconds)
                 if committed is not None:
@@ -243,12 +254,14 @@ class Committer:
             link = await self._repeats.link_for(commit, seconds)
             if link is None:
                 continue
+            left = max(commit.end - monotonic(), 0.001)
             try:
-                replies = await self.attempts.send(link, commit, max(commit.end - monotonic(), 0.001))
+                replies = await self.attempts.send(link, commit, left)
             except RedisUnavailable as error:
-                commit.unanswered(error)
+                told = _sent_late(error, commit.waited_s, left)
+                commit.unanswered(told)
                 await self._redis.pool.drop_idle()
-                await self._repeats.take(commit, hindered(error))
+                await self._repeats.take(commit, hindered(told))
                 continue
             finally:
                 self._redis.pool.give(link)
@@ -292,6 +305,7 @@ class Committer:
             case Load(keys):
                 try:
                     await self._hydrator.load(keys, end=commit.end, to_write=True)
+                    commit.loaded = True
                 except StateCacheError as error:
                     commit.fail(error)
             case HeedPolicy(found):

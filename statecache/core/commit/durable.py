@@ -36,7 +36,7 @@ from statecache.errors import (
     Quarantined,
     Unavailable,
 )
-from statecache.model import Position
+from statecache.model import ChangeRecord, Position
 from statecache.records import text_of
 from statecache.redis_errors import refusal
 from statecache.rules.outcomes import Content, Recorded, fate_of
@@ -247,6 +247,20 @@ class Durable:
             tuple(row.parent_change_id for row in mine), tuple(Content(row.op, row.digest or b"") for row in mine),
             in_stream=False,
         )  # fmt: skip
+
+    async def change(self, shard: int, change_id: str, key: str, *, end: float) -> ChangeRecord | None:
+        """Return one change of a key, from the stream or else from Postgres; None where neither holds it."""
+        found = await self._in_stream(shard, change_id, [key], end)
+        if found is not None:
+            return found.changes[0]
+        asked = {"change_id": change_id, "key": key, "shard": shard}
+        for row in await self._postgres.fetch("change_of", asked, seconds=max(end - monotonic(), 0.01)):
+            op, version, parent, value, encoding, schema = row
+            return ChangeRecord(
+                change_id=change_id, key=key, op=op, version=version, parent_change_id=parent, value=bytes(value),
+                encoding=encoding, schema=schema,
+            )  # fmt: skip
+        return None
 
     async def _in_stream(self, shard: int, change_id: str, keys: Sequence[str], end: float) -> Found | None:
         start, wanted = b"-", change_id.encode()

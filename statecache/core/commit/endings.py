@@ -7,7 +7,7 @@ from several workers at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from statecache.clock import monotonic
@@ -24,10 +24,13 @@ REASON = "expired"
 _AT_ONCE = 200
 
 
-async def delete_ended(runtime: Runtime, shards: Sequence[int], *, seconds: float) -> int:
+async def delete_ended(
+    runtime: Runtime, shards: Sequence[int], *, seconds: float, enough: Callable[[], bool] = lambda: False
+) -> int:
     """Delete the states of these shards whose end has come, and return how many were.
 
-    `seconds` is for each few hundred; the first error of these is raised once all of them were tried.
+    `seconds` is for each few hundred; the first error of these is raised once all of them were tried. Before the next
+    few hundred `enough` is asked whether the others are to be left.
     """
     deleted, after = 0, ("", "")
     while True:
@@ -37,7 +40,7 @@ async def delete_ended(runtime: Runtime, shards: Sequence[int], *, seconds: floa
         if rows:
             deleted += await _delete(runtime, [key for key, _ in rows], seconds)
             after = (rows[-1][1], rows[-1][0])
-        if len(rows) < _AT_ONCE:
+        if len(rows) < _AT_ONCE or enough():
             return deleted
 
 

@@ -7,8 +7,8 @@ heed) is carried out as for a commit that goes alone. So a round repeats only wh
 change_ids, and the time of the caller bounds all of them.
 
 Each commit keeps its identity, its nonce and its times; an exchange that breaks leaves those commits in doubt that went
-with it and no others. Where the caller is gone before the end, all that was sent, also what was applied, is unsettled:
-he has learnt of none of it.
+with it and no others. Where the caller is gone before the end, the outcome of all that was sent, also of what
+was applied, is unknown: he has learnt of none of it.
 """
 
 from __future__ import annotations
@@ -94,9 +94,7 @@ class ManyCommits:
         for commit in commits:
             under_way[commit.change_id] = commit
         try:
-            for shard in dict.fromkeys(commit.shard for commit in commits):
-                await self._committer.prepare(durability, shard, end=call.end)
-            call.pending = list(commits)
+            await self._prepare(call, durability)
             while call.pending:
                 await self._round(call)
             if durability == "postgres":
@@ -112,13 +110,29 @@ class ManyCommits:
             await self._committer.look_for_losses(applied)
         return [call.outcomes[commit.change_id] for commit in commits]
 
+    async def _prepare(self, call: _Call, durability: str) -> None:
+        """Do what comes before the first round; where a server cannot be had for a shard, none of its commits is sent.
+
+        Raises DurabilityRefused where these settings cannot give the level.
+        """
+        failed: dict[int, Unavailable] = {}
+        for shard in dict.fromkeys(commit.shard for commit in call.commits):
+            try:
+                await self._committer.prepare(durability, shard, end=call.end)
+            except Unavailable as error:
+                failed[shard] = error
+        call.pending = [one for one in call.commits if one.shard not in failed]
+        for one in call.commits:
+            if one.shard in failed:
+                await self._fail(call, one, failed[one.shard])
+
     async def _round(self, call: _Call) -> None:
         """Make one attempt of all that is pending, then do what the answers ask for."""
         for some in _exchanges(call.next_round()):
             if monotonic() >= call.end:
                 late = RedisUnavailable("timeout", detail="the time was up")
                 for commit in some:
-                    await self._fail(call, commit, commit.doubt or commit.last_error or late)
+                    await self._fail(call, commit, commit.lost_answer or commit.last_error or late)
             else:
                 await self._exchange(call, some)
         for commits in call.lacking.values():

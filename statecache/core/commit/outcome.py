@@ -32,7 +32,7 @@ from statecache.redis_errors import refusal
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.in_flight import InFlight
-    from statecache.commit_protocol.unknown_outcomes import UnknownOutcome, UnknownOutcomes
+    from statecache.commit_protocol.unknown_outcomes import NotedOutcome, UnknownOutcomes
     from statecache.core.epoch.opener import Opener
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.redis.tier import RedisTier
@@ -78,24 +78,24 @@ class OutcomeLookup:
     async def outcome(self, change_id: str, key: str, *, position: Position | None, end: float) -> Outcome:
         """Ask until there is a final answer, or none can be expected, or the time is up."""
         position = position or self._in_flight.position_of(change_id, key)
-        doubt = self._unknown_outcomes.get(change_id)
-        if doubt is not None and key not in doubt.unsettled.keys:
-            raise UsageError(f"change {change_id} wrote {doubt.unsettled.keys[0]!r} and not {key!r}")
+        noted = self._unknown_outcomes.get(change_id)
+        if noted is not None and key not in noted.commit.keys:
+            raise UsageError(f"change {change_id} wrote {noted.commit.keys[0]!r} and not {key!r}")
         backoff, reason = Backoff(0.005, 0.25), _NO_ANSWER
         while (now := monotonic()) < end:
-            doubt = self._unknown_outcomes.get(change_id)
-            over = doubt is not None and doubt.until < now  # asked before looking: what comes later is refused
+            noted = self._unknown_outcomes.get(change_id)
+            over = noted is not None and noted.until < now  # asked before looking: what comes later is refused
             try:
                 found = await self._look(change_id, key, position or NOWHERE, end)
-                reason = _reason(doubt) if found is not None else _MOVING
+                reason = _reason(noted) if found is not None else _MOVING
             except Unavailable as error:
                 found, reason = None, error.problem
-            if found is not None and not found.settled and over and self._unknown_outcomes.get(change_id) is doubt:
+            if found is not None and not found.settled and over and self._unknown_outcomes.get(change_id) is noted:
                 found = msgspec.structs.replace(found, verdict="not applied")
             if found is not None and found.settled:
-                self._unknown_outcomes.settle(change_id)
+                self._unknown_outcomes.resolve(change_id)
                 return found
-            if found is not None and (doubt is None or doubt.until > end):
+            if found is not None and (noted is None or noted.until > end):
                 break
             await self._redis.io.sleep(max(min(backoff.take(), end - monotonic()), 0.0))
         return Outcome(change_id=change_id, key=key, verdict="unknown", reason=reason)
@@ -212,5 +212,5 @@ def _passed(
     return part if part is not None and part.n <= mine["shard"][5] else None
 
 
-def _reason(doubt: UnknownOutcome | None) -> str:
-    return _STRANGER if doubt is None else _ARRIVING
+def _reason(noted: NotedOutcome | None) -> str:
+    return _STRANGER if noted is None else _ARRIVING

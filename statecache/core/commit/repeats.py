@@ -15,6 +15,7 @@ from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Committed, Found
 from statecache.commit_protocol.decision import Again, Fail, Pause, Refuse, Wait, after_error, after_lookup, hindered
 from statecache.core.commit.durability_support import COPIED
+from statecache.core.commit.remade import remade
 from statecache.errors import (
     ConfigurationError,
     ForeignData,
@@ -62,14 +63,18 @@ class Repeats:
 
     async def link_for(self, commit: Commit, seconds: float) -> Link | None:
         """Lend a connection to a server that can give the commit's durability level; return None to try again."""
-        pool = self._redis.pool
+        pool, asked = self._redis.pool, monotonic()
         try:
-            link = await pool.take(seconds)
+            link = await pool.take(seconds, ahead=commit.loaded)
         except RedisUnavailable as error:
+            commit.waited_s += monotonic() - asked
+            if error.reason == "pool":  # what time is left would be for the server
+                commit.fail(pool.all_in_use(commit.waited_s))
             await self.take(commit, hindered(error))
             return None
         except StateCacheError as error:
             commit.fail(error)
+        commit.waited_s += monotonic() - asked
         if commit.durability not in COPIED:
             return link
         try:
@@ -104,8 +109,10 @@ class Repeats:
             current = [(change_id, _op_at(now, op, encoding)) for change_id, op, encoding in current]
             position = position or commit.applied_at
             found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end, position=position)
+            if found is not None and commit.merges:
+                found = await remade(self._durable, commit, found, end=commit.end)
         except (Unavailable, ForeignData, ConfigurationError) as error:
-            commit.doubt = commit.doubt or error
+            commit.lost_answer = commit.lost_answer or error
             commit.fail(error)
         commit.applied_at = None  # it died there with its epoch, if it is found nowhere
         step = after_lookup(commit, found, current, applied=applied)
@@ -118,13 +125,13 @@ class Repeats:
         """Acknowledge a change that was looked up, once copies of it are counted; return None to look again."""
         replies: list[Any] = []
         if commit.durability in COPIED:
-            commit.doubt = commit.doubt or RedisUnavailable(
+            commit.lost_answer = commit.lost_answer or RedisUnavailable(
                 "copies", detail=_UNCOUNTED
             )  # applied, whatever hinders now
             replies = await self._confirmed(commit, found)
             if not replies:
                 return None
-        committed = Committed(commit.change_id, found.position, found.at, found.versions, found.parents)
+        committed = Committed(commit.change_id, found.position, found.at, found.versions, found.parents, found.made)
         return await self.acknowledge(commit, committed, replies)
 
     async def acknowledge(self, commit: Commit, committed: Committed, replies: Sequence[Any]) -> Committed:

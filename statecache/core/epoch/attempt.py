@@ -39,13 +39,12 @@ from statecache.rules.epochs import (
     Refusal,
     ShardRow,
     Totals,
-    branch_refusal,
+    after_comparison,
     head_totals,
     is_strange,
     look_of,
     must_set_aside,
     pages,
-    parted_refusal,
     unproven,
 )
 
@@ -200,15 +199,14 @@ class Attempt:
         )
         await self._look_for_strange_states(seen)
         for each in seen:
-            if each.verdict.doubtful and each.row.shard not in continuing:
-                refused[each.row.shard] = branch_refusal(each.row, each.look)
-                continue
-            one = msgspec.structs.replace(each, later=starts.get(each.row.shard), parted=await self._parted(each))
-            aside = must_set_aside(one.look, one.common)
-            if one.parted is not None and self._candidate.authority != "operator":
-                refused[one.row.shard] = parted_refusal(one.row, one.look, one.parted)
-            elif aside and self._candidate.authority == "client":
-                refused[one.row.shard] = Refusal(why=f"it holds {aside}, which a worker has to set aside", wait=True)
+            continues = not each.verdict.doubtful or each.row.shard in continuing
+            parted_at = await self._parted(each) if continues else None
+            one = msgspec.structs.replace(each, later=starts.get(each.row.shard), parted=parted_at)
+            refusal = after_comparison(
+                one.row, one.look, self._candidate.authority, continues=continues, parted=parted_at, common=one.common
+            )
+            if refusal is not None:
+                refused[one.row.shard] = refusal
             else:
                 compared.append(one)
         return compared

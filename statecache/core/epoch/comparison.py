@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.core.epoch.evicted_meta import held_states
 from statecache.entries import INTEGER_MAX, salvaged
-from statecache.rules.epochs import HeldChange, Look, continues, parting
+from statecache.rules.comparison import HeldChange, continues, parting
+from statecache.rules.epochs import Look
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link

@@ -31,7 +31,7 @@ from statecache.errors import CursorEnded, UsageError
 from statecache.history import Stored
 from statecache.keys import beyond_prefix, checked_prefix_of_list
 from statecache.model import Position
-from statecache.rules.feed import Cursor, Head, Place, after, anew, beginning, behind, broken, cursor_of, newest
+from statecache.rules.feed import Cursor, FeedHead, FeedPlace, after, anew, beginning, behind, broken, cursor_of, newest
 
 if TYPE_CHECKING:
     from statecache.core.runtime import Runtime
@@ -63,10 +63,10 @@ class Feed:
         self._runtime, self.prefix, self._since, self._follow = runtime, prefix, since, follow
         if since is not None and not self.begins_now:
             cursor_of(since)
-        self._places: dict[int, Place] | None = None
+        self._places: dict[int, FeedPlace] | None = None
         self._rows: list[Row] = []
         self._given = self._folded = 0
-        self._ends: dict[int, Place] = {}
+        self._ends: dict[int, FeedPlace] = {}
         self._epochs: dict[int, int] = {}
         self._behind: deque[int] = deque()
         self._moved: set[int] = set()
@@ -112,7 +112,7 @@ class Feed:
         """Have the reader begin elsewhere, before anything was read."""
         self._since, self._places = since, None
 
-    async def start(self, seconds: float) -> dict[int, Place]:
+    async def start(self, seconds: float) -> dict[int, FeedPlace]:
         """Find out where the reader begins, if it is not known, and return its places."""
         if self._places is None:
             self._places = await self._first(seconds)
@@ -174,13 +174,13 @@ class Feed:
         self._looked_at = monotonic()
         return self._shards
 
-    async def _first(self, seconds: float) -> dict[int, Place]:
+    async def _first(self, seconds: float) -> dict[int, FeedPlace]:
         """Return where the reader begins."""
         if self.begins_now:
-            heads, _ = await self._asked(dict.fromkeys(self._shards, Place(n=_N_MAX)), ROWS_MIN, seconds)
+            heads, _ = await self._asked(dict.fromkeys(self._shards, FeedPlace(n=_N_MAX)), ROWS_MIN, seconds)
             return {shard: newest(head) for shard, head in heads.items()}
         if self._since is None:
-            return dict.fromkeys(self._shards, Place())
+            return dict.fromkeys(self._shards, FeedPlace())
         cursor = cursor_of(self._since)
         if not self._runtime.postgres.cluster:
             await self._asked({}, ROWS_MIN, seconds)
@@ -208,8 +208,8 @@ class Feed:
         self._caught_up = not self._behind
 
     async def _asked(
-        self, places: dict[int, Place], rows_max: int, seconds: float
-    ) -> tuple[dict[int, Head], list[Row]]:
+        self, places: dict[int, FeedPlace], rows_max: int, seconds: float
+    ) -> tuple[dict[int, FeedHead], list[Row]]:
         """Return how the shards stand, and what follows the places: late changes first, then in order."""
         columns = {
             "shards": [*places],
@@ -221,7 +221,7 @@ class Feed:
         bounds = {"prefix": self.prefix, "beyond": beyond_prefix(self.prefix), "rows": rows_max, "bytes": BYTES}
         end = monotonic() + seconds
         rows = await self._runtime.postgres.fetch("feed_changes", {**columns, **bounds, "late": LATE}, seconds=seconds)
-        heads = {row[0]: Head(*row[18]) for row in rows if row[18] is not None}
+        heads = {row[0]: FeedHead(*row[18]) for row in rows if row[18] is not None}
         late = sorted((row for row in rows if row[3]), key=itemgetter(0, 3))
         changes = [*late, *sorted((row for row in rows if row[3] == 0), key=_in_order)]
         return heads, await self._whole(changes, max(end - monotonic(), 0.001))
@@ -237,7 +237,7 @@ class Feed:
             whole[at] = (*rows[at][:6], value, *rows[at][7:])
         return whole
 
-    def _refuse_broken(self, heads: dict[int, Head]) -> None:
+    def _refuse_broken(self, heads: dict[int, FeedHead]) -> None:
         """Raise CursorEnded where a place cannot be gone on from."""
         places = self._places or {}
         why = {shard: reason for shard, head in heads.items() if (reason := broken(places[shard], head))}

@@ -53,7 +53,7 @@ class AutomaticCheckpoints:
         """Note what a commit wrote, and begin to make the checkpoints that are due."""
         policy, remembered = self._policy, view.runtime.due_checkpoints
         for write, version in zip(commit.written(), committed.versions, strict=True):
-            if write.op != "set" or write.schema in OWN_SCHEMAS:
+            if write.op == "delete" or write.schema in OWN_SCHEMAS:
                 continue
             due = remembered.due(policy, write.key, version, time_of(committed.updated_at))
             if due is not None and remembered.begins():

@@ -24,8 +24,8 @@ from statecache.errors import ChangeIdReused, NotFound, UsageError, VersionConfl
 from statecache.expiry import form_of
 from statecache.history_errors import MergeConflict
 from statecache.rules.ancestry import Place, base_of
-from statecache.rules.merging import merged
 from statecache.rules.provenance import Provenance
+from statecache.rules.three_way import merged
 
 if TYPE_CHECKING:
     from statecache.core.view import View

@@ -229,9 +229,9 @@ class HistoryReader:
             "version": point.version, "n": point.n, "time": point.time or "infinity",
         }  # fmt: skip
         rows = await self._postgres.fetch("history_at", asked, seconds=max(end - monotonic(), 0.001))
-        keys = [row for row in rows if row[16] is not None]
-        found = {row[16]: version_of_row(row) for row in keys if row[2] is not None}
-        return _mark(rows), found, {row[16]: row[17] for row in keys}
+        keys = [row for row in rows if row[17] is not None]
+        found = {row[17]: version_of_row(row) for row in keys if row[2] is not None}
+        return _mark(rows), found, {row[17]: row[18] for row in keys}
 
     async def _tail(self, mark: Watermark, key: str, end: float) -> Tail:
         seconds = max(end - monotonic(), 0.001)

@@ -14,10 +14,8 @@ lease is believed in.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
-from itertools import count
+from contextlib import AbstractContextManager
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +23,11 @@ from redis.exceptions import ResponseError
 
 from statecache import _process
 from statecache.clock import boottime, monotonic
-from statecache.core.lock.requests import Answer, LeaseRequests
-from statecache.errors import LeaseLost, LimitExceeded, LockTimeout, StateCacheError, UsageError
+from statecache.core.lock.requests import WITHDRAW_S, LeaseRequests, LeaseScript, OneByOne, request_names
+from statecache.errors import LeaseLost, LockTimeout, StateCacheError, UsageError
 from statecache.lua import parts_of
 from statecache.model import Token
-from statecache.rules.leases import COMING_S, TTL_S_MIN, WAITERS_MAX, Holding, Holdings, Waiting, call_of
+from statecache.rules.leases import COMING_S, TTL_S_MIN, Holding, Holdings, Waiting, call_of
 
 if TYPE_CHECKING:
     from statecache.concurrency import Background, Signal
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
-_WITHDRAW_S = 1.0
-"""How long giving back may take for a caller who gave up, or closes, in seconds; what is left ends by itself."""
 _CONFIRM_S = 1.0
 """How long a waiter waits for its subscription to be confirmed, in seconds; it asks now and then anyway."""
 _END_S = 0.05
@@ -54,7 +50,7 @@ _SWEEP_S = 0.02
 _logger = logging.getLogger("statecache")
 
 
-class Leases(LeaseRequests):
+class Leases:
     """The leases of one client, which it takes, renews and gives back."""
 
     def __init__(
@@ -65,7 +61,12 @@ class Leases(LeaseRequests):
         opener: Opener,
         events: Subscriptions,
     ) -> None:
-        super().__init__(settings, keys, redis, opener)
+        self._timeout_s = settings.timeout_s
+        self._keys = keys
+        self._redis = redis
+        self._opener = opener
+        self._spelled = LeaseScript(settings, keys)
+        self._requests = LeaseRequests(keys, redis, opener, OneByOne(self._spelled, redis, settings.timeout_s))
         self._events = events
         self._closed = False
         self._links: set[Link] = set()
@@ -82,7 +83,7 @@ class Leases(LeaseRequests):
         self._links = set()
         self._held = Holdings()
         self._waiting: dict[str, tuple[Waiting, Signal]] = {}
-        self._requests = map(f"{secrets.token_hex(8)}:{{}}".format, count(1))
+        self._names = request_names()
         self._renewer: Background | None = None
         self._sooner = self._redis.io.signal()
         self._next = -inf
@@ -117,12 +118,12 @@ class Leases(LeaseRequests):
             if one.key == key and one.owner is owner and not one.lost(boottime()):
                 hint = "Use the lease that you have: the lock would wait for itself."
                 raise UsageError(f"{key!r} is locked already by this very task or thread", hint=hint)
-        shard, request = self._keys.shard(key), next(self._requests)
+        shard, request = self._keys.shard(key), next(self._names)
         holding = Holding(key=key, shard=shard, request=request, ttl=ttl, owner=owner)
         begun, wait = monotonic(), patience != 0
         try:
             asking_s = (patience or self._timeout_s) if wait else min(self._timeout_s, _TRY_S)
-            answer = await self._attempt("queue" if wait else "take", holding, begun + asking_s)
+            answer = await self._requests.grant("queue" if wait else "take", holding, end=begun + asking_s)
             if answer is not None and wait:
                 await self._wait_for_turn(holding, begun, patience)
             if answer is None or wait:
@@ -131,7 +132,7 @@ class Leases(LeaseRequests):
         except BaseException as error:  # whatever it is, nothing shall be held by nobody, and no place kept
             self._held.pop(holding.request, None)
             if not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
-                await self._redis.io.beside(lambda: self._withdraw(holding), _END_S)
+                await self._redis.io.beside(lambda: self._requests.withdraw(holding), _END_S)
             raise
         if answer is not None and not wait:
             raise LockTimeout(key, seconds=0, holder=answer.rest[1])
@@ -151,7 +152,7 @@ class Leases(LeaseRequests):
                     bound = now + self._timeout_s if patience is None else max(end, now + 0.01)
                     waiting.asking()
                     await self._events.confirmed(calls, self._heard, end=min(bound, now + _CONFIRM_S))
-                    answer = await self._attempt("queue", holding, bound)
+                    answer = await self._requests.grant("queue", holding, end=bound)
                     if answer is None:
                         return
                     now = monotonic()
@@ -162,24 +163,6 @@ class Leases(LeaseRequests):
                 await signal.wait(min(waiting.ask_at - now, end - now, COMING_S))
         finally:
             self._waiting.pop(holding.request, None)
-
-    async def _attempt(self, verb: str, holding: Holding, end: float) -> Answer | None:
-        """Ask for the lock; return None where it was granted, else the answer."""
-        while True:
-            answer = await self._ask(verb, holding, end=end)
-            holding.astray = holding.astray or answer.repeated
-            if answer.verdict == "FULL":
-                what, count = "the number of waiters", int(answer.rest[0]) + 1
-                raise LimitExceeded(what, actual=count, limit=WAITERS_MAX, key=holding.key)
-            if answer.verdict != "OK":
-                return answer
-            holding.token = Token.parse(answer.rest[0]) or holding.token
-            holding.granted(answer.started)
-            if not holding.lost(boottime()):
-                return None
-            if monotonic() > end:  # so late an answer is one to ask for again
-                reason = "every answer came later than the ttl allows"
-                raise LockTimeout(holding.key, seconds=holding.ttl, reason=reason)
 
     def _heard(self, message: bytes) -> None:
         """Take note of a call, and wake whoever is called; other waiters watch the time by themselves."""
@@ -203,11 +186,11 @@ class Leases(LeaseRequests):
         holding.gone = True
         if not known:
             return False
-        left_s = max(holding.believed_until - boottime(), _WITHDRAW_S)
+        left_s = max(holding.believed_until - boottime(), WITHDRAW_S)
         end = min(monotonic() + self._timeout_s if end is None else end, monotonic() + left_s)
         answered = False
         try:
-            answer = await self._ask("withdraw" if holding.astray else "release", holding, end=end)
+            answer = await self._requests.ask("withdraw" if holding.may_arrive else "release", holding, end=end)
             answered = True
             return answer.verdict == "OK" or (answer.repeated and stood)
         except StateCacheError as error:
@@ -216,18 +199,12 @@ class Leases(LeaseRequests):
             return stood
         finally:
             if not answered:  # cancelled
-                await self._redis.io.beside(lambda: self._withdraw(holding), _END_S)
-
-    async def _withdraw(self, holding: Holding) -> bool:
-        """Take back what a request left, or may yet leave: a lease that nobody uses, a place in a queue."""
-        with suppress(StateCacheError):
-            return (await self._ask("withdraw", holding, end=monotonic() + _WITHDRAW_S)).verdict == "OK"
-        return False
+                await self._redis.io.beside(lambda: self._requests.withdraw(holding), _END_S)
 
     async def take_away(self, key: str, token: Token, *, end: float) -> bool:
         """End somebody's lease, unless another one has followed it, and return whether it was ended."""
         theirs = Holding(key=key, shard=self._keys.shard(key), request="", ttl=TTL_S_MIN, owner=None, token=token)
-        answer = await self._ask("break", theirs, end=end)
+        answer = await self._requests.ask("break", theirs, end=end)
         return answer.verdict == "OK" or (answer.repeated and not answer.rest)
 
     async def release(self, *, end: float | None = None) -> tuple[str, ...]:
@@ -235,7 +212,7 @@ class Leases(LeaseRequests):
 
         These end by themselves, when their time is up.
         """
-        end = monotonic() + _WITHDRAW_S if end is None else end
+        end = monotonic() + WITHDRAW_S if end is None else end
         held = self.held
         for holding in held:
             await self.give_back(holding, end=end)
@@ -301,9 +278,8 @@ class Leases(LeaseRequests):
                 link = await self._redis.link(seconds)
                 self._links.add(link)
             seconds = max(seconds - (boottime() - started), 0.001)
-            replies = await link.scripts(
-                self._script, [self._call("renew", one, link, seconds) for one in due], seconds=seconds
-            )
+            calls = [self._spelled.call("renew", one, link, seconds) for one in due]
+            replies = await link.scripts(self._spelled.script, calls, seconds=seconds)
             for holding, reply in zip(due, replies, strict=True):
                 await self._renewed(holding, parts_of(reply)[0].decode(), started, link)
         except (StateCacheError, ResponseError) as error:

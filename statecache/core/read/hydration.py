@@ -178,8 +178,8 @@ class Hydrator:
                 "hydrate_begin",
                 [*fixed, *(keys.state(key) for key in missing)],
                 [self._settings.fence, token, token_ms, earlier, *missing],
-                seconds=seconds * patience_for(seconds),
-            )
+                seconds=seconds * patience_for(seconds), ahead=True,
+            )  # fmt: skip
         except ResponseError as error:
             tokens.pop()
             raise refusal(error, fixed[2]) from error
@@ -215,22 +215,34 @@ class Hydrator:
     async def _read(
         self, requests: Sequence[Request[tuple[int, Sequence[str]]]], seconds: float
     ) -> list[_Held | Exception]:
-        """Read what Postgres holds of the keys of many callers, in one exchange.
+        """Read what Postgres holds of the keys of many callers in one exchange, and the last changes of it in another.
 
         Where their shards stand is read first: what they are read to hold is no older.
         """
+        end = monotonic() + seconds
         asked = [request.question for request in requests]
         keys = list(dict.fromkeys(key for _, keys in asked for key in keys))
         parameters = {"shards": sorted({shard for shard, _ in asked}), "keys": keys}
         shards, states, lost = await self._postgres.fetch_each(_HYDRATE, parameters, seconds=seconds)
         places = {shard: (epoch, flushed) for shard, epoch, flushed in shards}
-        found, lost_keys = {row[0]: record_of_row(row) for row in states}, {key for (key,) in lost}
+        found, lost_keys = {row[0]: record_of_row(row)[0] for row in states}, {key for (key,) in lost}
+        recent = await self._recent(found, max(end - monotonic(), 0.001)) if found else {}
         return [
-            _Held(*places[shard], lost_keys.intersection(keys), {key: found[key] for key in keys if key in found})
+            _Held(
+                *places[shard],
+                lost_keys.intersection(keys),
+                {key: (found[key], recent.get(key, "")) for key in keys if key in found},
+            )
             if shard in places
             else ConfigurationError(f"Postgres has no row for shard {shard}", hint="Run `statecache migrate`.")
             for shard, keys in asked
         ]
+
+    async def _recent(self, found: Mapping[str, Record], seconds: float) -> dict[str, str]:
+        """Return the newest changes of each of these states, as their hashes have them; '' is true of any state."""
+        versions = [record.version for record in found.values()]
+        rows = await self._postgres.fetch("recent_changes", {"keys": [*found], "versions": versions}, seconds=seconds)
+        return {key: " ".join(recent) for key, recent in rows}
 
     async def _install(
         self, shard: int, taken: list[str], held: _Held, tokens: list[str], epoch: str, end: float
@@ -252,8 +264,8 @@ class Hydrator:
                 "hydrate_install",
                 [*fixed, *(keys.state(key) for key in taken)],
                 [self._settings.fence, tokens[-1], epoch, *arguments],
-                seconds=seconds * patience_for(seconds),
-            )
+                seconds=seconds * patience_for(seconds), ahead=True,
+            )  # fmt: skip
         except RedisUnavailable:
             await self._forget(shard, taken, tokens)
         except ResponseError as error:

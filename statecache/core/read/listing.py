@@ -92,7 +92,9 @@ class Listing:
 
         Postgres has compared the values of what it holds; those of all others are compared here.
         """
-        _, shard = checked_prefix_of_list(listed.selection.prefix, self._keys.shards)
+        prefix, shard = listed.selection.prefix, None
+        if prefix:
+            _, shard = checked_prefix_of_list(prefix, self._keys.shards)
         shards = range(self._keys.shards) if shard is None else [shard]
         given = 0
         by_key = listed.order in ("key", "-key")

@@ -168,10 +168,15 @@ class RedisTier:
         finally:
             self.pool.give(link)
 
-    async def script(self, name: str, keys: Sequence[str], args: Sequence[Any], *, seconds: float) -> Any:
-        """Run the named script once and return its reply; raise an error reply as redis-py's error."""
+    async def script(
+        self, name: str, keys: Sequence[str], args: Sequence[Any], *, seconds: float, ahead: bool = False
+    ) -> Any:
+        """Run the named script once and return its reply; raise an error reply as redis-py's error.
+
+        `ahead` goes before others who wait for a connection.
+        """
         end = monotonic() + seconds
-        link = await self.pool.take(seconds)
+        link = await self.pool.take(seconds, ahead=ahead)
         try:
             return await link.script(script(name), keys, args, seconds=max(end - monotonic(), 0.001))
         except RedisUnavailable:

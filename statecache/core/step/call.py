@@ -241,10 +241,9 @@ class StepCall:
         try:
             result = await self._effect(self._context(begun.step))
         except Exception as error:  # whatever the user's function raises is kept and goes on
-            known = self._terms.idempotent or isinstance(error, self._terms.retry.on)
-            status: steps.Status = "failed" if known else "unknown"
+            status = steps.status_after(error, idempotent=self._terms.idempotent, retry=self._terms.retry)
             await self._leave(error, begun, status, f"its function raised {steps.told(error)}")
-            if not known:
+            if status == "unknown":
                 error.add_note(str(self._unknown(begun.step, f"its function raised {type(error).__name__}")))
             raise
         except BaseException as error:  # cancelled in the middle of it
@@ -320,8 +319,9 @@ class StepCall:
         """Return the result that somebody else kept of the same effect; raise StepUnknown where nobody has."""
         end = self._view.end_of(self._terms.timeout)
         _, held = await held_step(self._runtime, self._record_key, end=end)
-        same = held is not None and (self._terms.idempotent or held.step.attempts == step.attempts)
-        if held is not None and same and held.step.status in ("done", "ran") and await self._given(held, end):
+        found = None if held is None else held.step
+        kept = steps.kept_by_another(found, step, idempotent=self._terms.idempotent)
+        if held is not None and kept and await self._given(held, end):
             return self._decoded(held)
         status = "gone" if held is None else held.step.status
         raise self._unknown(step, f"its function returned, but others had taken the step over, which is now {status}")

@@ -26,22 +26,21 @@ from contextlib import AbstractContextManager
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ResponseError
 
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import boottime, monotonic
-from statecache.core.lock.leases import Leases
-from statecache.errors import RedisUnavailable, StateCacheError
+from statecache.core.lock.requests import LeaseRequests, LeaseScript, request_names
+from statecache.core.step.claim_batches import ClaimBatches
+from statecache.errors import StateCacheError
 from statecache.lua import parts_of
-from statecache.redis_errors import DEMOTED, code_of
 from statecache.rules.leases import Holding, Holdings
 from statecache.rules.steps import Watch, claim_of
 
 if TYPE_CHECKING:
-    from statecache.concurrency import Background, Batcher, Request
+    from statecache.concurrency import Background
     from statecache.core.epoch.opener import Opener
     from statecache.core.redis.connection import Link
-    from statecache.core.redis.pubsub import Subscriptions
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.rules.steps import StepRecord
@@ -56,22 +55,20 @@ _WATCHES_MAX = 1000
 """How many abandoned steps are watched at once; for the oldest, a later call begins to watch anew."""
 _SWEEP_S = 0.02
 """Claims that are due within this many seconds are renewed together."""
-_GONE = RedisUnavailable("timeout", detail="whoever asked waits no more")
 _logger = logging.getLogger("statecache")
 
 
 class Claims:
     """The claims of one client."""
 
-    def __init__(
-        self, settings: Settings, keys: KeySpace, redis: RedisTier, opener: Opener, events: Subscriptions
-    ) -> None:
+    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, opener: Opener) -> None:
         self.silent_s = settings.step_claim_s / 2
         self._ttl = settings.step_claim_s / 2
         self._timeout_s = settings.timeout_s
         self._keys = keys
         self._redis = redis
-        self._leases = _Batched(settings, keys, redis, opener, events)
+        self._spelled = LeaseScript(settings, keys)
+        self._requests = LeaseRequests(keys, redis, opener, ClaimBatches(self._spelled, redis, settings.timeout_s))
         self._closing = False
         self._links: set[Link] = set()
         self._inherited: list[Link] = []
@@ -81,6 +78,7 @@ class Claims:
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
         """Forget the claims, which another process holds."""
         self._mutex = mutex
+        self._names = request_names()
         self._held = Holdings()
         self._watches: dict[str, Watch] = {}
         self._keeper: Background | None = None
@@ -103,14 +101,14 @@ class Claims:
     async def take(self, record_key: str, *, end: float) -> Holding | None:
         """Take a claim without waiting; return None where somebody has it."""
         name = claim_of(record_key)
-        shard, request = self._keys.shard(name), self._leases.new_request()
+        shard, request = self._keys.shard(name), next(self._names)
         holding = Holding(key=name, shard=shard, request=request, ttl=self._ttl, owner=self._redis.io.runner())
         try:
-            if await self._leases._attempt("take", holding, end) is not None:
+            if await self._requests.grant("take", holding, end=end) is not None:
                 return None
         except BaseException as error:  # cancelled; after a fault nobody is kept waiting: what was taken ends by itself
             if not isinstance(error, (Exception, GeneratorExit)):
-                await self._redis.io.beside(lambda: self._leases._withdraw(holding), _END_S)
+                await self._redis.io.beside(lambda: self._requests.withdraw(holding), _END_S)
             raise
         with self._mutex:
             self._held[request] = holding
@@ -135,21 +133,21 @@ class Claims:
         """Stop renewing a claim, and return whether an attempt to renew it may still be on its way."""
         with self._mutex:
             self._held.pop(holding.request, None)
-            return holding.astray
+            return holding.may_arrive
 
     async def give_back(self, holding: Holding) -> None:
         """Give a claim back; where that fails, it ends by itself."""
         verb = "withdraw" if self.drop(holding) else "release"
         answered = False
         try:
-            await self._leases._ask(verb, holding, end=monotonic() + min(_RELEASE_S, self._timeout_s))
+            await self._requests.ask(verb, holding, end=monotonic() + min(_RELEASE_S, self._timeout_s))
             answered = True
         except StateCacheError as error:
             answered = True
             _logger.info("the claim of %r could not be given back and ends by itself: %s", holding.key, error)
         finally:
             if not answered:  # cancelled
-                await self._redis.io.beside(lambda: self._leases._withdraw(holding), _END_S)
+                await self._redis.io.beside(lambda: self._requests.withdraw(holding), _END_S)
 
     async def close(self) -> None:
         """Stop the renewing, unless steps still run: then it stops with the last of them."""
@@ -189,7 +187,7 @@ class Claims:
                 return None
             due = [one for one in held if one.renew_at <= now + _SWEEP_S]
             for one in due:
-                one.astray = True
+                one.may_arrive = True
             next_at = min((one.renew_at for one in held), default=now + self._ttl)
             return due, max(min(next_at - now, self._ttl / 3), 0.0)
 
@@ -205,13 +203,13 @@ class Claims:
             if link is None or not link.alive:
                 link = await self._redis.link(seconds)
                 self._links.add(link)
-            calls = [self._leases._call("take", one, link, seconds) for one in due]
-            replies = await link.scripts(self._leases._script, calls, seconds=seconds)
+            calls = [self._spelled.call("take", one, link, seconds) for one in due]
+            replies = await link.scripts(self._spelled.script, calls, seconds=seconds)
         except (StateCacheError, ResponseError) as error:
             _logger.info("claims of steps could not be renewed, and it is tried again: %s", error)
             await self._hang_up(link)
             return None
-        verdicts = [_texts(reply)[0] for reply in replies]
+        verdicts = [parts_of(reply)[0].decode() for reply in replies]
         for one, verdict in zip(due, verdicts, strict=True):
             if verdict == "OK":
                 one.granted(started)
@@ -281,65 +279,3 @@ class Claim:
         holding, self._holding = self._holding, None
         if holding is not None:
             self._claims.drop(holding)
-
-
-class _Batched(Leases):
-    """Leases that are requested in batches, for many agents that wait for Postgres go on at the same moment."""
-
-    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
-        """Forget the leases and the batches of a forked child's parent."""
-        super().begin_anew(mutex)
-        self._batcher: Batcher[tuple[str, Holding], list[str]] = self._redis.io.batcher(self._batch)
-
-    def new_request(self) -> str:
-        """Return a name for a request."""
-        return next(self._requests)
-
-    async def _once(self, verb: str, holding: Holding, seconds: float) -> list[str]:
-        most_s = min(seconds, self._timeout_s)
-        return await self._batcher.ask((verb, holding), weight=1024, seconds=most_s if most_s < 0.2 else most_s * 0.4)
-
-    async def _batch(
-        self, requests: Sequence[Request[tuple[str, Holding]]], seconds: float
-    ) -> Sequence[list[str] | Exception]:
-        """Send the requests that are still waited for in one pipeline, and return an answer for each."""
-        end = monotonic() + seconds
-        answers: list[list[str] | Exception] = [_GONE] * len(requests)
-        link = await self._redis.pool.take(seconds)
-        try:
-            left = max(end - monotonic(), 0.001)
-            asked = [at for at, request in enumerate(requests) if not request.gone]
-            calls = [self._call(*requests[at].question, link, left) for at in asked]
-            for at, reply in zip(asked, await self._replies(link, calls, left), strict=True):
-                answers[at] = reply if isinstance(reply, Exception) else _texts(reply)
-            if any(answer == ["LATE"] for answer in answers):
-                await link.close()  # the next one asks for the server's time anew
-        except RedisUnavailable:
-            await self._redis.pool.drop_idle()
-            raise
-        finally:
-            self._redis.pool.give(link)
-        return answers
-
-    async def _replies(
-        self, link: Link, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], seconds: float
-    ) -> list[Any]:
-        """Run the script for each of the calls, and return the replies; error replies are values."""
-        commands = []
-        for call in calls:
-            commands.append(link.call(self._script, *call))
-            link.knows(self._script, True)  # it goes with the first of them, which runs before the others
-        replies = await link.run(commands, seconds=seconds) if commands else []
-        for at, reply in enumerate(replies):
-            if isinstance(reply, NoScriptError):
-                try:
-                    replies[at] = await link.script(self._script, *calls[at], seconds=seconds)
-                except ResponseError as error:
-                    replies[at] = error
-            elif isinstance(reply, Exception) and code_of(reply) in DEMOTED:
-                await self._redis.leave(link)
-        return replies
-
-
-def _texts(reply: Any) -> list[str]:
-    return [part.decode("utf-8", "replace") for part in parts_of(reply)]

@@ -4,15 +4,16 @@
 -- ARGV  1 nonce  2 change_id  3 fence (on|off), and behind a blank how many replicas must be connected
 --       4 repeat (0|1, or the position at which its writer was told that it is applied)  5 writer  6 actor  7 reason
 --       8 backlog entries max  9 backlog bytes max  10 commit bytes max  11 value bytes max
---       12… per state: key, op (set|delete|check), expected (change_id, or that and ~ where its end may have come,
---           * blind, ! absent, ? present, % ended), value, encoding (behind it ' in ' and ms: it ends then, or
---           ' until ' and a time in ms), schema, ttl in ms ('' = default), assume_new (0|1|e<epoch>: in that epoch)
+--       12… per state: key, op (set|delete|check, or a merge: verb, digest, most bytes, and keep where an end stays),
+--           expected (change_id, or that and ~ where its end may have come, * blind, ! absent, ? present, % ended),
+--           value, encoding (behind it ' in ' and ms: it ends then, or ' until ' and a time in ms), schema, ttl in ms
+--           ('' = default), assume_new (0|1|e<epoch>: in that epoch)
 --       last, optional: the server's time in ms past which this attempt must not be executed, and where it is not
 --           the first one: past which no other can be executed either
 --       where locks count, both of them, the second '' for none, then: the lock and token of each lease that the
 --           commit is made under, and the keys whose locks nobody else may hold; NULs between and after them
--- Gives { nonce, verdict, … }; of OK these parts as one text with spaces between them, for a list costs the server more:
---   OK | DUP    position, updated_at, then per state: version, parent
+-- Gives { nonce, verdict, … }; of OK without merges these as one text with spaces, for a list costs the server more:
+--   OK | DUP    position, updated_at, then per state: version, parent; then per merge: encoding, schema, value
 --   MUTE        the same as DUP, but there was no memory to write: a WAIT behind it vouches for nothing
 --   LATE        this attempt was held up on its way, and whoever sent it has given it up
 --   FENCED      meta.replid, server's replid, meta.epoch
@@ -27,6 +28,7 @@
 --   BACKLOG     entries, bytes
 --   REPLICAS    how many are connected, how many must be
 --   LIMIT       index (0 = the whole commit), bytes, limit
+--   UNFIT       index of a state that cannot be merged, why (see `merging`; encoding, quarantined), which or its beginning
 --   FOREIGN     Redis key, reason
 -- Nothing after the first write can fail: types, sizes, limits and rights are checked before it, and XADD comes first.
 -- Every commit waits for this script, and what it leaves to the garbage collector too: so globals are locals, there is
@@ -88,7 +90,7 @@ if missing then return missing end
 -- A first attempt whose change_id is in no `recent` is neither.
 if seen then
   local writes, found_in, unsure, unapplied, forgotten = 0, 0, false, false, false
-  local dup, reused = { nonce, 'DUP', '', '' }, nil
+  local dup, reused, remade = { nonce, 'DUP', '', '' }, nil, nil
   for i = 1, count do
     local at, state = first + (i - 1) * width, states[i]
     if ARGV[at + OP] ~= 'check' then
@@ -106,19 +108,31 @@ if seen then
       if parent then
         found_in = found_in + 1
         dup[3] = found[1]
-        local op, value
+        local op, value, encoding, schema
         if found[2] == 0 then
-          local held = call('HMGET', KEYS[4 + i], 'updated_at', 'op', 'value')
-          dup[4], op, value = held[1], held[2], held[3]
+          local held = call('HMGET', KEYS[4 + i], 'updated_at', 'op', 'value', 'encoding', 'schema')
+          dup[4], op, value, encoding, schema = held[1], held[2], held[3], held[4], held[5]
         else
           local entry = call('XRANGE', changes, found[1], found[1])[1]
           local fields = entry and entry[2] or {}
           dup[4] = fields[6] or ''
           for j = 13, #fields, 2 do
-            if fields[j + 1] == ARGV[at] and find(fields[j], '^key%d+$') then op, value = fields[j + 3], fields[j + 13] end
+            if fields[j + 1] == ARGV[at] and find(fields[j], '^key%d+$') then
+              op, encoding, schema, value = fields[j + 3], fields[j + 9], fields[j + 11], fields[j + 13]
+            end
           end
         end
-        if op and (op ~= ARGV[at + OP] or value ~= ARGV[at + VALUE]) then
+        local other
+        if #ARGV[at + OP] > 6 then -- a merge, of which its digest tells whether it is this one
+          local asked = string.match(' ' .. (call('HGET', KEYS[4 + i], 'asked') or ''), ' ' .. mine .. '(%x+)')
+          other = asked and asked ~= string.match(ARGV[at + OP], ' (%x+)')
+          forgotten = forgotten or not asked
+          remade = remade or {}
+          remade[#remade + 1], remade[#remade + 2], remade[#remade + 3] = encoding or '', schema or '', value or ''
+        else
+          other = op and (op ~= ARGV[at + OP] or value ~= ARGV[at + VALUE])
+        end
+        if other then
           reused = reused or { nonce, 'REUSED', i, format('%d', version - found[2]) }
         end
         dup[#dup + 1] = format('%d', version - found[2])
@@ -134,6 +148,7 @@ if seen then
   end
   if reused then return reused end
   if writes > 0 and found_in == writes and dup[4] ~= '' and not forgotten then
+    for i = 1, remade and #remade or 0 do dup[#dup + 1] = remade[i] end
     if type(pcall('HINCRBY', meta, 'repeats', 1)) == 'table' then dup[2] = 'MUTE' end
     return dup
   end
@@ -214,10 +229,28 @@ if locks then
   if #tokens == 0 then tokens = nil end
 end
 
--- Types and sizes.
-local size = 0
+-- Types and sizes. A merge becomes the set of what it makes.
+local size, merges = 0, nil
 for i = 1, count do
   local at = first + (i - 1) * width
+  if #ARGV[at + OP] > 6 then
+-- include merging
+    local merge, digest, most, ends = string.match(ARGV[at + OP], '^(%a+) (%x+) (%d+) (%a+)$')
+    local state, stands = states[i], states[i][3] == 'set'
+    local held = call('HMGET', KEYS[4 + i], 'value', 'schema', 'asked')
+    local form = stands and string.match(state[7] or '', '^%a*')
+    if form and not (held[1] and held[2]) then return { nonce, 'FOREIGN', KEYS[4 + i], 'fields are missing' } end
+    if form and form ~= 'json' then return { nonce, 'UNFIT', i, 'encoding', form } end
+    if state[3] == 'quarantined' then return { nonce, 'UNFIT', i, state[3], state[2] } end
+    local value, why, begins = merged(merge, ARGV[at + VALUE], stands and held[1])
+    if not value then return { nonce, 'UNFIT', i, why, begins } end
+    if #value > tonumber(most) then return { nonce, 'LIMIT', i, #value, most } end
+    if stands and ends == 'keep' then ARGV[at + ENCODING] = state[7] end
+    if stands and held[2] ~= ARGV[at + SCHEMA] then ARGV[at + SCHEMA] = '' end -- it holds what both of them wrote
+    ARGV[at + OP], ARGV[at + VALUE], merges = 'set', value, { nonce, 'OK', '', '' }
+    local asked = held[3] or ''
+    state.asked = mine .. digest .. ' ' .. (string.match(asked, '^%S+ %S+ %S+ %S+ %S+') or asked)
+  end
   local length = #ARGV[at + VALUE]
   if length > tonumber(ARGV[11]) then return { nonce, 'LIMIT', i, length, ARGV[11] } end
   if ARGV[at + OP] ~= 'check' then size = size + length + #ARGV[at] + 200 end
@@ -343,14 +376,24 @@ for i = 1, count do
         'updated_at', updated_at, 'writer', writer, 'recent', recent)
     end
     if (state[6] or '') ~= ARGV[at + TTL] then call('HSET', redis_key, 'ttl', ARGV[at + TTL]) end
+    if state.asked then call('HSET', redis_key, 'asked', state.asked) end
     call('PERSIST', redis_key)
     call('ZADD', unflushed, n, ARGV[at])
     if hydrations > 1 then call('HDEL', hydrating, ARGV[at]) end
     answer = answer .. ' ' .. state.version .. ' ' .. state[2]
+    if merges then merges[#merges + 1], merges[#merges + 2] = state.version, state[2] end
   end
 end
 call('HSET', meta, 'n', n, 'entries', entries, 'bytes', bytes)
 if others_until and others_until ~= '' then -- it is swept away as a token is
   call('HSET', hydrating, '!' .. change_id, '!|' .. epoch .. '|' .. others_until)
 end
-return answer
+for i = 1, merges and count or 0 do
+  local at = first + (i - 1) * width
+  merges[3], merges[4] = position, updated_at
+  if states[i].asked then
+    merges[#merges + 1], merges[#merges + 2], merges[#merges + 3] =
+      ARGV[at + ENCODING], ARGV[at + SCHEMA], ARGV[at + VALUE]
+  end
+end
+return merges or answer

@@ -2,11 +2,13 @@
 -- without its value, and whether there is a later one; behind the row with the shard's epoch and watermark.
 SELECT w.epoch, w.flushed, NULL AS version, NULL AS op, NULL AS change_id, NULL AS parent_change_id, NULL AS n,
        NULL AS at, NULL AS writer, NULL AS actor, NULL AS reason, NULL AS encoding, NULL AS schema, NULL AS size,
-       NULL AS digest, NULL AS gap, NULL AS key, NULL AS newest
+       NULL AS digest, NULL AS gap, NULL AS kept, NULL AS key, NULL AS newest
 FROM {schema}.shard w WHERE w.shard = %(shard)s
 UNION ALL
 SELECT c.epoch, NULL, c.version, c.op, c.change_id, c.parent_change_id, c.n, c.at, c.writer, c.actor, c.reason,
-       c.encoding, c.schema, coalesce(c.size, octet_length(c.value)), c.digest, c.gap, s.key, s.version
+       c.encoding, c.schema, coalesce(c.size, octet_length(c.value)), c.digest, c.gap,
+       c.op <> 'set' OR c.value IS NOT NULL OR c.packed IS NOT NULL OR (s.version = c.version AND s.op = 'set'),
+       s.key, s.version
 FROM {schema}.state s
 LEFT JOIN LATERAL (
     SELECT * FROM {schema}.change h

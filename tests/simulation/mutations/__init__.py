@@ -8,7 +8,8 @@ from tests.simulation.mutations.expiry import EXPIRY
 from tests.simulation.mutations.feed import FEED
 from tests.simulation.mutations.gates import GATES
 from tests.simulation.mutations.hot import HOT
+from tests.simulation.mutations.merges import MERGES
 from tests.simulation.mutations.near import NEAR
 from tests.simulation.mutations.operators import OPERATORS
 
-MUTANTS = HOT | DURABLE | GATES | NEAR | AGENTS | OPERATORS | FEED | EXPIRY
+MUTANTS = HOT | DURABLE | GATES | NEAR | AGENTS | OPERATORS | FEED | EXPIRY | MERGES

@@ -15,8 +15,8 @@ AGENTS = {
     "claim taken again": Mutant(
         "a claim that was lost in an outage is not taken again",
         "statecache/core/step/claims.py",
-        'self._leases._call("take", one, link, seconds)',
-        'self._leases._call("renew", one, link, seconds)',
+        'self._spelled.call("take", one, link, seconds)',
+        'self._spelled.call("renew", one, link, seconds)',
         by="steps",
     ),
     "claim watched": Mutant(

@@ -36,8 +36,8 @@ FEED = {
     "cut commit": Mutant(
         "a batch ends within a commit, and the next one begins behind it",
         "statecache/rules/feed.py",
-        "        return Place(head.epoch, head.cut_at, 0, late)\n",
-        "        return Place(head.epoch, head.cut_at + 1, 0, late)\n",
+        "        return FeedPlace(head.epoch, head.cut_at, 0, late)\n",
+        "        return FeedPlace(head.epoch, head.cut_at + 1, 0, late)\n",
         by="scenarios stopped_anywhere",
     ),
     "held name": Mutant(

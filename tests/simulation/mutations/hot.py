@@ -41,8 +41,8 @@ HOT = {
     "used change_id": Mutant(
         "a change_id that stands for another value is answered as a repeat",
         "statecache/lua/commit/commit.lua",
-        "        if op and (op ~= ARGV[at + OP] or value ~= ARGV[at + VALUE]) then\n",
-        "        if false then\n",
+        "          other = op and (op ~= ARGV[at + OP] or value ~= ARGV[at + VALUE])\n",
+        "",
         by="model",
     ),
     "persist": Mutant(

@@ -60,14 +60,14 @@ async def _cancelled(call: Any, fault: Fault) -> None:
 
 
 async def _only_one(client: Any) -> Any:
-    """Return the one commit that is unsettled."""
-    held = client.unsettled()
+    """Return the one commit whose outcome is unknown."""
+    held = client.unknown_outcomes()
     (one,) = await held if asyncio.iscoroutine(held) else held
     return one
 
 
 async def _none_left(client: Any) -> bool:
-    held = client.unsettled()
+    held = client.unknown_outcomes()
     return not (await held if asyncio.iscoroutine(held) else held)
 
 
@@ -238,13 +238,13 @@ async def test_a_cancelled_commit_is_asked_about(settings: Settings, proxy: Faul
     async with AsyncStateCache(settings=through(settings, redis=proxy)) as client:
         await client.get(KEY)
         await _cancelled(client.set(KEY, WRITTEN.decode()), proxy.arm("hold_reply", at=WRITTEN))
-        (lost,) = client.unsettled()
+        (lost,) = client.unknown_outcomes()
         state = await cache.get(KEY)
         assert state is not None
         assert (state.change_id, lost.keys) == (lost.change_id, (KEY,))
         found = await client.outcome(lost.change_id, KEY)
         assert (found.verdict, found.version) == ("applied", 1)
-        assert not client.unsettled()
+        assert not client.unknown_outcomes()
 
 
 async def test_a_cancelled_commit_that_may_still_arrive_is_not_called_lost(
@@ -254,7 +254,7 @@ async def test_a_cancelled_commit_that_may_still_arrive_is_not_called_lost(
         await client.get(KEY)
         fault = proxy.arm("hold_request", at=WRITTEN)
         await _cancelled(client.set(KEY, WRITTEN.decode()), fault)
-        (lost,) = client.unsettled()
+        (lost,) = client.unknown_outcomes()
         early = await client.outcome(lost.change_id, KEY, timeout=0.3)
         assert (early.verdict, "may still arrive" in early.reason) == ("unknown", True)
         fault.release()
@@ -276,7 +276,7 @@ async def test_commits_of_every_verb_are_kept(verb: str, settings: Settings, pro
 
         await client.get(KEY)
         await _cancelled(work(), proxy.arm("hold_reply", at=WRITTEN))
-        (lost,) = client.unsettled()
+        (lost,) = client.unknown_outcomes()
         assert lost.keys == ((KEY,) if verb == "update" else (KEY, "runs/42/plan"))
         assert {(await client.outcome(lost.change_id, key)).verdict for key in lost.keys} == {"applied"}
 
@@ -288,7 +288,7 @@ async def test_a_commit_that_was_cancelled_while_it_waited_for_postgres_is_kept(
             await pause()
     writing.cancel()
     await asyncio.wait([writing])
-    (lost,) = cache.unsettled()
+    (lost,) = cache.unknown_outcomes()
     assert (await cache.outcome(lost.change_id, KEY)).verdict == "applied"
 
 
@@ -311,8 +311,9 @@ async def test_a_commit_that_was_cancelled_while_its_client_looked_for_losses_is
         await looks.wait()
         writing.cancel()
         await asyncio.wait([writing])
-        assert sorted(key for one in client.unsettled() for key in one.keys) == sorted(keys)
-        assert {(await client.outcome(one.change_id, one.keys[0])).verdict for one in client.unsettled()} == {"applied"}
+        assert sorted(key for one in client.unknown_outcomes() for key in one.keys) == sorted(keys)
+        unknown = client.unknown_outcomes()
+        assert {(await client.outcome(one.change_id, one.keys[0])).verdict for one in unknown} == {"applied"}
 
 
 async def test_a_commit_that_was_cancelled_before_it_was_sent_leaves_nothing(settings: Settings) -> None:
@@ -323,7 +324,7 @@ async def test_a_commit_that_was_cancelled_before_it_was_sent_leaves_nothing(set
         writing.cancel()
         await asyncio.wait([writing])
         client._runtime.redis.pool.give(link)
-        assert client.unsettled() == ()
+        assert client.unknown_outcomes() == ()
         assert await client.get(KEY) is None
 
 
@@ -371,7 +372,7 @@ def test_an_interrupted_commit_of_a_thread_is_asked_about(settings: Settings, mo
         with pytest.raises(KeyboardInterrupt) as caught:
             cache.set(KEY, WRITTEN.decode())
         monkeypatch.undo()
-        (lost,) = cache.unsettled()
+        (lost,) = cache.unknown_outcomes()
         assert lost.change_id in caught.value.__notes__[0]
         assert cache.outcome(lost.change_id, KEY).verdict == "applied"
 
@@ -379,13 +380,13 @@ def test_an_interrupted_commit_of_a_thread_is_asked_about(settings: Settings, mo
 async def test_what_is_kept_has_a_limit(
     settings: Settings, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(unknown_outcomes, "UNSETTLED_MAX", 3)
+    monkeypatch.setattr(unknown_outcomes, "UNKNOWN_MAX", 3)
     async with AsyncStateCache(settings=through(settings, redis=proxy)) as client:
         await client.get(KEY)
         for number in range(5):
             value = f"number {number}"
             await _cancelled(client.set(f"runs/{number}", value), proxy.arm("hold_reply", at=value.encode()))
-        assert [one.keys for one in client.unsettled()] == [("runs/2",), ("runs/3",), ("runs/4",)]
+        assert [one.keys for one in client.unknown_outcomes()] == [("runs/2",), ("runs/3",), ("runs/4",)]
     assert [record.getMessage() for record in caplog.records if record.name == "statecache"] == [
-        "more than 3 commits are unsettled; the oldest are forgotten"
+        "more than 3 commits have an unknown outcome; the oldest are forgotten"
     ]

@@ -1,0 +1,1 @@
+"""`log`, `show`, `diff` and `blame`."""

@@ -1,0 +1,169 @@
+"""`log`: the history of a key, with the branches and merges that belong to it, as a graph."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from statecache.cli.connecting import client
+from statecache.cli.exits import FINDING, OK
+from statecache.cli.history.points import bound_of
+from statecache.cli.options import PostgresUrl, RedisUrl, settings_of
+from statecache.cli.screen import console, is_terminal, plain, print_json
+from statecache.cli.states.command import Key
+from statecache.clock import wall
+from statecache.keys import checked_key
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from statecache.cli.history.lanes import Row
+    from statecache.cli.history.log_view import GraphLog
+    from statecache.cli.history.logged import Entry, Range
+    from statecache.settings import Settings
+
+LIMIT = 100
+COLUMNS = ("key", "version", "at", "op", "actor", "writer", "bytes", "marks", "reason")
+Bound = Annotated[str, typer.Option(metavar="POINT", help="A version, a time, or 2h for two hours ago.")]
+
+
+def log(
+    key: Key,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many; 0 for all.")] = LIMIT,
+    since: Bound = "",
+    until: Bound = "",
+    reverse: Annotated[bool, typer.Option("--reverse", help="The oldest of them first.")] = False,
+    alone: Annotated[bool, typer.Option("--alone", help="Without branches and what was merged.")] = False,
+    graph: Annotated[
+        bool | None, typer.Option("--graph/--no-graph", help="Draw it; else on a terminal only.", show_default=False)
+    ] = None,
+    redis_url: RedisUrl = None,
+    postgres_url: PostgresUrl = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> int:
+    """Show the history of a key as a graph, the newest change first: who changed it, when, and why.
+
+    Branches of the key stand beside it, and so does what it is a branch of, and what was merged into it. What Postgres
+    does not hold yet is shown too. Marks in parentheses are checkpoints, rollbacks, branches and merges. A pipe gets a
+    table. Exit status 1 where there is nothing. With --json, one object a line: the change, without its value.
+
+    \b
+    Examples:
+      statecache log runs/42
+      statecache log runs/42 --since 2h --graph | less -R
+      statecache log runs/42 --json | jq -r .reason
+    """
+    checked_key(key)
+    asked = _range(since, until)
+    settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
+    drawn = (is_terminal() if graph is None else graph) and not as_json
+    screen = _Graph(key, reverse) if drawn else _Lines(_tell_object if as_json else _tell_row, reverse)
+    if not drawn and not as_json:
+        print("\t".join(COLUMNS))
+    shown, more = asyncio.run(_log(settings, key, asked, screen, alone=alone, limit=limit))
+    screen.close()
+    if more:
+        print(f"statecache: there are more; --limit {limit} was reached", file=sys.stderr)
+    if not shown:
+        what = " of that time or version" if since or until else ", for it was never written"
+        print(f"statecache: {plain(key)}: there is no history{what}", file=sys.stderr)
+    return OK if shown else FINDING
+
+
+class _Graph:
+    """A log beside its graph; what begins with the oldest change is drawn at the end."""
+
+    def __init__(self, key: str, reverse: bool) -> None:
+        self._screen = console()
+        self._key = key
+        self._drawing: GraphLog | None = None
+        self._rows: list[tuple[Row, Text | None]] | None = [] if reverse else None
+
+    def __call__(self, entry: Entry) -> None:
+        from statecache.cli.history.log_view import GraphLog
+
+        self._drawing = self._drawing or GraphLog(self._key, entry.newest, wall())
+        rows = self._drawing.rows(entry)
+        if self._rows is None:
+            self._print(rows)
+        else:
+            self._rows += rows
+
+    def close(self) -> None:
+        """Draw what was kept back."""
+        from statecache.cli.history.log_view import turned
+
+        self._print(turned(self._rows or []))
+
+    def _print(self, rows: Sequence[tuple[Row, Text | None]]) -> None:
+        from statecache.cli.history.log_view import lines_of
+
+        for row, text in rows:
+            for line in lines_of(row, text, self._screen):
+                self._screen.print(line, soft_wrap=True)
+
+
+class _Lines:
+    """A log of which each change is one line by itself."""
+
+    def __init__(self, tell: Callable[[Entry], None], reverse: bool) -> None:
+        self._tell = tell
+        self._kept: list[Entry] | None = [] if reverse else None
+
+    def __call__(self, entry: Entry) -> None:
+        if self._kept is None:
+            self._tell(entry)
+        else:
+            self._kept.append(entry)
+
+    def close(self) -> None:
+        """Tell what was kept back."""
+        for entry in reversed(self._kept or []):
+            self._tell(entry)
+
+
+def _tell_row(entry: Entry) -> None:
+    from statecache.cli.history.log_view import cells_of
+
+    print("\t".join(map(plain, cells_of(entry))))
+
+
+def _tell_object(entry: Entry) -> None:
+    from statecache.cli.history.headers import header_of
+
+    more = {"checkpoints": entry.checkpoints, "made_into": entry.links}
+    print_json(msgspec.structs.asdict(header_of(entry.version)) | more)
+
+
+async def _log(
+    settings: Settings, key: str, asked: Range, tell: Callable[[Entry], None], *, alone: bool, limit: int
+) -> tuple[int, bool]:
+    """Tell the changes of a key's log, and return how many there were, and whether there are more."""
+    from statecache.cli.history.logged import Log
+
+    shown = 0
+    async with client(settings) as cache:
+        async for entry in Log(cache, key, asked, alone=alone).entries():
+            if limit and shown == limit:
+                return shown, True
+            tell(entry)
+            shown += 1
+    return shown, False
+
+
+def _range(since: str, until: str) -> Range:
+    from statecache.cli.history.logged import Range
+
+    now, asked = wall(), Range()
+    for text, version, time, what in ((since, "first", "since", "--since"), (until, "last", "until", "--until")):
+        bound = bound_of(text, now=now, what=what)
+        if bound is not None:
+            name = time if isinstance(bound, datetime) else version
+            asked = msgspec.structs.replace(asked, **{name: bound})
+    return asked

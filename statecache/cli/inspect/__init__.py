@@ -1,0 +1,1 @@
+"""`statecache inspect`: a deployment in a browser."""

@@ -1,0 +1,1 @@
+"""`checkpoint` and `checkpoints`; `rollback`, `undo` and `redo`; `branch`, `branches` and `merge`."""

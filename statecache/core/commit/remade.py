@@ -1,0 +1,54 @@
+"""What merges of a commit have made that was applied long ago, and what they had been given to make it of.
+
+Their values are in no answer any more. The stream has them as long as it has their entries, and Postgres ever after.
+Where the caller has named the change_id himself, it may be that of another merge: so the change before is looked for
+too, and the rules say what this merge would have made of that. Where that change is nowhere, he is believed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from statecache.errors import OutcomeUnknown
+from statecache.expiry import form_of, until_of
+from statecache.records import time_of
+from statecache.rules.merging import Made
+
+if TYPE_CHECKING:
+    from statecache.commit_protocol.answers import Found
+    from statecache.commit_protocol.commit import Commit
+    from statecache.core.commit.durable import Durable
+    from statecache.model import ChangeRecord
+
+_GONE = "it is applied, and what it has made is held by no tier any more"
+
+
+async def remade(durable: Durable, commit: Commit, found: Found, *, end: float) -> Found:
+    """Return what was found with the values of its merges, and what they had been given where that has to be known."""
+    made: dict[int, Made] = {}
+    bases: dict[int, bytes | None] = {}
+    for at, write in enumerate(commit.written()):
+        if write.merge is None:
+            continue
+        change = found.changes[at] if found.changes else None
+        change = change or await durable.change(commit.shard, commit.change_id, write.key, end=end)
+        if change is None:
+            raise OutcomeUnknown(commit.change_id, keys=commit.keys, reason=_GONE)
+        made[at] = Made(change.value, change.encoding, change.schema)
+        if not commit.named:
+            continue
+        parent = found.parents[at]
+        before = await durable.change(commit.shard, parent, write.key, end=end) if parent else None
+        if before is not None or not parent:
+            bases[at] = _base(before, found.at)
+    return found._replace(made=made, bases=bases)
+
+
+def _base(before: ChangeRecord | None, at: str) -> bytes | None:
+    """Return what a merge at that time was given of the change before it."""
+    if before is None or before.op != "set":
+        return None
+    until = until_of(before.encoding)
+    if until is not None and time_of(at).timestamp() * 1000 >= until:
+        return None
+    return before.value if form_of(before.encoding) == "json" else b""

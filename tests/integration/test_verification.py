@@ -1,0 +1,224 @@
+"""`verify` names every broken row of the history, with what is wrong with it, and is silent where nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, Settings
+from statecache.history import delta, link
+from statecache.keys import KeySpace
+from statecache.model import ChangeRecord, ChangeSet, Position
+from statecache.rules.chains import Fault
+from statecache_workers import verification
+from statecache_workers.verification import verify
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import Agents, flush, rows
+from tests.support.command_line import CommandLine
+
+Psql = psycopg.Connection[Any]
+CURE = "ALTER TABLE change DROP CONSTRAINT small"
+
+
+@pytest.fixture
+def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line on the test's deployment."""
+    return CommandLine(settings, monkeypatch, capsys)
+
+
+@pytest.fixture(params=[2000, 3], ids=["one page", "many pages"])
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that hold all, or a few rows."""
+    monkeypatch.setattr(verification, "ROWS", request.param)
+    monkeypatch.setattr(verification, "MOMENT_S", 1.0 if request.param > 3 else 0.0)
+
+
+def text(number: int) -> str:
+    return "".join(f"{n * number} " for n in range(200))
+
+
+async def conversation(cache: AsyncStateCache, key: str, *, times: int = 12) -> None:
+    messages = [text(7)]
+    for number in range(times):
+        messages = [*messages, f"message {number}: {number * 7919}"]
+        await cache.set(key, {"messages": messages}, actor="ada", reason=f"step {number}")
+
+
+def told(faults: list[Fault]) -> set[tuple[str, int, str]]:
+    return {(fault.key, fault.version, fault.what) for fault in faults}
+
+
+async def test_a_whole_history_is_silent(
+    settings: Settings,
+    cache: AsyncStateCache,
+    worker: Worker,
+    psql: Psql,
+    cli: CommandLine,
+    agents: Agents,
+    small: None,
+) -> None:
+    await conversation(cache, "runs/1")
+    await cache.delete("runs/1")
+    await conversation(cache, "runs/1", times=3)
+    await cache.set("runs/2", "small")
+    await conversation(cache, "runs/2/part")
+    await flush(worker)
+    psql.execute("ALTER TABLE change ADD CONSTRAINT small CHECK (reason <> 'poison')")
+    await cache.set("runs/3", "before")
+    for number in range(2):
+        await cache.set("runs/3", {"parked": text(number)}, reason="poison")
+        await cache.set("runs/3", {"behind": text(number)})
+    await cache.set("runs/4", "parked at once", reason="poison")
+    await flush(worker)
+    assert rows(psql, "SELECT version FROM change WHERE key = 'runs/3' AND gap ORDER BY 1") == [(3,), (5,)]
+    assert (await verify(settings))[1] == []
+    psql.execute(CURE)
+    assert (await cli.beside("quarantine", "retry", "all")).status == 0
+    assert rows(psql, "SELECT count(*) FROM change WHERE key = 'runs/3' AND gap") == [(0,)]
+    await flush(worker)
+    counts, faults = await verify(settings)
+    assert faults == []
+    ((keys, changes),) = rows(psql, "SELECT count(DISTINCT key), count(*) FROM change")
+    assert (counts.keys, counts.changes, counts.unhashed) == (keys, changes, 0)
+    assert rows(psql, "SELECT count(*) FROM shard WHERE hashed <> flushed") == [(0,)]
+
+
+async def test_versions_that_were_lost_are_gaps_and_no_faults(
+    settings: Settings, worker: Worker, psql: Psql, agents: Agents
+) -> None:
+    agents.commit(("runs/1", "1"))
+    await flush(worker)
+    agents.commit(("runs/1", "2"))
+    agents.commit(("runs/1", "3"))
+    agents.raw.xtrim(agents.keys.changes(agents.keys.shard("runs/1")), maxlen=1, approximate=False)
+    agents.commit(("runs/1", "4"))
+    await flush(worker)
+    assert rows(psql, "SELECT version, gap FROM change ORDER BY 1") == [(1, False), (3, True), (4, False)]
+    assert (await verify(settings))[1] == []
+
+
+Damage = Callable[[Psql], object]
+ROW = "WHERE key = 'runs/1' AND version = "
+FLIP = "set_byte({0}, octet_length({0}) - 3, get_byte({0}, octet_length({0}) - 3) # 1)"
+
+
+def behind(first: int) -> set[tuple[str, int, str]]:
+    return {("runs/1", version, "value") for version in range(first, 13)}
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (f"UPDATE change SET packed = {FLIP.format('packed')} {ROW} 1", behind(1)),
+        (f"UPDATE change SET packed = {FLIP.format('packed')} {ROW} 7", {("runs/1", 7, "value")}),
+        ("UPDATE change SET value = '\"smell\"' WHERE key = 'runs/2'", {("runs/2", 1, "value")}),
+        (f"DELETE FROM change {ROW} 7", {("runs/1", 7, "missing"), *behind(8)}),
+        (f"DELETE FROM change {ROW} 12", {("runs/1", 12, "state")}),
+        ("DELETE FROM change WHERE key = 'runs/2'", {("runs/2", 1, "state")}),
+        ("DELETE FROM state WHERE key = 'runs/2'", {("runs/2", 1, "state")}),
+        ("UPDATE state SET value = '\"smell\"' WHERE key = 'runs/2'", {("runs/2", 1, "state")}),
+        (
+            f"UPDATE change SET parent_change_id = (SELECT change_id FROM change {ROW} 3) {ROW} 7",
+            {("runs/1", 7, "parent"), ("runs/1", 7, "hash")},
+        ),
+        (
+            f"UPDATE change c SET packed = (SELECT packed FROM change o {ROW} 18 - c.version) {ROW} ANY ('{{8,10}}')",
+            behind(8),
+        ),
+        (f"UPDATE change SET actor = 'eve' {ROW} 7", {("runs/1", 7, "hash")}),
+        (f"UPDATE change SET hash = NULL {ROW} 7", {("runs/1", 7, "hash"), ("runs/1", 8, "hash")}),
+        (f"UPDATE change SET hash = NULL {ROW} 12", {("runs/1", 12, "hash")}),
+        (f"UPDATE change SET keyframe = 2 {ROW} 7", {("runs/1", 7, "keyframe")}),
+        ("UPDATE change SET packed = NULL WHERE key = 'runs/1' AND version = 7", behind(8)),
+    ],
+)
+async def test_a_broken_row_is_named(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, small: None, damage: str,
+    expected: set[tuple[str, int, str]],
+) -> None:  # fmt: skip
+    await conversation(cache, "runs/1")
+    await cache.set("runs/2", "small")
+    await conversation(cache, "runs/3", times=2)
+    await flush(worker)
+    assert rows(psql, "SELECT count(*) FROM change WHERE keyframe = 1 AND key = 'runs/1'") == [(11,)]
+    assert (await verify(settings))[1] == []
+    psql.execute(damage.encode())
+    assert told((await verify(settings))[1]) == expected
+    assert told((await verify(settings, "runs/1"))[1]) == {one for one in expected if one[0] == "runs/1"}
+    assert told((await verify(settings, after="runs/1"))[1]) == {one for one in expected if one[0] != "runs/1"}
+
+
+async def test_a_branch_that_began_with_anothers_value_is_read_from_there(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, keys: KeySpace
+) -> None:
+    await conversation(cache, "runs/1")
+    await flush(worker)
+    found = await cache.get("runs/1")
+    assert found is not None
+    value = msgspec.json.encode(found.value)
+    change = ChangeRecord(
+        change_id="b" * 16,
+        key="runs/b",
+        op="set",
+        version=1,
+        parent_change_id="",
+        value=value,
+        encoding="json",
+        schema="",
+    )
+    n = 1000
+    commit = ChangeSet(
+        position=Position(1, n), change_id="b" * 16, at=found.updated_at, writer="w", actor="", reason="branch of",
+        entries=0, bytes=0, changes=(change,),
+    )  # fmt: skip
+    digest = sha256(value).digest()
+    columns = "key, version, change_id, parent_change_id, epoch, op, encoding, schema, writer, shard, n"
+    root = "'runs/b', 1, %s, '', 1, 'set', 'json', '', 'w', %s, %s"
+    psql.execute(
+        f"INSERT INTO change ({columns}, actor, reason, gap, at, packed, size, digest, hash)"
+        f" VALUES ({root}, '', 'branch of', false, %s, %s, %s, %s, %s)".encode(),
+        (
+            "b" * 16, keys.shard("runs/b"), n, commit.at, delta(value, value, origin=True), len(value), digest,
+            link(b"", change, commit, digest),
+        ),
+    )  # fmt: skip
+    psql.execute(
+        f"INSERT INTO state ({columns}, value, updated_at) VALUES ({root}, %s, %s)".encode(),
+        ("b" * 16, keys.shard("runs/b"), n, value, commit.at),
+    )
+    psql.execute("INSERT INTO branch VALUES ('runs/b', 1, 'runs/1', 12, 'x', now())")
+    assert (await verify(settings))[1] == []
+    psql.execute("UPDATE branch SET origin_version = 3")
+    assert told((await verify(settings))[1]) == {("runs/b", 1, "value")}
+    psql.execute("DELETE FROM branch")
+    assert told((await verify(settings))[1]) == {("runs/b", 1, "value")}
+
+
+async def test_the_command_names_broken_rows_and_ends_with_1(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, cli: CommandLine
+) -> None:
+    await conversation(cache, "runs/1")
+    await cache.set("runs/2", "small")
+    await flush(worker)
+    assert await cli.beside("verify") == (0, "whole: 2 keys, 13 changes\n", "")
+    psql.execute("UPDATE change SET actor = 'eve' WHERE key = 'runs/1' AND version = 7")
+    psql.execute("UPDATE change SET packed = NULL, keyframe = NULL WHERE key = 'runs/1' AND version = 12")
+    ended = await cli.beside("verify", "--prefix", "runs/")
+    assert ended.status == 1
+    assert ended.out.splitlines() == [
+        "runs/1@7\thash\tits hash does not fit what it says, or the hash before it",
+        "1 fault: 2 keys, 13 changes, 1 without a value",
+    ]
+    facts = (await cli.beside("verify", "--json")).json
+    assert facts["faults"] == [
+        {"key": "runs/1", "version": 7, "what": "hash", "last": None,
+         "detail": "its hash does not fit what it says, or the hash before it"}
+    ]  # fmt: skip
+    assert (facts["keys"], facts["changes"], facts["values"], facts["not_kept"]) == (2, 13, 12, 1)
+    assert (await cli.beside("verify", "--after", "runs/1")).status == 0
+    assert (await cli.beside("verify", "--prefix", "/")).status == 2

@@ -1,0 +1,210 @@
+"""What is wrong with a chain of changes is named, row by row; of a chain that is whole nothing is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import pytest
+
+from statecache.history import Parent, keep, link
+from statecache.model import ChangeRecord, ChangeSet, Position
+from statecache.rules.chains import ChainRow, Fault, StateRow, Walk
+
+AT = datetime(2026, 11, 20, tzinfo=UTC)
+VALUES = [
+    msgspec.json.encode({"messages": [f"message {n} " + "x" * (n * 37 % 200) for n in range(many)]})
+    for many in range(5, 17)
+]
+
+
+def chain(
+    values: Sequence[bytes | None] = VALUES, *, gaps: frozenset[int] = frozenset(), forget: int = 0
+) -> list[ChainRow]:
+    """Keep values as the flusher does, from version 1 on; None is a delete, and behind a gap a version is missing.
+
+    Before the version `forget` it knows nothing of the parent's value.
+    """
+    rows: list[ChainRow] = []
+    parent: Parent | None = None
+    before, version, parent_id = b"", 0, ""
+    for value in values:
+        version += 1
+        gap = version in gaps
+        if gap:
+            version, parent, before, parent_id = version + 1, None, b"", "lost"
+        change = ChangeRecord(
+            change_id=f"c{version}", key="runs/1", op="set" if value is not None else "delete", version=version,
+            parent_change_id=parent_id, value=value or b"", encoding="json", schema="",
+        )  # fmt: skip
+        commit = ChangeSet(
+            position=Position(1, version * 10), change_id=change.change_id, at=AT, writer="w", actor="ada", reason="",
+            entries=1, bytes=1, changes=(change,),
+        )  # fmt: skip
+        kept, parent = keep(change, None if version == forget else parent)
+        before = link(before, change, commit, kept.digest)
+        rows.append(
+            ChainRow(
+                commit,
+                msgspec.structs.replace(change, value=b""),
+                change.value if kept.packed is None else None,
+                kept.packed,
+                kept.keyframe,
+                len(change.value),
+                kept.digest,
+                before,
+                gap,
+                erased=False,
+                hashed=10_000,
+                kept_after=0,
+            )
+        )
+        parent_id = change.change_id
+    return rows
+
+
+def walked(rows: Sequence[ChainRow], state: StateRow | str | None = "its own") -> list[Fault]:
+    walk = Walk()
+    walk.begin()
+    faults = [fault for row in rows for fault in walk.take(row)]
+    last = rows[-1]
+    if isinstance(state, str):
+        value = VALUES[-1] if last.change.op == "set" else b""
+        state = StateRow(last.change.version, last.change.change_id, last.change.op, value)
+    return [*faults, *walk.end(state, last.change.key)]
+
+
+def told(faults: Sequence[Fault]) -> list[tuple[int, str]]:
+    return [(fault.version, fault.what) for fault in faults]
+
+
+def with_row(at: int, **other: Any) -> list[ChainRow]:
+    rows = chain()
+    return [*rows[:at], rows[at]._replace(**other), *rows[at + 1 :]]
+
+
+def said(row: ChainRow, **other: Any) -> ChainRow:
+    return row._replace(change_set=msgspec.structs.replace(row.change_set, **other))
+
+
+def flipped(data: bytes | None, at: int = -1) -> bytes:
+    assert data is not None
+    changed = bytearray(data)
+    changed[at] ^= 1
+    return bytes(changed)
+
+
+def test_whole_chains_are_silent() -> None:
+    assert walked(chain()) == []
+    assert any(row.keyframe for row in chain())
+    again: list[bytes | None] = [*VALUES[:3], None, *VALUES[3:6], None]
+    assert walked(chain(again)) == []
+    assert walked(chain(gaps=frozenset({3, 8}))) == []
+    parked = StateRow(13, "parked", "quarantined", None)
+    assert walked(chain(), parked) == []
+
+
+def test_values_that_are_gone_are_counted_and_no_fault() -> None:
+    rows = chain()
+    pruned = [row._replace(value=None, packed=None, keyframe=None) for row in rows]
+    walk = Walk()
+    assert [fault for row in pruned for fault in walk.take(row)] == []
+    assert (walk.counts.changes, walk.counts.not_kept, walk.counts.values) == (12, 12, 0)
+    assert walked(pruned) == [], "the state has the newest value"
+    assert told(walked(pruned, StateRow(12, "c12", "set", b"another"))) == [(12, "state")]
+
+
+def test_what_was_erased_is_blank() -> None:
+    blank = {"value": None, "packed": None, "keyframe": None, "digest": None, "hash": None, "size": None}
+    rows = [row._replace(erased=True, **blank) for row in chain()[:-1]]  # type: ignore[arg-type]
+    last = chain()[-1]
+    tombstone = last._replace(
+        change=msgspec.structs.replace(last.change, op="delete"), value=b"", packed=None, keyframe=None, size=0,
+        digest=sha256(b"").digest(),
+    )  # fmt: skip
+    tombstone = tombstone._replace(hash=link(b"", tombstone.change, tombstone.change_set, tombstone.digest or b""))
+    assert walked([*rows, tombstone]) == []
+    left = [rows[0]._replace(packed=chain()[0].packed), *rows[1:], tombstone]
+    assert told(walked(left)) == [(1, "value")]
+    assert (1, "hash") in told(walked([rows[0]._replace(erased=False), *rows[1:], tombstone]))
+
+
+def test_changes_of_an_earlier_release_have_no_hash_until_it_is_due() -> None:
+    rows = [
+        row._replace(value=value, packed=None, keyframe=None, size=None, digest=None, hash=None, hashed=0)
+        for row, value in zip(chain(), VALUES, strict=True)
+    ]
+    assert walked(rows) == []
+    behind = [*rows[:6], *(row._replace(hash=None, hashed=0) for row in chain(forget=7)[6:])]
+    assert walked(behind) == []
+    assert told(walked([row._replace(hashed=60) for row in behind])) == [(n, "hash") for n in range(1, 7)]
+    assert told(walked([row._replace(hashed=30) for row in rows])) == [(1, "hash"), (2, "hash"), (3, "hash")]
+
+
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [
+        (lambda: with_row(0, packed=flipped(chain()[0].packed)), [(n, "value") for n in range(1, 13)]),
+        (lambda: with_row(5, packed=flipped(chain()[5].packed)), [(n, "value") for n in range(6, 13)]),
+        (lambda: with_row(11, value=VALUES[-1][:-1] + b"!", packed=None, keyframe=None), [(12, "value")]),
+        (lambda: with_row(11, size=7), [(12, "value")]),
+        (lambda: with_row(11, digest=None), [(12, "value")]),
+        (lambda: with_row(11, keyframe=2), [(12, "keyframe")]),
+        (lambda: with_row(11, keyframe=None), [(12, "keyframe")]),
+        (lambda: with_row(0, keyframe=7), [(1, "keyframe")]),
+        (lambda: with_row(11, hash=None), [(12, "hash")]),
+        (lambda: with_row(3, hash=None), [(4, "hash"), (5, "hash")]),
+        (lambda: with_row(3, hash=flipped(chain()[3].hash)), [(4, "hash"), (5, "hash")]),
+        (lambda: with_row(0, hash=None), [(1, "hash"), (2, "hash")]),
+        (lambda: [*chain()[:4], said(chain()[4], actor="eve"), *chain()[5:]], [(5, "hash")]),
+        (lambda: [*chain()[:4], said(chain()[4], position=Position(1, 51)), *chain()[5:]], [(5, "hash")]),
+    ],
+)
+def test_every_broken_row_is_named(broken: Callable[[], list[ChainRow]], expected: list[tuple[int, str]]) -> None:
+    assert told(walked(broken())) == expected
+
+
+def test_rows_whose_forms_were_swapped_are_named() -> None:
+    rows = chain()
+    rows[6], rows[8] = rows[6]._replace(packed=rows[8].packed), rows[8]._replace(packed=rows[6].packed)
+    assert told(walked(rows)) == [(n, "value") for n in range(7, 13)]
+
+
+def test_missing_rows_are_named_and_what_builds_on_them() -> None:
+    rows = chain()
+    assert told(walked([*rows[:4], *rows[5:]])) == [(5, "missing"), *((n, "value") for n in range(6, 13))]
+    (first, *_) = walked([*rows[:4], *rows[7:]])
+    assert (first.version, first.last, first.detail) == (5, 7, "versions 5 to 7 are not there")
+    assert told(walked(rows[2:]))[0] == (1, "missing")
+    deleted = [row._replace(kept_after=70) for row in rows]
+    assert told(walked([row._replace(packed=None, value=VALUES[row.change.version - 1]) for row in deleted[7:]])) == [
+        (n, "keyframe") for n in range(8, 13)
+    ]
+
+
+def test_another_parent_is_named() -> None:
+    rows = chain()
+    swapped = msgspec.structs.replace(rows[4].change, parent_change_id="c2")
+    assert told(walked([*rows[:4], rows[4]._replace(change=swapped), *rows[5:]])) == [(5, "parent"), (5, "hash")]
+    first = msgspec.structs.replace(rows[0].change, parent_change_id="c2")
+    assert (1, "parent") in told(walked([rows[0]._replace(change=first), *rows[1:]]))
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (None, "no state"),
+        (StateRow(13, "c13", "set", b""), "the change of the state's version is missing"),
+        (StateRow(11, "c11", "set", b""), "it is behind"),
+        (StateRow(12, "c11", "set", VALUES[-1]), "by change c11"),
+        (StateRow(12, "c12", "delete", b""), "it is delete"),
+        (StateRow(12, "c12", "set", VALUES[-2]), "not what the digest"),
+    ],
+)
+def test_a_state_that_is_not_the_last_change_is_named(state: StateRow | None, says: str) -> None:
+    (fault,) = walked(chain(), state)
+    assert fault.what == "state"
+    assert says in fault.detail

@@ -1,0 +1,53 @@
+"""What a newcomer types first: the install command of the pages, and `make`, which says what it does meanwhile."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.deployment_files import ROOT
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+RELEASED = "## [0.1.0] - unreleased" not in (ROOT / "CHANGELOG.md").read_text()
+UV = """#!/bin/sh
+echo "uv $*" >&2
+[ "$1" = pip ] && exit 0
+mkdir -p .venv/bin
+"""
+"""A `uv` that installs nothing, and tells how it was called."""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/command-line.md", "docs/metrics.md"])
+def test_the_install_command_can_work_now(page: str) -> None:
+    """Before a release there is nothing to be had by name, and afterwards nobody needs a checkout."""
+    commands = re.findall(r"pip install '(\S+)\[([\w,]+)\]'", (ROOT / page).read_text())
+    assert commands
+    for what, extras in commands:
+        assert what == ("statecache" if RELEASED else ".")
+        assert set(extras.split(",")) <= EXTRAS.keys()
+    if page in ("README.md", "docs/quickstart.md"):
+        assert commands[0][1] == "cli,embedded"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_setting_up_says_what_it_does_before_it_does_it(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    uv = tmp_path / "bin/uv"
+    uv.parent.mkdir()
+    uv.write_text(UV)
+    uv.chmod(0o755)
+    done = subprocess.run(
+        ["make", "--no-print-directory", ".venv/.installed"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        check=True, env={"PATH": f"{uv.parent}:/usr/bin:/bin"},
+    )  # fmt: skip
+    said, *called = done.stderr.splitlines()
+    assert said == "setup: installing into .venv with uv"
+    assert [line.split()[:2] for line in called] == [["uv", "venv"], ["uv", "pip"]]
+    assert "-e .[dev]" in called[1]
+    assert (tmp_path / ".venv/.installed").read_text() == f"{tmp_path.resolve()}\n"
