@@ -123,7 +123,7 @@ async def test_what_is_unusual_and_allowed_comes_back_exactly(
         assert repr((await client.get(key)).value) == repr(value)  # type: ignore[union-attr]
         assert redis_raw.hget(keys.state(key), "value") == msgspec.json.encode(value)
     await flush(worker)
-    stored = dict(rows(psql, "SELECT key, value FROM change"))
+    stored = dict(rows(psql, "SELECT key, value FROM state"))
     assert stored == {f"odd/{number}": msgspec.json.encode(value) for number, value in enumerate(values)}
     assert rows(psql, "SELECT * FROM quarantine") == []
     shown = dict(rows(psql, "SELECT key, value_json FROM state_view"))

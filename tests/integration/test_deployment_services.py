@@ -26,14 +26,17 @@ from tests.support.deployment_world import Deployment, servers
 
 WAIT_S = 60.0
 BUILD_S = 120.0
-TABLES = ("change", "cluster", "conflict", "consumer", "epoch", "late_change", "lock_token", "lost", "lost_change",
-          "migration", "namespace", "quarantine", "shard", "state", "worker")  # fmt: skip
+TABLES = ("branch", "change", "cluster", "conflict", "consumer", "epoch", "erasure", "late_change", "lock_token",
+          "lost", "lost_change", "migration", "namespace", "prune_pass", "quarantine", "retention", "shard", "state",
+          "worker")  # fmt: skip
 WORKER_MAY = {
     ("change", "INSERT"), ("conflict", "INSERT"), ("lost", "INSERT"), ("quarantine", "INSERT"), ("state", "INSERT"),
     ("worker", "INSERT"),
     ("worker", "DELETE"), ("lock_token", "INSERT"), ("lock_token", "UPDATE epoch"), ("lock_token", "UPDATE count"),
     *(("shard", f"UPDATE {column}") for column in
-      ("flushed", "entries", "bytes", "excepted", "flushed_at", "owner", "lease_until")),
+      ("flushed", "entries", "bytes", "excepted", "flushed_at", "owner", "lease_until", "hashed", "moved_keyframes")),
+    *(("change", f"UPDATE {column}") for column in ("value", "packed", "keyframe", "size", "digest", "hash")),
+    ("prune_pass", "INSERT"), ("prune_pass", "UPDATE"),
     *(("state", f"UPDATE {column}") for column in
       ("op", "value", "version", "epoch", "n", "change_id", "parent_change_id", "encoding", "schema", "writer",
        "updated_at")),
@@ -153,7 +156,7 @@ def test_each_role_reads_everything_and_owns_nothing(deployment: Deployment, use
     for table in (*TABLES, "state_view", "change_view"):
         deployment.sql(f"SELECT * FROM {table} LIMIT 1", user=user)
     refused = ["CREATE TABLE statecache.mine (a int)", "DROP TABLE statecache.change", "TRUNCATE statecache.change",
-                   "DELETE FROM change", "UPDATE change SET value = ''", "UPDATE shard SET epoch = 9",
+                   "DELETE FROM change", "UPDATE change SET change_id = ''", "UPDATE shard SET epoch = 9",
                    "UPDATE shard SET replid = ''", "UPDATE cluster SET shards = 1", "DELETE FROM state",
                    "DELETE FROM conflict", "UPDATE conflict SET value = ''", "DELETE FROM quarantine",
                    "INSERT INTO epoch VALUES (0, 9, 0, '', '')", "CREATE ROLE more",

@@ -58,7 +58,7 @@ async def test_each_name_gets_what_get_gives_in_the_order_of_the_names(
     assert await client.get_many([], read=read) == {}
 
 
-async def test_the_missing_ones_of_a_shard_are_loaded_by_one_query(
+async def test_the_missing_ones_of_a_shard_are_loaded_together(
     client: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"runs/{number}" for number in range(60)]
@@ -74,7 +74,7 @@ async def test_the_missing_ones_of_a_shard_are_loaded_by_one_query(
 
     monkeypatch.setattr(client._runtime.postgres, "fetch_each", counted)
     assert _values(await client.get_many(names)) == {name: name for name in names}
-    assert asked == ["watermarks states lost_keys"] * len({*map(keys.shard, names)})
+    assert asked == ["watermarks states lost_keys", "recent_changes"] * len({*map(keys.shard, names)})
     assert redis_raw.exists(*map(keys.state, names)) == 60
 
 

@@ -156,7 +156,7 @@ class DeploymentsFaults(Faults):
                     self._shown(what, state.key, state)
 
     def _shown(self, what: str, key: str, state: Any) -> None:
-        others = state is not None and state.value["by"] == OTHERS
+        others = state is not None and isinstance(state.value, dict) and state.value.get("by") == OTHERS
         if others:
             self.findings.append(f"shown: {what} were shown the other deployment's value of {key}")
 
