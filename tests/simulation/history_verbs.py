@@ -45,6 +45,7 @@ class HistoryVerbs:
         await self._going("undo", key, lambda how: self._cache.undo(key, ttl=inf, **how))
 
     async def _redo(self, key: str) -> None:
+        await self._undo(key)
         await self._going("redo", key, lambda how: self._cache.redo(key, ttl=inf, **how))
 
     async def _branch(self, key: str) -> None:

@@ -49,6 +49,7 @@ POISON = "poison/p"
 SITUATIONS = (
     "first", "again", "create", "delete", "transaction", "durable", "disk", "list", "many", "followed", "miss", "doubt",
     "vouched", "poison", "leaving", "restored", "failover", "emptied", "fenced", "near", "locked", "stepped", "crowded",
+    "branched",
 )  # fmt: skip
 KEYS = (A, B, C, D, T, R, PLAN)
 """The keys that a companion writes meanwhile: nothing is set aside of them."""
@@ -230,6 +231,12 @@ class Story(LockStory):
 
     async def _doubt(self) -> None:
         await self._actor.set_again(D, secrets.token_hex(12), 7)
+
+    async def _branched(self) -> None:
+        await self._actor.set(A)
+        await self._actor.back(A, 1)
+        self._world.look()
+        await self._actor.branch(A)
 
     async def _vouched(self) -> None:
         world, actor = self._world, self._actor
