@@ -112,6 +112,9 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
     WHERE to_regclass(format('%I.prune_pass', :'schema')) IS NOT NULL
     \gexec
     GRANT INSERT, UPDATE (beat_until), DELETE ON :"schema".worker TO statecache_worker;
+    SELECT format('GRANT INSERT ON %I.branch TO statecache_worker', :'schema')
+    WHERE to_regclass(format('%I.branch', :'schema')) IS NOT NULL
+    UNION ALL
     SELECT format('GRANT INSERT, UPDATE (epoch, count) ON %I.lock_token TO statecache_worker', :'schema')
     WHERE to_regclass(format('%I.lock_token', :'schema')) IS NOT NULL
     UNION ALL

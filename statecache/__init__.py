@@ -10,8 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from statecache.agent_run import AgentRun
-from statecache.changes import Change
-from statecache.checkpoints import Checkpoint, CheckpointPolicy, MadeBy
+from statecache.changes import Branch, Change
+from statecache.checkpoint_policy import CheckpointPolicy
+from statecache.checkpoints import Checkpoint, MadeBy
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
@@ -95,6 +96,7 @@ __all__ = [
     "AsyncStateCache",
     "AsyncTransaction",
     "Backpressure",
+    "Branch",
     "BulkError",
     "Change",
     "ChangeIdReused",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
@@ -51,3 +51,22 @@ class Change(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     def deleted(self) -> bool:
         """Whether the state was deleted."""
         return self.op == "delete"
+
+
+class Branch(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that was made from one of another key: `branch` began with it, `merge` took into it what was done there.
+
+    `version` of `key` was made by `change_id`, from `origin_version` of `origin`, which `origin_change_id` made.
+    """
+
+    kind: Literal["branch", "merge"]
+    key: str
+    version: int
+    change_id: str
+    origin: str
+    origin_version: int
+    origin_change_id: str
+    at: datetime
+    writer: str
+    actor: str
+    reason: str

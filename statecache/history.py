@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from hashlib import sha256
 from typing import NamedTuple
@@ -179,8 +179,7 @@ def restored(chain: Iterable[Stored], *, origin: bytes | None = None, before: by
     """Return the value of the last of these versions, which begin with its keyframe and are in order.
 
     They may also begin behind the version whose value is `before`. `origin` is what a keyframe is a delta to that a
-    branch began with. Raise NotKept where the value is no longer kept,
-    and Damage where what is kept does not give it.
+    branch began with. Raise NotKept where the value is no longer kept, and Damage where what is kept does not give it.
     """
     value = before
     last: Stored | None = None
@@ -203,14 +202,17 @@ def restored(chain: Iterable[Stored], *, origin: bytes | None = None, before: by
     return value
 
 
-def values_of(chain: Iterable[Stored]) -> list[bytes | None]:
-    """Return the values of a key's successive changes; None for one that is damaged or no longer kept."""
+def values_of(chain: Iterable[Stored], origins: Mapping[int, bytes | None] | None = None) -> list[bytes | None]:
+    """Return the values of a key's successive changes; None for one that is damaged or no longer kept.
+
+    `origins` are the values, by version, from which it began as a branch.
+    """
     values: list[bytes | None] = []
     last: Stored | None = None
     for one in chain:
         before = values[-1] if last is not None and one.version == last.version + 1 else None
         try:
-            values.append(restored([one], before=before))
+            values.append(restored([one], before=before, origin=(origins or {}).get(one.version)))
         except (Damage, NotKept):
             values.append(None)
         last = one

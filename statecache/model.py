@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from statecache.checkpoint_policy import CheckpointPolicy
 from statecache.retention import History
 
 T = TypeVar("T")
@@ -26,7 +27,6 @@ Upgrade = Mapping[int, Callable[[Any], Any]]
 Ttl = float | timedelta
 """How long a state lasts, in seconds or as a timedelta; `inf` is for ever."""
 Op = Literal["set", "delete", "absent"]
-
 DURABILITIES: tuple[Durability, ...] = ("memory", "replica", "disk", "postgres")
 READ_MODES: tuple[ReadMode, ...] = ("local", "primary", "fenced")
 LOCKINGS: tuple[Locking, ...] = ("advisory", "enforced")
@@ -228,7 +228,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     counted from its last write. `value_bytes_max` is in bytes, at most 8 MiB. Where `locking` is `enforced`, only the
     holder of a lock commits to the locked key and to keys below it. `history`, `retention` and `retention_count` say
     which values of changes are kept. These four are recorded once for the namespace, and bind all clients. `upgrade`
-    are functions by version, for values that an earlier version of `type` wrote.
+    are functions by version, for values that an earlier version of `type` wrote, `merge` decides what base, ours and
+    theirs become, `checkpoint` when checkpoints are made unasked.
     """
 
     type: Any = None
@@ -243,6 +244,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     retention: timedelta | None = None
     retention_count: int | None = None
     upgrade: Upgrade | None = None
+    merge: Callable[[Any, Any, Any], Any] | None = None
+    checkpoint: CheckpointPolicy | None = None
 
 
 class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):

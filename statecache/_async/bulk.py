@@ -201,6 +201,8 @@ class AsyncBulk(VerbGroup[D], Generic[D]):
                 errors[name] = outcome
             else:
                 states[name] = view.committed_state(write, outcome, 0)
+        both = zip(commits, outcomes, strict=True)
+        await view.applied(*((commit, done) for commit, done in both if not isinstance(done, StateCacheError)))
         return states, errors
 
     async def exists(

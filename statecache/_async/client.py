@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import msgspec
@@ -12,6 +13,7 @@ from statecache._signals import SIGNALS
 from statecache.clock import boottime, monotonic
 from statecache.concurrency import TASKS
 from statecache.core.drain import checked_drain, leave
+from statecache.core.history.automatic import AutomaticCheckpoints, make_at_shutdown
 from statecache.core.runtime import Runtime
 from statecache.core.view import View, checked_policy, refuse_unknown
 from statecache.errors import UsageError
@@ -34,12 +36,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
+    from statecache.checkpoint_policy import CheckpointPolicy
     from statecache.core.redis.connection import Dial
     from statecache.model import Observer, Upgrade
     from statecache.retention import History
 
 D = TypeVar("D")
 V = TypeVar("V")
+_AT_SHUTDOWN_S = 2.0
+"""Half of this is what closing at once may take for the checkpoints that a policy has made at shutdown, in seconds."""
+Merge = Callable[[Any, Any, Any], Any]
+"""A function of base, ours and theirs, which returns the merged value."""
 
 
 class AsyncNamespace(AsyncVerbs[D], Generic[D]):
@@ -51,6 +58,7 @@ class AsyncNamespace(AsyncVerbs[D], Generic[D]):
         read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., ttl: Ttl | None = ...,
         value_bytes_max: int | None = ..., locking: Locking | None = ..., history: History | None = ...,
         retention: timedelta | None = ..., retention_count: int | None = ...,
+        merge: Merge | None = ..., checkpoint: CheckpointPolicy | None = ...,
     ) -> AsyncNamespace[Any]: ...  # fmt: skip
     @overload
     def namespace(
@@ -58,6 +66,7 @@ class AsyncNamespace(AsyncVerbs[D], Generic[D]):
         read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., ttl: Ttl | None = ...,
         value_bytes_max: int | None = ..., locking: Locking | None = ..., history: History | None = ...,
         retention: timedelta | None = ..., retention_count: int | None = ..., upgrade: Upgrade | None = ...,
+        merge: Merge | None = ..., checkpoint: CheckpointPolicy | None = ...,
     ) -> AsyncNamespace[V]: ...  # fmt: skip
     @overload
     def namespace(
@@ -65,6 +74,7 @@ class AsyncNamespace(AsyncVerbs[D], Generic[D]):
         read: ReadMode | None = ..., redis_ttl: timedelta | None = ..., ttl: Ttl | None = ...,
         value_bytes_max: int | None = ..., locking: Locking | None = ..., history: History | None = ...,
         retention: timedelta | None = ..., retention_count: int | None = ..., upgrade: Upgrade | None = ...,
+        merge: Merge | None = ..., checkpoint: CheckpointPolicy | None = ...,
     ) -> AsyncNamespace[Any]: ...  # fmt: skip
     def namespace(
         self,
@@ -82,6 +92,8 @@ class AsyncNamespace(AsyncVerbs[D], Generic[D]):
         retention: timedelta | None = None,
         retention_count: int | None = None,
         upgrade: Upgrade | None = None,
+        merge: Merge | None = None,
+        checkpoint: CheckpointPolicy | None = None,
         **unknown: Any,
     ) -> AsyncNamespace[Any]:
         """Return a view of the keys under `name/`: values of that type, and a policy for what is written.
@@ -105,13 +117,16 @@ class AsyncNamespace(AsyncVerbs[D], Generic[D]):
 
         `upgrade={1: function}` reads what an earlier `__schema_version__` of the type wrote: each function makes of one
         version's plain data that of the next, 0 standing for what was written without a type; the next write stores
-        the newest version. Raises InvalidKey for a name that cannot be one, and UsageError for a policy that is none.
+        the newest version. `merge=function` is what `merge` calls with base, ours and theirs; `checkpoint` says when
+        checkpoints are made by themselves. Raises InvalidKey for a name that cannot be one, and UsageError for a policy
+        that is none.
         """
         refuse_unknown(unknown)
         given = {
             "type": type, "encoding": encoding, "durability": durability, "read": read, "redis_ttl": redis_ttl,
             "ttl": ttl, "value_bytes_max": value_bytes_max, "locking": locking, "history": history,
             "retention": retention, "retention_count": retention_count, "upgrade": upgrade,
+            "merge": merge, "checkpoint": checkpoint,
         }  # fmt: skip
         more = {what: value for what, value in given.items() if value is not None}
         if self._view.prefix and not {"history", "retention", "retention_count"}.isdisjoint(more):
@@ -119,7 +134,9 @@ class AsyncNamespace(AsyncVerbs[D], Generic[D]):
         kept = self._view.policy if type is None else msgspec.structs.replace(self._view.policy, upgrade=None)
         policy = msgspec.structs.replace(kept, **more)
         inner = checked_key(self._view.full(name)) if self._view.prefix else checked_namespace(name)
-        return AsyncNamespace(View(self._runtime, checked_policy(policy), inner + "/"))
+        view: View[Any] = View(self._runtime, checked_policy(policy), inner + "/")
+        view.automatic = None if policy.checkpoint is None else AutomaticCheckpoints(policy.checkpoint)
+        return AsyncNamespace(view)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._view.prefix!r})"
@@ -200,14 +217,18 @@ class AsyncStateCache(AsyncNamespace[Any]):
         give the leases back, wait until Postgres holds what was acknowledged to this client, and return what is left.
         Without `drain`, return None.
         """
-        if drain is None:
-            await self._runtime.close()
-            return None
-        seconds = checked_drain(drain)
+        seconds, begun = _AT_SHUTDOWN_S if drain is None else checked_drain(drain), monotonic()
         try:
-            return await leave(self._runtime, seconds)
+            if not self._runtime.in_flight.closing:
+                await make_at_shutdown(self._runtime, self._view_of, seconds=seconds / 2)
+            if drain is None:
+                return None
+            return await leave(self._runtime, max(seconds - (monotonic() - begun), 0.0))
         finally:
             await self._runtime.close()
+
+    def _view_of(self, policy: Policy) -> View[Any]:
+        return View(self._runtime, policy, "")
 
     def until_stopped(self, *, drain: float = 10.0, signals: Sequence[int] = SIGNALS) -> AsyncUntilStopped:
         """Return a block that SIGTERM and SIGINT ask to end: `while not told.stopping`; it closes this client.

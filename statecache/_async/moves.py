@@ -131,6 +131,7 @@ class AsyncMoves(VerbGroup[D], Generic[D]):
             )  # fmt: skip
             try:
                 committed = await self._runtime.committer.commit(commit)
+                await view.applied((commit, committed))
                 return view.committed_state(writes[1], committed, len(commit.written()) - 1)
             except VersionConflict as error:
                 if error.key == target:

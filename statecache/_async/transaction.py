@@ -252,6 +252,7 @@ class AsyncTransaction(Generic[D]):
             locks=self._view.locks_of([write.key for write in writes if write.op != "check"]),
         )  # fmt: skip
         committed = await self._runtime.committer.commit_watched(commit, link, self._leave)
+        await self._view.applied((commit, committed))
         self._note(commit, committed)
 
     async def _compare(self, end: float) -> None:

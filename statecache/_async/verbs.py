@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
+from statecache._async.branches import AsyncBranches
 from statecache._async.bulk import AsyncBulk
 from statecache._async.checkpoints import AsyncCheckpoints
 from statecache._async.feed import AsyncFeeds
@@ -55,6 +56,7 @@ class AsyncVerbs(
     AsyncHistory[D],
     AsyncCheckpoints[D],
     AsyncRollback[D],
+    AsyncBranches[D],
     Generic[D],
 ):
     """All the verbs; where there is an observer, they tell it."""

@@ -202,6 +202,8 @@ class Bulk(VerbGroup[D], Generic[D]):
                 errors[name] = outcome
             else:
                 states[name] = view.committed_state(write, outcome, 0)
+        both = zip(commits, outcomes, strict=True)
+        run(view.applied(*((commit, done) for commit, done in both if not isinstance(done, StateCacheError))))
         return states, errors
 
     def exists(

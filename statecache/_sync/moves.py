@@ -138,6 +138,7 @@ class Moves(VerbGroup[D], Generic[D]):
             )  # fmt: skip
             try:
                 committed = run(self._runtime.committer.commit(commit))
+                run(view.applied((commit, committed)))
                 return view.committed_state(writes[1], committed, len(commit.written()) - 1)
             except VersionConflict as error:
                 if error.key == target:

@@ -57,6 +57,10 @@ CALLED = (
     "rollback",
     "undo",
     "redo",
+    "branch",
+    "branches",
+    "ancestry",
+    "merge",
 )
 """The verbs that are called and return a result; `list` and `transaction` go on after the call; of `lock`, entering. Of
 `changes` and `watch` nothing is told: they wait for others. Of `history` neither: its pages are read as it goes on."""

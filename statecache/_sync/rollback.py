@@ -67,7 +67,7 @@ class Rollback(VerbGroup[D], Generic[D]):
         `steps`. Raises LimitExceeded, before any effect, for more than 256 keys or 16 MiB. `change_id`, for one key,
         repeats a call whose outcome is unknown. `timeout` is in seconds.
         """
-        terms = self._terms(durability, actor, reason, change_id, timeout, group=group, steps=steps)
+        terms = self._terms_of(durability, actor, reason, change_id, timeout, group=group, steps=steps)
         if not group:
             key = checked_key(self._view.full(name))
             checked_aim(to, at, whole=False)
@@ -81,8 +81,9 @@ class Rollback(VerbGroup[D], Generic[D]):
 
     @overload
     def undo(
-        self, name: str, *, group: Literal[False] = ..., expected: Expected = ..., durability: Durability | None = ...,
-        actor: str = ..., reason: str = ..., change_id: str | None = ..., timeout: float | None = ...,
+        self, name: str, *, group: Literal[False] = ..., expected: Expected = ..., ttl: Ttl | None = ...,
+        durability: Durability | None = ..., actor: str = ..., reason: str = ..., change_id: str | None = ...,
+        timeout: float | None = ...,
     ) -> State[D | None]: ...  # fmt: skip
     @overload
     def undo(
@@ -95,6 +96,7 @@ class Rollback(VerbGroup[D], Generic[D]):
         *,
         group: bool = False,
         expected: Expected = ...,
+        ttl: Ttl | None = None,
         durability: Durability | None = None,
         actor: str = "",
         reason: str = "",
@@ -107,12 +109,14 @@ class Rollback(VerbGroup[D], Generic[D]):
         commit of its keys is taken back, by one commit of them all. Raises VersionNotFound where there is nothing to be
         undone: the first change is not. Otherwise as `rollback`.
         """
-        return run(self._walked("undo", name, group, expected, durability, actor, reason, change_id, timeout))
+        terms = self._terms_of(durability, actor, reason, change_id, timeout, group=group)
+        return run(self._walked("undo", name, terms, group=group, expected=expected, ttl=ttl))
 
     @overload
     def redo(
-        self, name: str, *, group: Literal[False] = ..., expected: Expected = ..., durability: Durability | None = ...,
-        actor: str = ..., reason: str = ..., change_id: str | None = ..., timeout: float | None = ...,
+        self, name: str, *, group: Literal[False] = ..., expected: Expected = ..., ttl: Ttl | None = ...,
+        durability: Durability | None = ..., actor: str = ..., reason: str = ..., change_id: str | None = ...,
+        timeout: float | None = ...,
     ) -> State[D | None]: ...  # fmt: skip
     @overload
     def redo(
@@ -125,6 +129,7 @@ class Rollback(VerbGroup[D], Generic[D]):
         *,
         group: bool = False,
         expected: Expected = ...,
+        ttl: Ttl | None = None,
         durability: Durability | None = None,
         actor: str = "",
         reason: str = "",
@@ -135,22 +140,22 @@ class Rollback(VerbGroup[D], Generic[D]):
 
         Any edit since ends that: VersionNotFound says that there is nothing to be redone. Otherwise as `undo`.
         """
-        return run(self._walked("redo", name, group, expected, durability, actor, reason, change_id, timeout))
+        terms = self._terms_of(durability, actor, reason, change_id, timeout, group=group)
+        return run(self._walked("redo", name, terms, group=group, expected=expected, ttl=ttl))
 
     def _walked(
-        self, kind: Walk, name: str, group: bool, expected: Expected, durability: Durability | None, actor: str,
-        reason: str, change_id: str | None, timeout: float | None,
-    ) -> State[Any] | dict[str, State[Any]]:  # fmt: skip
-        terms = self._terms(durability, actor, reason, change_id, timeout, group=group)
+        self, kind: Walk, name: str, terms: Terms, *, group: bool, expected: Expected, ttl: Ttl | None
+    ) -> State[Any] | dict[str, State[Any]]:
+        view = self._view
         if not group:
-            key = checked_key(self._view.full(name))
-            return run(restore(self._view, key, walking(self._view, key, kind, terms), terms, expected=expected))
-        if expected is not ...:
-            raise UsageError("expected= is for one key, not for a group")
-        key = checked_group(self._view.full(name))
-        return run(restore_group(self._view, key, group_walking(self._view, key, kind, terms), terms, steps=False))
+            key = checked_key(view.full(name))
+            return run(restore(view, key, walking(view, key, kind, terms), terms, expected=expected, ttl=ttl))
+        if expected is not ... or ttl is not None:
+            raise UsageError("expected= and ttl= are for one key, not for a group")
+        key = checked_group(view.full(name))
+        return run(restore_group(view, key, group_walking(view, key, kind, terms), terms, steps=False))
 
-    def _terms(
+    def _terms_of(
         self, durability: Durability | None, actor: str, reason: str, change_id: str | None, timeout: float | None, *,
         group: bool, steps: bool = False,
     ) -> Terms:  # fmt: skip

@@ -255,6 +255,7 @@ class Transaction(Generic[D]):
             locks=self._view.locks_of([write.key for write in writes if write.op != "check"]),
         )  # fmt: skip
         committed = run(self._runtime.committer.commit_watched(commit, link, self._leave))
+        run(self._view.applied((commit, committed)))
         self._note(commit, committed)
 
     def _compare(self, end: float) -> None:

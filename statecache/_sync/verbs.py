@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
+from statecache._sync.branches import Branches
 from statecache._sync.bulk import Bulk
 from statecache._sync.checkpoints import Checkpoints
 from statecache._sync.feed import Feeds
@@ -58,6 +59,7 @@ class Verbs(
     History[D],
     Checkpoints[D],
     Rollback[D],
+    Branches[D],
     Generic[D],
 ):
     """All the verbs; where there is an observer, they tell it."""

@@ -296,6 +296,7 @@ class Writes(VerbGroup[D], Generic[D]):
             if isinstance(told[error.key], Create):
                 raise AlreadyExists(error.key) from None
             raise
+        run(self._view.applied((commit, committed)))
         states: dict[str, State[Any] | None] = dict.fromkeys(told)
         for at, write in enumerate(commit.written()):
             states[write.key] = self._view.committed_state(write, committed, at)

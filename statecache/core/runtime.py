@@ -17,7 +17,9 @@ from statecache.core.commit.many import ManyCommits
 from statecache.core.commit.outcome import OutcomeLookup
 from statecache.core.epoch.opener import Opener
 from statecache.core.feed.consumers import Consumers
+from statecache.core.history.branches import Branches
 from statecache.core.history.checkpoints import Checkpoints
+from statecache.core.history.due import DueCheckpoints
 from statecache.core.history.policies import HistoryPolicies
 from statecache.core.history.reader import HistoryReader
 from statecache.core.history.tail import Tails
@@ -92,13 +94,13 @@ class Runtime:
         self.warmer = Warmer(self.keys, self.redis, near=self.near, tracked=self.tracked, hydrator=self.hydrator)
         self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
         self.checkpoints = Checkpoints(self.many, self.listing)
+        self.branches = Branches(self.postgres)
+        self.due_checkpoints = DueCheckpoints()
         self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
         self.events = Subscriptions(self.redis, owner=ref(self))
         self.consumers = Consumers(self.postgres)
-        self.history_values = HistoryValues(self.postgres.fetch)
-        self.history = HistoryReader(
-            self.keys, self.redis, self.postgres, self.history_values, Tails(settings, self.keys, self.redis)
-        )
+        self.history_values, tails = HistoryValues(self.postgres.fetch), Tails(settings, self.keys, self.redis)
+        self.history = HistoryReader(self.keys, self.redis, self.postgres, self.history_values, tails)
         self.history_policies = HistoryPolicies(settings, self.postgres)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)

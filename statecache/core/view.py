@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -36,6 +36,7 @@ from statecache.model import (
 )
 from statecache.near import shareable
 from statecache.records import time_of
+from statecache.rules.checkpoints import checked_checkpoint_policy
 from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
 from statecache.rules.provenance import refuse_provenance
 from statecache.rules.retention import checked_retention
@@ -43,6 +44,7 @@ from statecache.upgrading import UpgradingCodec
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.answers import Committed
+    from statecache.commit_protocol.commit import Commit
     from statecache.core.runtime import Runtime
     from statecache.core.update.shared_queue import SharedTurn
     from statecache.near import Entry
@@ -50,6 +52,16 @@ if TYPE_CHECKING:
 D = TypeVar("D")
 _SECONDS_MAX = 1_000_000
 """The longest timeout, in seconds, about eleven days: servers count it in milliseconds, in 32 bits."""
+
+
+class Automatic(Protocol):
+    """What makes the checkpoints that a policy asks for."""
+
+    async def after(self, view: Any, commit: Commit, committed: Committed) -> None:
+        """Take note of a commit, and begin to make what is due."""
+
+    async def before_step(self, view: Any, key: str) -> None:
+        """Make what is due before a step begins."""
 
 
 class View(Generic[D]):
@@ -71,6 +83,8 @@ class View(Generic[D]):
         self.value_bytes_max = min(policy.value_bytes_max or bytes_max, bytes_max)
         self.holdings: tuple[Holding, ...] = ()
         """The leases that a commit is made under: none, unless this is a lease's."""
+        self.automatic: Automatic | None = None
+        """What makes checkpoints unasked, where the policy says so."""
         self.lasts_ms = checked_ttl_ms(policy.ttl)
         """How long a state lasts that is written without saying so, in ms; None for ever."""
         self.ttl_ms = None if policy.redis_ttl is None else max(1, round(policy.redis_ttl.total_seconds() * 1000))
@@ -272,7 +286,22 @@ class View(Generic[D]):
             locks=self.locks_of((write.key,), repeated=change_id is not None),
         )
         commit.turn = turn
-        return self.committed_state(write, await self.runtime.committer.commit(commit), 0)
+        committed = await self.runtime.committer.commit(commit)
+        if self.automatic is not None:
+            await self.applied((commit, committed))
+        return self.committed_state(write, committed, 0)
+
+    async def applied(self, *done: tuple[Commit, Committed]) -> None:
+        """Begin to make the checkpoints that commits make due; who is cancelled meanwhile learns of none of these."""
+        if self.automatic is None:
+            return
+        try:
+            for commit, committed in done:
+                await self.automatic.after(self, commit, committed)
+        except BaseException as error:  # these are applied, and their caller learns nothing of it
+            for commit, _ in done:
+                self.runtime.unknown_outcomes.note(commit, error)
+            raise
 
 
 class VerbGroup(Generic[D]):
@@ -300,6 +329,10 @@ def checked_policy(policy: Policy) -> Policy:
         raise UsageError(f"redis_ttl={ttl!r} is not a timedelta above 0", hint="Say redis_ttl=timedelta(seconds=5).")
     if policy.upgrade is not None and policy.encoding == "raw":
         raise UsageError("raw bytes have no version, so there is nothing to upgrade", hint="Leave out upgrade=.")
+    if policy.merge is not None and not callable(policy.merge):
+        raise UsageError("merge= is a function of base, ours and theirs")
+    if policy.checkpoint is not None:
+        checked_checkpoint_policy(policy.checkpoint)
     size = policy.value_bytes_max
     if size is not None and not (isinstance(size, int) and 1 <= size <= VALUE_BYTES_MAX):
         raise UsageError(f"value_bytes_max={policy.value_bytes_max} is not from 1 to {VALUE_BYTES_MAX}")

@@ -15,10 +15,12 @@ The schema marks these states among others: typed views pass over them, and no c
 from __future__ import annotations
 
 from datetime import datetime
+from math import inf
 from typing import Any
 
 import msgspec
 
+from statecache.checkpoint_policy import CheckpointPolicy
 from statecache.checkpoints import Checkpoint, MadeBy, Scope
 from statecache.codec import codec_for
 from statecache.errors import LimitExceeded, UsageError
@@ -28,6 +30,8 @@ CHECKPOINT_SCHEMA = "statecache/checkpoint@1"
 """What marks checkpoints among other states."""
 LABEL_BYTES_MAX = 128
 METADATA_BYTES_MAX = 64 * 1024
+EVERY_S_MIN = 1.0
+"""The shortest span of time in which a policy may have a checkpoint made, in seconds."""
 _SEGMENT = "/checkpoints/"
 
 
@@ -107,3 +111,17 @@ def checked_metadata(metadata: Any, *, key: str) -> Any:
 def automatic_label(at: datetime, chance: str, *, why: str = "") -> str:
     """Return a name for a checkpoint that was given none: such names sort by time, and `chance` parts them."""
     return f"{at:%Y%m%dT%H%M%S.%f}Z-{why}{'-' if why else ''}{chance}"
+
+
+def checked_checkpoint_policy(policy: CheckpointPolicy) -> CheckpointPolicy:
+    """Return a namespace's policy unchanged, or raise UsageError."""
+    if not isinstance(policy, CheckpointPolicy):
+        raise UsageError(
+            f"checkpoint={policy!r} is no CheckpointPolicy", hint="Say CheckpointPolicy(every_changes=100)."
+        )
+    changes, seconds = policy.every_changes, policy.every_s
+    if changes is not None and not (isinstance(changes, int) and not isinstance(changes, bool) and changes >= 1):
+        raise UsageError(f"every_changes={changes!r} is not a whole number above 0")
+    if seconds is not None and not (isinstance(seconds, (int, float)) and EVERY_S_MIN <= seconds < inf):
+        raise UsageError(f"every_s={seconds!r} is not a number of seconds from {EVERY_S_MIN:g} on")
+    return policy

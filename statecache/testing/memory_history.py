@@ -7,6 +7,8 @@ from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from statecache.rules.provenance import provenance_of
+
 if TYPE_CHECKING:
     from statecache.keys import KeySpace
 
@@ -69,3 +71,36 @@ class HistoryTables:
         for one in self._chains.get(key, []):
             if first <= one.version <= last:
                 yield one.version, one.value, None, None, sha256(one.value).digest(), None, None
+
+    def _ancestry(self, keys: Sequence[str], limit: int) -> list[Row]:
+        links, found, todo = self._links(), dict[tuple[str, int], Row](), [*keys]
+        seen = set(todo)
+        while todo:
+            key = todo.pop()
+            for row in links:
+                if row[0] == key:
+                    found[row[0], row[1]] = row
+                    todo += [row[3]] if row[3] not in seen else []
+                    seen.add(row[3])
+        return sorted(found.values(), key=lambda row: (row[6], row[1]), reverse=True)[:limit]
+
+    def _branches(self, key: str, whole: bool, beyond: str, limit: int) -> list[Row]:
+        found = [row for row in self._links() if row[3] == key or (whole and key + "/" < row[3] < beyond)]
+        return sorted(found, key=lambda row: (row[3], row[4], row[6], row[0]))[:limit]
+
+    def _links(self) -> list[Row]:
+        """Return what changes were made from, as their reasons say."""
+        rows: list[Row] = []
+        for one in [one for chain in self._chains.values() for one in chain]:
+            said = provenance_of(one.reason)
+            if said is None or said.kind not in ("branch", "merge"):
+                continue
+            origin, before = said.origin_of(one.key), said.position
+            chain = self._chains.get(origin, [])
+            then = [each for each in chain if (each.version == said.version if before is None else each.n <= before.n)]
+            if then:
+                made_from = (origin, then[-1].version, then[-1].change_id)
+                rows.append(
+                    (one.key, one.version, one.change_id, *made_from, one.at, one.writer, one.actor, one.reason)
+                )
+        return rows

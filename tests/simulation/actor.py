@@ -25,11 +25,12 @@ from statecache.errors import (
     Unavailable,
     VersionConflict,
 )
+from statecache.history_errors import AlreadyCurrent, HistoryIncomplete, VersionNotFound
 from statecache.model import ABSENT, PRESENT
 from tests.simulation.history import Invoke, Recorder, Seen, seen_of
 
 _REFUSED = (VersionConflict, AlreadyExists, NotFound, Forked, Quarantined, StaleToken, StepUnknown, Lost)
-_NOT_APPLIED = (Unavailable, LeaseLost, LockTimeout)
+_NOT_APPLIED = (Unavailable, LeaseLost, LockTimeout, AlreadyCurrent, HistoryIncomplete, VersionNotFound)
 LOCK_TTL_S = 1.0
 """How long a lock of a holder that died stands."""
 
@@ -181,6 +182,17 @@ class Actor:
                     if change.key == key:
                         break
             self._recorder.ok(sent)
+
+    async def back(self, key: str, version: int) -> None:
+        """Go back to a version of a key."""
+        with self._noted("rollback", key) as sent:
+            self._wrote(sent, await self.cache.rollback(key, version, reason=sent.tag))
+
+    async def branch(self, key: str) -> None:
+        """Begin a branch of a key, and wait until Postgres holds it."""
+        to = f"new/{secrets.token_hex(6)}"
+        with self._noted("branch", to, level="postgres", expected={to: ABSENT}) as sent:
+            self._wrote(sent, await self.cache.branch(key, to, reason=sent.tag, durability="postgres"))
 
     async def insist(self, key: str) -> None:
         """Write durably, again until that is known to have worked."""

@@ -40,7 +40,8 @@ LINES = (*WRITERS, WORKER_LINE)
 """Who has proxies of their own; the workers share theirs."""
 EXPECTED_ERRORS = (
     "OutcomeUnknown", "DurabilityNotMet", "VersionConflict", "AlreadyExists", "NotFound", "Forked", "Unavailable",
-    "RedisUnavailable", "PostgresUnavailable", "Backpressure", "CancelledError", "Lost",
+    "RedisUnavailable", "PostgresUnavailable", "Backpressure", "CancelledError", "Lost", "AlreadyCurrent",
+    "VersionNotFound", "HistoryIncomplete", "CheckpointExists",
 )  # fmt: skip
 """What a writer may be told under faults; anything else says something false of them."""
 SESSIONS = 4

@@ -30,7 +30,7 @@ Outcome = Literal["ok", "fail", "unknown"]
 Kind = Literal["read", "write", "confirm", "ask"]
 Modifier = tuple[str, Any]
 """The verb of a modifier, and what it is given: a number, or items."""
-MOVES = ("copy", "rename", "touch")
+MOVES = ("copy", "rename", "touch", "rollback", "undo", "redo", "rollback_group", "branch")
 """Verbs that write a value which was made by another write."""
 
 

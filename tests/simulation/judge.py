@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from math import inf
@@ -20,10 +20,12 @@ from statecache.clock import monotonic, wall
 from statecache.expiry import until_of
 from statecache.history import Stored, values_of
 from statecache.keys import KeySpace
+from statecache.rules.provenance import provenance_of
 from tests.simulation.arena import EXPECTED_ERRORS, Arena
 from tests.simulation.checker import check
 from tests.simulation.evidence import Evidence, Loss, Row, Verdict
 from tests.simulation.history import Operation, digest_of, read_journals
+from tests.simulation.history_judge import judge_history
 
 _LOST = re.compile(r"Lost: Change (\w+) of .* (?:began without|Postgres went past) its position (\d+)-(\d+),")
 _OF_A_MOMENT = re.compile(rb"[^:]+:\{\d+\}:(?!state:)")
@@ -43,13 +45,34 @@ def evidence(connection: Connection, schema: str) -> Evidence:
         "SELECT key, change_id, parent_change_id, epoch, version, op, n, reason, gap, at, encoding,"
         f" value, packed, keyframe, digest FROM {schema}.change ORDER BY key, version"
     )
-    for key, rows in groupby(connection.execute(query.encode()), itemgetter(0)):
-        found = [*rows]
-        values = values_of(Stored(row[4], *row[11:]) for row in found)
-        chains[key] = [_row(*(*row[:11], value)) for row, value in zip(found, values, strict=True)]
+    found = {key: [*rows] for key, rows in groupby(connection.execute(query.encode()), itemgetter(0))}
+    for key, values in _values(connection, schema, found).items():
+        chains[key] = [_row(*(*row[:11], value)) for row, value in zip(found[key], values, strict=True)]
     conflicts = connection.execute(f"SELECT change_id, key FROM {schema}.conflict".encode()).fetchall()
     parked = connection.execute(f"SELECT change_id, unnest(keys) FROM {schema}.quarantine".encode()).fetchall()
     return Evidence(chains=chains, conflicts=set(conflicts), quarantined=set(parked))
+
+
+def _values(connection: Connection, schema: str, found: Mapping[str, Sequence[Any]]) -> dict[str, list[bytes | None]]:
+    """Return the values of each chain; those of branches are read behind those that they began from."""
+    query = f"SELECT key, version, origin, origin_version FROM {schema}.branch"
+    links = {(key, version): (origin, at) for key, version, origin, at in connection.execute(query.encode())}
+    values: dict[str, list[bytes | None]] = {}
+    known: dict[tuple[str, int], bytes | None] = {}
+    todo = [*found]
+    while todo:
+        ready = [key for key in todo if all(links.get((key, row[4])) in known for row in found[key] if _is_branch(row))]
+        for key in ready or todo:
+            origins = {row[4]: known.get(links.get((key, row[4]), ("", 0))) for row in found[key] if _is_branch(row)}
+            values[key] = values_of((Stored(row[4], *row[11:]) for row in found[key]), origins)
+            known |= {(key, row[4]): value for row, value in zip(found[key], values[key], strict=True)}
+        todo = [key for key in todo if key not in values]
+    return values
+
+
+def _is_branch(row: Sequence[Any]) -> bool:
+    """Return whether a row's value is kept as a delta to another key's."""
+    return bytes(row[12] or b"")[:1] == b"o"
 
 
 def _row(
@@ -61,10 +84,16 @@ def _row(
     content = value_made if isinstance(value_made, dict) else {}
     return Row(
         key=key, change_id=change_id, parent=parent, epoch=epoch, version=version, op=op, n=n,
-        tag=reason or content.get("by", ""), digest=digest_of(value_made) if op == "set" else "",
+        tag=_tag(reason) or content.get("by", ""), digest=digest_of(value_made) if op == "set" else "",
         follows=content.get("after"), by=content.get("by", ""), value=None if content else value_made, gap=gap,
         at=at.timestamp() * 1000, until=until, ends=until / 1000 - wall().timestamp() + monotonic(),
     )  # fmt: skip
+
+
+def _tag(reason: str) -> str:
+    """Return the tag in a change's reason, behind what it says of where the change came from."""
+    said = provenance_of(reason)
+    return reason if said is None or said.kind == "expired" else said.reason
 
 
 def tips(connection: Connection, raw: redis.Redis, keys: KeySpace, schema: str, found: Evidence) -> list[str]:
@@ -154,8 +183,9 @@ def judge(arena: Arena, operations: Sequence[Operation], losses: Sequence[Loss])
     with arena.postgres() as connection, arena.redis(seconds=10) as raw:
         found = evidence(connection, schema)
         wrong = tips(connection, raw, arena.keys, schema, found) + lost_in_vain(operations, found)
-        wrong += left_behind(found, monotonic())
-    chains = {key: chain for key, chain in found.chains.items() if not key.startswith(arena.aside)}
+        wrong += left_behind(found, monotonic()) + judge_history(connection, schema)
+    aside = {key for key in found.chains if key.startswith(arena.aside) or "/checkpoints/" in key}
+    chains = {key: chain for key, chain in found.chains.items() if key not in aside}
     found = msgspec.structs.replace(found, chains=chains)
     return check(operations, found, losses=losses, behind=arena.behind), wrong
 

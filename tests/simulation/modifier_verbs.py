@@ -1,7 +1,7 @@
 """What a session does with counters and collections, and what each of these changes has to have made.
 
-They are keys of their own, on which nothing else is done but reading and, now and then, deleting. A modifier is noted with
-its argument: so whatever stood before it, its value can be told.
+They are keys of their own, on which nothing else is done but reading and, now and then, deleting. A modifier is noted
+with its argument: so whatever stood before it, its value can be told.
 """
 
 from __future__ import annotations

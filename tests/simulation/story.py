@@ -50,7 +50,7 @@ POISON = "poison/p"
 SITUATIONS = (
     "first", "again", "create", "delete", "transaction", "durable", "disk", "list", "many", "followed", "miss", "doubt",
     "counted", "vouched", "poison", "leaving", "restored", "failover", "emptied", "fenced", "near", "locked", "stepped",
-    "crowded",
+    "crowded", "branched",
 )  # fmt: skip
 KEYS = (A, B, C, D, T, R, PLAN)
 """The keys that a companion writes meanwhile: nothing is set aside of them."""
@@ -245,6 +245,12 @@ class Story(LockStory):
 
         await actor.count_again(COUNT, secrets.token_hex(12), until_forgotten)
         world.look()
+
+    async def _branched(self) -> None:
+        await self._actor.set(A)
+        await self._actor.back(A, 1)
+        self._world.look()
+        await self._actor.branch(A)
 
     async def _vouched(self) -> None:
         world, actor = self._world, self._actor

@@ -36,8 +36,11 @@ from statecache.errors import (
     Unavailable,
     VersionConflict,
 )
+from statecache.history_errors import AlreadyCurrent, HistoryIncomplete, VersionNotFound
 from statecache.model import ABSENT, PRESENT, State
 from tests.simulation.history import Invoke, Kind, Modifier, Recorder, Seen, seen_of
+from tests.simulation.history_verbs import VERBS as HISTORY_VERBS
+from tests.simulation.history_verbs import HistoryVerbs
 from tests.simulation.many_verbs import ManyVerbs, Work
 from tests.simulation.modifier_verbs import MODIFIED, ModifierVerbs
 from tests.simulation.modifier_verbs import VERBS as MODIFIER_VERBS
@@ -67,14 +70,14 @@ TTLS_S = (None, None, None, None, None, None, 0.01, 0.3, 2.0, inf)
 VERBS = {
     "get": 24, "set": 12, "compare": 14, "create": 6, "create_new": 5, "update": 12, "delete": 6, "transaction": 8,
     "transact": 8, "list": 4, "wait_durable": 5, "get_many": 4, "set_many": 4, "delete_many": 2, "commit": 6,
-    "rename": 3, "copy": 3, "touch": 3, **MODIFIER_VERBS,
+    "rename": 3, "copy": 3, "touch": 3, **MODIFIER_VERBS, **HISTORY_VERBS,
 }  # fmt: skip
 
 _REFUSED = (VersionConflict, AlreadyExists, NotFound, Forked, Quarantined, Lost)
-_NOT_APPLIED = (Unavailable, Backpressure, DurabilityRefused)
+_NOT_APPLIED = (Unavailable, Backpressure, DurabilityRefused, AlreadyCurrent, VersionNotFound, HistoryIncomplete)
 
 
-class Session(ManyVerbs, ModifierVerbs):
+class Session(ManyVerbs, ModifierVerbs, HistoryVerbs):
     """One session: operations one after the other; other profiles set other groups, verbs, levels and modes."""
 
     groups: Mapping[str, Sequence[str]] = GROUPS

@@ -19,7 +19,7 @@ _threads = ThreadPoolExecutor(64)
 """Enough for all tasks of a story; asyncio's own are four more than the machine has cores."""
 
 
-async def _in_thread(function: Callable[..., Any], *args: Any, **more: Any) -> Any:
+async def _in_thread(function: Callable[..., Any], /, *args: Any, **more: Any) -> Any:
     call = partial(copy_context().run, function, *args, **more)
     return await asyncio.get_running_loop().run_in_executor(_threads, call)
 

@@ -146,3 +146,20 @@ def of_a_step(cache: StateCache) -> None:
     """Run steps: a result comes as it is read back, so only a type says what it is."""
     reveal_type(cache.step("jobs/a", "pay", lambda step: 7, type=int))  # is: int
     reveal_type(cache.step("jobs/a", "pay", lambda step: Job()))  # is: Any
+
+
+def of_history(cache: StateCache) -> None:
+    """Go back, branch and merge: what comes is of the namespace's type, of a whole group it is plain data."""
+    jobs = cache.namespace("jobs", type=Job)
+    reveal_type(jobs.rollback("a", 1))  # is: State[Job | None]
+    reveal_type(jobs.undo("a").value)  # is: Job | None
+    reveal_type(jobs.rollback("a", "label", group=True))  # is: dict[str, State[Any]]
+    reveal_type(jobs.redo("a", group=True))  # is: dict[str, State[Any]]
+    reveal_type(jobs.branch("a", "b"))  # is: State[Job]
+    reveal_type(jobs.branch("a", "b", group=True))  # is: dict[str, State[Any]]
+    reveal_type(jobs.merge("b", "a"))  # is: State[Job]
+    reveal_type(jobs.checkpoint("a"))  # is: Checkpoint
+    reveal_type(jobs.checkpoints("a"))  # is: list[Checkpoint]
+    reveal_type(jobs.ancestry("a"))  # is: list[Branch]
+    jobs.rollback("a", 1.5)  # error: call-overload
+    jobs.rollback("a", 1, group=True)  # error: call-overload

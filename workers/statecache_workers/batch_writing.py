@@ -14,6 +14,7 @@ from statecache.rules.pins import Pin
 from statecache.rules.reconcile import Fate, Fork, Judgement, Tip, judge
 from statecache_workers.database import Call, Transaction
 from statecache_workers.history_writing import Decisions, KeptChange, ParentOf, kept_changes
+from statecache_workers.origins import Link, link_call, linked
 from statecache_workers.postgres_arrays import (
     blobs,
     integers,
@@ -55,7 +56,8 @@ class Judged(NamedTuple):
     """What is to be written of one shard, and the newest tokens of its locks as Postgres had them.
 
     `kept` has a row for each change that is applied; `parents` are the newest values of their keys. `pins` are of
-    checkpoints that may name values which stand in states alone.
+    checkpoints that may name values which stand in states alone. `links` say which of the changes were made from those
+    of other keys.
     """
 
     shard: int
@@ -64,6 +66,7 @@ class Judged(NamedTuple):
     kept: list[KeptChange]
     parents: dict[str, Parent]
     pins: list[Pin]
+    links: list[Link]
 
     @property
     def hashed(self) -> bool:
@@ -109,7 +112,9 @@ async def judged(
     while True:
         judgement = judge(change_sets, tips, fates, tokens)
         if not judgement.asked:
-            return Judged(shard, judgement, tokens, *kept_changes(shard, judgement, tips, parent_of, decisions, latest))
+            kept, parents, pins = kept_changes(shard, judgement, tips, parent_of, decisions, latest)
+            links = await linked(transaction, judgement.applied, kept)
+            return Judged(shard, judgement, tokens, kept, parents, pins, links)
         keys, change_ids = zip(*judgement.asked, strict=True)
         (rows,) = await transaction.run(Call("flush_fates", {"keys": texts(keys), "change_ids": texts(change_ids)}))
         fates |= dict.fromkeys(judgement.asked, _NOWHERE)
@@ -124,9 +129,11 @@ def writes(judgements: Sequence[Judged]) -> list[Call]:
     """Return the calls that write changes, tips, conflicts and tokens; they raise where Postgres does not take all."""
     applied = [one for one in judgements if one.judgement.applied]
     changes = [_changes(applied)] if applied else []
+    links = [link for one in judgements for link in one.links]
     return (
         _pinned(judgements)
         + changes
+        + ([link_call(links)] if links else [])
         + _tokens(judgements)
         + [call for one in judgements for call in _conflicts(one.shard, one.judgement.forked)]
     )

@@ -30,7 +30,9 @@ from statecache.history import begins_anew, link
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache.model import Write
+from statecache.rules.reconcile import Applied
 from statecache_workers.database import Call, Database, Transaction
+from statecache_workers.origins import link_call, linked
 from statecache_workers.parked_entries import (
     Parked,
     ParkedAt,
@@ -112,6 +114,9 @@ class Quarantine:
                 spots = await _spots(transaction, change_set)
                 takings = plan(change_set, spots)
                 await transaction.run(*(_row(place, change_set, spots, *taking) for taking in takings))
+                links = await linked(transaction, [Applied(change_set, *taking) for taking in takings], [])
+                if links:
+                    await transaction.run(link_call(links))
                 unmarked, mended, _ = await transaction.run(
                     Call("quarantine_unmark", {"change_id": change_set.change_id}),
                     Call("quarantine_mend", {"change_id": change_set.change_id}),

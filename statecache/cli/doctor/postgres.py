@@ -29,11 +29,15 @@ SETTINGS = (
     "default_transaction_read_only",
 )  # fmt: skip
 OF_AGENTS = dict.fromkeys(
-    ("state", "change", "late_change", "conflict", "quarantine", "lost", "lost_change", "shard", "epoch", "cluster"),
+    (
+        "state", "change", "branch", "late_change", "conflict", "quarantine", "lost", "lost_change", "shard", "epoch",
+        "cluster",
+    ),
     ("SELECT",),
-)
+)  # fmt: skip
 OF_WORKERS = {
     "state": ("SELECT", "INSERT", "UPDATE"), "change": ("SELECT", "INSERT"), "conflict": ("SELECT", "INSERT"),
+    "branch": ("SELECT", "INSERT"),
     "lost": ("INSERT",),
     "quarantine": ("SELECT", "INSERT"), "shard": ("SELECT", "UPDATE"), "epoch": ("SELECT",), "cluster": ("SELECT",),
     "worker": ("SELECT", "INSERT", "UPDATE", "DELETE"), "lock_token": ("SELECT", "INSERT", "UPDATE"),

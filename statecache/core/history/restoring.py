@@ -202,7 +202,7 @@ def walking(view: View[Any], key: str, kind: Walk, terms: Terms) -> Decide:
     return decide
 
 
-async def _newest(view: View[Any], record: Record, end: float) -> Version:
+async def newest(view: View[Any], record: Record, end: float) -> Version:
     """Return the change that made a state, which may have been set aside since."""
     runtime, key = view.runtime, record.key
     try:
@@ -227,7 +227,7 @@ async def _led(
                 question = search.send(place - 1 or None)
                 continue
             if place == record.version:
-                version = await _newest(view, record, end)
+                version = await newest(view, record, end)
             else:
                 version = await view.runtime.history.version_at(key, Point(version=place), end=end)
             seen[place] = version

@@ -118,7 +118,7 @@ class _Past:
         """Return the values of versions; raise VersionNotFound for one that is no longer kept."""
         lacking = [one for one in versions if (one.key, one.version) not in self._values]
         if lacking:
-            _refuse_too_large(versions)
+            refuse_too_large(versions)
             self._values |= await values_of(self._view, lacking, self._end)
         return self._values
 
@@ -178,7 +178,7 @@ async def values_of(view: View[Any], versions: Sequence[Version], end: float) ->
     }
 
 
-def _refuse_too_large(versions: Sequence[Version]) -> None:
+def refuse_too_large(versions: Sequence[Version]) -> None:
     """Raise LimitExceeded before values are read that no commit can hold."""
     size = sum(one.size + len(one.key.encode()) + STATE_OVERHEAD_BYTES for one in versions)
     if size > COMMIT_BYTES_MAX:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from statecache.backoff import Backoff
 from statecache.call_notes import note
 from statecache.core.view import checked_change_id, checked_reason, checked_text
-from statecache.errors import ChangeIdReused, VersionConflict
+from statecache.errors import ChangeIdReused, OutcomeUnknown, VersionConflict
 from statecache.rules.provenance import provenance_of
 
 if TYPE_CHECKING:
@@ -60,12 +60,19 @@ async def committed(
         actor=terms.actor, reason=reason, end=terms.end, change_id=terms.change_id,
         locks=view.locks_of(changed, repeated=terms.change_id is not None),
     )  # fmt: skip
-    return commit, await runtime.committer.commit(commit)
+    done = await runtime.committer.commit(commit)
+    await view.applied((commit, done))
+    return commit, done
 
 
 async def again(view: View[Any], terms: Terms, error: VersionConflict) -> None:
-    """Wait a moment before it is decided anew; raise the conflict where no time is left for that."""
+    """Wait a moment before it is decided anew; raise the conflict where no time is left for that.
+
+    Of a repeat that only says that nothing is known: an earlier attempt may have expected something else.
+    """
     if terms.backoff.outlasts(terms.end):
+        if terms.change_id is not None:
+            raise OutcomeUnknown(terms.change_id, keys=(error.key,), reason=error.problem) from error
         raise error
     note(retries=1, conflicts=1)
     await view.runtime.io.sleep(terms.backoff.take())

@@ -20,6 +20,7 @@ class LeaseView(View[D]):
         super().__init__(view.runtime, view.policy, view.prefix)
         if self.reads == "local":  # what the holder before has written may not have been pushed yet
             self.reads = "primary"
+        self.automatic = view.automatic
         self.holding = holding
         self.holdings = (*view.holdings, holding)
         self._group = group_of(holding.key)

@@ -213,6 +213,8 @@ class StepCall:
         if self._terms.apply is not None:  # what the result will be applied to may not exist: before there is an effect
             self._before = await self._runtime.reader.record(self._key, end=end)
             self._value_of(self._before)
+        if self._view.automatic is not None:
+            await self._view.automatic.before_step(self._view, self._key)
         before, encoding = None if held is None else held.step, self._view.encoding
         step = steps.intent(before, self._name, self._fingerprint, new_key=new_change_id(), at=wall())
         writes = [self._write(step, expected, encoding)]
@@ -293,7 +295,7 @@ class StepCall:
                 writes.append(await self._applied(self._terms.apply, value, end))
             try:
                 commit = self._new(writes, self._terms.durability, end, locks=self._locks(writes))
-                await self._runtime.committer.commit(commit)
+                await self._view.applied((commit, await self._runtime.committer.commit(commit)))
             except VersionConflict as conflict:
                 if conflict.key == self._record_key:
                     raise _Overtaken from conflict

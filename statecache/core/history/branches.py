@@ -1,0 +1,61 @@
+"""Where keys came from and what was made of them, as Postgres has it: what is not flushed yet is not among it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from statecache.changes import Branch
+from statecache.clock import monotonic
+from statecache.errors import LimitExceeded
+from statecache.keys import beyond_prefix
+from statecache.rules.ancestry import Link
+from statecache.rules.provenance import provenance_of
+
+if TYPE_CHECKING:
+    from statecache.core.postgres.tier import PostgresTier
+
+LINKS_MAX = 10_000
+"""How many branches and merges are read at once."""
+
+
+class Branches:
+    """The branches and merges that Postgres knows of."""
+
+    def __init__(self, postgres: PostgresTier) -> None:
+        self._postgres = postgres
+
+    async def above(self, keys: Sequence[str], *, end: float) -> list[Branch]:
+        """Return what keys were made from, and that, and so on, the newest first."""
+        asked = {"keys": [*keys], "limit": LINKS_MAX + 1}
+        rows = await self._postgres.fetch("ancestry", asked, seconds=max(end - monotonic(), 0.001))
+        return _read(rows, keys[0])
+
+    async def below(self, key: str, *, whole: bool, end: float) -> list[Branch]:
+        """Return what was made of a key, or of all keys of a group, in the order of their versions."""
+        asked = {"key": key, "whole": whole, "beyond": beyond_prefix(key + "/"), "limit": LINKS_MAX + 1}
+        rows = await self._postgres.fetch("branches", asked, seconds=max(end - monotonic(), 0.001))
+        return _read(rows, key)
+
+
+def link_of(branch: Branch) -> Link:
+    """Return what the rules of ancestry know of a branch or a merge."""
+    return Link(branch.key, branch.version, branch.origin, branch.origin_version, branch.kind == "branch", branch.at)
+
+
+def _read(rows: Sequence[Sequence[Any]], key: str) -> list[Branch]:
+    if len(rows) > LINKS_MAX:
+        raise LimitExceeded("the number of branches", actual=len(rows), limit=LINKS_MAX, key=key)
+    return [_branch(*row) for row in rows]
+
+
+def _branch(
+    key: str, version: int, change_id: str, origin: str, origin_version: int, origin_change_id: str, at: Any,
+    writer: str, actor: str, reason: str,
+) -> Branch:  # fmt: skip
+    said = provenance_of(reason)
+    return Branch(
+        kind="merge" if said is not None and said.kind == "merge" else "branch", key=key, version=version,
+        change_id=change_id, origin=origin, origin_version=origin_version, origin_change_id=origin_change_id, at=at,
+        writer=writer, actor=actor, reason=reason if said is None else said.reason,
+    )  # fmt: skip

@@ -1,0 +1,186 @@
+"""Merging what was done on a branch into another key, by the version that both were made from.
+
+Both newest versions are in Postgres before anything is compared, so what it knows of branches and merges is all that
+there is. The merge is an ordinary commit on the state that was read, whose reason names the branch and its version;
+that is what the next merge begins from. Where theirs is what the base was, there is nothing to be done; where ours is,
+theirs is taken as it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from statecache.codec import codec_for
+from statecache.core.history.branches import link_of
+from statecache.core.history.branching import durable_origin
+from statecache.core.history.reader import Point
+from statecache.core.history.restoring import applied_again, newest, write_of
+from statecache.core.history.terms import Terms, again, applied_before, committed, refuse_another
+from statecache.errors import ChangeIdReused, NotFound, UsageError, VersionConflict
+from statecache.expiry import form_of
+from statecache.history_errors import MergeConflict
+from statecache.rules.ancestry import Place, base_of
+from statecache.rules.provenance import Provenance
+from statecache.rules.three_way import merged
+
+if TYPE_CHECKING:
+    from statecache.core.view import View
+    from statecache.model import Encoding, Record, State, Write
+    from statecache.rules.versions import Version
+
+Decide = Callable[[Any, Any, Any], Any]
+"""A user's function of base, ours and theirs; it may be async."""
+
+
+async def merge(view: View[Any], branch: str, into: str, function: Decide | None, terms: Terms) -> State[Any]:
+    """Commit what both sides made of their common ancestor, and return the state; raise MergeConflict."""
+    while True:
+        ours, theirs = await _current(view, into, terms.end), await _current(view, branch, terms.end)
+        if (found := await applied_before(view, into, terms)) is not None:
+            made = await view.runtime.history.version_at(into, Point(version=found.versions[0]), end=terms.end)
+            refuse_another(made, str(terms.change_id), ("merge",))
+            if made.change_id != terms.change_id:
+                raise ChangeIdReused(into, str(terms.change_id), version=made.version)
+            return await applied_again(view, made, found, terms)
+        try:
+            mine, other = await _durable(view, ours, terms.end), await _durable(view, theirs, terms.end)
+            base = await _base(view, mine, other, terms.end)
+            was = await _at(view, base, terms.end)
+            if was == _side(theirs):
+                return view.shown(ours, _value(view, ours))
+            write = await _write(view, ours, theirs, other, base, was, function)
+            why = Provenance(kind="merge", version=other.version, origin=branch, reason=terms.reason)
+            _, done = await committed(view, [write], terms, str(why))
+        except VersionConflict as error:
+            await again(view, terms, error)
+        else:
+            return view.committed_state(write, done, 0)
+
+
+async def _current(view: View[Any], key: str, end: float) -> Record:
+    """Return a state that there is, of which the view's type knows all."""
+    record = await view.runtime.reader.record(key, end=end)
+    view.refuse_quarantined(record)
+    if not record.exists:
+        raise NotFound(key, hint="There is nothing to merge.")
+    view.refuse_to_drop(record)
+    return record
+
+
+async def _durable(view: View[Any], record: Record, end: float) -> Version:
+    """Return the change that made a state, once Postgres holds it, and with it what it was made from."""
+    version = await newest(view, record, end)
+    await durable_origin(view, version, end)
+    return version
+
+
+def _value(view: View[Any], record: Record) -> Any:
+    return view.codec.decode(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
+
+
+async def _base(view: View[Any], ours: Version, theirs: Version, end: float) -> Place:
+    links = [link_of(one) for one in await view.runtime.branches.above([ours.key, theirs.key], end=end)]
+    base = base_of(Place(ours.key, ours.version), Place(theirs.key, theirs.version), links)
+    if base is None:
+        raise UsageError(
+            f"{theirs.key!r} and {ours.key!r} have no common ancestor to be merged from",
+            hint="What branch() makes of a key can be merged into it, and into its other branches.",
+        )
+    return base
+
+
+async def _write(
+    view: View[Any], ours: Record, theirs: Record, other: Version, base: Place, was: Side, function: Decide | None
+) -> Write:
+    """Return the write of what both made of what was: of theirs as it is stored, where ours is that."""
+    if was == _side(ours):
+        taken = write_of(view, other, theirs.value, ours.tip, key=ours.key)
+        return taken if view.lasts_ms is not None else replace(taken, encoding=_lasting_as(ours, taken.encoding))
+    sides = (was, _side(ours), _side(theirs))
+    if function is not None:
+        return await _decided(view, function, ours, sides)
+    result = merged(*(_plain(view, ours.key, side) for side in sides))
+    if result.conflicts:
+        paths = tuple(one.place for one in result.conflicts)
+        raise MergeConflict(theirs.key, ours.key, base=base.version, paths=paths)
+    return _plain_write(view, ours, sides, result.value)
+
+
+class Side(NamedTuple):
+    """What one side has: bytes, how they are encoded, and their schema; op `delete` where it was deleted there."""
+
+    op: str
+    value: bytes
+    form: str
+    schema: str
+
+
+def _side(record: Record) -> Side:
+    return Side("set", record.value, form_of(record.encoding), record.schema)
+
+
+async def _at(view: View[Any], base: Place, end: float) -> Side:
+    version = await view.runtime.history.version_at(base.key, Point(version=base.version), end=end)
+    if version.op != "set":
+        return Side("delete", b"", "", "")
+    value = await view.runtime.history.value_of(version, end=end)
+    return Side("set", value, form_of(version.encoding), version.schema)
+
+
+async def _decided(view: View[Any], function: Decide, ours: Record, sides: Sequence[Side]) -> Write:
+    """Return the write of what a user's function makes of the three values; None is one that was deleted."""
+    values = [
+        None if one.op != "set" else view.codec.decode(one.value, key=ours.key, encoding=one.form, schema=one.schema)
+        for one in sides
+    ]
+    value = await view.runtime.io.called(function(*values))
+    if value is None:
+        raise UsageError("the function given to merge returned None", hint="Return the merged value.")
+    return view.write_of(ours.key, value, expected=ours.tip, over=ours)
+
+
+def _is_typed(view: View[Any]) -> bool:
+    return view.kind is not Any
+
+
+def _plain(view: View[Any], key: str, side: Side) -> Any:
+    """Return a side as plain data: in a typed view as the type has it now, whatever wrote it."""
+    if side.op != "set":
+        return UNSET
+    value, form = side.value, side.form
+    if _is_typed(view) and form != "raw":
+        typed = view.codec.decode(value, key=key, encoding=form, schema=side.schema)
+        value, _ = view.codec.encode(typed, key=key, bytes_max=2**31)
+        form = view.codec.encoding
+    return codec_for(Any).decode(value, key=key, encoding=form)
+
+
+def _plain_write(view: View[Any], ours: Record, sides: Sequence[Side], value: Any) -> Write:
+    """Return the write of merged plain data: as the view's type, or encoded like ours, with the schema of all three."""
+    if _is_typed(view):
+        form: Encoding = view.codec.encoding
+        data, _ = codec_for(Any, form).encode(value, key=ours.key, bytes_max=view.value_bytes_max)
+        typed = view.codec.decode(data, key=ours.key, encoding=form, schema=view.codec.schema)
+        return view.write_of(ours.key, typed, expected=ours.tip, over=ours)
+    form = _form(ours.encoding)
+    data, seen = codec_for(Any, form).encode(value, key=ours.key, bytes_max=view.value_bytes_max)
+    schemas = {side.schema for side in sides if side.op == "set"}
+    like = view.write_of(ours.key, b"" if view.codec.encoding == "raw" else None, expected=ours.tip, over=ours)
+    return replace(
+        like, value=data, seen=seen, encoding=form + like.encoding[len(form_of(like.encoding)) :],
+        schema=ours.schema if len(schemas) == 1 else "",
+    )  # fmt: skip
+
+
+def _form(encoding: str) -> Encoding:
+    form = form_of(encoding)
+    return "msgpack" if form == "msgpack" else "raw" if form == "raw" else "json"
+
+
+def _lasting_as(ours: Record, encoding: str) -> str:
+    """Return an encoding with the end that our state has, if it has one."""
+    return form_of(encoding) + ours.encoding[len(form_of(ours.encoding)) :]

@@ -1,0 +1,8 @@
+-- Gives from which changes of other keys those of some keys were made, and those of these, and so on: the newest first.
+WITH RECURSIVE found (key) AS (
+    SELECT unnest(%(keys)s::text[]) COLLATE "C"
+    UNION
+    SELECT b.origin FROM found f JOIN {schema}.branch b ON b.key = f.key)
+SELECT b.key, b.version, c.change_id, b.origin, b.origin_version, b.origin_change_id, b.at, c.writer, c.actor, c.reason
+FROM found f JOIN {schema}.branch b ON b.key = f.key JOIN {schema}.change c ON c.key = b.key AND c.version = b.version
+ORDER BY b.at DESC, b.key, b.version DESC LIMIT %(limit)s

@@ -1,0 +1,205 @@
+"""What the flush records of branches and keeps of them: a reference where the origin's value stays, else the value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, HistoryDamaged, Settings
+from statecache_workers import origins, quarantine_release
+from statecache_workers.flusher import Flusher
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import Agents, MakeWorker, flush, flushing, rows
+
+KEY, NEW = "runs/42", "runs/43"
+LONG = [f"this is what was said in step {number}, and it is some words long" for number in range(40)]
+Psql = psycopg.Connection[Any]
+LINKS = "SELECT key, version, origin, origin_version FROM branch ORDER BY key, version"
+TAKEN = "SELECT 1 FROM change WHERE key = 'runs/42' AND version = 2 FOR UPDATE"
+
+
+def _kept(psql: Psql, key: str = NEW) -> list[str]:
+    return [kept for (kept,) in rows(psql, "SELECT kept FROM change_view WHERE key = %s ORDER BY version", key)]
+
+
+@pytest.fixture
+async def origin(cache: AsyncStateCache, worker: Worker) -> AsyncStateCache:
+    """A client, and three versions of a key that Postgres holds."""
+    for number in (1, 2, 3):
+        await cache.set(KEY, [number, *LONG])
+    await flush(worker)
+    return cache
+
+
+async def _holds(cache: AsyncStateCache, value: Any, key: str = NEW, version: int = 1) -> None:
+    state = await cache.get_at(key, version=version)
+    assert state is not None
+    assert state.value == value
+
+
+async def test_a_value_that_is_no_longer_kept_when_the_branch_is_flushed_is_kept_by_the_branch(
+    origin: AsyncStateCache, worker: Worker, psql: Psql
+) -> None:
+    await origin.branch(KEY, NEW, at=2)
+    psql.execute("UPDATE change SET value = NULL, packed = NULL WHERE key = %s AND version < 3", [KEY])
+    await flush(worker)
+    assert _kept(psql) == ["whole"]
+    assert rows(psql, LINKS) == [(NEW, 1, KEY, 2)]
+    await _holds(origin, [2, *LONG])
+
+
+async def test_an_origin_that_is_gone_or_of_an_earlier_release_or_another_is_not_built_on(
+    origin: AsyncStateCache, worker: Worker, psql: Psql
+) -> None:
+    await origin.branch(KEY, NEW, at=3)
+    await origin.branch(KEY, "runs/44", at=2)
+    await origin.branch(KEY, "runs/45", at=1)
+    psql.execute("DELETE FROM change WHERE key = %s AND version = 3", [KEY])
+    psql.execute("UPDATE change SET digest = NULL WHERE key = %s AND version = 2", [KEY])
+    psql.execute("UPDATE change SET digest = sha256('another') WHERE key = %s AND version = 1", [KEY])
+    await flush(worker)
+    for key in (NEW, "runs/44", "runs/45"):
+        assert _kept(psql, key) == ["whole"]
+    assert rows(psql, LINKS) == [("runs/44", 1, KEY, 2), ("runs/45", 1, KEY, 1)]
+    await _holds(origin, [3, *LONG])
+    await _holds(origin, [2, *LONG], "runs/44")
+
+
+async def test_while_somebody_removes_values_a_branch_keeps_its_own_and_nobody_waits(
+    origin: AsyncStateCache, worker: Worker, psql: Psql
+) -> None:
+    await origin.branch(KEY, NEW, at=2)
+    with psql.transaction():
+        psql.execute(TAKEN)
+        await flush(worker)
+    assert _kept(psql) == ["whole"]
+    assert rows(psql, LINKS) == [(NEW, 1, KEY, 2)]
+
+
+async def test_whoever_removes_values_waits_for_the_flush_that_builds_on_them(
+    origin: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[bool] = []
+    real = origins.linked
+
+    async def linked(*given: Any) -> Any:
+        found = await real(*given)
+        try:
+            psql.execute(TAKEN + " NOWAIT")
+            waited.append(False)
+        except psycopg.errors.LockNotAvailable:
+            waited.append(True)
+        return found
+
+    monkeypatch.setattr("statecache_workers.batch_writing.linked", linked)
+    await origin.branch(KEY, NEW, at=2)
+    await flush(worker)
+    assert waited == [True]
+    assert _kept(psql) == ["delta"]
+    psql.execute(TAKEN + " NOWAIT")
+
+
+async def test_what_is_lost_of_the_origin_later_is_told_and_is_no_wrong_value(
+    origin: AsyncStateCache, worker: Worker, psql: Psql
+) -> None:
+    await origin.branch(KEY, NEW, at=2)
+    await origin.set(NEW, [9, *LONG])
+    await flush(worker)
+    psql.execute("UPDATE change SET value = NULL, packed = NULL WHERE key = %s", [KEY])
+    with pytest.raises(HistoryDamaged):
+        await origin.get_at(NEW, version=1)
+    state = await origin.get(NEW, read="fenced")
+    assert state is not None
+    assert state.value == [9, *LONG]
+
+
+async def test_small_values_and_those_behind_a_parent_are_kept_as_ever(
+    cache: AsyncStateCache, worker: Worker, psql: Psql
+) -> None:
+    await cache.set(KEY, "small")
+    async with flushing(worker):
+        await cache.branch(KEY, NEW)
+    await flush(worker)
+    assert _kept(psql) == ["plain"]
+    assert rows(psql, LINKS) == [(NEW, 1, KEY, 1)]
+
+
+async def test_a_forked_branch_is_kept_whole_and_recorded_nowhere(
+    origin: AsyncStateCache, worker: Worker, psql: Psql, agents: Agents
+) -> None:
+    await origin.set(NEW, "taken")
+    await flush(worker)
+    agents.raw.delete(agents.keys.state(NEW))
+    value = agents.raw.hget(agents.keys.state(KEY), "value")
+    agents.commit((NEW, value), reason=f"branch of {KEY}@3")  # it claims that there is nothing, and is wrong
+    await flush(worker)
+    assert rows(psql, LINKS) == []
+    assert rows(psql, "SELECT key, value FROM conflict") == [(NEW, value)]
+    assert _kept(psql) == ["plain"]
+
+
+async def test_a_parked_branch_is_recorded_once_it_is_taken_in(
+    origin: AsyncStateCache, worker: Worker, psql: Psql, settings: Settings
+) -> None:
+    psql.execute("ALTER TABLE change ADD CONSTRAINT no CHECK (key <> 'runs/43')")
+    await origin.branch(KEY, NEW, at=2)
+    await flush(worker)
+    assert rows(psql, LINKS) == []
+    assert rows(psql, "SELECT keys FROM quarantine") == [([NEW],)]
+    psql.execute("ALTER TABLE change DROP CONSTRAINT no")
+    (done,) = await quarantine_release.retry(settings, None)
+    assert done.done
+    assert rows(psql, LINKS) == [(NEW, 1, KEY, 2)]
+    assert _kept(psql) == ["plain"]
+    await _holds(origin, [2, *LONG])
+
+
+async def test_poison_beside_a_branch_does_not_keep_it_from_its_reference(
+    origin: AsyncStateCache, worker: Worker, psql: Psql, agents: Agents
+) -> None:
+    agents.commit(("runs/a", "1"), writer="a\0b")
+    await origin.branch(KEY, NEW, at=2)
+    agents.commit(("runs/b", "1"), writer="a\0b")
+    await flush(worker)
+    assert rows(psql, "SELECT count(*) FROM quarantine") == [(2,)]
+    assert rows(psql, LINKS) == [(NEW, 1, KEY, 2)]
+    assert _kept(psql) == ["delta"]
+    await _holds(origin, [2, *LONG])
+
+
+async def test_a_flush_that_is_repeated_records_it_once(
+    origin: AsyncStateCache,
+    worker: Worker,
+    make_worker: MakeWorker,
+    psql: Psql,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Died(BaseException):
+        pass
+
+    await origin.branch(KEY, NEW, at=2)
+
+    async def dies(*_: Any) -> None:
+        raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Flusher, "_acknowledge", dies)
+        with pytest.raises(Died):
+            await flush(worker)
+    await worker.close()
+    psql.execute("UPDATE shard SET owner = NULL, lease_until = NULL")
+    await flush(make_worker())
+    assert rows(psql, LINKS) == [(NEW, 1, KEY, 2)]
+    assert rows(psql, "SELECT count(*) FROM change WHERE key = %s", NEW) == [(1,)]
+
+
+async def test_a_users_own_words_are_nothing_to_the_flush(
+    origin: AsyncStateCache, worker: Worker, psql: Psql, agents: Agents
+) -> None:
+    for reason in ("branch of the bank", "merge of two", f"branch of {KEY}@0", "branch of runs/none@1"):
+        agents.commit((f"runs/{len(reason)}", "1"), reason=reason)
+    await flush(worker)
+    assert rows(psql, LINKS) == []
+    assert rows(psql, "SELECT count(*) FROM quarantine") == [(0,)]

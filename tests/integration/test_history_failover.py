@@ -1,0 +1,146 @@
+"""What is pinned and gone back to survives its Redis, and an agent that is killed in the middle of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from statecache import Checkpoint, Set, Settings, StateCache
+from statecache.settings import process_environment, variable_of
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import flush, rows
+from tests.fixtures.servers import MakeSettings
+from tests.support.gate_world import World, world
+from tests.support.polling import pause_thread
+
+KEY, TWIN = "runs/42", "runs/42/twin"
+KILLS = 12
+
+
+@pytest.fixture
+def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
+    """One shard, with Redis servers that the test starts and kills."""
+    with world(make_settings, tmp_path) as made:
+        yield made
+
+
+def test_a_checkpoint_survives_the_redis_that_took_it(shard: World) -> None:
+    """The replica that is promoted knows neither the checkpoint nor what was changed around it: Postgres does."""
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    shard.open(a)
+    shard.in_step(a)
+    shard.promote(b)
+    agent = shard.client(a)
+    agent.set(KEY, 1)
+    made: list[Checkpoint] = []
+    threads = [
+        threading.Thread(target=lambda: made.append(agent.checkpoint(KEY, "of the key", timeout=30))),
+        threading.Thread(target=lambda: made.append(agent.checkpoint(KEY, "of the group", group=True, timeout=30))),
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        shard.flush(a)
+        threads[0].join(0.05)
+    agent.set(KEY, 2)
+    shard.flush(a)
+    agent.set(KEY, "lost")
+    a.kill()
+
+    other = shard.client(b)
+    assert sorted(one.label for one in other.checkpoints(KEY)) == ["of the group", "of the key"]
+    assert {one.label: one.position for one in other.checkpoints(KEY)} == {one.label: one.position for one in made}
+    back = other.rollback(KEY, "of the key")
+    assert (back.value, back.version) == (1, 3)
+    other.set(KEY, 3)
+    assert {key: state.value for key, state in other.rollback(KEY, "of the group", group=True).items()} == {KEY: 1}
+    assert other.undo(KEY).value == 3
+    shard.check(b)
+    shard.flush(b)
+    shard.check(b)
+
+
+def test_a_checkpoint_that_was_lost_with_its_redis_is_not_there(shard: World) -> None:
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    shard.open(a)
+    shard.put(a, KEY, 1)
+    shard.in_step(a)
+    shard.promote(b)
+    agent = shard.client(a)
+    agent.checkpoint(KEY, "mark", durability="memory")
+    a.kill()
+    other = shard.client(b)
+    assert other.checkpoints(KEY) == []
+    assert other.checkpoint(KEY, "mark", durability="memory").version == 1
+
+
+AGENT = """
+import sys
+from statecache import StateCache
+
+cache = StateCache()
+cache.rollback("runs/42", "one", group=True) if cache.get("runs/42/third") else None
+print("ready", flush=True)
+while True:
+    for label in ("other", "one"):
+        cache.rollback("runs/42", label, group=True)
+"""
+
+
+def _killed_after(pauses: int, environment: dict[str, str]) -> None:
+    """Let an agent go back and forth, and kill it."""
+    with subprocess.Popen([sys.executable, "-c", AGENT], env=environment, stdout=subprocess.PIPE) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"ready\n"
+        for _ in range(pauses):
+            pause_thread()
+        os.kill(agent.pid, signal.SIGKILL)
+
+
+def test_an_agent_that_is_killed_in_the_middle_of_a_rollback_leaves_it_done_or_not(
+    settings: Settings, psql: psycopg.Connection[object]
+) -> None:
+    """Two keys and a third that is there or not: whenever the agent dies, they are of one checkpoint or the other."""
+    names = ("redis_url", "postgres_url", "prefix", "postgres_schema", "shards")
+    environment = process_environment() | {variable_of(name): str(getattr(settings, name)) for name in names}
+    with StateCache(settings=settings) as cache:
+        cache.commit([Set(KEY, "one"), Set(TWIN, "one")])
+        cache.checkpoint(KEY, "one", group=True, durability="memory")
+        cache.commit([Set(KEY, "other"), Set(TWIN, "other"), Set("runs/42/third", "other")])
+        cache.checkpoint(KEY, "other", group=True, durability="memory")
+        for number in range(KILLS):
+            _killed_after(number, environment)
+            whole = {state.key: state.value for state in cache.list("runs/42") if "/checkpoints/" not in state.key}
+            assert whole in (
+                {KEY: "one", TWIN: "one"}, {KEY: "other", TWIN: "other", "runs/42/third": "other"},
+            )  # fmt: skip
+    asyncio.run(_flushed(settings))
+    changes = rows(psql, "SELECT n, key, op, value_json FROM change_view WHERE key NOT LIKE '%%/checkpoints/%%'")
+    found: dict[str, object] = {}
+    places = sorted({one[0] for one in changes})
+    for n in places:
+        found |= {key: value if op == "set" else None for at, key, op, value in changes if at == n}
+        assert found[KEY] == found[TWIN]
+        assert (found.get("runs/42/third") is not None) == (found[KEY] == "other")
+    assert len(places) > KILLS
+
+
+async def _flushed(settings: Settings) -> None:
+    worker = Worker(settings)
+    try:
+        await flush(worker)
+    finally:
+        await worker.close()

@@ -1,0 +1,113 @@
+"""What two keys have in common, found from a few links, is what the whole graph of all versions says."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statecache.rules.ancestry import Link, Place, base_of, reached
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Graph:
+    """Every version of every key, with what it was made from."""
+
+    def __init__(self) -> None:
+        self.parents: dict[Place, list[Place]] = {}
+        self.tips: dict[str, int] = {}
+        self.links: list[Link] = []
+
+    def add(self, key: str, *origins: Place, begins: bool = False) -> Place:
+        place = Place(key, self.tips.get(key, 0) + 1)
+        before = [] if begins or place.version == 1 else [Place(key, place.version - 1)]
+        self.parents[place] = [*before, *origins]
+        self.tips[key] = place.version
+        for origin in origins:
+            at = START + timedelta(seconds=len(self.parents))
+            self.links.append(Link(key, place.version, *origin, begins, at))
+        return place
+
+    def tip(self, key: str) -> Place:
+        return Place(key, self.tips[key])
+
+    def above(self, place: Place) -> set[Place]:
+        found, todo = set[Place](), [place]
+        while todo:
+            one = todo.pop()
+            if one not in found:
+                found.add(one)
+                todo += self.parents[one]
+        return found
+
+
+moves = st.lists(
+    st.tuples(
+        st.sampled_from(("edit", "branch", "merge", "again")), st.integers(0, 5), st.integers(0, 5), st.integers(0, 9)
+    ),
+    max_size=30,
+)  # fmt: skip
+
+
+@given(moves)
+def test_it_is_what_the_graph_of_all_versions_says(moves: list[tuple[str, int, int, int]]) -> None:
+    graph = Graph()
+    graph.add("k0")
+    for move, first, second, back in moves:
+        one, other = f"k{first % len(graph.tips)}", f"k{second % len(graph.tips)}"
+        if move == "edit":
+            graph.add(one)
+        elif move == "branch":
+            origin = Place(one, max(1, graph.tips[one] - back))
+            graph.add(f"k{len(graph.tips)}", origin, begins=True)
+        elif move == "again" and one != other:  # it was deleted, and begins anew
+            graph.add(one, graph.tip(other), begins=True)
+        elif move == "merge" and one != other:
+            graph.add(one, graph.tip(other))
+    for ours in map(graph.tip, graph.tips):
+        above = graph.above(ours)
+        found = reached(ours, graph.links).items()
+        assert {
+            Place(life.key, version) for life, newest in found for version in range(life.begun or 1, newest + 1)
+        } == above
+        for theirs in map(graph.tip, graph.tips):
+            common = above & graph.above(theirs)
+            base = base_of(ours, theirs, graph.links)
+            best = [place for place in common if common <= graph.above(place)]
+            if not common:
+                assert base is None
+            elif best:
+                assert base == best[0]
+            else:
+                assert base in common
+
+
+def test_a_branch_is_merged_from_its_origin_and_then_from_where_it_was_merged() -> None:
+    graph = Graph()
+    for _ in range(7):
+        graph.add("main")
+    graph.add("branch", graph.tip("main"), begins=True)
+    for key in ("main", "branch", "branch", "main"):
+        graph.add(key)
+    main, branch = graph.tip("main"), graph.tip("branch")
+    assert base_of(main, branch, graph.links) == base_of(branch, main, graph.links) == Place("main", 7)
+    graph.add("main", branch)
+    assert base_of(graph.tip("main"), branch, graph.links) == branch
+    graph.add("branch")
+    graph.add("main")
+    assert base_of(graph.tip("main"), graph.tip("branch"), graph.links) == branch
+    graph.add("branch", graph.tip("main"))
+    assert base_of(graph.tip("main"), graph.tip("branch"), graph.links) == graph.tip("main")
+
+
+def test_branches_of_one_origin_have_the_older_of_their_beginnings_in_common() -> None:
+    graph = Graph()
+    for _ in range(5):
+        graph.add("main")
+    graph.add("one", Place("main", 2), begins=True)
+    graph.add("other", Place("main", 4), begins=True)
+    graph.add("stranger")
+    assert base_of(graph.tip("one"), graph.tip("other"), graph.links) == Place("main", 2)
+    assert base_of(graph.tip("one"), graph.tip("stranger"), graph.links) is None

@@ -1,0 +1,111 @@
+"""Where branches begin, and what was merged: what the flush records of changes that were made from another key's.
+
+Such a change says so in its reason. Its origin was in Postgres before it was made, in whatever shard, and never
+changes: so it is read without its shard's row. The table `branch` names it. Where its value is kept and is the same,
+the branch begins as a delta to it, some tens of bytes long. Its row is locked for that, so that whoever lets values go
+waits for the flush, and then sees what builds on them. Where somebody is at that now, the branch keeps its value
+itself. So does one whose origin is kept as a delta to so many origins in a row that reading on would take long, and one
+whose origin is not there, is no longer kept, or holds something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from statecache.history import PLAIN_BYTES_MAX, Kept, delta, is_delta
+from statecache.rules.provenance import Provenance, provenance_of
+from statecache_workers.database import Call, Transaction
+from statecache_workers.postgres_arrays import integers, texts, times
+
+if TYPE_CHECKING:
+    from statecache.model import ChangeRecord, ChangeSet
+    from statecache.rules.reconcile import Applied
+    from statecache_workers.history_writing import KeptChange
+
+DEPTH_MAX = 16
+"""To how many origins in a row a branch is kept as a delta at most."""
+_ANY = 2**63 - 1
+_WORDS = ("branch of ", "merge of ")
+
+
+class Link(NamedTuple):
+    """A row of the table `branch`."""
+
+    key: str
+    version: int
+    origin: str
+    origin_version: int
+    origin_change_id: str
+    at: datetime
+
+
+class _Made(NamedTuple):
+    """A change that was made from another key's, its place in the batch, and what its reason says."""
+
+    at: int
+    change_set: ChangeSet
+    change: ChangeRecord
+    said: Provenance
+
+    @property
+    def origin(self) -> str:
+        return self.said.origin_of(self.change.key)
+
+
+async def linked(transaction: Transaction, applied: Sequence[Applied], kept: list[KeptChange]) -> list[Link]:
+    """Return what the changes that are taken were made from; of branches that begin like their origins, keep a delta.
+
+    `kept` has how each of them is kept, and is changed.
+    """
+    made = [
+        _Made(at, one.change_set, one.change, said)
+        for at, one in enumerate(applied)
+        if one.change_set.reason.startswith(_WORDS) and (said := provenance_of(one.change_set.reason)) is not None
+    ]
+    if not made:
+        return []
+    rows = await _origins(transaction, made)
+    links: list[Link] = []
+    for at, version, change_id, digest, is_kept, depth in rows:
+        one = made[at - 1]
+        if one.said.version not in (None, version):
+            continue
+        links.append(Link(one.change.key, one.change.version, one.origin, version, change_id, one.change_set.at))
+        how = kept[one.at].kept if kept and kept[one.at].stored else None
+        same = digest is not None and how is not None and bytes(digest) == how.digest
+        if how is not None and same and is_kept and depth < DEPTH_MAX and one.said.kind == "branch":
+            kept[one.at] = kept[one.at]._replace(kept=_as_its_origin(one.change, how))
+    return links
+
+
+async def _origins(transaction: Transaction, made: Sequence[_Made]) -> list[tuple[Any, ...]]:
+    """Return where each was made from, as far as that is there; a value counts as kept where it stays so meanwhile."""
+    (rows,) = await transaction.run(Call("flush_origins", {
+        "keys": texts([one.origin for one in made]),
+        "versions": integers([one.said.version or _ANY for one in made]),
+        "ns": integers([_ANY if one.said.position is None else one.said.position.n for one in made]),
+        "depth": DEPTH_MAX,
+    }))  # fmt: skip
+    return rows
+
+
+def _as_its_origin(change: ChangeRecord, how: Kept) -> Kept:
+    """Return how a change is kept whose value is that of its origin."""
+    if len(change.value) <= PLAIN_BYTES_MAX or is_delta(how.packed):
+        return how
+    packed = delta(change.value, change.value, origin=True)
+    return Kept(packed, None, how.digest) if len(packed) < len(how.packed or change.value) else how
+
+
+def link_call(links: Sequence[Link]) -> Call:
+    """Return the call that records them."""
+    return Call("flush_branches", {
+        "key": texts([one.key for one in links]),
+        "version": integers([one.version for one in links]),
+        "origin": texts([one.origin for one in links]),
+        "origin_version": integers([one.origin_version for one in links]),
+        "origin_change_id": texts([one.origin_change_id for one in links]),
+        "at": times([one.at for one in links]),
+    })  # fmt: skip
