@@ -18,7 +18,7 @@ from statecache.cli.inspect.command import inspect
 from statecache.cli.locks.command import locks
 from statecache.cli.options import DASHED
 from statecache.cli.replay.command import replay
-from statecache.cli.restoring import checkpoint_command, rollback_command
+from statecache.cli.restoring import branch_command, checkpoint_command, merge_command, rollback_command
 from statecache.cli.states import command as states
 from statecache.cli.states import schemas
 from statecache.cli.states import transfer_command as transfer
@@ -68,6 +68,9 @@ app.command(short_help="List, rename, delete checkpoints.")(checkpoint_command.c
 app.command(short_help="Go back to an earlier point.", context_settings=DASHED)(rollback_command.rollback)
 app.command(short_help="Take back the last edit.")(rollback_command.undo)
 app.command(short_help="Bring back what was undone.")(rollback_command.redo)
+app.command(short_help="Begin another key with what one holds.")(branch_command.branch)
+app.command(short_help="List the branches of a key.")(branch_command.branches)
+app.command(short_help="Take what was done on a branch.")(merge_command.merge)
 app.command("locks", short_help="Show who holds locks; break one.")(locks)
 app.command(short_help="Show or change how locks and histories are kept.")(policy.policy)
 app.command(short_help="Let values go that policies do not keep.")(prune.prune)

@@ -25,7 +25,13 @@ from statecache.errors import (
     UsageError,
     VersionConflict,
 )
-from statecache.history_errors import CheckpointExists, CheckpointNotFound, HistoryIncomplete, VersionNotFound
+from statecache.history_errors import (
+    CheckpointExists,
+    CheckpointNotFound,
+    HistoryIncomplete,
+    MergeConflict,
+    VersionNotFound,
+)
 from statecache.settings import Settings, process_environment, variable_of
 
 _REMEDIES: dict[type[StateCacheError], Callable[[Any], str]] = {
@@ -53,6 +59,10 @@ _REMEDIES: dict[type[StateCacheError], Callable[[Any], str]] = {
     CheckpointNotFound: lambda error: f"`statecache checkpoints {_word(error.key)}` lists those that there are.",
     CheckpointExists: lambda error: (
         f"Choose another label. `statecache checkpoints {_word(error.key)}` lists those that there are."
+    ),
+    MergeConflict: lambda error: (
+        f"Nothing was applied. `statecache merge {_word(error.branch)} {_word(error.into)} --dry-run` shows what each "
+        "made of it; --prefer ours or --prefer theirs decides."
     ),
     LimitExceeded: lambda error: error.remedy.replace("value_bytes_max", variable_of("value_bytes_max")),
 }

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from statecache import Settings
 from statecache.cli.demo import view as demo_view
+from statecache.cli.demo.afterwards import Afterwards
 from statecache.cli.demo.command import demo, lines_to_try, program
 from statecache.replay.report import Report
 from statecache.replay.stage import Stage
@@ -27,7 +28,7 @@ from statecache.replay.story import Story
 from statecache.replay.supervisor import Played
 
 RUN = Path(__file__).with_name("demo_run.json")
-COLUMNS, LINES, SEED = 88, 28, 7
+COLUMNS, LINES, SEED = 88, 32, 7
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +38,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     changes: int
     story: Story | None
     seconds: float
+    after: Afterwards | None = None
 
 
 def picture() -> str:
@@ -48,7 +50,7 @@ def picture() -> str:
         highlight=False, emoji=False, markup=False, legacy_windows=False, _environ={},
     )  # fmt: skip
     lines = [line.replace(program(), "statecache", 1) for line in lines_to_try(run.report.seed)]
-    demo_view.show(screen, played, lines, seconds=run.seconds)
+    demo_view.show(screen, played, lines, seconds=run.seconds, after=run.after)
     return screen.export_svg(title="statecache demo", unique_id="demo")
 
 
@@ -56,10 +58,14 @@ def record() -> int:
     """Run the demo and record what its last screen shows; return its exit status."""
     show = demo_view.show
 
-    def keep(screen: Console, played: Played, lines: Sequence[str], *, seconds: float) -> None:
-        run = Recorded(report=played.report, changes=played.changes, story=played.story, seconds=round(seconds, 1))
+    def keep(
+        screen: Console, played: Played, lines: Sequence[str], *, seconds: float, after: Afterwards | None = None
+    ) -> None:
+        run = Recorded(
+            report=played.report, changes=played.changes, story=played.story, seconds=round(seconds, 1), after=after
+        )
         RUN.write_bytes(msgspec.json.format(msgspec.json.encode(run)) + b"\n")
-        show(screen, played, lines, seconds=seconds)
+        show(screen, played, lines, seconds=seconds, after=after)
 
     with ExitStack() as stack:
         replaced: Any = patch.object(demo_view, "show", keep)

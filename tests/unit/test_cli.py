@@ -33,6 +33,7 @@ from statecache.settings import process_environment
 COMMANDS = (
     *(["get"], ["set"], ["rm"], ["ls"], ["where"], ["status"], ["top"], ["doctor"], ["migrate"], ["worker"], ["dev"]),
     *(["log"], ["show"], ["diff"], ["blame"], ["checkpoint"], ["checkpoints"], ["rollback"], ["undo"], ["redo"]),
+    *(["branch"], ["branches"], ["merge"]),
     *(["quarantine", name] for name in ("list", "show", "retry", "drop")),
     *(["replay"], ["demo"], ["epoch", "adopt"], ["version"], ["verify"], ["prune"]),
 )

@@ -119,6 +119,55 @@ def test_the_last_screen_fits_an_ordinary_terminal_and_fills_no_pipe_with_blanks
     assert "31.2 s in all" in piped
 
 
+def afterwards(versions: int = 12, back: int = 5) -> Afterwards:
+    """Return what the demo does in the end to a run of so many versions."""
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def change(key: str, version: int, reason: str = "", *parents: tuple[str, int]) -> Entry:
+        one = Version(
+            key=key, version=version, op="set", change_id="c", parent_change_id="", position=Position(1, version),
+            at=at, writer="w", actor="demo", reason=reason, encoding="json", schema="", size=5000, digest=b"d",
+        )  # fmt: skip
+        return Entry(
+            version=one, made_from=made_from(one), parents=parents, checkpoints=(), links=(), newest=versions + 1
+        )
+
+    key, side = "runs/airline_0_17", "runs/airline_0_17-b"
+    entries = [
+        change(key, versions + 1, f"rollback to {back}", (key, versions)),
+        change(side, 2, "", (side, 1)),
+        change(side, 1, f"branch of {key}@{back}", (key, back)),
+        *(change(key, version, "", (key, version - 1)) for version in range(versions, back, -1)),
+        change(key, back),
+    ]
+    return Afterwards(key=key, version=back, branch=side, entries=entries, at=at)
+
+
+@pytest.mark.parametrize("height", [24, 28, 32, 60])
+def test_the_last_screen_ends_with_a_rollback_and_a_branch(height: int) -> None:
+    long = story(chain(*((f"x.{life}", 1) for life in range(9))))
+    on = screen(terminal=True, height=height)
+    stage = Stage(Settings(redis_url="redis://h/0"), {}, None)
+    played = Played(report=PASSED, changes=5, story=long, stage=stage)
+    demo_view.show(on, played, lines_to_try(7), seconds=31.25, after=afterwards())
+    lines = text(on).splitlines()
+    assert len(lines) < height
+    assert max(map(len, lines)) <= 80
+    head = lines.index("It goes back to version 5, and a branch goes another way from there:")
+    assert lines[head + 1].endswith("demo  4.9 KiB  (rollback to 5)")
+    assert lines[head + 2].startswith("│ ● runs/airline_0_17-b@2")
+    assert lines[head + 3].startswith("│ ● runs/airline_0_17-b@1")
+    if height >= 32:
+        assert [line.split("  ")[0] for line in lines[head + 4 : head + 9]] == [
+            "● │ 12", "● │ 11", "┆ ┆ … 5 more", "├─╯", "●  5",
+        ]  # fmt: skip
+
+
+def test_a_picture_of_the_end_can_be_recorded() -> None:
+    after = afterwards()
+    assert msgspec.json.decode(msgspec.json.encode(after), type=Afterwards).entries[0] == after.entries[0]
+
+
 @pytest.mark.parametrize(
     ("facts", "status", "said"),
     [

@@ -26,6 +26,7 @@ from statecache.cli.screen import console, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from statecache.cli.demo.afterwards import Afterwards
     from statecache.replay.report import Report
     from statecache.replay.stage import Stage
     from statecache.replay.supervisor import Played
@@ -45,7 +46,8 @@ def demo(
     """Watch agents at work while agents, workers, Redis and Postgres are killed; then an audit. Takes half a minute.
 
     Four agents replay recorded runs with two workers on throwaway servers, whatever the settings name. Each kind is
-    killed three times with SIGKILL while commits are in flight. Exit status 1 where the audit fails, or where one of
+    killed three times with SIGKILL while commits are in flight. In the end one run goes back to before its agent was
+    killed, and goes another way from there on a branch. Exit status 1 where the audit fails, or where one of
     the kinds was not killed; 130 after Ctrl-C, but for the one that ends --keep.
 
     \b
@@ -74,14 +76,17 @@ def demo(
     screen = console(on_stderr=as_json)
     with Interrupts() as interrupts:
         with demo_view.View(screen, options) as view, replayed(options, settings, show=view) as played:
+            view.goes_on("going back with one run")
+            after = _gone_back(played)
             interrupts.ignore_unless(keep)
             seconds = view.close()
-            demo_view.show(screen, played, [] if keep else lines_to_try(options.seed), seconds=seconds)
+            lines = [] if keep else lines_to_try(options.seed)
+            demo_view.show(screen, played, lines, seconds=seconds, after=after)
             if as_json:
-                print_json(facts(played, seconds=seconds))
+                print_json(facts(played, seconds=seconds, after=after))
                 sys.stdout.flush()
             if keep:
-                _keep(played, screen, interrupts)
+                _keep(played, screen, interrupts, after)
         return status_of(played.report)
 
 
@@ -90,10 +95,24 @@ def status_of(report: Report) -> int:
     return OK if report.audit_ok and all(report.kills.values()) else FINDING
 
 
-def facts(played: Played, *, seconds: float) -> dict[str, Any]:
-    """Return the object of --json: the replay's report, the seconds of all of it, and one run's story."""
+def _gone_back(played: Played) -> Afterwards | None:
+    """Go back with the run that is told of; where the audit failed, all is left as it was found."""
+    import asyncio
+
+    from statecache.cli.demo.afterwards import gone_back
+
+    servers = played.stage.servers
+    if servers is None or played.story is None or not played.report.audit_ok:
+        return None
+    servers.start_workers(1)
+    return asyncio.run(gone_back(played.stage.settings, played.story))
+
+
+def facts(played: Played, *, seconds: float, after: Afterwards | None = None) -> dict[str, Any]:
+    """Return the object of --json: the replay's report, the seconds of all, one run's story, and what it went back to."""
     found: dict[str, Any] = msgspec.to_builtins(played.report)
-    return found | {"seconds": round(seconds, 1), "story": msgspec.to_builtins(played.story)}
+    back = None if after is None else {"key": after.key, "version": after.version, "branch": after.branch}
+    return found | {"seconds": round(seconds, 1), "story": msgspec.to_builtins(played.story), "went_back": back}
 
 
 def lines_to_try(seed: int) -> list[str]:
@@ -129,7 +148,7 @@ def lines_to_look(stage: Stage, key: str) -> list[str]:
     query = f"select version, epoch, writer from {changes} where key = '{key}' order by 1"  # noqa: S608 - to be read
     psql = shutil.which("psql") or str(postgres_install(None, scratch=Path()).program("psql"))
     lines = [f"export {name}={shlex.quote(stage.environment[name])}" for name in _URLS]
-    lines += [f"{program()} get {shlex.quote(key)}", f"{program()} top"]
+    lines += [f"{program()} get {shlex.quote(key)}", f"{program()} log {shlex.quote(key)}", f"{program()} top"]
     redis_cli = shutil.which("redis-cli") or shutil.which("valkey-cli")
     if redis_cli is not None:
         lines.append(f'{_short(redis_cli)} -u "$STATECACHE_REDIS_URL" HGETALL {shlex.quote(state)}')
@@ -144,7 +163,7 @@ def _short(path: str) -> str:
     return name if shutil.which(name) == path else shlex.quote(path)
 
 
-def _keep(played: Played, screen: Console, interrupts: Interrupts) -> None:
+def _keep(played: Played, screen: Console, interrupts: Interrupts, after: Afterwards | None) -> None:
     """Leave the servers up until the interrupt, with a worker so that what is written reaches Postgres."""
     import threading
 
@@ -152,7 +171,7 @@ def _keep(played: Played, screen: Console, interrupts: Interrupts) -> None:
 
     servers, never = played.stage.servers, threading.Event()
     try:
-        if servers is not None:
+        if servers is not None and after is None:
             servers.start_workers(1)
         key = played.story.key if played.story is not None else ""
         demo_view.keep_lines(screen, lines_to_look(played.stage, key))

@@ -18,12 +18,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Self
 
+import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from statecache.cli.demo.afterwards import ROWS_MIN, Afterwards, told
 from statecache.cli.screen import draws, plain, time_text, unechoed
 from statecache.clock import monotonic
 from statecache.replay.progress import Casualty, ReplayProgress
@@ -41,6 +43,8 @@ _NARROW = 62
 """Up to that width the processes at work stand closer together."""
 _HEAD_LINES = 10
 _OTHER_LINES = 19
+_ROWS_MAX = 8
+"""How many rows of the log are drawn where there is room."""
 _KILLS_MAX = 12
 _BAR_MAX = 40
 _KINDS = {"agent": "agents", "flusher": "workers", "redis": "Redis", "postgres": "Postgres"}
@@ -83,6 +87,10 @@ class View:
         """Take the panel away and return the seconds since it came."""
         self._ending.close()
         return monotonic() - self._began
+
+    def goes_on(self, doing: str) -> None:
+        """Show that something else is done now."""
+        self(msgspec.structs.replace(self._progress, doing=doing))
 
     def __call__(self, progress: ReplayProgress, /) -> None:
         self._progress = progress
@@ -236,37 +244,48 @@ def kills_table(casualties: Sequence[Casualty], *, began: float, most: int) -> R
 # The last screen.
 
 
-def show(screen: Console, played: Played, lines: Sequence[str], *, seconds: float) -> None:
+def show(
+    screen: Console, played: Played, lines: Sequence[str], *, seconds: float, after: Afterwards | None = None
+) -> None:
     """Print what happened, and lines to go on with; where nobody watches, without the blanks that fill cells."""
     if screen.is_terminal:
-        _last_screen(screen, played, lines, seconds)
+        _last_screen(screen, played, lines, seconds, after)
         return
     with screen.capture() as captured:
-        _last_screen(screen, played, lines, seconds)
+        _last_screen(screen, played, lines, seconds, after)
     for line in captured.get().splitlines():
         screen.print(line.rstrip(), soft_wrap=True)
     screen.file.flush()
 
 
-def _last_screen(screen: Console, played: Played, lines: Sequence[str], seconds: float) -> None:
-    report = played.report
-    most = max(STRETCHES_MIN, screen.height - _OTHER_LINES) if screen.is_terminal else STRETCHES_MAX
+def _last_screen(
+    screen: Console, played: Played, lines: Sequence[str], seconds: float, after: Afterwards | None
+) -> None:
+    report, story = played.report, played.story
+    spare = screen.height - _OTHER_LINES if screen.is_terminal else STRETCHES_MAX + _ROWS_MAX
+    tight = after is not None and spare < STRETCHES_MIN + _ROWS_MAX
     screen.print(verdict_text(report), soft_wrap=True)
     screen.print(facts_table(played, seconds=seconds))
     for finding in report.findings:
         screen.print(f"  {plain(finding)}", soft_wrap=True)
     if report.journals:
         screen.print(f"  journals and logs: {report.journals}", soft_wrap=True)
-    if played.story is not None:
+    if story is not None:
         screen.print()
-        screen.print(story_text(played.story))
-        screen.print(stretches_table(played.story, most=most))
+        screen.print(story_text(story))
+        rows = ROWS_MIN if tight else _ROWS_MAX
+        most = spare if after is None else spare - rows - 1
+        screen.print(stretches_table(story, most=max(STRETCHES_MIN - tight, most)))
+        for line in told(after, screen, most=rows) if after is not None else ():
+            screen.print(line, soft_wrap=True)
     if lines:
-        screen.print()
-        screen.print(Text("Next: ", style="bold").append(_NEXT, style="none"))
+        if not tight:
+            screen.print()
+        screen.print(Text("Next: ", style="bold").append(_NEXT_SHORT if tight else _NEXT, style="none"))
         _to_paste(screen, lines)
 
 
+_NEXT_SHORT = "the same, with servers to look into; other kills; servers of your own."
 _NEXT = (
     "the same kills, and servers that stay up to look into; other kills, also on runs of your own "
     "(a FILE before --kill); servers to develop against."

@@ -147,14 +147,18 @@ async def _log(
     """Tell the changes of a key's log, and return how many there were, and whether there are more."""
     from statecache.cli.history.logged import Log
 
-    shown = 0
+    shown, more = 0, False
     async with client(settings) as cache:
-        async for entry in Log(cache, key, asked, alone=alone).entries():
-            if limit and shown == limit:
-                return shown, True
+        read = Log(cache, key, asked, alone=alone)
+        async for entry in read.entries():
+            more = bool(limit) and shown == limit
+            if more:
+                break
             tell(entry)
             shown += 1
-    return shown, False
+        for many in read.too_many:
+            print(f"statecache: {plain(many)} has too many branches: none of them is shown", file=sys.stderr)
+    return shown, more
 
 
 def _range(since: str, until: str) -> Range:

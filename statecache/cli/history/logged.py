@@ -2,7 +2,7 @@
 
 A key's **branches** belong to it, and theirs: the table `branch` names them. What it was **made from** belongs to it as
 far as it went into it: a key that it is a branch of, up to there, and one that was merged. At most `KEYS_MAX` keys are
-read beside it; where others are meant, the changes say so.
+read; where others are meant, the changes say so.
 
 Each key is a chain, read a page at a time. Of the chains' next changes the newest comes first, by the clock of Redis;
 but where something is known to be made from a change, that comes before it, whatever clocks say.
@@ -21,9 +21,9 @@ from statecache.cli.history.points import PointName
 from statecache.cli.history.reading import version_at
 from statecache.clock import monotonic
 from statecache.core.history.reader import VERSION_MAX
+from statecache.errors import LimitExceeded
 from statecache.history_errors import VersionNotFound
 from statecache.model import Position
-from statecache.rules.provenance import provenance_of
 from statecache.rules.versions import Version
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from statecache.checkpoints import Checkpoint
 
 KEYS_MAX = 8
-LINKS_MAX = 10_000
-"""How many branches and merges are looked at, at most."""
+"""How many keys are read, at most: each takes a lane of the graph."""
 Node = tuple[str, int]
 
 
@@ -114,13 +113,14 @@ class _Chain:
 
 
 class Log:
-    """A log that is read."""
+    """A log that is read; `too_many` are keys of which so many branches began that none are looked at."""
 
     def __init__(self, cache: AsyncStateCache, key: str, asked: Range, *, alone: bool) -> None:
         self._cache = cache
         self._key = key
         self._asked = asked
         self._alone = alone
+        self.too_many: list[str] = []
         self._chains: dict[str, _Chain] = {}
         self._links: dict[Node, list[Link]] = defaultdict(list)
 
@@ -164,16 +164,19 @@ class Log:
         return chain
 
     async def _open_branches(self) -> None:
-        asked = {"key": self._key, "keys": KEYS_MAX, "limit": LINKS_MAX}
-        seconds = self._cache._view.end_of(None) - monotonic()
-        for key, version, origin, origin_version, reason in await self._cache._runtime.postgres.fetch(
-            "history_branches", asked, seconds=seconds
-        ):
-            found = provenance_of(reason)
-            kind = "merge" if found is None else found.kind
-            self._links[origin, origin_version].append(Link(kind, key, version))
-            if kind == "branch" and key not in self._chains and len(self._chains) < KEYS_MAX:
-                await self._open(key, await self._times())
+        """Open the branches of the key, and theirs, those of the oldest versions first."""
+        keys = [self._key]
+        for key in keys:
+            try:
+                below = await self._cache._runtime.branches.below(key, whole=False, end=self._cache._view.end_of(None))
+            except LimitExceeded:
+                self.too_many.append(key)
+                continue
+            for one in below:
+                self._links[one.origin, one.origin_version].append(Link(one.kind, one.key, one.version))
+                if one.kind == "branch" and one.key not in self._chains and len(self._chains) < KEYS_MAX:
+                    keys.append(one.key)
+                    await self._open(one.key, await self._times())
 
     async def _times(self) -> Range:
         """Return the range of other keys than the one that was asked for: bounds by its versions are made times."""

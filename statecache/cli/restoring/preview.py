@@ -7,13 +7,14 @@ what is done is what was shown, or it is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from msgspec import UNSET
 from rich.text import Text
 
-from statecache.cli.history.diff_view import drawn, tell_table
+from statecache.cli.history.diff_view import drawn, json_text, tell_table
 from statecache.cli.history.reading import plain_value
-from statecache.cli.screen import console, counted, is_terminal, plain
+from statecache.cli.screen import beside, console, counted, is_terminal, plain, print_labelled, print_table
 from statecache.core.history.reader import Point
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.step.records import STEP_SCHEMA
@@ -22,6 +23,7 @@ from statecache.rules.difference import Difference, differences
 if TYPE_CHECKING:
     from statecache._async.client import AsyncStateCache
     from statecache.model import Position
+    from statecache.rules.merging import Conflict
     from statecache.rules.versions import Version
 
 SHOWN_MAX = 12
@@ -30,6 +32,7 @@ LINES_MAX = 8
 """How many lines of one value are shown."""
 KEYS_MAX = 20
 """Of how many keys of a group differences are shown."""
+_SIDES = ("base", "ours", "theirs")
 _SIGNS = {"created": ("+", "green"), "deleted": ("-", "red"), "changed": ("~", "yellow")}
 
 
@@ -63,15 +66,36 @@ async def group_changes(cache: AsyncStateCache, group: str, position: Position, 
     return changes
 
 
-def tell_differences(found: Sequence[Difference]) -> None:
+def tell_differences(found: Sequence[Difference], heading: str = "") -> None:
     """Print differences in short, for a person; for a pipe as `diff` does."""
     if not is_terminal():
         tell_table(found)
         return
+    if heading:
+        print(heading)
     screen = console()
     screen.print(drawn(found[:SHOWN_MAX], screen, most=LINES_MAX))
     if len(found) > SHOWN_MAX:
         screen.print(Text(f"… {counted(len(found) - SHOWN_MAX, 'more difference')}", "dim"))
+
+
+def tell_conflicts(conflicts: Sequence[Conflict]) -> None:
+    """Print what both sides of a merge changed in their own ways: what it was, and what each made of it."""
+    if not conflicts:
+        return
+    parts = [(one.place, [_part(part) for part in (one.base, one.ours, one.theirs)]) for one in conflicts]
+    print("\nBoth changed this, each in its own way:" if is_terminal() else "")
+    if not is_terminal():
+        print_table(("path", *_SIDES), [[place, *told] for place, told in parts])
+        return
+    for place, told in parts:
+        console().print(beside(Text("!", "bold red"), Text(plain(place), "bold")))
+        for side, text in zip(_SIDES, told, strict=True):
+            print_labelled(f"    {side}", text or "nothing", width=12, label_style="dim")
+
+
+def _part(value: Any) -> str:
+    return "" if value is UNSET else json_text(value)
 
 
 def tell_group(changes: Sequence[KeyChange]) -> None:
