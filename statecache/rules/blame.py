@@ -63,7 +63,7 @@ class BlameSearch(Generic[H]):
         if self.blame is None:
             self.blame = Blame(header, self._path, part_at(value, self._path), found=False)
         elif not self.over:
-            path = _followed(self.blame.path, self._version, value)
+            path = followed(self.blame.path, self._version, value)
             if path is None or not same(self.blame.value, part_at(value, path)):
                 self.blame = msgspec.structs.replace(self.blame, found=True)
             else:
@@ -84,7 +84,7 @@ def blamed(versions: Iterable[tuple[H, Any]], path: Path) -> Blame[H] | None:
     return search.blame
 
 
-def _followed(path: Path, newer: Any, older: Any) -> Path | None:
+def followed(path: Path, newer: Any, older: Any) -> Path | None:
     """Return the path that the part had in an older version; None where that has not the item in which it stands."""
     steps: list[Step] = []
     labels: Labels | None = None

@@ -64,14 +64,14 @@ async def test_branches_are_listed_and_drawn(cli: CommandLine) -> None:
     assert (one["kind"], one["origin"], one["origin_version"], one["version"]) == ("branch", KEY, 2, 1)
     assert (await cli.beside("branches", "runs/42", "--group", "--json")).json["branches"] == [one]
     assert await drawn(cli, KEY) == [
-        "● 3", f"│ ● {SIDE}@2", f"│ ● {SIDE}@1 (branch of {KEY}@2)", "├─╯", "● 2", "● 1",
+        "● 3", f"│ ● {SIDE}@2", f"│ ● {SIDE}@1 (branch of @2)", "├─╯", "● 2", "● 1",
     ]  # fmt: skip
     assert await drawn(cli, KEY, "--alone") == ["● 3", f"● 2 (branch {SIDE})", "● 1"]
     assert await drawn(cli, SIDE) == ["● 2", f"● 1 (branch of {KEY}@2)", f"● {KEY}@2", f"● {KEY}@1"]
     assert await drawn(cli, SIDE, "--alone") == ["● 2", f"● 1 (branch of {KEY}@2)"]
     assert await drawn(cli, KEY, "--since", "3") == ["● 3"]
     assert await drawn(cli, KEY, "-n", "3", "--reverse") == [
-        f"│ ● {SIDE}@1 (branch of {KEY}@2)", f"│ ● {SIDE}@2", "● 3",
+        f"│ ● {SIDE}@1 (branch of @2)", f"│ ● {SIDE}@2", "● 3",
     ]  # fmt: skip
 
 
@@ -94,7 +94,7 @@ async def test_a_merge_is_shown_asked_for_and_drawn(cli: CommandLine, monkeypatc
     assert (nothing.status, nothing.out) == (0, "")
     assert nothing.err == f"statecache: {SIDE} has nothing that {KEY} has not\n"
     assert await drawn(cli, KEY) == [
-        f"● 4 (merge of {SIDE}@2)", "├─╮", "● │ 3", f"│ ● {SIDE}@2", f"│ ● {SIDE}@1 (branch of {KEY}@2)", "├─╯", "● 2",
+        f"● 4 (merge of {SIDE}@2)", "├─╮", "● │ 3", f"│ ● {SIDE}@2", f"│ ● {SIDE}@1 (branch of @2)", "├─╯", "● 2",
         "● 1",
     ]  # fmt: skip
     assert await drawn(cli, SIDE, "-n", "1") == [f"● 2 (merged into {KEY}@4)"]

@@ -150,10 +150,10 @@ def test_a_log_is_drawn_beside_its_graph() -> None:
     assert logged(120) == [
         "● 9  10 min ago   set     ada  1.2 KiB  (merge of runs/42-b@2)  both found it",
         "├─╮",
-        "│ ● runs/42-b@2  10 min ago   set     bob  1.2 KiB",
+        "│ ● runs/42-b@2  10 min ago  set  bob  1.2 KiB",
         f"✗ │ 8  10 min ago   delete  ada  {' '.join(['a long reason of many words'] * 3)} a",
         "│ │     long reason of many words a long reason of many words a long reason of many words",
-        "│ ● runs/42-b@1  10 min ago   set     ada  1.2 KiB  (branch of runs/42@7)",
+        "│ ● runs/42-b@1  10 min ago  set  ada  1.2 KiB  (branch of @7)",
         "├─╯",
         "● 7  10 min ago   set     ada  1.2 KiB  (before payment)  (rollback to 2)",
         "○ 6  10 min ago   set     host:1  1.2 KiB  (merged into runs/7@3)  (branch runs/8)  (value not kept)",
@@ -171,7 +171,7 @@ def test_no_line_of_a_log_is_wider_than_the_terminal_and_none_is_cut(width: int)
     assert max(map(len, told)) <= width
     said = " ".join(" ".join(line.lstrip("●○│├─╮╯✗ ") for line in told).split())
     for one in HISTORY:
-        for text, _ in marks_of(one):
+        for text, _ in marks_of(one, "runs/42"):
             assert f"({text})" in said
     assert " ".join(["a long reason of many words"] * 6) in said
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shlex
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -12,8 +13,12 @@ from rich.console import Console
 
 from statecache import Settings
 from statecache.cli.demo import view as demo_view
+from statecache.cli.demo.afterwards import Afterwards
 from statecache.cli.demo.command import lines_to_try, program, status_of
+from statecache.cli.history.headers import made_from
+from statecache.cli.history.logged import Entry
 from statecache.cli.main import run
+from statecache.model import Position
 from statecache.replay.audit import AuditRow, Evidence
 from statecache.replay.progress import Casualties, ReplayProgress
 from statecache.replay.report import Report
@@ -21,6 +26,7 @@ from statecache.replay.runs import AgentRun
 from statecache.replay.stage import Stage
 from statecache.replay.story import Story, richer, story
 from statecache.replay.supervisor import Options, Played
+from statecache.rules.versions import Version
 
 RUN = AgentRun("a", [{"role": "user", "content": "Hi"}] * 5)
 OPTIONS = Options(runs=[RUN], seed=7)
@@ -132,7 +138,7 @@ def afterwards(versions: int = 12, back: int = 5) -> Afterwards:
             version=one, made_from=made_from(one), parents=parents, checkpoints=(), links=(), newest=versions + 1
         )
 
-    key, side = "runs/airline_0_17", "runs/airline_0_17-b"
+    key, side = "runs/translation-review", "runs/translation-review-b"
     entries = [
         change(key, versions + 1, f"rollback to {back}", (key, versions)),
         change(side, 2, "", (side, 1)),
@@ -155,17 +161,19 @@ def test_the_last_screen_ends_with_a_rollback_and_a_branch(height: int) -> None:
     assert max(map(len, lines)) <= 80
     head = lines.index("It goes back to version 5, and a branch goes another way from there:")
     assert lines[head + 1].endswith("demo  4.9 KiB  (rollback to 5)")
-    assert lines[head + 2].startswith("│ ● runs/airline_0_17-b@2")
-    assert lines[head + 3].startswith("│ ● runs/airline_0_17-b@1")
+    assert lines[head + 2].startswith("│ ● runs/translation-review-b@2")
+    assert lines[head + 3] == "│ ● runs/translation-review-b@1  0.0 s ago  set  demo  4.9 KiB  (branch of @5)"
     if height >= 32:
-        assert [line.split("  ")[0] for line in lines[head + 4 : head + 9]] == [
-            "● │ 12", "● │ 11", "┆ ┆ … 5 more", "├─╯", "●  5",
+        assert [line[:12].rstrip() for line in lines[head + 4 : head + 9]] == [
+            "● │ 12  0.0", "● │ 11  0.0", "┆ ┆ … 5 more", "├─╯", "●  5  0.0 s",
         ]  # fmt: skip
 
 
 def test_a_picture_of_the_end_can_be_recorded() -> None:
     after = afterwards()
-    assert msgspec.json.decode(msgspec.json.encode(after), type=Afterwards).entries[0] == after.entries[0]
+    assert (
+        msgspec.json.decode(msgspec.json.encode(after), type=Afterwards).entries[0].version == after.entries[0].version
+    )
 
 
 @pytest.mark.parametrize(

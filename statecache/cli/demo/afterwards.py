@@ -1,4 +1,4 @@
-"""What the demo does once the audit is over: one run goes back to before its agent was killed, and another way from there.
+"""What the demo does after the audit: one run goes back to before its agent was killed, and another way on a branch.
 
 All of it is done by the verbs that anybody has, on the servers that were killed; what is shown is the run's log.
 """
@@ -29,7 +29,7 @@ ROWS_MIN = 3
 
 
 class Afterwards(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done: the run's key, the version it went back to, the branch of that, and the log of both, as of `at`."""
+    """What was done: the run's key, the version it went back to, the branch of that, and their log, as of `at`."""
 
     key: str
     version: int
@@ -39,18 +39,16 @@ class Afterwards(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def gone_back(settings: Settings, story: Story) -> Afterwards:
-    """Go back with a run to where it was first interrupted, and go another way on a branch of that version."""
+    """Go back with a run to before its agent was first killed, and go another way on a branch of that version."""
     key, branch = story.key, f"{story.key}-b"
-    version = story.stretches[0].last
-    if len(story.stretches) == 1:
+    version = max(one.last for one in story.stretches if one.writer == story.stretches[0].writer)
+    if not story.resumed:
         version = max(1, version // 2)
     async with AsyncStateCache(settings=settings) as cache:
         await cache.branch(key, branch, at=version, actor=ACTOR)
         await cache.update(branch, _another_way, actor=ACTOR, durability="postgres")
         await cache.rollback(key, version, actor=ACTOR, durability="postgres")
-        entries = []
-        async for entry in Log(cache, key, Range(first=version), alone=False).entries():
-            entries.append(entry)
+        entries = [entry async for entry in Log(cache, key, Range(first=version), alone=False).entries()]
         return Afterwards(key=key, version=version, branch=branch, entries=entries, at=wall())
 
 
@@ -62,12 +60,12 @@ def told(after: Afterwards, screen: Console, *, most: int) -> list[Text]:
     """Return the lines that tell it, on at most so many rows of the graph, but for those of the newest changes."""
     newest = after.entries[0].newest
     graph = GraphLog(after.key, newest, after.at)
-    rows = [[*lines_of(row, text, screen)] for entry in after.entries for row, text in graph.rows(entry)]
+    lines = [line for entry in after.entries for row, text in graph.rows(entry) for line in lines_of(row, text, screen)]
     head = Text(f"It goes back to version {after.version}, and a branch goes another way from there:")
     room = max(most, ROWS_MIN)
-    if len(rows) <= room:
-        return [head, *(line for row in rows for line in row)]
-    last = rows[-2:] if room >= ROWS_MIN + 3 else []
-    first = rows[: room - len(last) - bool(last)]
-    left_out = [Text(f"┆ ┆ … {len(rows) - len(first) - len(last)} more", "dim")] if last else []
-    return [head, *(line for row in first for line in row), *left_out, *(line for row in last for line in row)]
+    if len(lines) <= room:
+        return [head, *lines]
+    last = lines[-2:] if room >= ROWS_MIN + 3 else []
+    first = lines[: room - len(last) - bool(last)]
+    left_out = [Text(f"┆ ┆ … {len(lines) - len(first) - len(last)} more", "dim")] if last else []
+    return [head, *first, *left_out, *last]

@@ -109,7 +109,7 @@ def _gone_back(played: Played) -> Afterwards | None:
 
 
 def facts(played: Played, *, seconds: float, after: Afterwards | None = None) -> dict[str, Any]:
-    """Return the object of --json: the replay's report, the seconds of all, one run's story, and what it went back to."""
+    """Return the object of --json: the replay's report, the seconds of it, one run's story, where that went back to."""
     found: dict[str, Any] = msgspec.to_builtins(played.report)
     back = None if after is None else {"key": after.key, "version": after.version, "branch": after.branch}
     return found | {"seconds": round(seconds, 1), "story": msgspec.to_builtins(played.story), "went_back": back}

@@ -27,7 +27,7 @@ from statecache.errors import CodecError
 from statecache.history_errors import VersionNotFound
 from statecache.model import Position
 from statecache.records import text_of
-from statecache.rules.blame import Blame, BlameSearch
+from statecache.rules.blame import Blame, BlameSearch, followed
 from statecache.rules.paths import Path, part_at, path_of
 from statecache.rules.sameness import same
 from statecache.rules.versions import Version
@@ -110,7 +110,7 @@ async def _found(settings: Settings, key: str, point: PointName, path: Path) -> 
             if source is None:
                 return msgspec.structs.replace(found, way=way)
             way.append(found.blame.header)
-            start, path = source, found.blame.path
+            start, path = source
 
 
 async def _search(cache: AsyncStateCache, start: Version, path: Path) -> Found:
@@ -142,21 +142,27 @@ async def _older(cache: AsyncStateCache, start: Version) -> AsyncIterator[tuple[
                     at += 1
 
 
-async def _source(cache: AsyncStateCache, found: Found) -> Version | None:
-    """Return the version from which the change that was found took what stands there; None where it took it nowhere."""
+async def _source(cache: AsyncStateCache, found: Found) -> tuple[Version, Path] | None:
+    """Return from which version the change that was found took what stands there, and where it stood in that.
+
+    None where it did not take it from another one.
+    """
     from statecache.cli.history.headers import made_from
     from statecache.cli.history.reading import plain_value, version_at
 
-    made = made_from(found.blame.header)
+    blame, made = found.blame, made_from(found.blame.header)
     if made is None or not made.key or not (found.certain and found.there):
         return None
     try:
         point = PointName(version=made.version, position=Position.parse(made.position))
         source = await version_at(cache, made.key, point)
-        value = part_at(await plain_value(cache, source), found.blame.path)
+        value = await plain_value(cache, source)
+        path = followed(blame.path, await plain_value(cache, blame.header), value)
     except (VersionNotFound, CodecError):
         return None
-    return source if same(value, found.blame.value) else None
+    if path is None or not same(part_at(value, path), blame.value):
+        return None
+    return source, path
 
 
 def _facts(found: Found) -> dict[str, Any]:

@@ -4,10 +4,12 @@
     ├─╮
     │ ●  runs/42-b@5  4 min ago  set  bob  1.1 KiB
     ● │  8  5 min ago   set  ada  1.2 KiB  (before payment)
+    │ ●  runs/42-b@4  6 min ago  set  bob  1.1 KiB  (branch of @7)
     ├─╯
     ●    7  6 min ago   set  ada  1.1 KiB
 
-Changes of the key itself are named by their versions, others by key and version. A change is a dot, a delete a cross; a
+Changes of the key itself are named by their versions, others by key and version; what was made from the key says so by
+the version alone. A change is a dot, a delete a cross; a
 circle is a change whose value is no longer kept. Where a line is longer than the terminal is wide it goes on below,
 beside the lanes of the graph.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
@@ -53,13 +56,14 @@ class GraphLog:
         version = entry.version
         ours = version.key == self._key
         name = f"{version.version:>{self._digits}}" if ours else plain(f"{version.key}@{version.version}")
+        age, op = ago(version.at, self._now), plain(version.op)
         line = Text(name, "bold yellow" if ours else "bold cyan")
-        line.append(f"  {ago(version.at, self._now):<{_AGE}}", "cyan")
-        line.append(f"  {plain(version.op):<{_OP}}", "red" if version.op != "set" else "none")
+        line.append(f"  {age:<{_AGE if ours else 0}}", "cyan")
+        line.append(f"  {op:<{_OP if ours else 0}}", "red" if version.op != "set" else "none")
         line.append(f"  {plain(who(version))}", "blue")
         if size := size_of(version):
             line.append(f"  {size}", "dim")
-        for text, style in marks_of(entry):
+        for text, style in marks_of(entry, self._key):
             line.append("  ").append(f"({plain(text)})", style)
         if reason := reason_of(version):
             line.append(f"  {plain(reason)}", "none")
@@ -89,12 +93,17 @@ def lines_of(row: Row, text: Text | None, screen: Console) -> Iterator[Text]:
             yield _beside(sides[1], margin + _FURTHER, line)
 
 
-def marks_of(entry: Entry) -> list[tuple[str, str]]:
-    """Return what marks a change, with its colour: checkpoints, what it was made from, what was made from it."""
-    version = entry.version
+def marks_of(entry: Entry, key: str = "") -> list[tuple[str, str]]:
+    """Return what marks a change, with its colour: checkpoints, what it was made from, what was made from it.
+
+    Changes of the key, if one is given, are named by what stands behind it.
+    """
+    version, made = entry.version, entry.made_from
+    if made is not None and made.key == key and version.key != key:
+        made = msgspec.structs.replace(made, key="")
     return [
         *((label, "bold green") for label in entry.checkpoints),
-        *([(str(entry.made_from), "magenta")] if entry.made_from is not None else []),
+        *([(str(made), "magenta")] if made is not None else []),
         *((str(link), "magenta") for link in entry.links),
         *([("not durable yet", "yellow")] if not version.durable else []),
         *([("value not kept", "dim")] if not version.kept else []),

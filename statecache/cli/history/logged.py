@@ -128,8 +128,7 @@ class Log:
         """Yield the changes; raises as `history` does."""
         ours = await self._open(self._key, self._asked)
         newest = 0 if ours.head is None else ours.head.version
-        if not self._alone:
-            await self._open_branches()
+        await self._open_branches()
         while (chain := self._next()) is not None:
             version = chain.head
             assert version is not None
@@ -164,7 +163,7 @@ class Log:
         return chain
 
     async def _open_branches(self) -> None:
-        """Open the branches of the key, and theirs, those of the oldest versions first."""
+        """Learn what was made of the key; open its branches, and theirs, those of the oldest versions first."""
         keys = [self._key]
         for key in keys:
             try:
@@ -174,7 +173,8 @@ class Log:
                 continue
             for one in below:
                 self._links[one.origin, one.origin_version].append(Link(one.kind, one.key, one.version))
-                if one.kind == "branch" and one.key not in self._chains and len(self._chains) < KEYS_MAX:
+                full = self._alone or len(self._chains) >= KEYS_MAX
+                if one.kind == "branch" and one.key not in self._chains and not full:
                     keys.append(one.key)
                     await self._open(one.key, await self._times())
 
