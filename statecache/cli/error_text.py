@@ -55,7 +55,10 @@ _REMEDIES: dict[type[StateCacheError], Callable[[Any], str]] = {
     VersionNotFound: lambda error: (
         f"`statecache log {_word(error.key)}` lists what there is." + _nearest(error) * (error.nearest is not None)
     ),
-    HistoryIncomplete: lambda _: "`statecache status` shows how the workers stand, who bring it into Postgres.",
+    HistoryIncomplete: lambda error: (
+        f"`statecache log {_word(error.key)} --flushed` shows what Postgres has; "
+        "`statecache status` shows how the servers and the workers stand."
+    ),
     CheckpointNotFound: lambda error: f"`statecache checkpoints {_word(error.key)}` lists those that there are.",
     CheckpointExists: lambda error: (
         f"Choose another label. `statecache checkpoints {_word(error.key)}` lists those that there are."

@@ -11,6 +11,7 @@ from statecache.errors import (
     Unavailable,
     UsageError,
 )
+from statecache.history_errors import HistoryIncomplete
 from statecache.testing.room import NoRoom
 
 OK = 0
@@ -23,7 +24,7 @@ INTERRUPTED = 130
 _STATUS = (
     ((UsageError, InvalidKey, LimitExceeded), USAGE),
     ((ConfigurationError, DurabilityRefused), CONFIGURATION),
-    ((Unavailable,), UNREACHABLE),
+    ((Unavailable, HistoryIncomplete), UNREACHABLE),
     ((NoRoom,), FULL_DISK),
 )
 _NO_ENTRY = ("no password supplied", "no pg_hba.conf entry")

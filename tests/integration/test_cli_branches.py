@@ -97,6 +97,8 @@ async def test_a_merge_is_shown_asked_for_and_drawn(cli: CommandLine, monkeypatc
         f"● 4 (merge of {SIDE}@2)", "├─╮", "● │ 3", f"│ ● {SIDE}@2", f"│ ● {SIDE}@1 (branch of @2)", "├─╯", "● 2",
         "● 1",
     ]  # fmt: skip
+    assert await drawn(cli, KEY, "-n", "1") == [f"● 4 (merge of {SIDE}@2)"]
+    assert await drawn(cli, KEY, "-n", "1", "--reverse") == [f"● 4 (merge of {SIDE}@2)"]
     assert await drawn(cli, SIDE, "-n", "1") == [f"● 2 (merged into {KEY}@4)"]
     blamed = (await cli.beside("blame", KEY, "said[2]", "--json")).json
     assert [blamed["set_by"][name] for name in ("key", "version", "actor")] == [SIDE, 2, "bob"]

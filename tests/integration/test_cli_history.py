@@ -243,3 +243,17 @@ async def test_blame_follows_items_and_reads_no_more_than_it_needs(
         "this is said in step 95", "said[0]", 95, True,
     )  # fmt: skip
     assert read == [96, 88]
+
+
+@pytest.mark.usefixtures("history")
+async def test_without_redis_there_is_what_postgres_holds(cli: CommandLine) -> None:
+    away = ("--redis-url", "redis://127.0.0.1:1/0")
+    told = await cli.beside("log", KEY, "--json", *away)
+    assert (told.status, told.json["error"]) == (4, "HistoryIncomplete")
+    assert "`statecache log runs/42 --flushed` shows what Postgres has" in told.err
+    told = await cli.beside("log", KEY, "--json", "--flushed", *away)
+    assert (told.status, [json.loads(line)["version"] for line in told.out.splitlines()]) == (0, [5, 4, 3, 2, 1])
+    assert told.err.startswith("statecache: checkpoints are not marked: Redis is unavailable (connect)")
+    assert (await cli.beside("show", f"{KEY}@4", "--json", *away)).json["value"] == run(4)
+    assert (await cli.beside("blame", f"{KEY}@4", "said[1]", "--json", *away)).json["set_by"]["version"] == 2
+    assert len((await cli.beside("diff", KEY, "1", "2", "--json", *away)).json["differences"]) == 2

@@ -26,6 +26,7 @@ from statecache.errors import (
     StateCacheError,
     UsageError,
 )
+from statecache.history_errors import HistoryIncomplete
 from statecache.replay import supervisor
 from statecache.replay.report import Report
 from statecache.settings import process_environment
@@ -82,6 +83,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
         (ConfigurationError("x"), 3),
         (DurabilityRefused("disk", reason="x"), 3),
         (PostgresUnavailable("connect"), 4),
+        (HistoryIncomplete("a/b", reason="x"), 4),
         (NotFound("a/b"), 1),
         (ValueError("x"), 1),
     ],

@@ -66,8 +66,13 @@ def test_tab_completes_commands_options_and_words(shell: str, home: Path) -> Non
         "statecache quara\tli\t",
         "statecache set runs/1 2 --dura\tpos\t",
         "statecache policy --loc\tenf\t",
+        "statecache merge runs/1 runs/2 --pre\tth\t",
+        "statecache rollb\truns/1 -1 --dry\t",
     )  # fmt: skip
-    assert called[1:] == ["quarantine list", "set runs/1 2 --durability postgres", "policy --locking enforced"]
+    assert called[1:] == [
+        "quarantine list", "set runs/1 2 --durability postgres", "policy --locking enforced",
+        "merge runs/1 runs/2 --prefer theirs", "rollback runs/1 -1 --dry-run",
+    ]  # fmt: skip
 
 
 def test_a_shell_that_was_not_told_completes_nothing(home: Path) -> None:

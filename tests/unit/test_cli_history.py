@@ -77,6 +77,22 @@ def test_long_texts_are_compared_by_words() -> None:
     assert "\x1b[9;31mis open\x1b[0m\x1b[32mwas refunded\x1b[0m" in coloured
 
 
+def test_whoever_wants_no_colours_gets_marks() -> None:
+    on = Console(file=io.StringIO(), width=80, force_terminal=True, highlight=False, _environ={"NO_COLOR": "1"})
+    on.print(drawn(differences("one word of a long text that goes on", "one phrase of a long text that goes on"), on))
+    assert "one [-word-]{+phrase+} of a long text" in printed(on)
+    assert "\x1b[3" not in printed(on)
+
+
+def test_in_short_a_value_has_so_many_lines_at_most() -> None:
+    on = screen(60)
+    on.print(drawn(differences({}, {"plan": [*range(40)], "text": "word " * 400}), on, most=3))
+    lines = printed(on).splitlines()
+    assert "    … 39 more lines" in [line.rstrip() for line in lines]
+    assert len(lines) == 1 + 3 + 1 + 1 + 4
+    assert "…" in lines[-1]
+
+
 def test_texts_of_several_lines_are_compared_by_lines() -> None:
     before = "".join(f"line {number}\n" for number in range(20))
     after = before.replace("line 10\n", "line ten\n")

@@ -48,7 +48,7 @@ async def gone_back(settings: Settings, story: Story) -> Afterwards:
         await cache.branch(key, branch, at=version, actor=ACTOR)
         await cache.update(branch, _another_way, actor=ACTOR, durability="postgres")
         await cache.rollback(key, version, actor=ACTOR, durability="postgres")
-        entries = [entry async for entry in Log(cache, key, Range(first=version), alone=False).entries()]
+        entries = [entry async for entry in Log(cache, key, Range(first=version)).entries()]
         return Afterwards(key=key, version=version, branch=branch, entries=entries, at=wall())
 
 

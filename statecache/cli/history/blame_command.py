@@ -132,7 +132,9 @@ async def _older(cache: AsyncStateCache, start: Version) -> AsyncIterator[tuple[
     """Yield the versions before one, from the newest on, with their values; None where one is no longer kept."""
     history, many = cache._runtime.history, FIRST
     seconds = cache._view.end_of(None) - monotonic()
-    async for page in history.versions(start.key, last=start.version - 1, reverse=True, seconds=seconds):
+    async for page in history.versions(
+        start.key, last=start.version - 1, reverse=True, unflushed=not start.durable, seconds=seconds
+    ):
         while page:
             some, page = page[:many], page[many:]
             many, at = min(2 * many, MOST), 0

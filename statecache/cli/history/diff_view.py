@@ -29,8 +29,8 @@ from statecache.cli.screen import counted, plain, print_table, printable
 from statecache.rules.difference import Difference
 
 _COLUMNS = ("op", "path", "before", "after")
-SHORT = 40
-"""Up to so many characters a text is told whole, before and after."""
+SHORT = 60
+"""Up to so many characters, together, texts are told whole, before and after."""
 INDENT = 4
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 _COLOURS = {"added": "green", "removed": "red", "changed": "yellow", "left out": "dim", "same": ""}
@@ -75,7 +75,7 @@ def json_text(value: Any, *, indent: int = -1) -> str:
 
 def _drawn(one: Difference, look: _Look) -> Iterator[RenderableType]:
     head = Text(f"{_SIGNS[one.op]} ", style=_COLOURS[one.op]).append(plain(one.place), style="bold")
-    if _is_long_text(one.before) and _is_long_text(one.after, other=one.before):
+    if _are_long_texts(one.before, one.after):
         yield head
         yield _below(_texts(one.before, one.after, look.coloured), look)
         return
@@ -99,8 +99,9 @@ def _laid_out(value: Any) -> list[str]:
     return json_text(value, indent=2).split("\n")
 
 
-def _is_long_text(value: Any, other: Any = "") -> bool:
-    return isinstance(value, str) and isinstance(other, str) and ("\n" in value + other or len(value + other) > SHORT)
+def _are_long_texts(*values: Any) -> bool:
+    texts = [value for value in values if isinstance(value, str)]
+    return len(texts) == len(values) and (len("".join(texts)) > SHORT or any("\n" in text for text in texts))
 
 
 def _texts(before: str, after: str, coloured: bool) -> list[Text]:

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from statecache.cli.connecting import client
+from statecache.cli.error_text import text_of
 from statecache.cli.exits import FINDING, OK
 from statecache.cli.history.points import bound_of
 from statecache.cli.options import PostgresUrl, RedisUrl, settings_of
@@ -40,6 +41,7 @@ def log(
     until: Bound = "",
     reverse: Annotated[bool, typer.Option("--reverse", help="The oldest of them first.")] = False,
     alone: Annotated[bool, typer.Option("--alone", help="Without branches and what was merged.")] = False,
+    flushed: Annotated[bool, typer.Option("--flushed", help="Only what Postgres holds; Redis is not needed.")] = False,
     graph: Annotated[
         bool | None, typer.Option("--graph/--no-graph", help="Draw it; else on a terminal only.", show_default=False)
     ] = None,
@@ -50,8 +52,9 @@ def log(
     """Show the history of a key as a graph, the newest change first: who changed it, when, and why.
 
     Branches of the key stand beside it, and so does what it is a branch of, and what was merged into it. What Postgres
-    does not hold yet is shown too. Marks in parentheses are checkpoints, rollbacks, branches and merges. A pipe gets a
-    table. Exit status 1 where there is nothing. With --json, one object a line: the change, without its value.
+    does not hold yet is shown too, unless --flushed. Marks in parentheses are checkpoints, rollbacks, branches and
+    merges. A pipe gets a table. Exit status 1 where there is nothing. With --json, one object a line: the change,
+    without its value.
 
     \b
     Examples:
@@ -66,7 +69,7 @@ def log(
     screen = _Graph(key, reverse) if drawn else _Lines(_tell_object if as_json else _tell_row, reverse)
     if not drawn and not as_json:
         print("\t".join(COLUMNS))
-    shown, more = asyncio.run(_log(settings, key, asked, screen, alone=alone, limit=limit))
+    shown, more = asyncio.run(_log(settings, key, asked, screen, limit=limit, alone=alone, flushed=flushed))
     screen.close()
     if more:
         print(f"statecache: there are more; --limit {limit} was reached", file=sys.stderr)
@@ -77,29 +80,35 @@ def log(
 
 
 class _Graph:
-    """A log beside its graph; what begins with the oldest change is drawn at the end."""
+    """A log beside its graph; what begins with the oldest change is drawn at the end.
+
+    What parts the lanes behind a change is drawn with the next one, and not where there is none.
+    """
 
     def __init__(self, key: str, reverse: bool) -> None:
         self._screen = console()
         self._key = key
         self._drawing: GraphLog | None = None
-        self._rows: list[tuple[Row, Text | None]] | None = [] if reverse else None
+        self._reverse = reverse
+        self._rows: list[tuple[Row, Text | None]] = []
 
     def __call__(self, entry: Entry) -> None:
         from statecache.cli.history.log_view import GraphLog
 
         self._drawing = self._drawing or GraphLog(self._key, entry.newest, wall())
-        rows = self._drawing.rows(entry)
-        if self._rows is None:
-            self._print(rows)
-        else:
-            self._rows += rows
+        self._rows += self._drawing.rows(entry)
+        if not self._reverse:
+            end = 1 + max(at for at, (row, _) in enumerate(self._rows) if row.node is not None)
+            self._print(self._rows[:end])
+            self._rows = self._rows[end:]
 
     def close(self) -> None:
         """Draw what was kept back."""
         from statecache.cli.history.log_view import turned
 
-        self._print(turned(self._rows or []))
+        while self._rows and self._rows[-1][0].node is None:
+            self._rows.pop()
+        self._print(turned(self._rows))
 
     def _print(self, rows: Sequence[tuple[Row, Text | None]]) -> None:
         from statecache.cli.history.log_view import lines_of
@@ -142,20 +151,22 @@ def _tell_object(entry: Entry) -> None:
 
 
 async def _log(
-    settings: Settings, key: str, asked: Range, tell: Callable[[Entry], None], *, alone: bool, limit: int
+    settings: Settings, key: str, asked: Range, tell: Callable[[Entry], None], *, limit: int, **how: bool
 ) -> tuple[int, bool]:
     """Tell the changes of a key's log, and return how many there were, and whether there are more."""
     from statecache.cli.history.logged import Log
 
     shown, more = 0, False
     async with client(settings) as cache:
-        read = Log(cache, key, asked, alone=alone)
+        read = Log(cache, key, asked, **how)
         async for entry in read.entries():
             more = bool(limit) and shown == limit
             if more:
                 break
             tell(entry)
             shown += 1
+        if read.unmarked:
+            print(f"statecache: checkpoints are not marked: {text_of(read.unmarked)}", file=sys.stderr)
         for many in read.too_many:
             print(f"statecache: {plain(many)} has too many branches: none of them is shown", file=sys.stderr)
     return shown, more

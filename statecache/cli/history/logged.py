@@ -21,7 +21,7 @@ from statecache.cli.history.points import PointName
 from statecache.cli.history.reading import version_at
 from statecache.clock import monotonic
 from statecache.core.history.reader import VERSION_MAX
-from statecache.errors import LimitExceeded
+from statecache.errors import LimitExceeded, RedisUnavailable
 from statecache.history_errors import VersionNotFound
 from statecache.model import Position
 from statecache.rules.versions import Version
@@ -79,14 +79,14 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 class _Chain:
     """The changes of one key from a version down; `head` is the next one, which was not taken yet."""
 
-    def __init__(self, cache: AsyncStateCache, key: str, asked: Range) -> None:
+    def __init__(self, cache: AsyncStateCache, key: str, asked: Range, *, flushed: bool) -> None:
         self.key = key
         self.head: Version | None = None
         self.checkpoints: list[Checkpoint] = []
         self._asked = asked
         seconds = cache._view.end_of(None) - monotonic()
         self._pages = cache._runtime.history.versions(
-            key, first=asked.first, last=asked.last, reverse=True, seconds=seconds
+            key, first=asked.first, last=asked.last, reverse=True, unflushed=not flushed, seconds=seconds
         )
         self._page: list[Version] = []
 
@@ -113,14 +113,22 @@ class _Chain:
 
 
 class Log:
-    """A log that is read; `too_many` are keys of which so many branches began that none are looked at."""
+    """A log that is read.
 
-    def __init__(self, cache: AsyncStateCache, key: str, asked: Range, *, alone: bool) -> None:
+    `too_many` are keys of which so many branches began that none are looked at; `unmarked` is why checkpoints are not
+    known, if they are not.
+    """
+
+    def __init__(
+        self, cache: AsyncStateCache, key: str, asked: Range, *, alone: bool = False, flushed: bool = False
+    ) -> None:
         self._cache = cache
         self._key = key
         self._asked = asked
         self._alone = alone
+        self._flushed = flushed
         self.too_many: list[str] = []
+        self.unmarked: RedisUnavailable | None = None
         self._chains: dict[str, _Chain] = {}
         self._links: dict[Node, list[Link]] = defaultdict(list)
 
@@ -155,11 +163,14 @@ class Log:
         return chain is not None and chain.head is not None and chain.head.version >= link.version
 
     async def _open(self, key: str, asked: Range) -> _Chain:
-        chain = self._chains[key] = _Chain(self._cache, key, asked)
+        chain = self._chains[key] = _Chain(self._cache, key, asked, flushed=self._flushed)
         await chain.go_on()
         if chain.head is not None:
             seconds = self._cache._view.end_of(None) - monotonic()
-            chain.checkpoints = await self._cache._runtime.checkpoints.all(key, whole=False, seconds=seconds)
+            try:
+                chain.checkpoints = await self._cache._runtime.checkpoints.all(key, whole=False, seconds=seconds)
+            except RedisUnavailable as error:
+                self.unmarked = error
         return chain
 
     async def _open_branches(self) -> None:

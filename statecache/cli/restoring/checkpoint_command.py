@@ -102,7 +102,7 @@ def checkpoints(
     Examples:
       statecache checkpoints runs/42
       statecache checkpoints runs/42 --group --json | jq -r '.checkpoints[].label'
-      statecache checkpoints runs/42 --rename "before payment" --to paid
+      statecache checkpoints runs/42 --rename "a label" --to "another"
       statecache checkpoints runs/42 --delete "before payment"
     """
     place = checked_group(key) if group else checked_key(key)

@@ -73,7 +73,7 @@ def rollback(
     \b
     Examples:
       statecache rollback runs/42 7
-      statecache rollback runs/42 "before payment" --group --reason "paid twice"
+      statecache rollback runs/42 "before payment" --group --reason "wrong"
       statecache rollback runs/42 -1 --dry-run
     """
     refuse_unknown(context, key, to)
