@@ -35,7 +35,7 @@ from statecache.cli.screen import plain, print_json
 from statecache.cli.states.command import ChangeId, asks, confirmed, tell_state
 from statecache.errors import UsageError
 from statecache.keys import checked_key
-from statecache.rules.merging import Conflict, merged
+from statecache.rules.three_way import Conflict, merged
 
 if TYPE_CHECKING:
     from statecache._async.client import AsyncStateCache

@@ -23,7 +23,7 @@ from statecache.rules.difference import Difference, differences
 if TYPE_CHECKING:
     from statecache._async.client import AsyncStateCache
     from statecache.model import Position
-    from statecache.rules.merging import Conflict
+    from statecache.rules.three_way import Conflict
     from statecache.rules.versions import Version
 
 SHOWN_MAX = 12
