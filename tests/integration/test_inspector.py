@@ -13,7 +13,7 @@ from statecache import AsyncStateCache, Settings
 from statecache.inspector.pages.keys import PAGE
 from statecache.inspector.source import COMMITS_MAX
 from statecache_workers.worker import Worker
-from tests.fixtures.flusher import Agents, flush
+from tests.fixtures.flusher import Agents, flush, flushing
 from tests.support.inspected import ORIGIN, TOKEN, Page, Web, inspected
 
 Psql = psycopg.Connection[Any]
@@ -214,29 +214,31 @@ async def test_checkpoints_are_jumped_to(web: Web, cache: AsyncStateCache, worke
     assert rows_of(page, "key") == ["runs/42/checkpoints/reviewed", "runs/42/checkpoints/before payment"]
 
 
-async def test_branches_are_drawn_and_lead_to_their_versions(
-    web: Web, cache: AsyncStateCache, worker: Worker, psql: Psql
+async def test_branches_and_merges_are_drawn_and_lead_to_their_versions(
+    web: Web, cache: AsyncStateCache, worker: Worker
 ) -> None:
     await _written(cache, 1, 5)
-    for name, origin, version in (("runs/42-b", KEY, 3), ("runs/42-c", "runs/42-b", 1)):
-        await _written(cache, 1, 2, name)
-        await flush(worker)
-        psql.execute(
-            "INSERT INTO branch SELECT %s, 1, %s, %s, change_id, at FROM change WHERE key = %s AND version = 1",
-            (name, origin, version, name),
-        )
+    async with flushing(worker):
+        await cache.branch(KEY, "runs/42-b", at=3)
+        await cache.set("runs/42-b", {"goal": "refund", "step": 3, "said": [0, 1, 2], "new": True})
+        await cache.branch("runs/42-b", "runs/42-c", at=1)
+        await cache.merge("runs/42-b", into=KEY)
+    await flush(worker)
+    whole = {
+        (KEY, "3"), (KEY, "6"), ("runs/42-b", "1"), ("runs/42-b", "2"), ("runs/42-c", "1"),
+    }  # fmt: skip
     for key in (KEY, "runs/42-b", "runs/42-c"):
         page = web.get("key", key=key)
-        lanes = [given for tag, given in page.tags if tag == "line"]
-        assert [str(given["class"]).split() for given in lanes] == [
-            ["lane", *(["current"] if name == key else [])] for name in (KEY, "runs/42-b", "runs/42-c")
-        ]
-        dots = [query for query in page.links_to("key") if query["key"] != key and "version" in query]
-        assert {(query["key"], query["version"]) for query in dots} <= {
-            (KEY, "3"), (KEY, "5"), ("runs/42-b", "1"), ("runs/42-b", "2"), ("runs/42-c", "1"), ("runs/42-c", "2"),
-        }  # fmt: skip
-        assert len(dots) == 4
-    assert "svg" not in {tag for tag, _ in web.get("key", key="runs/42/checkpoints").tags}
+        lanes = [str(given["class"]).split() for tag, given in page.tags if tag == "line"]
+        assert lanes == [["lane", *(["current"] if name == key else [])] for name in (KEY, "runs/42-b", "runs/42-c")]
+        curves = [str(given["class"]).split() for tag, given in page.tags if tag == "path"]
+        assert sorted(curves) == [["curve"], ["curve"], ["curve", "merged"]]
+        dots = {(query["key"], query["version"]) for query in page.links_to("key") if "version" in query}
+        assert {one for one in whole if one[0] != key} <= dots
+    assert "merge of runs/42-b@2" in web.get("key", key=KEY).facts()["reason"]
+    await cache.set("runs/43", 1)
+    await flush(worker)
+    assert "svg" not in {tag for tag, _ in web.get("key", key="runs/43").tags}
 
 
 async def test_a_run_is_shown_over_all_its_keys_at_one_moment(web: Web, cache: AsyncStateCache, worker: Worker) -> None:
