@@ -10,7 +10,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import typer
 
@@ -85,7 +86,7 @@ def _usage(error: Exception, arguments: Sequence[str]) -> int:
     if "\n" in message:
         print(message, file=sys.stderr)
         return USAGE
-    command = context.command_path if context is not None else "statecache"
+    command = context.command_path if context is not None else _command_of(arguments)
     unknown = str(getattr(error, "option_name", "") or "")
     more = f" {_DEBUG}" if unknown == "--debug" else ""
     if command.endswith(" set") and re.match(r"-[^-]", unknown):
@@ -95,6 +96,18 @@ def _usage(error: Exception, arguments: Sequence[str]) -> int:
     if "--json" in _options(arguments):
         print_json({"error": "UsageError", "message": line})
     return USAGE
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    """Return the command that was meant, as its help is asked for."""
+    group, words = typer.main.get_command(app), ["statecache"]
+    for word in arguments:
+        known: Mapping[str, Any] = getattr(group, "commands", {})
+        if word not in known:
+            break
+        group = known[word]
+        words.append(word)
+    return " ".join(words)
 
 
 def _told(error: Exception, arguments: Sequence[str], *, unexpected: bool = False) -> int:

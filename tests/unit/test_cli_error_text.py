@@ -163,6 +163,8 @@ def test_a_mistake_of_ours_is_an_object_too(
         (["set", "runs/1", "-5"], "goes behind `--`"),
         (["get", "runs/1", "--debug"], "It goes before the command: `statecache --debug …`."),
         (["get", "-5"], "See `statecache get --help`."),
+        (["rm", "--prefix"], "requires an argument. See `statecache rm --help`."),
+        (["quarantine", "drop", "1:2-3", "--reason"], "See `statecache quarantine drop --help`."),
     ],
 )
 def test_an_option_that_there_is_not_is_told_with_what_was_meant(
