@@ -228,7 +228,7 @@ class Writes(VerbGroup[D], Generic[D]):
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
         if expected is None:
-            run(self._expect_nothing(key, end))
+            run(self._expect_nothing([key], end))
             return None
         wanted = PRESENT if expected is ... else expected_of(key, expected)
         write = Write(key=key, op="delete", expected=wanted, ttl_ms=self._view.ttl_ms)
@@ -241,12 +241,15 @@ class Writes(VerbGroup[D], Generic[D]):
         except Absent:
             return None
 
-    def _expect_nothing(self, key: str, end: float) -> None:
-        """Raise VersionConflict where there is a state, which a delete did not expect."""
-        self._view.locks_of((key,))
-        record = run(self._runtime.reader.record(key, end=end))
-        if record.exists:
-            raise VersionConflict(key, None, record.change_id)
+    def _expect_nothing(self, keys: Sequence[str], end: float) -> None:
+        """Raise VersionConflict for the first key of a state, which a delete did not expect."""
+        self._view.locks_of(keys)
+        first, *others = keys
+        records = {first: run(self._runtime.reader.record(first, end=end))}  # which opens a closed gate
+        records |= run(self._runtime.many.primary(others, end=end)) if others else {}
+        for key in keys:
+            if records[key].exists:
+                raise VersionConflict(key, None, records[key].change_id)
 
     def commit(
         self,
@@ -279,8 +282,7 @@ class Writes(VerbGroup[D], Generic[D]):
             if isinstance(one, Set) and isinstance(one.expected, (State, str)):
                 run(self._refuse_to_drop_what_was_read(asked[key], one.value, one.expected, end))
         if all(write.op == "check" for write in asked.values()):
-            for key in asked:
-                run(self._expect_nothing(key, end))
+            run(self._expect_nothing([*asked], end))
             return [None] * len(asked)
         commit = self._runtime.committer.new(
             [*asked.values()], shard, durability=self._view.durability_of(durability),

@@ -113,6 +113,26 @@ async def test_what_was_expected_is_compared(client: AsyncStateCache) -> None:
     assert await client.commit([Delete("runs/1/e", expected=None), Delete("runs/1/d", expected=None)]) == [None, None]
 
 
+async def test_that_there_is_nothing_is_read_of_all_at_once(
+    client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written where each of the writes only expects that."""
+    writes = [Delete(f"runs/1/{number}", expected=None) for number in range(200)]
+    assert await client.commit(writes) == [None] * 200
+    taken, take = list[float](), client._runtime.redis.pool.take
+
+    async def counted(seconds: float, *, ahead: bool = False) -> Any:
+        taken.append(seconds)
+        return await take(seconds, ahead=ahead)
+
+    monkeypatch.setattr(client._runtime.redis.pool, "take", counted)
+    assert await client.commit(writes) == [None] * 200
+    assert len(taken) <= 3
+    await client.set("runs/1/150", 1)
+    with pytest.raises(VersionConflict, match="'runs/1/150'"):
+        await client.commit(writes)
+
+
 @pytest.mark.parametrize(
     "writes",
     [
