@@ -104,7 +104,7 @@ def absence(key: str, epoch: int) -> Record:
 
 def text_of(at: datetime) -> str:
     """Return a time as the scripts write it: UTC, microseconds, Z."""
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return at.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def time_of(text: str) -> datetime:

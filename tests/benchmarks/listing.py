@@ -1,4 +1,4 @@
-"""A list of one among many states: the newest, the first by key, and the newest whose value holds something.
+"""Lists: of one among many states, the newest and the first by key, and of thousands.
 
 By hand it is the statement that one would write, by the same index; nothing says there what has not reached Postgres
 yet, or that a shard is open.
@@ -18,10 +18,11 @@ from tests.benchmarks.measuring import Row, in_turns
 from tests.benchmarks.values import Value
 
 STATES, CALLS = 20_000, 60
-DIRTY = 50
+MANY, MANY_CALLS = 2_000, 6
 TIMEOUT_S = 120.0
-LIST_MS = 2.0
-_COLUMNS = "SELECT key, version, value FROM state WHERE op = 'set' AND key LIKE 'runs/%%'"
+LIST_MS, MANY_MAX = 2.0, 4.0
+_COLUMNS = """SELECT key, version, value FROM state
+WHERE split_part(key, '/', 1) = 'runs' AND key >= 'runs/' AND key < 'runs0' AND op = 'set'"""
 
 
 def listing(settings: Settings, values: Sequence[Value], rounds: int) -> Iterator[Row]:
@@ -47,7 +48,7 @@ def listing(settings: Settings, values: Sequence[Value], rounds: int) -> Iterato
 
         for name, order, statement in (
             ("newest", "newest", "updated_at DESC, key DESC"),
-            ("first by key", "key", 'key COLLATE "C"'),
+            ("first by key", "key", "key"),
         ):
             if ours(order) != by_hand(statement):
                 raise RuntimeError("the two sides find different states")
@@ -56,3 +57,17 @@ def listing(settings: Settings, values: Sequence[Value], rounds: int) -> Iterato
                 ("one SELECT by the same index, and json", partial(by_hand, statement)),
                 bound=LIST_MS, rounds=rounds, calls=CALLS, unit="ms", alone=True,
             )  # fmt: skip
+
+        def whole() -> int:
+            return sum(state.value is not None for state in cache.list("runs/", limit=MANY))
+
+        def whole_by_hand() -> int:
+            rows = psql.execute(f"{_COLUMNS} ORDER BY key LIMIT {MANY}", prepare=True).fetchall()
+            return len([msgspec.json.decode(row[2]) for row in rows])
+
+        if (whole(), whole_by_hand()) != (MANY, MANY):
+            raise RuntimeError("the two sides find different states")
+        yield in_turns(
+            (f"list: {MANY:,} states of 1 KB", whole), ("one SELECT, and json", whole_by_hand),
+            bound=MANY_MAX, rounds=rounds, calls=MANY_CALLS,
+        )  # fmt: skip

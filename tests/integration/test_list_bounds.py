@@ -103,7 +103,7 @@ async def test_without_values_nothing_of_them_is_read(
 
     async def exchanged(*given: Any, **more: Any) -> Any:
         answer = await exchange(*given, **more)
-        read.extend(part for reply in answer[1] for part in reply if part.startswith(b"{"))
+        read.extend(part for reply in answer[1] for part in reply if part[:1] == b"{")
         return answer
 
     monkeypatch.setattr(listing._postgres, "fetch", fetched)

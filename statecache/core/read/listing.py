@@ -23,7 +23,7 @@ for such a state, and may hold it for a while; once it does not, the record says
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from redis.exceptions import ResponseError
 
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
+from statecache.core.parts import in_parts
 from statecache.core.read.listed import STATEMENTS, Listed, Overlay, Sight
 from statecache.errors import ForeignData, InvalidKey
 from statecache.keys import checked_prefix_of_list
@@ -58,6 +59,7 @@ _PAGE_MIN = 20
 _DIRTY_MIN = 200
 """How many dirty states are read at once at least, for more of them cost another look at all shards."""
 _KEYS_PER_READ = 200
+_SHARDS_PER_SCRIPT = 16
 _FLUSHED = 5
 """The index of a shard's watermark in the answer of the script `heads`."""
 _BEFORE_ALL = {False: ("", ""), True: ("~", "")}
@@ -112,11 +114,10 @@ class Listing:
         Postgres is asked for the first key behind each namespace in turn: so many look-ups in the index as there are.
         Where something is on its way there, that may be the delete of all that was there: one state is looked for.
         """
-        names, text, moving, found = self._keys, script("dirty").text, set[str](), set[str]()
-        shards = range(names.shards)
-        commands = [("EVAL", text, 2, names.meta(shard), names.unflushed(shard)) for shard in shards]
-        for shard, reply in zip(shards, await self._redis.read(commands, seconds=seconds), strict=True):
-            moving |= {key.partition("/")[0] for key in _keys_in(reply, names.unflushed(shard), b"") if "/" in key}
+        moving, found, shards = set[str](), set[str](), range(self._keys.shards)
+        replies = await self._redis.read(self._dirty_commands(shards, {}), seconds=seconds)
+        for _, keys in self._dirty_keys(shards, replies, b""):
+            moving |= {key.partition("/")[0] for key in keys if "/" in key}
         selection = Selection(prefix="")
         while True:
             rows, _ = await self._page(Listed(selection=selection, values=False), 1, seconds)
@@ -144,19 +145,15 @@ class Listing:
 
         A closed gate is left a moment to open; one behind which there is more than Postgres holds, all of the time.
         """
-        end, backoff, names = monotonic() + seconds, Backoff(0.005, 0.1), self._keys
+        end, backoff = monotonic() + seconds, Backoff(0.005, 0.1)
         patient_until = monotonic() + min(_GATE_S, seconds / 4)
-        went_back = {} if watermarks is None else {shard: [watermarks.get(shard, 0)] for shard in shards}
-        text, start = script("dirty").text, listed.selection.prefix.encode()
-        commands = [
-            ("EVAL", text, 2, names.meta(shard), names.unflushed(shard), *went_back.get(shard, ())) for shard in shards
-        ]
+        went_back = {} if watermarks is None else {shard: watermarks.get(shard, 0) for shard in shards}
+        commands, start = self._dirty_commands(shards, went_back), listed.selection.prefix.encode()
         while True:
             opened, replies = await self._read(shards, commands, max(end - monotonic(), 0.001))
             found, behind = list[str](), list[str]()
-            for shard, reply in zip(shards, replies, strict=True):
-                keys = filter(listed.selection.means, _keys_in(reply, self._keys.unflushed(shard), start))
-                (found if shard in opened else behind).extend(keys)
+            for shard, keys in self._dirty_keys(shards, replies, start):
+                (found if shard in opened else behind).extend(filter(listed.selection.means, keys))
             closed, missed = set(shards) - opened.keys(), None
             settled = not closed or monotonic() >= patient_until
             if closed and settled:
@@ -167,9 +164,25 @@ class Listing:
                 first, up_to = _first(found, most, down=listed.down)
                 held, shut = await self._held(first, seconds, values=listed.reads_values)
                 if not shut:  # the gate of none of them has closed meanwhile
-                    told = {shard: min([flushed, *went_back.get(shard, ())]) for shard, flushed in opened.items()}
+                    told = {shard: min(flushed, went_back.get(shard, flushed)) for shard, flushed in opened.items()}
                     return Overlay(held, told, up_to)
             await self._redis.io.sleep(backoff.take())
+
+    def _dirty_commands(self, shards: Sequence[int], went_back: Mapping[int, int]) -> list[Command]:
+        """Return what asks which keys are dirty: a few shards in each command, during which nobody else is served."""
+        names, text, commands = self._keys, script("dirty").text, list[Any]()
+        for some in in_parts(shards, _SHARDS_PER_SCRIPT):
+            keys = [name for shard in some for name in (names.meta(shard), names.unflushed(shard))]
+            commands.append(("EVAL", text, len(keys), *keys, *(went_back.get(shard, "") for shard in some)))
+        return commands
+
+    def _dirty_keys(
+        self, shards: Sequence[int], replies: Sequence[Any], start: bytes
+    ) -> Iterator[tuple[int, list[str]]]:
+        """Yield for each shard its dirty keys that begin with `start`."""
+        for some, reply in zip(in_parts(shards, _SHARDS_PER_SCRIPT), replies, strict=True):
+            for shard, names in zip(some, [reply] * len(some) if isinstance(reply, Exception) else reply, strict=True):
+                yield shard, _keys_in(names, self._keys.unflushed(shard), start)
 
     async def _missed(
         self, selection: Selection, closed: set[int], behind: Sequence[str], seconds: float
@@ -341,6 +354,8 @@ class Listing:
 
 def _keys_in(reply: Any, redis_key: str, start: bytes) -> list[str]:
     """Return the dirty keys of one shard that begin with `start`."""
+    if isinstance(reply, bytes):
+        reply = ResponseError(reply.decode("utf-8", "replace"))
     if isinstance(reply, Exception):
         raise refusal(reply, redis_key) from reply
     try:

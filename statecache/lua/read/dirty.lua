@@ -1,9 +1,19 @@
--- Tells which keys of a shard hold changes that Postgres may not have.
+-- Tells which keys of some shards hold changes that Postgres may not have.
 --
--- KEYS  1 meta  2 written
--- ARGV  1 the watermark that Postgres was seen to have, where it went back, or none
--- Gives their names.
+-- KEYS  per shard: meta, unflushed
+-- ARGV  per shard: the watermark that Postgres was seen to have, where it went back, or ''
+-- Gives per shard their names, or the reason why they cannot be read.
 
-local flushed = redis.call('HGET', KEYS[1], 'flushed') or '-1'
-if ARGV[1] and tonumber(ARGV[1]) < tonumber(flushed) then flushed = ARGV[1] end
-return redis.call('ZRANGE', KEYS[2], '(' .. flushed, '+inf', 'BYSCORE')
+local answer = {}
+for i = 1, #KEYS, 2 do
+  local floor, flushed = ARGV[(i + 1) / 2], redis.pcall('HGET', KEYS[i], 'flushed')
+  if type(flushed) == 'table' then
+    answer[#answer + 1] = flushed.err
+  else
+    flushed = flushed or '-1'
+    if floor ~= '' and tonumber(floor) < tonumber(flushed) then flushed = floor end
+    local names = redis.pcall('ZRANGE', KEYS[i + 1], '(' .. flushed, '+inf', 'BYSCORE')
+    answer[#answer + 1] = names.err or names
+  end
+end
+return answer

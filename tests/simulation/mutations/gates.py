@@ -71,7 +71,7 @@ GATES = {
     "listing after a restore": Mutant(
         "what a Postgres lacks that went back is not looked for in Redis",
         "statecache/lua/read/dirty.lua",
-        "if ARGV[1] and tonumber(ARGV[1]) < tonumber(flushed) then flushed = ARGV[1] end\n",
+        "    if floor ~= '' and tonumber(floor) < tonumber(flushed) then flushed = floor end\n",
         "",
         by="postgres restored",
     ),
