@@ -12,8 +12,9 @@ help:  ## Show these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo '  ARGS="…" goes to what is run, as in: make test ARGS="-n 0 -k keys"'
 
+# Tests start hundreds of processes: where each would compile what it imports, an eighth of the CPU goes into that.
 test: $(STAMP)  ## Run the tests, four at a time: most of them wait
-	@$(PY) -m pytest -n 4 $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 4 $(ARGS)
 
 lint: $(STAMP)  ## Check style, layout, types and what is generated
 	@$(PY) -m ruff check .

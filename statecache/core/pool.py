@@ -14,12 +14,12 @@ that first used it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from math import inf
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from statecache import _process
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
 from statecache.concurrency import Concurrency, Slot
 from statecache.errors import Unavailable, UsageError
@@ -92,31 +92,38 @@ class Pool(Generic[C]):
         self._busy = busy
         self._what = what
         self._closed = False
+        self._parents: list[C] = []
         self._inherited: list[C] = []
-        self._reset()
+        self._idle: list[C] = []
+        self._opened: WeakKeyDictionary[C, None] = WeakKeyDictionary()
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
 
-    def _reset(self) -> None:
+    def begin_anew(self, _: AbstractContextManager[Any]) -> None:
+        """Empty the pool of a forked child, which parts with its parent's connections once it uses the pool."""
+        for connection in (*self._idle, *self._all_lent()):
+            connection.slot = connection.hold = None
+            self._parents.append(connection)
         self._place: object = None
         self._slots = self._io.slots(self._size)
         self._holds = self._io.slots(self._holds_max)
-        self._idle: list[C] = []
-        self._opened: WeakKeyDictionary[C, None] = WeakKeyDictionary()
+        self._idle = []
+        self._opened = WeakKeyDictionary()
         self._silent_since = -inf
         self.longest_wait_s = 0.0
-        self._pid = _process.pid  # last: another thread that finds it right finds the rest right too
 
     @property
     def lent(self) -> int:
         """The number of connections that are lent by this process."""
-        return len(self._all_lent()) if self._pid == _process.pid else 0
+        return len(self._all_lent())
 
     async def take(self, seconds: float, *, ahead: bool = False) -> C:
         """Lend a connection, waiting for at most that many seconds for one to be free.
 
         Who goes on with what he has begun is `ahead` of those who have not.
         """
-        if self._pid != _process.pid:
-            self._leave_to_the_parent()
+        if self._parents:
+            self._part()
         if self._closed:
             raise UsageError("it is closed", hint="Make a new client.")
         here = self._io.place()
@@ -140,8 +147,6 @@ class Pool(Generic[C]):
 
     async def hold(self, seconds: float) -> C:
         """Lend a connection that is kept while something else is waited for; at most half of them may be at once."""
-        if self._pid != _process.pid:
-            self._leave_to_the_parent()
         begun = monotonic()
         slot = await self._holds.acquire(_patience(seconds))
         if slot is None:
@@ -159,12 +164,12 @@ class Pool(Generic[C]):
         """Return a slot for a connection that is to be held, for the caller to release; None where none is free."""
         return self._holds.acquire_now() if self._size > 1 else None
 
-    def _leave_to_the_parent(self) -> None:
-        """Empty the pool; what it held stays referenced, for even to collect it could harm the parent."""
-        for connection in (*self._idle, *self._all_lent()):
-            connection.abandon()
+    def _part(self) -> None:
+        """Part with a parent's connections, and keep them: even to collect them could harm the parent."""
+        while self._parents:
+            connection = self._parents.pop()
             self._inherited.append(connection)
-        self._reset()
+            connection.abandon()
 
     def _revived(self) -> C | None:
         """Return the idle connection that was used last and still stands; several threads may call it at once."""
@@ -214,7 +219,7 @@ class Pool(Generic[C]):
         """Take a connection back, unless it is a forked parent's; whether it is alive is checked when it is lent."""
         slot, connection.slot = connection.slot, None
         hold, connection.hold = connection.hold, None
-        if self._pid != _process.pid or slot is None:
+        if slot is None:
             return
         self._note(connection)
         if not self._closed:
@@ -235,15 +240,13 @@ class Pool(Generic[C]):
 
     def let_go(self) -> None:
         """Close the idle connections; a finalizer calls it, when nobody can borrow any more."""
-        if self._pid == _process.pid:
-            for connection in self._idle:
-                connection.let_go()
+        for connection in self._idle:
+            connection.let_go()
 
     async def close(self) -> None:
         """Close every connection, lent ones too; taking one afterwards raises UsageError."""
         self._closed = True
-        if self._pid != _process.pid:
-            self._leave_to_the_parent()
+        self._part()
         while (idle := self._revived()) is not None:
             await idle.end()
         for connection in self._all_lent():

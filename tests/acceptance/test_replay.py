@@ -149,12 +149,15 @@ def test_given_servers_are_spared(given: Servers) -> None:
 
 def test_on_given_servers_two_at_once_leave_nothing_behind_and_can_be_repeated(given: Servers) -> None:
     before = inside(given)
-    arguments = ("--kill", "agent,flusher", "--limit", "4", "--seed", "5", "--json")
+    arguments = ("--limit", "4", "--seed", "5", "--json")
     with ThreadPoolExecutor(2) as beside:
-        both = [beside.submit(replay, *arguments, environment=given.environment()) for _ in range(2)]
-    for ended in (one.result() for one in both):
+        both = {
+            kind: beside.submit(replay, "--kill", kind, *arguments, environment=given.environment())
+            for kind in ("agent", "flusher")
+        }
+    for kind, ended in ((kind, one.result()) for kind, one in both.items()):
         assert ended.status == 0, ended.err
-        assert sound(ended.told, runs=4, kills={"agent": 3, "flusher": 3})
+        assert sound(ended.told, runs=4, kills={kind: 3})
     assert inside(given) == before
     again = replay("--limit", "1", "--json", environment=given.environment())
     assert sound(again.told, runs=1), again.err

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from statecache import _process
+from statecache._process import mutex
 from statecache.clock import monotonic
 from statecache.concurrency import TASKS, THREADS, run
 from statecache.core.pool import Pool, silent_since
@@ -236,13 +236,12 @@ def test_it_belongs_to_the_event_loop_that_used_it_first() -> None:
         asyncio.run(use())
 
 
-async def test_a_forked_child_starts_with_an_empty_pool_and_leaves_the_parents_lines_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_forked_child_starts_with_an_empty_pool_and_leaves_the_parents_lines_alone() -> None:
     pool = _pool(2)
     idle, lent = await pool.take(1), await pool.take(1)
     pool.give(idle)
-    monkeypatch.setattr(_process, "pid", -1)
+    pool.begin_anew(mutex())
+    assert (idle.abandoned, lent.abandoned, pool.lent) == (False, False, 0), "a child that uses nothing does nothing"
     own = [await pool.take(0.01), await pool.take(0.01)]
     assert idle not in own
     await pool.close()
@@ -251,10 +250,10 @@ async def test_a_forked_child_starts_with_an_empty_pool_and_leaves_the_parents_l
     assert [line.closed for line in own] == [1, 1]
 
 
-async def test_a_parents_connection_is_not_taken_into_the_childs_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_parents_connection_is_not_taken_into_the_childs_pool() -> None:
     pool = _pool(1)
     parents = await pool.take(1)
-    monkeypatch.setattr(_process, "pid", -1)
+    pool.begin_anew(mutex())
     pool.give(parents)
     own = await pool.take(0.01)
     assert own is not parents

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from statecache import _process
+from statecache._process import mutex
 from statecache.concurrency import TASKS
 from statecache.core.pool import Pool
 from statecache.errors import RedisUnavailable
@@ -90,10 +90,10 @@ async def test_of_a_single_connection_none_is_to_spare() -> None:
     pool.give(await pool.hold(0.01))
 
 
-async def test_a_forked_child_may_hold_as_many_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_forked_child_may_hold_as_many_again() -> None:
     pool = _pool(2)
     parents = await pool.hold(1)
-    monkeypatch.setattr(_process, "pid", -1)
+    pool.begin_anew(mutex())
     held = await pool.hold(0.01)
     assert held is not parents
     pool.give(parents)

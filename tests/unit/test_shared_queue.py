@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from statecache import _process
+from statecache._process import mutex
 from statecache.keys import KeySpace
 
 
@@ -55,8 +55,7 @@ def test_of_many_crowded_states_the_last_ones_are_remembered(queues: Any) -> Non
     assert [queues.is_crowded(f"runs/{number}") for number in (0, 1, 2, 1000)] == [True, False, True, True]
 
 
-def test_a_forked_child_begins_anew(queues: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_begins_anew(queues: Any) -> None:
     queues.crowd("runs/1")
-    monkeypatch.setattr(_process, "pid", -1)
-    queues.of("runs/1", end=0.0)
+    queues.begin_anew(mutex())
     assert not queues.is_crowded("runs/1")

@@ -10,13 +10,14 @@ than one that may have to be taken back.
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from statecache import _process
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.backoff import LATE_S, Backoff
 from statecache.clock import monotonic
 from statecache.core.epoch.gate import AttemptResult, Gate
@@ -47,17 +48,16 @@ class Opener:
         self._redis = redis
         self._postgres = postgres
         self._told_at = -inf
-        self._reset()
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
 
-    def _reset(self) -> None:
+    def begin_anew(self, _: AbstractContextManager[Any]) -> None:
+        """Forget what a parent's tasks or threads are opening."""
         self._turns: dict[int, Slots] = {}
         self._times: dict[int, int] = {}
-        self._pid = _process.pid
 
     async def open(self, shard: int, *, end: float) -> None:
         """Return when the shard is open; try until `end`, then raise Unavailable(reason="epoch")."""
-        if self._pid != _process.pid:
-            self._reset()
         turns, times = self._turns.setdefault(shard, self._redis.io.slots(1)), self._times.get(shard, 0)
         turn = await turns.acquire(max(end - monotonic(), 0.001))
         if turn is None:

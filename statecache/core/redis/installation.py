@@ -9,9 +9,10 @@ compares too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
-from statecache import _process
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
 from statecache.errors import PostgresUnavailable
 
@@ -26,19 +27,18 @@ class Pairing:
     def __init__(self, settings: Settings, postgres: PostgresTier) -> None:
         self._connect_timeout_s = settings.connect_timeout_s
         self._postgres = postgres
-        self._reset()
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
 
-    def _reset(self) -> None:
+    def begin_anew(self, _: AbstractContextManager[Any]) -> None:
+        """Forget who of a parent's tasks or threads asks Postgres."""
         self._turn = self._postgres.io.slots(1)
         self._patience_s = self._connect_timeout_s
-        self._pid = _process.pid
 
     async def compare(self, cluster: str, seconds: float) -> None:
         """Return when a Redis of that cluster may be used; raise ConfigurationError where Postgres is of another."""
         if cluster == self._postgres.cluster:
             return
-        if self._pid != _process.pid:
-            self._reset()
         end = monotonic() + seconds
         turn = await self._turn.acquire(seconds)
         if turn is None:

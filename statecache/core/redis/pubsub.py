@@ -10,10 +10,10 @@ when the connection broke. Who has to be sure that it will hear what happens fro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
-from statecache import _process
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
 from statecache.core.redis.connection import let_go
 from statecache.errors import RedisUnavailable, UsageError
@@ -36,25 +36,25 @@ class Subscriptions:
         self._closed = False
         self._inherited: list[object] = []
         self.broken: list[Callable[[], None]] = []
-        self._reset()
-
-    def _reset(self) -> None:
-        self._turn = self._redis.io.slots(1)
         self._link: Link | None = None
         self._background: Background | None = None
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, _: AbstractContextManager[Any]) -> None:
+        """Part with a parent's connection, and keep it: even to collect it could harm the parent."""
+        if self._link is not None:
+            self._link.abandon()
+        self._inherited += (self._link, self._background)
+        self._link = self._background = None
+        self._turn = self._redis.io.slots(1)
         self._wanted: dict[str, Callable[[bytes], None]] = {}
         self._confirmed: dict[str, Signal] = {}
-        self._pid = _process.pid
 
     async def watch(self, channel: str, hear: Callable[[bytes], None], *, end: float) -> None:
         """Have `hear` called with what arrives on a channel; where Redis is away, later calls try again."""
         if self._closed:
             raise UsageError("it is closed", hint="Make a new client.")
-        if self._pid != _process.pid:
-            if self._link is not None:
-                self._link.abandon()
-            self._inherited += (self._link, self._background)  # kept: even to collect them could harm the parent's
-            self._reset()
         if self.listens(channel):
             return
         turn = await self._turn.acquire(max(end - monotonic(), 0.001))
@@ -126,14 +126,11 @@ class Subscriptions:
     def let_go(self) -> None:
         """Stop listening, without waiting; it takes no lock, for a finalizer calls it."""
         self._closed = True
-        if self._pid == _process.pid:
-            let_go(self._background, self._link)
+        let_go(self._background, self._link)
 
     async def close(self) -> None:
         """Stop listening."""
         self._closed = True
-        if self._pid != _process.pid:
-            return
         if self._link is not None:
             self._link.hang_up()
         if self._background is not None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from hiredis import PushNotification
 from redis.exceptions import NoScriptError
 
-from statecache import _process
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
 from statecache.core.redis.connection import let_go
@@ -74,26 +74,26 @@ class TrackedConnection:
         self._beat_s = settings.near_window_s / _BEATS_PER_WINDOW
         self._closed = False
         self._inherited: tuple[object, ...] = ()
-        self._reset()
-        self.begin_anew(_process.mutex())
-        _process.begins_anew_after_fork(self)
+        self._link: Link | None = None
+        self._background: Background | None = None
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
 
     def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
-        """Have a forked child start for itself; it parts with its parent's connection when it does."""
+        """Part with a parent's connection, and keep it: even to collect it could harm the parent."""
+        if self._link is not None:
+            self._link.abandon()
+        self._inherited += (self._link, self._background)
+        self._link = self._background = None
         self._starting = mutex
-
-    def _reset(self) -> None:
         self._turn, self._ear = self._redis.io.slots(1), self._redis.io.slots(1)
-        self._link: Link | None = None
         self._heartbeat_call: float | None = None  # when the heartbeat under way was sent
         self._came, self._unread = 0.0, 0  # when bytes came last, and how many of them are no whole message yet
-        self._background: Background | None = None
         self._stopped, self._up = self._redis.io.signal(), self._redis.io.signal()
         self._server = b""
         self._open: set[int] = set()  # shards whose gate is known to be open on that server
         self._not_before = 0.0
         self.untrusted_reason = ""
-        self._pid = _process.pid
 
     @property
     def reading(self) -> bool:
@@ -103,7 +103,7 @@ class TrackedConnection:
 
     def is_up(self) -> bool:
         """Return whether reads can be made here; where not, begin to connect without waiting."""
-        if self._link is not None and self._pid == _process.pid:
+        if self._link is not None:
             return self._near.trusted(boottime())
         self._start()
         return False
@@ -120,11 +120,6 @@ class TrackedConnection:
     def _start(self) -> None:
         """Begin to connect; of several threads that come at once, one does."""
         with self._starting:
-            if self._pid != _process.pid:
-                if self._link is not None:
-                    self._link.abandon()
-                self._inherited = (self._link, self._background)  # kept: even to collect them could harm the parent's
-                self._reset()
             running = self._background is not None and self._background.alive
             if not (running or self._closed) and self._redis.tracks and monotonic() >= self._not_before:
                 self._background = self._redis.io.background(self._live, name="statecache-near")
@@ -367,16 +362,13 @@ class TrackedConnection:
     def let_go(self) -> None:
         """End the background task or thread; it takes no lock, for a finalizer calls it."""
         self._closed = True
-        if self._pid == _process.pid:
-            let_go(self._background, self._link)
-            self._stopped.set()
+        let_go(self._background, self._link)
+        self._stopped.set()
 
     async def close(self) -> None:
         """End the connection, and the trust in what is known."""
         self._closed = True
         self._near.drop()
-        if self._pid != _process.pid:
-            return
         self._stopped.set()
         if self._link is not None:
             self._link.hang_up()

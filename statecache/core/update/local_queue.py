@@ -8,12 +8,14 @@ time, or that updates its own state, holds nobody up for long).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from statecache import _process
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from statecache.commit_protocol.in_flight import Call, InFlight
     from statecache.concurrency import Concurrency, Slot, Slots
     from statecache.model import Record
@@ -38,17 +40,16 @@ class LocalQueues:
     def __init__(self, in_flight: InFlight, io: Concurrency) -> None:
         self._io = io
         self._in_flight = in_flight
-        self._begin()
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
 
-    def _begin(self) -> None:
-        self._mutex = _process.mutex()
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """Forget the queues, in which a parent's tasks or threads wait."""
+        self._mutex = mutex
         self._queues: dict[str, _Queue] = {}
-        self._pid = _process.pid
 
     def of(self, key: str, *, end: float) -> LocalTurn:
         """Return a turn at the state, to be entered."""
-        if self._pid != _process.pid:
-            self._begin()
         return LocalTurn(self, key, end, self._in_flight.call())
 
     def join(self, key: str) -> _Queue:

@@ -17,12 +17,12 @@ for Redis refuses it, or half of this client's connections are held already.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from statecache import _process
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
 from statecache.errors import ForeignData, StateCacheError
 from statecache.lua import script
@@ -59,18 +59,17 @@ class SharedQueues:
         self.redis = redis
         self.near = near
         self.new_token = new_token
-        self._begin()
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
 
-    def _begin(self) -> None:
-        self._mutex = _process.mutex()
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """Forget what a parent knew of others."""
+        self._mutex = mutex
         self._crowded: dict[str, float] = {}
         self._not_before = 0.0
-        self._pid = _process.pid
 
     def of(self, key: str, *, end: float) -> SharedTurn:
         """Return the turn of a state, for one update; leaving its block passes it on."""
-        if self._pid != _process.pid:
-            self._begin()
         return SharedTurn(self, key, end)
 
     def is_crowded(self, key: str) -> bool:
