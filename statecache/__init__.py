@@ -13,6 +13,7 @@ from statecache.agent_run import AgentRun
 from statecache.changes import Branch, Change
 from statecache.checkpoint_policy import CheckpointPolicy
 from statecache.checkpoints import Checkpoint, MadeBy
+from statecache.erasure import ErasedFrom, Erasure
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
@@ -115,6 +116,8 @@ __all__ = [
     "Durability",
     "DurabilityNotMet",
     "DurabilityRefused",
+    "ErasedFrom",
+    "Erasure",
     "ForeignData",
     "Forked",
     "HistoryDamaged",

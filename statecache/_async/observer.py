@@ -29,6 +29,7 @@ CALLED = (
     "update",
     "delete",
     "delete_many",
+    "erase",
     "commit",
     "increment",
     "append",

@@ -13,6 +13,7 @@ from weakref import ref
 from statecache._async.branches import AsyncBranches
 from statecache._async.bulk import AsyncBulk
 from statecache._async.checkpoints import AsyncCheckpoints
+from statecache._async.erasure import AsyncErasures
 from statecache._async.feed import AsyncFeeds
 from statecache._async.history import AsyncHistory
 from statecache._async.modifiers import AsyncModifiers
@@ -57,6 +58,7 @@ class AsyncVerbs(
     AsyncCheckpoints[D],
     AsyncRollback[D],
     AsyncBranches[D],
+    AsyncErasures[D],
     Generic[D],
 ):
     """All the verbs; where there is an observer, they tell it."""

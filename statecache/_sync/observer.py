@@ -32,6 +32,7 @@ CALLED = (
     "update",
     "delete",
     "delete_many",
+    "erase",
     "commit",
     "increment",
     "append",

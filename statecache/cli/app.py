@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from statecache.cli import deployment, epochs, lost, policy, prune, quarantine, tail, verify
+from statecache.cli import deployment, epochs, erase, lost, policy, prune, quarantine, tail, verify
 from statecache.cli.demo.command import demo
 from statecache.cli.doctor.command import doctor
 from statecache.cli.history import blame_command, diff_command, log_command, show_command
@@ -76,6 +76,7 @@ app.command(short_help="Show or change how locks and histories are kept.")(polic
 app.command(short_help="Let values go that policies do not keep.")(prune.prune)
 app.command(short_help="Show how a deployment stands.")(status)
 app.command(short_help="List what was acknowledged and is lost.")(lost.lost)
+app.command(short_help="Remove a key or a group everywhere, for good.")(erase.erase)
 app.command(short_help="Check that the history is whole.")(verify.verify)
 app.command(short_help="Watch a deployment live.")(top)
 app.command(short_help="Look into a deployment with a browser.")(inspect)

@@ -106,7 +106,7 @@ class Walk:
         yield from self._follows(row)
         if row.erased:
             self.counts.erased += 1
-            if (row.value, row.packed, row.digest, row.hash) != (None,) * 4:
+            if (row.value, row.packed, row.digest, row.hash) != (None,) * 4 or row.change_set.writer:
                 yield _fault(row, "value", "it was erased, and something of it is there")
             self._value, self._base = None, 0
         else:

@@ -56,6 +56,7 @@ class Stored(NamedTuple):
     actor: str
     reason: str
     at: datetime
+    kept: bool = True
 
     @property
     def record(self) -> Record:
@@ -73,9 +74,10 @@ class Stored(NamedTuple):
 
     def as_change(self) -> Row:
         """Return the row of a change, as readers of changes get it."""
-        return (self.shard, self.n, self.part, 0, self.key, self.op, self.value, self.version, EPOCH, self.change_id,
+        value = self.value if self.kept else None
+        return (self.shard, self.n, self.part, 0, self.key, self.op, value, self.version, EPOCH, self.change_id,
                 self.parent_change_id, self.encoding, self.schema, self.writer, self.actor, self.reason, self.at, True,
-                None)  # fmt: skip
+                None, None, None, None)  # fmt: skip
 
 
 class _Reader(NamedTuple):
@@ -220,6 +222,36 @@ class Tables(HistoryTables):
     def _declare_history(self, name: str, history: str, age: Any, count: int | None, by: str) -> list[Row]:
         return [self._histories.setdefault(name, (history, age, count, by))]
 
+    # Erasing.
+
+    def _erase_look(
+        self, keys: Sequence[str], prefixes: Sequence[str], beyond: Sequence[str], **_: Any
+    ) -> Iterator[Row]:  # fmt: skip
+        for key, chain in self._chains.items():
+            if key in keys or any(first <= key < end for first, end in zip(prefixes, beyond, strict=True)):
+                yield "key", key, chain[-1].version, ""
+
+    def _erase_history(self, keys: Sequence[str], versions: Sequence[int], **_: Any) -> list[Row]:
+        rows = size = 0
+        for key, version in zip(keys, versions, strict=True):
+            chain = self._chains[key]
+            for at, one in enumerate(chain):
+                if one.version <= version and one.writer:
+                    rows, size = rows + 1, size + len(one.value)
+                    chain[at] = one._replace(value=b"", writer="", actor="", reason="", kept=False)
+                    of_shard = self._changes[one.shard]
+                    of_shard[of_shard.index(one)] = chain[at]
+        return [("change", rows, size)]
+
+    def _erase_left(self, **_: Any) -> list[Row]:
+        return []
+
+    def _detach_branch(self, **_: Any) -> list[Row]:
+        return [(None,)]
+
+    def _erase_places(self, keys: Sequence[str], after: int) -> list[Row]:
+        return [(EPOCH, one.n) for key in keys for one in self._chains[key] if one.n > after]
+
     def _enforced_locks(self) -> list[Row]:
         return [(self._policies(),)]
 
@@ -229,6 +261,11 @@ class Tables(HistoryTables):
         return f"{newest} " + "".join(f"{name} " for name in enforced)
 
     # Changes, and those who follow them.
+
+    def _history_values(self, keys: Sequence[str], versions: Sequence[int]) -> Iterator[Row]:
+        for at, (key, version) in enumerate(zip(keys, versions, strict=True), 1):
+            found = (one for one in self._chains.get(key, ()) if one.version == version)
+            yield from ((at, key, version, one.value if one.kept else None, *(None,) * 5) for one in found)
 
     def _feed_changes(
         self, shards: Sequence[int], ns: Sequence[int], parts: Sequence[int], prefix: str, beyond: str, rows: int,

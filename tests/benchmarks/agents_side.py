@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 
+import redis
+
 from statecache import Settings
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
@@ -17,6 +19,7 @@ from tests.benchmarks.listing import listing
 from tests.benchmarks.locks import handover, uncontended
 from tests.benchmarks.measuring import Row
 from tests.benchmarks.near import near
+from tests.benchmarks.pruning import pruning
 from tests.benchmarks.steps import steps
 from tests.benchmarks.values import Value
 from tests.benchmarks.warming import warming
@@ -80,6 +83,11 @@ def _watchers(values: Sequence[Value], rounds: int) -> Iterator[Row]:
         yield from watchers(_settings(alone), _settings(watched), values, rounds)
 
 
+def _prune(values: Sequence[Value], rounds: int) -> Iterator[Row]:
+    with servers(workers=1) as running, redis.Redis.from_url(running.redis_url) as bare:
+        yield from pruning(_settings(running), bare, values, rounds)
+
+
 def _settings(running: Servers) -> Settings:
     return Settings(redis_url=running.redis_url, postgres_url=running.postgres_url)
 
@@ -95,4 +103,5 @@ AGENTS_SIDE: Mapping[str, Section] = {
     "bulk": _bulk,
     "feed": _feed,
     "watchers": _watchers,
+    "prune": _prune,
 }

@@ -13,7 +13,7 @@ from tests.benchmarks.values import SAMPLE
 
 SECTIONS = (
     "commit", "transaction", "get", "durable", "flush", "clients", "lag", "workers", "memory", "rss", "import",
-    "near", "contention", "locks", "steps", "warm", "first", "list", "bulk", "feed", "watchers", "history",
+    "near", "contention", "locks", "steps", "warm", "first", "list", "bulk", "feed", "watchers", "history", "prune",
 )  # fmt: skip
 ROUNDS_MIN = 5
 CHANGES_MIN = 10_000

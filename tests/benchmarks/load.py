@@ -41,6 +41,14 @@ class Kept(NamedTuple):
     rate: float
 
 
+class Lags(NamedTuple):
+    """From when each commit was sent, and was due, until it was durable, in seconds; and at which rate they were."""
+
+    from_commit: list[float]
+    from_due: list[float]
+    rate: float
+
+
 class Load:
     """The rows of many clients and one worker."""
 
@@ -80,25 +88,28 @@ class Load:
             self.clients(1)
         assert self._best is not None
         clients, rate = self._best.clients, self._best.rate / 2
-        from_commit: list[list[float]] = []
-        from_due: list[list[float]] = []
-        rates: list[float] = []
         self._backlog.until_flushed()
-        for _ in range(rounds):
-            order = self._agents.send(clients, seconds=OPEN_S, rate=rate)
-            marks = self._marks(order.end)
-            done = self._agents.answers(clients)
-            durable = durable_at(done, marks)
-            from_commit.append([at - commit.sent for at, commit in zip(durable, done, strict=True)])
-            from_due.append([at - commit.due for at, commit in zip(durable, done, strict=True)])
-            rates.append(len(done) / (max(durable) - order.start))
+        found = [self.offer(clients, rate) for _ in range(rounds)]
+        rates = [one.rate for one in found]
         offered = f"{rate:,.0f}/s by {_clients(clients).removeprefix('commits of ')}"
         return Row(
-            subject=measure(f"flush lag at {offered}", from_commit, ops_s=rates),
-            against=measure("the same, from when the commit was due", from_due, ops_s=rates),
-            figures=[1e3 * percentile(lags, 99) for lags in from_commit],
+            subject=measure(f"flush lag at {offered}", [one.from_commit for one in found], ops_s=rates),
+            against=measure("the same, from when the commit was due", [one.from_due for one in found], ops_s=rates),
+            figures=[1e3 * percentile(one.from_commit, 99) for one in found],
             unit="ms",
             bound=LAG_MS_MAX,
+        )
+
+    def offer(self, clients: int, rate: float) -> Lags:
+        """Offer commits by schedule for a while, and return how long after each it was durable."""
+        order = self._agents.send(clients, seconds=OPEN_S, rate=rate)
+        marks = self._marks(order.end)
+        done = self._agents.answers(clients)
+        durable = durable_at(done, marks)
+        return Lags(
+            [at - commit.sent for at, commit in zip(durable, done, strict=True)],
+            [at - commit.due for at, commit in zip(durable, done, strict=True)],
+            len(done) / (max(durable) - order.start),
         )
 
     def _marks(self, end: float) -> dict[int, list[Mark]]:

@@ -36,6 +36,8 @@ Why the other instruments do not see it:
                   it once in hours; so with `start_ended`, `block_gone`, `call_cut_off`, `lease_of_nobody` and
                   `claim_of_nobody`
     counted_late  an attempt that is executed between two questions about it: no fault of the arenas is that exact
+    pinned        what a policy lets go, and what verify says of it: no judge of the arenas reads histories; so with `origins`,
+                  `moved`, `unpacked`, `packed`, `latest`, `verified` and `detached`
     cursor_ended  what a reader of changes is given: no judge of the arenas reads the feed; so with `waited_for`,
                   `came_late`, `stopped_anywhere`, `lost_name` and `given_again`
 
@@ -240,6 +242,29 @@ SCENARIOS = {
     "lost_name": ("tests/integration/test_consumers.py", "test_who_lost_its_name_gives_no_more"),
     "given_again": ("tests/integration/test_consumers.py", "test_a_change_whose_handling_failed_is_given_again"),
     "decoded": ("tests/unit/test_near_shared.py", "test_what_is_decoded_for_all_readers_counts_too"),
+    "pinned": ("tests/integration/test_pruning.py", "test_what_live_checkpoints_name_stays"),
+    "origins": (
+        "tests/integration/test_pruning.py",
+        "test_what_a_branch_began_with_stays_for_as_long_as_it_is_read_from_there",
+    ),
+    "moved": (
+        "tests/integration/test_pruning_races.py",
+        "test_a_delta_that_is_flushed_while_its_keyframe_moves_is_read_from_the_new_one",
+    ),
+    "unpacked": (
+        "tests/integration/test_pruning_races.py",
+        "test_nothing_goes_of_a_shard_that_is_still_being_packed",
+    ),
+    "packed": (
+        "tests/integration/test_packing.py",
+        "test_what_is_taken_out_of_quarantine_behind_the_page_that_was_read_is_packed_too",
+    ),
+    "latest": (
+        "tests/integration/test_history_policies.py",
+        "test_what_a_checkpoint_names_is_kept_of_the_latest_too",
+    ),
+    "verified": ("tests/integration/test_verification.py", "test_a_broken_row_is_named"),
+    "detached": ("tests/integration/test_erasure.py", "test_a_branch_keeps_its_values_and_is_named"),
 }
 
 

@@ -36,7 +36,7 @@ COMMANDS = (
     *(["log"], ["show"], ["diff"], ["blame"], ["checkpoint"], ["checkpoints"], ["rollback"], ["undo"], ["redo"]),
     *(["branch"], ["branches"], ["merge"]),
     *(["quarantine", name] for name in ("list", "show", "retry", "drop")),
-    *(["replay"], ["demo"], ["epoch", "adopt"], ["version"], ["verify"], ["prune"]),
+    *(["replay"], ["demo"], ["epoch", "adopt"], ["version"], ["verify"], ["prune"], ["erase"]),
 )
 FOR_PROGRAMS = [command for command in COMMANDS if command not in (["worker"], ["dev"])]
 NOBODY = "127.0.0.1:1"

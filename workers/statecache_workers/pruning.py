@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ROWS = 1000
 """How many changes are looked at at once."""
-VALUES = 400
+VALUES = 500
 """How many values go in one transaction at most, and those of the run that exceeds it."""
 BYTES = 4 * 1024 * 1024
 """How many bytes of values go in one transaction at most, and the one that exceeds it."""
@@ -103,9 +103,9 @@ class Lots:
         self._last = run, lot
 
     def take(self, *, every: bool) -> list[Lot]:
-        """Return the lots that are full, and those of runs that nothing is added to; with `every` all."""
+        """Return the lots that are full, or with `every` all."""
         found, self._full = self._full, []
-        ready = [shard for shard, lot in self._open.items() if every or shard is None or len(lot.lets_go) >= LAST_RUNS]
+        ready = [shard for shard, lot in self._open.items() if every or len(lot.lets_go) >= LAST_RUNS]
         found += [self._open.pop(shard) for shard in ready]
         self._last = None
         return found

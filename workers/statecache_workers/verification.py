@@ -141,7 +141,7 @@ class Verification:
 @contextlib.asynccontextmanager
 async def opened(settings: Settings, prefix: str, *, after: str = "") -> AsyncIterator[Verification]:
     """Open a connection for the walk, and close it."""
-    session = await PostgresTier(settings, KeySpace(settings.prefix, settings.shards)).session()
+    session = await PostgresTier(settings, KeySpace(settings.prefix, settings.shards), standby_too=True).session()
     database = Database(session, settings)
     try:
         yield Verification(settings, database, prefix, after=after)

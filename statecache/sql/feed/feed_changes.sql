@@ -36,7 +36,7 @@ UNION ALL
 SELECT shard, n, part, 0, key, op, CASE WHEN fits THEN value END, version, epoch, change_id, parent_change_id, encoding,
        schema, writer, actor, reason, at, fits, NULL, CASE WHEN fits THEN packed END, keyframe, digest
 FROM (SELECT *, sum(weight) OVER (ORDER BY shard, n, part) - weight < %(bytes)s AS fits
-      FROM (SELECT c.*, h.n AS from_n, h.part AS from_part, coalesce(c.size, octet_length(c.value)) AS weight,
+      FROM (SELECT c.*, h.n AS from_n, h.part AS from_part, coalesce(c.size, octet_length(c.value), 0) AS weight,
                    row_number() OVER (PARTITION BY c.shard, c.n ORDER BY c.key) AS part
             FROM head h CROSS JOIN LATERAL (
                 SELECT * FROM {schema}.change c

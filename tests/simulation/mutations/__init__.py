@@ -11,5 +11,6 @@ from tests.simulation.mutations.hot import HOT
 from tests.simulation.mutations.modifiers import MODIFIERS
 from tests.simulation.mutations.near import NEAR
 from tests.simulation.mutations.operators import OPERATORS
+from tests.simulation.mutations.retention import RETENTION
 
-MUTANTS = HOT | DURABLE | GATES | NEAR | AGENTS | OPERATORS | FEED | EXPIRY | MODIFIERS
+MUTANTS = HOT | DURABLE | GATES | NEAR | AGENTS | OPERATORS | FEED | EXPIRY | MODIFIERS | RETENTION

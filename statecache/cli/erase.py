@@ -1,0 +1,99 @@
+"""`statecache erase`: removing a subject everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from statecache.cli.asking import confirmed
+from statecache.cli.exits import FINDING, OK
+from statecache.cli.options import Actor, AsJson, PostgresUrl, Reason, RedisUrl, Yes, operator, settings_of
+from statecache.cli.screen import counted, plain, print_json, size_text
+from statecache.keys import checked_key
+
+if TYPE_CHECKING:
+    from statecache.erasure import Erasure
+    from statecache.settings import Settings
+
+_NOUNS = {False: ("row",), True: ("entry", "entries")}
+
+
+def erase(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A key, or with --group a group.")],
+    group: Annotated[bool, typer.Option("--group", help="All keys of the group that KEY names.")] = False,
+    yes: Yes = False,
+    actor: Actor = "",
+    reason: Reason = "",
+    redis_url: RedisUrl = None,
+    postgres_url: PostgresUrl = None,
+    as_json: AsJson = False,
+) -> int:
+    """Delete a key, or a group, and all that was ever kept of it, everywhere and for good, and print a proof of it.
+
+    Its values go from Redis, the stream, near caches, and the history, conflicts and quarantine in Postgres; with a
+    key the records of its steps and its checkpoints. The key itself stays, with its version. It says first what would
+    go, and asks, unless --yes. It takes a worker's role, or a right that was granted for it. What backups hold stays
+    there. Interrupted, it may be begun again. Exit status 1 where there is nothing to erase, or nobody agreed.
+
+    \b
+    Examples:
+      statecache erase users/ada --reason "asked for on 2026-11-20"
+      statecache erase runs/42 --group --yes --json
+    """
+    checked_key(key)
+    settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
+    if not yes:
+        known = asyncio.run(_look(settings, key, group=group))
+        if known:
+            more = f" and {len(known) - 3} more" if len(known) > 3 else ""
+            what = f"{counted(len(known), 'key')} ({', '.join(map(plain, sorted(known)[:3]))}{more})"
+            if not confirmed(f"{what} would be erased for good, with all history", yes=False):
+                print("statecache: nothing was erased", file=sys.stderr)
+                return FINDING
+    more_facts: dict[str, Any] = {"actor": actor or operator(), "reason": reason, "group": group}
+    proof = asyncio.run(_erase(settings, key, more_facts))
+    if as_json:
+        print_json(_facts(proof))
+    else:
+        _tell(proof)
+    return OK
+
+
+async def _look(settings: Settings, key: str, *, group: bool) -> frozenset[str]:
+    """Return the keys that would go."""
+    from statecache.cli.connecting import client
+    from statecache.core.history.erasing import Subject, known_of
+
+    async with client(settings) as cache:
+        subject = Subject(key, group, "", "")
+        return (await known_of(cache._runtime, subject, seconds=cache.settings.timeout_s)).keys
+
+
+async def _erase(settings: Settings, key: str, more: dict[str, Any]) -> Erasure:
+    from statecache.cli.connecting import client
+
+    async with client(settings) as cache:
+        return await cache.erase(key, **more)
+
+
+def _facts(proof: Erasure) -> dict[str, Any]:
+    return {
+        "key": proof.key, "keys": proof.keys, "positions": [str(one) for one in proof.positions], "at": proof.at,
+        "places": proof.places, "branches": proof.branches, "left": proof.left,
+    }  # fmt: skip
+
+
+def _tell(proof: Erasure) -> None:
+    print(f"erased: {', '.join(map(plain, proof.keys))}")
+    print(f"deleted at {', '.join(map(str, proof.positions))}, {proof.at.isoformat(timespec='seconds')}")
+    for one in proof.places:
+        if one.rows:
+            size = f", {size_text(one.bytes)}" if one.bytes else ""
+            print(f"  {one.place:<12} {counted(one.rows, *_NOUNS[one.place == 'stream'])}{size}")
+    for key in proof.branches:
+        print(f"not erased: {plain(key)}, which was made from it")
+    for what in proof.left:
+        print(f"it is still in: {what}")

@@ -1,0 +1,81 @@
+"""What is kept of history: who lets values go, who packs them, and who says that they are whole."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations.mutant import Mutant
+
+_PRUNING = "workers/statecache_workers/pruning.py"
+_CHAINS = "statecache/rules/chains.py"
+
+RETENTION = {
+    "pins heeded": Mutant(
+        "a prune lets values go that checkpoints name",
+        _PRUNING,
+        "kept = {row[2] for row in found if row[10] or _pinned(pins, row)}",
+        "kept = {row[2] for row in found if row[10]}",
+        by="scenarios pinned",
+    ),
+    "origins kept": Mutant(
+        "a prune lets values go that branches are read from",
+        _PRUNING,
+        "kept = {row[2] for row in found if row[10] or _pinned(pins, row)}",
+        "kept = {row[2] for row in found if _pinned(pins, row)}",
+        by="scenarios origins",
+    ),
+    "moved keyframes told": Mutant(
+        "a flusher goes on building on a keyframe that a prune has moved",
+        "workers/statecache_workers/tip_cache.py",
+        "        self._moved[shard] = times\n",
+        "        del shard, times\n",
+        by="scenarios moved",
+    ),
+    "grown runs": Mutant(
+        "a delta that is flushed while its keyframe moves is read from the old one",
+        _PRUNING,
+        'Call("prune_moved", {"shard": shard}), Call("prune_grown", columns))',
+        'Call("prune_moved", {"shard": shard}), Call("pack_pending", {"shards": [-1]}))',
+        by="scenarios moved",
+    ),
+    "packed first": Mutant(
+        "a prune takes a shard of which some changes are still to be packed",
+        "statecache/sql/retention/prune_page.sql",
+        " AND w.hashed >= w.flushed\n",
+        "\n",
+        by="scenarios unpacked",
+    ),
+    "packed whole": Mutant(
+        "packing passes what came out of quarantine behind the page that it read",
+        "workers/statecache_workers/packing.py",
+        "if found != (len(packed), len(packed), 1):",
+        "if found[0] != len(packed):",
+        by="scenarios packed",
+    ),
+    "latest kept for pins": Mutant(
+        "of a namespace that keeps the latest alone, what a checkpoint names is lost",
+        "workers/statecache_workers/batch_writing.py",
+        "                pins.append(pin)\n",
+        "",
+        by="scenarios latest",
+    ),
+    "hashes verified": Mutant(
+        "verify does not compare hashes",
+        _CHAINS,
+        "        if row.digest is None or self._torn:\n",
+        "        if True:\n",
+        by="scenarios verified",
+    ),
+    "missing rows verified": Mutant(
+        "verify says nothing of rows that are missing",
+        _CHAINS,
+        "        if excused:\n",
+        "        if excused or missing:\n",
+        by="scenarios verified",
+    ),
+    "branches detached": Mutant(
+        "an erasure leaves a branch without the value that it is read from",
+        "statecache/core/history/erasing.py",
+        "    await _detach(runtime, known.deltas, seconds)\n",
+        "",
+        by="scenarios detached",
+    ),
+}
