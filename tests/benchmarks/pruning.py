@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from hashlib import sha256
-from time import monotonic, sleep
+from threading import Event
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -60,7 +61,7 @@ def pruning(settings: Settings, bare: Any, values: Sequence[Value], rounds: int)
             psql.execute(_POLICY, [timedelta(days=30)])
             beside: list[list[float]] = []
             while not _state(psql)[1]:
-                sleep(LOOK_S)
+                Event().wait(LOOK_S)
             while len(beside) < rounds and not _state(psql)[0]:
                 beside.append(load.offer(CLIENTS, RATE).from_commit)
             if not beside:
@@ -81,7 +82,7 @@ def _pass(psql: psycopg.Connection[Any]) -> Row:
     while not (found := _state(psql))[0]:
         if monotonic() > end:
             raise TimeoutError(f"after {found[2]:.0f} s {found[1]} values have gone")
-        sleep(LOOK_S)
+        Event().wait(LOOK_S)
     _, gone, seconds = found
     if gone != GONE:
         raise RuntimeError(f"{gone} values have gone")

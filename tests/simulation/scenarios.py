@@ -36,8 +36,8 @@ Why the other instruments do not see it:
                   it once in hours; so with `start_ended`, `block_gone`, `call_cut_off`, `lease_of_nobody` and
                   `claim_of_nobody`
     counted_late  an attempt that is executed between two questions about it: no fault of the arenas is that exact
-    pinned        what a policy lets go, and what verify says of it: no judge of the arenas reads histories; so with `origins`,
-                  `moved`, `unpacked`, `packed`, `latest`, `verified` and `detached`
+    pinned        what a policy lets go, and what verify says of it: no judge of the arenas reads histories; so with
+                  `origins`, `moved`, `unpacked`, `packed`, `latest`, `verified` and `detached`
     cursor_ended  what a reader of changes is given: no judge of the arenas reads the feed; so with `waited_for`,
                   `came_late`, `stopped_anywhere`, `lost_name` and `given_again`
 

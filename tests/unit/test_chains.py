@@ -119,7 +119,7 @@ def test_values_that_are_gone_are_counted_and_no_fault() -> None:
 
 def test_what_was_erased_is_blank() -> None:
     blank = {"value": None, "packed": None, "keyframe": None, "digest": None, "hash": None, "size": None}
-    rows = [row._replace(erased=True, **blank) for row in chain()[:-1]]  # type: ignore[arg-type]
+    rows = [said(row._replace(erased=True, **blank), writer="") for row in chain()[:-1]]  # type: ignore[arg-type]
     last = chain()[-1]
     tombstone = last._replace(
         change=msgspec.structs.replace(last.change, op="delete"), value=b"", packed=None, keyframe=None, size=0,

@@ -87,28 +87,21 @@ class Lots:
     def __init__(self) -> None:
         self._full: list[Lot] = []
         self._open: dict[int | None, Lot] = {}
-        self._last: tuple[Run, Lot] | None = None
 
     def add(self, run: Run, version: int, size: int, *, shard: int | None) -> None:
-        """Add a value; all of one run that come one after the other stay together."""
-        if self._last is not None and self._last[0] == run:
-            self._last[1].add(run, version, size)
-            return
+        """Add a value; all of one run stay together, for a part of it would change what the others build on."""
         lot = self._open.get(shard)
-        if lot is None or not lot.has_room(size):
+        if lot is None or not (run in lot.lets_go or lot.has_room(size)):
             if lot is not None:
                 self._full.append(lot)
             lot = self._open[shard] = Lot(shard)
         lot.add(run, version, size)
-        self._last = run, lot
 
     def take(self, *, every: bool) -> list[Lot]:
         """Return the lots that are full, or with `every` all."""
         found, self._full = self._full, []
         ready = [shard for shard, lot in self._open.items() if every or len(lot.lets_go) >= LAST_RUNS]
-        found += [self._open.pop(shard) for shard in ready]
-        self._last = None
-        return found
+        return found + [self._open.pop(shard) for shard in ready]
 
 
 class Pruned(msgspec.Struct, kw_only=True):

@@ -36,9 +36,9 @@ OF_AGENTS = dict.fromkeys(
     ("SELECT",),
 )  # fmt: skip
 OF_WORKERS = {
-    "state": ("SELECT", "INSERT", "UPDATE"), "change": ("SELECT", "INSERT"), "conflict": ("SELECT", "INSERT"),
+    "state": ("SELECT", "INSERT", "UPDATE"), "change": ("SELECT", "INSERT", "UPDATE"), "conflict": ("SELECT", "INSERT"),
     "branch": ("SELECT", "INSERT"),
-    "lost": ("INSERT",),
+    "lost": ("INSERT",), "retention": ("SELECT",), "prune_pass": ("SELECT", "INSERT", "UPDATE"),
     "quarantine": ("SELECT", "INSERT"), "shard": ("SELECT", "UPDATE"), "epoch": ("SELECT",), "cluster": ("SELECT",),
     "worker": ("SELECT", "INSERT", "UPDATE", "DELETE"), "lock_token": ("SELECT", "INSERT", "UPDATE"),
 }  # fmt: skip
