@@ -15,6 +15,7 @@ from weakref import ref
 from statecache._sync.branches import Branches
 from statecache._sync.bulk import Bulk
 from statecache._sync.checkpoints import Checkpoints
+from statecache._sync.erasure import Erasures
 from statecache._sync.feed import Feeds
 from statecache._sync.history import History
 from statecache._sync.modifiers import Modifiers
@@ -60,6 +61,7 @@ class Verbs(
     Checkpoints[D],
     Rollback[D],
     Branches[D],
+    Erasures[D],
     Generic[D],
 ):
     """All the verbs; where there is an observer, they tell it."""
