@@ -139,6 +139,12 @@ def test_only_workers_write_and_only_what_they_must(deployment: Deployment) -> N
             ("statecache_migrate", True),
             ("statecache_worker", True),
         ]
+    for function in ("set_history", "erase_history", "detach_branch"):
+        may_run = deployment.sql(
+            "SELECT rolname FROM pg_roles, pg_proc p WHERE rolname LIKE 'statecache%' AND"
+            f" p.proname = '{function}' AND has_function_privilege(rolname, p.oid, 'EXECUTE') ORDER BY rolname"
+        )
+        assert may_run == [("statecache_migrate",), ("statecache_worker",)]
 
 
 def test_what_a_later_migration_makes_is_read_by_all_from_its_first_moment(deployment: Deployment) -> None:
