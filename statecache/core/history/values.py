@@ -51,6 +51,12 @@ class HistoryValues:
         Raises HistoryDamaged for the first that what is kept does not give, and PostgresUnavailable past `seconds`.
         """
         end = monotonic() + seconds
+        try:
+            return await self._read(asked, end)
+        except HistoryDamaged:  # or an origin was erased between a branch and it, which has its own value by now
+            return await self._read(asked, end)
+
+    async def _read(self, asked: Sequence[VersionAt], end: float) -> dict[VersionAt, bytes | None]:
         found: dict[VersionAt, bytes | None] = {}
         chains = await self._chains(list(dict.fromkeys(asked)), end)
         origins = {place: origin for place, (_, origin) in chains.items() if origin is not None}
@@ -65,8 +71,14 @@ class HistoryValues:
         Raises as `read` does.
         """
         end = monotonic() + seconds
+        try:
+            return await self._read_range(key, first, last, end)
+        except HistoryDamaged:
+            return await self._read_range(key, first, last, end)
+
+    async def _read_range(self, key: str, first: int, last: int, end: float) -> dict[int, bytes | None]:
         asked = {"key": key, "first": first, "last": last}
-        rows = await self._fetch("history_range", asked, seconds=seconds)
+        rows = await self._fetch("history_range", asked, seconds=max(end - monotonic(), 0.001))
         origins = [VersionAt(row[5], row[6]) for row in rows if row[5] is not None]
         begun = await self._origins(origins, end) if origins else {}
         found: dict[int, bytes | None] = {}
