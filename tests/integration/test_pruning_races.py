@@ -10,7 +10,7 @@ import pytest
 
 from statecache import AsyncStateCache, Settings
 from statecache.keys import KeySpace
-from statecache.rules.pruning import Rewrite
+from statecache.rules.pruning import Rewrite, rewritten
 from statecache_workers import prune_passes, pruning
 from statecache_workers.database import Database
 from statecache_workers.prune_passes import PrunePasses
@@ -154,7 +154,6 @@ async def test_a_rewriting_that_is_wrong_is_not_committed(
     await flush(worker)
     before = await read(cache, psql)
     policy(psql, count=2)
-    rewritten = pruning.rewritten
 
     def spoilt(*run: Any) -> list[Rewrite]:
         return [how if how.how != "alone" else how._replace(value=b"x", packed=None) for how in rewritten(*run)]

@@ -100,7 +100,7 @@ class Lots:
         self._newest = run
 
     def take(self, *, every: bool) -> list[Lot]:
-        """Return the lots that are full, or with `every` all; not one with a run of which the next page may have more."""
+        """Return the lots that are full, but for one whose run may go on in the next page; or with `every` all."""
         found, self._full = self._full, []
         ready = [
             shard

@@ -53,7 +53,7 @@ RETENTION = {
     ),
     "latest kept for pins": Mutant(
         "of a namespace that keeps the latest alone, what a checkpoint names is lost",
-        "workers/statecache_workers/batch_writing.py",
+        "workers/statecache_workers/history_writing.py",
         "                pins.append(pin)\n",
         "",
         by="scenarios latest",
