@@ -87,11 +87,11 @@ RETENTION = {
         by="scenarios erased",
     ),
     "unflushed erased": Mutant(
-        "an erasure passes keys of a group that Postgres does not know yet",
+        "an erasure says of what only Redis knows yet that there was never anything",
         _ERASING,
         '    keys |= {key for what, key, _, _ in rows if what == "key"}\n',
         '    keys = {key for what, key, _, _ in rows if what == "key"}\n',
-        by="scenarios erased_group",
+        by="scenarios erased_unflushed",
     ),
     "proved first": Mutant(
         "a prune commits what it has not read again",
