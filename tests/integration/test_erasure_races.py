@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
-from statecache import AsyncStateCache, OutcomeUnknown, Settings
+from statecache import AsyncStateCache, Erasure, OutcomeUnknown, RedisUnavailable, Settings, StateCache
 from statecache.keys import KeySpace
+from statecache.testing.valkey import Valkey
 from statecache_workers.verification import verify
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import MakeWorker, flush, flushing, rows
+from tests.fixtures.servers import MakeSettings
+from tests.support.gate_world import Fenced, World, world
 from tests.support.histories import Psql, read
-from tests.support.polling import pause
+from tests.support.polling import pause, pause_thread
 from tests.support.remains import SECRET, in_postgres, in_redis
 
 LONG = [f"step {number} of what {SECRET} said, {number * 7919}" for number in range(60)]
@@ -148,3 +155,55 @@ async def test_without_a_worker_it_waits_and_is_completed_when_there_is_one(
     async with flushing(worker):
         await cache.erase("runs/1")
     assert (in_postgres(psql), in_redis(redis_raw, keys)) == (set(), set())
+
+
+@pytest.fixture
+def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
+    """One shard, with Redis servers that the test starts and kills."""
+    with world(make_settings, tmp_path) as made:
+        yield made
+
+
+def test_a_failover_in_the_middle_leaves_the_rest_to_the_next_call(
+    shard: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    shard.open(a)
+    agent = shard.client(a, timeout_s=3)
+    for number in range(3):
+        agent.set("runs/1", [number, SECRET], reason=SECRET)
+    shard.flush(a)
+    fetch = agent._runtime.postgres.fetch
+
+    def fails_over(name: str, parameters: Any, *, seconds: float) -> Any:
+        if name == "erase_left":
+            shard.in_step(a)
+            shard.promote(b)
+            a.kill()
+        return fetch(name, parameters, seconds=seconds)
+
+    monkeypatch.setattr(agent._runtime.postgres, "fetch", fails_over)
+    with pytest.raises(RedisUnavailable):
+        _beside_flushes(shard, a, agent)
+    other = shard.client(b)
+    assert other.get("runs/1") is None
+    proof = _beside_flushes(shard, b, other)
+    assert {one.place: one.rows for one in proof.places}["stream"] == 4
+    with shard.session() as psql:
+        assert in_postgres(psql) == set()
+    with redis.Redis.from_url(b.url) as raw:
+        assert in_redis(raw, shard.keys) == set()
+    assert other.create("runs/1", 1).version == 6
+
+
+def _beside_flushes(shard: World, server: Valkey, agent: StateCache) -> Erasure:
+    """Erase, and flush until that has come to its end."""
+    with ThreadPoolExecutor(1) as pool:
+        erasing = pool.submit(agent.erase, "runs/1")
+        while not erasing.done():
+            with contextlib.suppress(redis.ConnectionError, Fenced):
+                shard.flush(server)
+            pause_thread()
+        return erasing.result()

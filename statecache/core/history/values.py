@@ -55,14 +55,25 @@ class HistoryValues:
         Raises HistoryDamaged for the first that what is kept does not give, and PostgresUnavailable past `seconds`.
         """
         end = monotonic() + seconds
-        return await self._values(await self._chains(list(dict.fromkeys(asked)), end), end)
+        try:
+            return await self._read(asked, end)
+        except HistoryDamaged:  # or an origin was erased between a branch and it, which has its own value by now
+            return await self._read(asked, end)
 
     async def of_rows(self, place: VersionAt, rows: Sequence[Row], *, seconds: float) -> bytes | None:
         """Return the value of a version from what `history_values` has given of it; None if it is no longer kept.
 
         Raises as `read` does.
         """
-        return (await self._values(_chains_of([place], rows), monotonic() + seconds)).get(place)
+        end = monotonic() + seconds
+        try:
+            found = await self._values(_chains_of([place], rows), end)
+        except HistoryDamaged:  # as in `read`
+            found = await self._read([place], end)
+        return found.get(place)
+
+    async def _read(self, asked: Sequence[VersionAt], end: float) -> dict[VersionAt, bytes | None]:
+        return await self._values(await self._chains(list(dict.fromkeys(asked)), end), end)
 
     async def _values(self, chains: _Chains, end: float) -> dict[VersionAt, bytes | None]:
         found: dict[VersionAt, bytes | None] = {}
@@ -78,8 +89,14 @@ class HistoryValues:
         Raises as `read` does.
         """
         end = monotonic() + seconds
+        try:
+            return await self._read_range(key, first, last, end)
+        except HistoryDamaged:
+            return await self._read_range(key, first, last, end)
+
+    async def _read_range(self, key: str, first: int, last: int, end: float) -> dict[int, bytes | None]:
         asked = {"key": key, "first": first, "last": last}
-        rows = await self._fetch("history_range", asked, seconds=seconds)
+        rows = await self._fetch("history_range", asked, seconds=max(end - monotonic(), 0.001))
         origins = [VersionAt(row[5], row[6]) for row in rows if row[5] is not None]
         begun = await self._origins(origins, end) if origins else {}
         found: dict[int, bytes | None] = {}
