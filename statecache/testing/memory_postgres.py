@@ -246,6 +246,9 @@ class Tables(HistoryTables):
     def _erase_left(self, **_: Any) -> list[Row]:
         return []
 
+    def _detach_branch(self, **_: Any) -> list[Row]:
+        return [(None,)]
+
     def _enforced_locks(self) -> list[Row]:
         return [(self._policies(),)]
 
