@@ -39,7 +39,7 @@ class HistoryTables:
         yield from map(self._header, found[:: -1 if down else 1][:limit])
 
     def _history_at(
-        self, shard: int, key: str, whole: bool, beyond: str, version: int, n: int, time: datetime | str
+        self, shard: int, key: str, whole: bool, beyond: str, version: int, n: int, time: datetime | str, **_: Any
     ) -> Iterator[Row]:
         yield self._mark(shard, 19)
         below = sorted(one for one in self._chains if key + "/" < one < beyond) if whole else []
@@ -60,7 +60,7 @@ class HistoryTables:
         return [(one,) for one in (*[one for one in sets if one <= version][-1:],
                                    *[one for one in sets if one > version][:1])]  # fmt: skip
 
-    def _history_values(self, keys: Sequence[str], versions: Sequence[int]) -> Iterator[Row]:
+    def _history_values(self, keys: Sequence[str], versions: Sequence[int], **_: Any) -> Iterator[Row]:
         for at, (key, version) in enumerate(zip(keys, versions, strict=True), 1):
             for one in self._chains.get(key, []):
                 if one.version == version:

@@ -119,7 +119,7 @@ BEGIN
         WHERE q.keys && p_keys AND (q.keys <@ p_keys OR q.sqlstate = 'dropped')
               AND (octet_length(q.entry) > 1 OR q.error <> 'erased')
     ), blanked AS (
-        UPDATE {schema}.quarantine q SET entry = '\x90', sqlstate = 'dropped', error = 'erased'
+        UPDATE {schema}.quarantine q SET entry = decode('90', 'hex'), sqlstate = 'dropped', error = 'erased'
         FROM found s WHERE q.shard = s.shard AND q.epoch = s.epoch AND q.n = s.n RETURNING s.bytes
     )
     SELECT 'quarantine'::text, count(*), coalesce(sum(b.bytes), 0)::bigint FROM blanked b;
