@@ -42,8 +42,8 @@ ERASED = "erased"
 _PAYS = 2
 """How many times smaller a delta has to be than what a keyframe would take, judged by the one that it builds on."""
 _LEVEL = 1
-_MATCH_MIN = 5
-"""From how many bytes on a delta says that they are in the parent."""
+_LEVEL_SUFFICES = 100_000
+"""Up to how many bytes of both a value and its parent the level's own parameters find what they have in common."""
 _WHOLE, _DELTA, _ORIGIN = b"w", b"d", b"o"
 _HEAD = struct.Struct("!B3Q9I")
 
@@ -139,20 +139,19 @@ def whole(value: bytes) -> bytes:
 
 def delta(value: bytes, parent: bytes, *, origin: bool = False) -> bytes:
     """Return what parts a value from that of the version before it, or from its origin in another key."""
-    form = _ORIGIN if origin else _DELTA
+    form, both = _ORIGIN if origin else _DELTA, len(value) + len(parent)
     if not parent:
         return form + _compressed(value)
-    parameters, dictionary = _parameters((len(value) + len(parent)).bit_length()), _dictionary(parent)
-    return form + zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary).compress(value)
+    if both <= _LEVEL_SUFFICES:
+        return form + zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(parent)).compress(value)
+    parameters = _parameters(both.bit_length())
+    return form + zstandard.ZstdCompressor(compression_params=parameters, dict_data=_dictionary(parent)).compress(value)
 
 
 @cache
-def _parameters(bits: int) -> zstandard.ZstdCompressionParameters:
+def _parameters(window_log: int) -> zstandard.ZstdCompressionParameters:
     """Return parameters whose window reaches all of the parent, and whose table has room for most places in it."""
-    window_log, hash_log = max(bits, zstandard.WINDOWLOG_MIN), max(bits - 4, zstandard.HASHLOG_MIN)
-    return zstandard.ZstdCompressionParameters.from_level(
-        _LEVEL, window_log=window_log, hash_log=hash_log, min_match=_MATCH_MIN
-    )
+    return zstandard.ZstdCompressionParameters.from_level(_LEVEL, window_log=window_log, hash_log=window_log - 4)
 
 
 def is_delta(packed: bytes | None) -> bool:
