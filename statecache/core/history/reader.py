@@ -15,6 +15,7 @@ HistoryIncomplete says so; what was given before it is true.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,6 +40,8 @@ PAGE = 500
 VALUES_BYTES_MAX = 16 * 1024 * 1024
 """Up to how many bytes of values are read at once, and the one that exceeds it."""
 VERSION_MAX = 2**63 - 1
+_NEAREST_S = 1.0
+"""For how long it is looked among what is not flushed for the version next to one that is not there."""
 
 
 class Point(NamedTuple):
@@ -120,10 +123,15 @@ class HistoryReader:
         raise VersionNotFound(key, wanted=str(point), reason=why, nearest=nearest)
 
     async def _nearest(self, key: str, version: int, end: float) -> int | None:
-        """Return the version next to one that has a value."""
+        """Return the version next to one that has a value; what is not flushed comes behind all that is."""
         asked = {"key": key, "version": version}
         rows = await self._postgres.fetch("history_nearest", asked, seconds=max(end - monotonic(), 0.001))
-        return min((row[0] for row in rows), key=lambda one: abs(one - version), default=None)
+        near = [row[0] for row in rows]
+        if not any(one > version for one in near):
+            with suppress(HistoryIncomplete):
+                ahead = await self._ahead(key, min(end, monotonic() + _NEAREST_S))
+                near += [one.version for one in ahead if one.op == "set"]
+        return min(near, key=lambda one: abs(one - version), default=None)
 
     async def value_of(self, version: Version, *, end: float) -> bytes:
         """Return the value of a version as it was stored.
