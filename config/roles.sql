@@ -86,7 +86,7 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
     UNION ALL
     SELECT format('GRANT EXECUTE ON FUNCTION %s TO statecache_worker', p.oid::regprocedure)
     FROM pg_proc p
-    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('set_history')
+    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('set_history', 'erase_history', 'detach_branch')
     UNION ALL
     SELECT format('GRANT INSERT ON %I.lost TO statecache_worker', :'schema')
     WHERE to_regclass(format('%I.lost', :'schema')) IS NOT NULL
@@ -94,7 +94,7 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
 
     -- Workers add changes and move tips and the tokens of locks, add what is set aside, move watermarks and leases, and keep the list of
     -- themselves. Of what was kept they change nothing but how values of changes are kept, which a retention policy lets
-    -- go; and no epoch but through begin_epoch().
+    -- go, and what erase_history() blanks; and no epoch but through begin_epoch().
     GRANT INSERT ON :"schema".change, :"schema".conflict, :"schema".quarantine, :"schema".state TO statecache_worker;
     GRANT UPDATE (op, value, version, epoch, n, change_id, parent_change_id, encoding, schema, writer, updated_at)
         ON :"schema".state TO statecache_worker;

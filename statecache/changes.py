@@ -56,7 +56,8 @@ class Change(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
     """A change that was made from one of another key: `branch` began with it, `merge` took into it what was done there.
 
-    `version` of `key` was made by `change_id`, from `origin_version` of `origin`, which `origin_change_id` made.
+    `version` of `key` was made by `change_id`, from `origin_version` of `origin`, which `origin_change_id` made. That
+    is empty as long as Postgres, which has gone back, does not hold it again.
     """
 
     kind: Literal["branch", "merge"]

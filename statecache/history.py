@@ -47,8 +47,13 @@ _LEVEL_SUFFICES = 100_000
 _WHOLE, _DELTA, _ORIGIN = b"w", b"d", b"o"
 _HEAD = struct.Struct("!B3Q9I")
 
-_compressor = zstandard.ZstdCompressor(level=_LEVEL)
-_decompressor = zstandard.ZstdDecompressor()
+_FRAME = b"\x28\xb5\x2f\xfd\xa0"
+"""How a zstd frame begins whose content's size follows in four bytes."""
+_BLOCK_BYTES_MAX = 128 * 1024
+
+_compressors: list[zstandard.ZstdCompressor] = []
+_decompressors: list[zstandard.ZstdDecompressor] = []
+"""Those that nobody uses now: each is for one thread at a time, and one that failed does not come back."""
 
 
 class Parent(NamedTuple):
@@ -129,14 +134,14 @@ def kept_alone(value: bytes) -> tuple[bytes | None, bytes | None]:
 
 def whole(value: bytes) -> bytes:
     """Return a value as a keyframe."""
-    return _WHOLE + _compressor.compress(value)
+    return _WHOLE + _compressed(value)
 
 
 def delta(value: bytes, parent: bytes, *, origin: bool = False) -> bytes:
     """Return what parts a value from that of the version before it, or from its origin in another key."""
     form, both = _ORIGIN if origin else _DELTA, len(value) + len(parent)
     if not parent:
-        return form + _compressor.compress(value)
+        return form + _compressed(value)
     if both <= _LEVEL_SUFFICES:
         return form + zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(parent)).compress(value)
     parameters = _parameters(both.bit_length())
@@ -161,18 +166,29 @@ def needs_parent(packed: bytes) -> bool:
 
 def unpacked(packed: bytes, parent: bytes | None) -> bytes:
     """Return a value from its packed form; `parent` is what a delta is to. Raise Damage where that cannot be."""
+    return _decompressed(_frames(packed, None if parent is None else [_plain_frame(parent)]))
+
+
+def _frames(packed: bytes, before: list[bytes] | None) -> list[bytes]:
+    """Return the frames that a value comes from, one after the other; those `before` give what a delta is to."""
     form = packed[:1]
-    try:
-        if form == _WHOLE:
-            return _decompressor.decompress(packed[1:])
-        if form not in (_DELTA, _ORIGIN):
-            raise Damage(f"its form is {form!r}")
-        if parent is None:
-            raise Damage("what it is a delta to is missing")
-        decompressor = zstandard.ZstdDecompressor(dict_data=_dictionary(parent)) if parent else _decompressor
-        return decompressor.decompress(packed[1:])
-    except zstandard.ZstdError as error:
-        raise Damage(f"it does not decompress: {error}") from None
+    if form == _WHOLE:
+        return [packed[1:]]
+    if form not in (_DELTA, _ORIGIN):
+        raise Damage(f"its form is {form!r}")
+    if before is None:
+        raise Damage("what it is a delta to is missing")
+    return [*before, packed[1:]]
+
+
+def _plain_frame(value: bytes) -> bytes:
+    """Return a value as a zstd frame that is not compressed, which costs no more than to copy it."""
+    parts = [_FRAME, len(value).to_bytes(4, "little")]
+    for start in range(0, len(value) or 1, _BLOCK_BYTES_MAX):
+        block = value[start : start + _BLOCK_BYTES_MAX]
+        last = start + _BLOCK_BYTES_MAX >= len(value)
+        parts += [(len(block) << 3 | last).to_bytes(3, "little"), block]
+    return b"".join(parts)
 
 
 def restored(chain: Iterable[Stored], *, origin: bytes | None = None, before: bytes | None = None) -> bytes:
@@ -181,22 +197,25 @@ def restored(chain: Iterable[Stored], *, origin: bytes | None = None, before: by
     They may also begin behind the version whose value is `before`. `origin` is what a keyframe is a delta to that a
     branch began with. Raise NotKept where the value is no longer kept, and Damage where what is kept does not give it.
     """
-    value = before
+    frames = None if before is None else [_plain_frame(before)]
     last: Stored | None = None
     for one in chain:
         if last is not None and one.version != last.version + 1 and one.keyframe not in (None, one.version):
             raise Damage(f"version {one.version - 1}, which it is a delta to, is missing")
         last = one
         if one.value is not None:
-            value = one.value
+            frames = [_plain_frame(one.value)]
         elif one.packed is None:
-            value = None
+            frames = None
+        elif is_delta(one.packed):
+            frames = _frames(one.packed, frames)
         else:
-            value = unpacked(one.packed, value if is_delta(one.packed) else origin)
+            frames = _frames(one.packed, None if origin is None else [_plain_frame(origin)])
     if last is None:
         raise Damage("it is missing")
-    if value is None:
+    if frames is None:
         raise NotKept
+    value = last.value if last.value is not None else _decompressed(frames)
     if last.digest is not None and sha256(value).digest() != last.digest:
         raise Damage("the value is not what its digest says")
     return value
@@ -232,6 +251,30 @@ def link(before: bytes, change: ChangeRecord, commit: ChangeSet, digest: bytes) 
 def begins_anew(change_set: ChangeSet, change: ChangeRecord) -> bool:
     """Whether a change's hash begins anew although its parent is in the chain: with it an erasure of its key begins."""
     return change.op == "delete" and re.fullmatch(rf"{ERASED}(: .*)?", change_set.reason, re.DOTALL) is not None
+
+
+def _compressed(value: bytes) -> bytes:
+    try:
+        compressor = _compressors.pop()
+    except IndexError:
+        compressor = zstandard.ZstdCompressor(level=_LEVEL)
+    packed = compressor.compress(value)
+    _compressors.append(compressor)
+    return packed
+
+
+def _decompressed(frames: list[bytes]) -> bytes:
+    """Return what the last of these frames holds, of which each is a delta to what the one before holds."""
+    try:
+        decompressor = _decompressors.pop()
+    except IndexError:
+        decompressor = zstandard.ZstdDecompressor()
+    try:
+        value = decompressor.decompress_content_dict_chain([*frames])
+    except (zstandard.ZstdError, ValueError) as error:
+        raise Damage(f"it does not decompress: {error}") from None
+    _decompressors.append(decompressor)
+    return value
 
 
 def _dictionary(value: bytes) -> zstandard.ZstdCompressionDict:

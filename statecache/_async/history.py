@@ -161,10 +161,8 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
         """
         view, key = self._view, checked_key(self._view.full(name))
         point, end = _point(version, position, time), view.end_of(timeout)
-        found = await self._runtime.history.version_at(key, point, end=end)
-        if found.op != "set":
-            return None
-        return self._state(found, await self._runtime.history.value_of(found, end=end), type)
+        found, value = await self._runtime.history.read_at(key, point, end=end)
+        return self._state(found, value, type) if found.op == "set" else None
 
     async def get_group_at(
         self,

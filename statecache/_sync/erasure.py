@@ -11,8 +11,7 @@ from statecache.concurrency import run
 from statecache.core.history.erasing import Subject, erase
 from statecache.core.view import VerbGroup, checked_text
 from statecache.erasure import Erasure
-from statecache.errors import InvalidKey
-from statecache.keys import checked_key, group_of
+from statecache.keys import checked_group, checked_key
 
 D = TypeVar("D")
 
@@ -37,8 +36,7 @@ class Erasures(VerbGroup[D], Generic[D]):
         the role may not. `timeout` is for each of its steps, in seconds.
         """
         view = self._view
-        key = checked_key(view.full(name))
-        if group and group_of(key) != key:
-            raise InvalidKey(key, reason=f"it is no group: that is its first two segments, {group_of(key)!r}")
+        full = view.full(name)
+        key = checked_group(full) if group else checked_key(full)
         subject = Subject(key, group, checked_text(actor, "actor"), checked_text(reason, "reason"))
         return run(erase(self._runtime, subject, seconds=view.end_of(timeout) - monotonic()))

@@ -164,10 +164,8 @@ class History(VerbGroup[D], Generic[D]):
         """
         view, key = self._view, checked_key(self._view.full(name))
         point, end = _point(version, position, time), view.end_of(timeout)
-        found = run(self._runtime.history.version_at(key, point, end=end))
-        if found.op != "set":
-            return None
-        return self._state(found, run(self._runtime.history.value_of(found, end=end)), type)
+        found, value = run(self._runtime.history.read_at(key, point, end=end))
+        return self._state(found, value, type) if found.op == "set" else None
 
     def get_group_at(
         self,

@@ -12,9 +12,10 @@ from statecache.cli.asking import confirmed
 from statecache.cli.exits import FINDING, OK
 from statecache.cli.options import Actor, AsJson, PostgresUrl, Reason, RedisUrl, Yes, operator, settings_of
 from statecache.cli.screen import counted, plain, print_json, size_text
-from statecache.keys import checked_key
+from statecache.keys import checked_group, checked_key
 
 if TYPE_CHECKING:
+    from statecache.core.history.erasing import Known
     from statecache.erasure import Erasure
     from statecache.settings import Settings
 
@@ -24,6 +25,7 @@ _NOUNS = {False: ("row",), True: ("entry", "entries")}
 def erase(
     key: Annotated[str, typer.Argument(metavar="KEY", help="A key, or with --group a group.")],
     group: Annotated[bool, typer.Option("--group", help="All keys of the group that KEY names.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which keys would go.")] = False,
     yes: Yes = False,
     actor: Actor = "",
     reason: Reason = "",
@@ -40,21 +42,21 @@ def erase(
 
     \b
     Examples:
+      statecache erase users/ada --dry-run
       statecache erase users/ada --reason "asked for on 2026-11-20"
       statecache erase runs/42 --group --yes --json
     """
-    checked_key(key)
+    checked = checked_group(key) if group else checked_key(key)
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
-    if not yes:
-        known = asyncio.run(_look(settings, key, group=group))
-        if known:
-            more = f" and {len(known) - 3} more" if len(known) > 3 else ""
-            what = f"{counted(len(known), 'key')} ({', '.join(map(plain, sorted(known)[:3]))}{more})"
-            if not confirmed(f"{what} would be erased for good, with all history", yes=False):
-                print("statecache: nothing was erased", file=sys.stderr)
-                return FINDING
+    if dry_run or not yes:
+        known = asyncio.run(_look(settings, checked, group=group))
+        if dry_run:
+            return _would(known, as_json=as_json)
+        if known.keys and not confirmed(f"{_named(known)} would be erased for good, with all history", yes=False):
+            print("statecache: nothing was erased", file=sys.stderr)
+            return FINDING
     more_facts: dict[str, Any] = {"actor": actor or operator(), "reason": reason, "group": group}
-    proof = asyncio.run(_erase(settings, key, more_facts))
+    proof = asyncio.run(_erase(settings, checked, more_facts))
     if as_json:
         print_json(_facts(proof))
     else:
@@ -62,14 +64,33 @@ def erase(
     return OK
 
 
-async def _look(settings: Settings, key: str, *, group: bool) -> frozenset[str]:
-    """Return the keys that would go."""
+async def _look(settings: Settings, key: str, *, group: bool) -> Known:
+    """Return what would go, and what was made from it."""
     from statecache.cli.connecting import client
     from statecache.core.history.erasing import Subject, known_of
 
     async with client(settings) as cache:
-        subject = Subject(key, group, "", "")
-        return (await known_of(cache._runtime, subject, seconds=cache.settings.timeout_s)).keys
+        return await known_of(cache._runtime, Subject(key, group, "", ""), seconds=cache.settings.timeout_s)
+
+
+def _named(known: Known) -> str:
+    more = f" and {len(known.keys) - 3} more" if len(known.keys) > 3 else ""
+    return f"{counted(len(known.keys), 'key')} ({', '.join(map(plain, sorted(known.keys)[:3]))}{more})"
+
+
+def _would(known: Known, *, as_json: bool) -> int:
+    if as_json:
+        print_json({"keys": sorted(known.keys), "branches": sorted(known.branches), "dry_run": True})
+    else:
+        for key in sorted(known.keys):
+            print(f"would be erased: {plain(key)}")
+        for key in sorted(known.branches):
+            print(_stays(key))
+    return OK if known.keys else FINDING
+
+
+def _stays(key: str) -> str:
+    return f"not erased: {plain(key)}, which was made from it"
 
 
 async def _erase(settings: Settings, key: str, more: dict[str, Any]) -> Erasure:
@@ -94,6 +115,6 @@ def _tell(proof: Erasure) -> None:
             size = f", {size_text(one.bytes)}" if one.bytes else ""
             print(f"  {one.place:<12} {counted(one.rows, *_NOUNS[one.place == 'stream'])}{size}")
     for key in proof.branches:
-        print(f"not erased: {plain(key)}, which was made from it")
+        print(_stays(key))
     for what in proof.left:
         print(f"it is still in: {what}")

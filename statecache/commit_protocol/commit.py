@@ -13,6 +13,7 @@ from statecache.model import ABSENT, AGED, BLIND, PRESENT, Position, Write
 from statecache.rules.leases import Locks
 
 if TYPE_CHECKING:
+    from statecache.commit_protocol.install import Install
     from statecache.settings import Settings
 
 
@@ -40,7 +41,8 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     the outcome is unknown from then on. `applied_at` is where this client was told that it is applied: it must not be
     again, while that position stands. `named` says that its caller has given the change_id, so that it may be another
     commit's. `locks` are the leases it has to show, `turn` is passed on with it. `waited_s` is how long it has waited
-    for connections, which others of this process have; once it was `loaded` for, it waits ahead of them.
+    for connections, which others of this process have; once it was `loaded` for, it waits ahead of them. `install` is
+    what was loaded and is not known to be installed: the next attempt takes it along.
     """
 
     change_id: str
@@ -65,6 +67,7 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     turn: Passable | None = None
     waited_s: float = 0.0
     loaded: bool = False
+    install: Install | None = None
 
     @property
     def passes(self) -> bool:

@@ -30,8 +30,7 @@ class HistoryTables:
     def _header(self, one: Any) -> Row:
         return (
             self._epoch, None, one.version, one.op, one.change_id, one.parent_change_id, one.n, one.at, one.writer,
-            one.actor, one.reason, one.encoding, one.schema, len(one.value), sha256(one.value).digest(), False, True,
-            one.key,
+            one.actor, one.reason, one.encoding, one.schema, len(one.value), _digest(one), False, one.kept, one.key,
         )  # fmt: skip
 
     def _history_versions(self, shard: int, key: str, first: int, last: int, down: bool, limit: int) -> Iterator[Row]:
@@ -40,7 +39,7 @@ class HistoryTables:
         yield from map(self._header, found[:: -1 if down else 1][:limit])
 
     def _history_at(
-        self, shard: int, key: str, whole: bool, beyond: str, version: int, n: int, time: datetime | str
+        self, shard: int, key: str, whole: bool, beyond: str, version: int, n: int, time: datetime | str, **_: Any
     ) -> Iterator[Row]:
         yield self._mark(shard, 19)
         below = sorted(one for one in self._chains if key + "/" < one < beyond) if whole else []
@@ -61,16 +60,16 @@ class HistoryTables:
         return [(one,) for one in (*[one for one in sets if one <= version][-1:],
                                    *[one for one in sets if one > version][:1])]  # fmt: skip
 
-    def _history_values(self, keys: Sequence[str], versions: Sequence[int]) -> Iterator[Row]:
+    def _history_values(self, keys: Sequence[str], versions: Sequence[int], **_: Any) -> Iterator[Row]:
         for at, (key, version) in enumerate(zip(keys, versions, strict=True), 1):
             for one in self._chains.get(key, []):
                 if one.version == version:
-                    yield at, key, version, one.value, None, None, sha256(one.value).digest(), None, None
+                    yield at, key, version, one.value if one.kept else None, None, None, _digest(one), None, None
 
     def _history_range(self, key: str, first: int, last: int) -> Iterator[Row]:
         for one in self._chains.get(key, []):
             if first <= one.version <= last:
-                yield one.version, one.value, None, None, sha256(one.value).digest(), None, None
+                yield one.version, one.value if one.kept else None, None, None, _digest(one), None, None
 
     def _ancestry(self, keys: Sequence[str], limit: int) -> list[Row]:
         links, found, todo = self._links(), dict[tuple[str, int], Row](), [*keys]
@@ -104,3 +103,7 @@ class HistoryTables:
                     (one.key, one.version, one.change_id, *made_from, one.at, one.writer, one.actor, one.reason)
                 )
         return rows
+
+
+def _digest(one: Any) -> bytes | None:
+    return sha256(one.value).digest() if one.kept else None

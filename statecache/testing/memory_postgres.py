@@ -249,9 +249,6 @@ class Tables(HistoryTables):
     def _detach_branch(self, **_: Any) -> list[Row]:
         return [(None,)]
 
-    def _erase_places(self, keys: Sequence[str], after: int) -> list[Row]:
-        return [(EPOCH, one.n) for key in keys for one in self._chains[key] if one.n > after]
-
     def _enforced_locks(self) -> list[Row]:
         return [(self._policies(),)]
 
@@ -261,11 +258,6 @@ class Tables(HistoryTables):
         return f"{newest} " + "".join(f"{name} " for name in enforced)
 
     # Changes, and those who follow them.
-
-    def _history_values(self, keys: Sequence[str], versions: Sequence[int]) -> Iterator[Row]:
-        for at, (key, version) in enumerate(zip(keys, versions, strict=True), 1):
-            found = (one for one in self._chains.get(key, ()) if one.version == version)
-            yield from ((at, key, version, one.value if one.kept else None, *(None,) * 5) for one in found)
 
     def _feed_changes(
         self, shards: Sequence[int], ns: Sequence[int], parts: Sequence[int], prefix: str, beyond: str, rows: int,

@@ -62,9 +62,27 @@ async def test_an_origin_that_is_gone_or_of_an_earlier_release_or_another_is_not
     await flush(worker)
     for key in (NEW, "runs/44", "runs/45"):
         assert _kept(psql, key) == ["whole"]
-    assert rows(psql, LINKS) == [("runs/44", 1, KEY, 2), ("runs/45", 1, KEY, 1)]
+    assert rows(psql, LINKS) == [(NEW, 1, KEY, 3), ("runs/44", 1, KEY, 2), ("runs/45", 1, KEY, 1)]
     await _holds(origin, [3, *LONG])
     await _holds(origin, [2, *LONG], "runs/44")
+
+
+async def test_an_origin_that_postgres_takes_in_later_is_named_by_its_version_until_then(
+    origin: AsyncStateCache, worker: Worker, psql: Psql
+) -> None:
+    """As where Postgres has gone back, and takes in one shard's changes before another's."""
+    await origin.branch(KEY, NEW, at=2)
+    ((change_id,),) = rows(psql, "SELECT change_id FROM change WHERE key = %s AND version = 2", KEY)
+    psql.execute("CREATE TABLE later AS SELECT * FROM change WHERE key = 'runs/42' AND version >= 2")
+    psql.execute("DELETE FROM change WHERE key = 'runs/42' AND version >= 2")
+    await flush(worker)
+    assert rows(psql, LINKS) == [(NEW, 1, KEY, 2)]
+    assert [one.origin_change_id for one in await origin.branches(KEY)] == [""]
+    psql.execute("INSERT INTO change SELECT * FROM later")
+    assert [one.origin_change_id for one in await origin.branches(KEY)] == [change_id]
+    assert [one.origin_change_id for one in await origin.ancestry(NEW)] == [change_id]
+    assert _kept(psql) == ["whole"]
+    await _holds(origin, [2, *LONG])
 
 
 async def test_while_somebody_removes_values_a_branch_keeps_its_own_and_nobody_waits(
@@ -198,7 +216,7 @@ async def test_a_flush_that_is_repeated_records_it_once(
 async def test_a_users_own_words_are_nothing_to_the_flush(
     origin: AsyncStateCache, worker: Worker, psql: Psql, agents: Agents
 ) -> None:
-    for reason in ("branch of the bank", "merge of two", f"branch of {KEY}@0", "branch of runs/none@1"):
+    for reason in ("branch of the bank", "merge of two", f"branch of {KEY}@0"):
         agents.commit((f"runs/{len(reason)}", "1"), reason=reason)
     await flush(worker)
     assert rows(psql, LINKS) == []

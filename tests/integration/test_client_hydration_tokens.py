@@ -12,6 +12,7 @@ import pytest
 from statecache import AsyncStateCache, Settings
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
+from statecache.lua import script
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, rows
@@ -58,7 +59,10 @@ async def test_a_lost_exchange_of_a_hydration_is_made_again(
     cache: AsyncStateCache, make_client: MakeClient, settings: Settings, proxy: FaultProxy, worker: Worker,
     redis_raw: Any, keys: KeySpace, verb: str, kind: Kind, at: bytes,
 ) -> None:  # fmt: skip
-    """Nobody waits for a token of it, which would stand for longer than the verb has time."""
+    """Nobody waits for a token of it, which would stand for longer than the verb has time.
+
+    Beside tokens there may be the mark of a commit that went along and was sent again.
+    """
     lossy = make_client(through(settings, redis=proxy).model_copy(update={"hydrate_token_s": 30.0}))
     first = await cache.set(KEY, 1)
     await flush(worker)
@@ -69,7 +73,7 @@ async def test_a_lost_exchange_of_a_hydration_is_made_again(
     else:
         assert (await lossy.set(KEY, 2, timeout=WAIT_S)).parent_change_id == first.change_id
     assert fault.struck
-    assert redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) == [b"_"]
+    assert [name for name in redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) if name[:1] != b"!"] == [b"_"]
 
 
 @every_redis
@@ -112,20 +116,47 @@ async def held(settings: Settings, proxy: FaultProxy) -> AsyncIterator[AsyncStat
 
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize(("kind", "at"), [("hold_reply", BEGIN), ("hold_request", INSTALL)])
-async def test_a_cancelled_reader_gives_its_token_back(
-    held: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy, redis_raw: Any, keys: KeySpace, kind: Kind,
-    at: bytes,
+@pytest.mark.parametrize("verb", ["get", "set"])
+async def test_who_is_cancelled_while_loading_gives_its_token_back(
+    held: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy, redis_raw: Any, keys: KeySpace, verb: str,
+    kind: Kind, at: bytes,
 ) -> None:  # fmt: skip
     fault = proxy.arm(kind, at=at)
-    reading = asyncio.create_task(held.get(KEY))
+    loading = asyncio.create_task(_as_coroutine(held.get(KEY) if verb == "get" else held.set(KEY, 0)))
     await fault.wait()
     assert redis_raw.hexists(keys.hydrating(keys.shard(KEY)), KEY)
-    reading.cancel()
+    loading.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await reading
+        await loading
     assert redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) == [b"_"]
     assert (await cache.set(KEY, 1, timeout=WAIT_S)).version == 1
     fault.release()
+
+
+async def test_a_first_write_takes_three_exchanges_with_redis(
+    held: AsyncStateCache, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script, the token, and the install with the script behind it; the server knows the scripts' texts by then."""
+    await held.set("runs/1", 1)
+    sent = list[bytes]()
+    monkeypatch.setattr(proxy, "note", sent.append)
+    await held.set("runs/1/more", 1)
+    assert [one.count(b"EVALSHA") for one in sent] == [1, 1, 2]
+
+
+@pytest.mark.own_servers("it has the server forget scripts")
+async def test_an_install_that_is_refused_ahead_of_a_commit_is_made_again_by_itself(
+    held: AsyncStateCache, proxy: FaultProxy, redis_raw: Any, keys: KeySpace
+) -> None:
+    """The server has forgotten that script, and says so once: no token is left for others to wait for."""
+    await held.set("runs/1", 1)
+    begun = proxy.arm("hold_reply", at=script("hydrate_begin").sha.encode())
+    writing = asyncio.create_task(held.set("runs/1/more", 1))
+    await begun.wait()
+    redis_raw.script_flush()
+    begun.release()
+    assert (await writing).version == 1
+    assert redis_raw.hkeys(keys.hydrating(keys.shard("runs/1/more"))) == [b"_"]
 
 
 @pytest.mark.usefixtures("unhurried")

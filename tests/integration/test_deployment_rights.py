@@ -17,6 +17,7 @@ import pytest
 
 from statecache import (
     AsyncStateCache,
+    ConfigurationError,
     OutcomeUnknown,
     State,
     StateCache,
@@ -26,7 +27,7 @@ from statecache import (
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fixtures.flusher import Agents, Log, flush, flush_through, turn_until
+from tests.fixtures.flusher import Agents, Log, flush, flush_through, flushing, turn_until
 from tests.support.deployment_files import grants
 from tests.support.deployment_world import SHARDS, Deployment, Ran, agent, at_work, denied, granted
 from tests.support.polling import pause
@@ -198,6 +199,21 @@ async def test_a_worker_may_delete_what_has_ended(deployment: Deployment, raw: A
         assert await client.get("runs/ends", read="primary") is None
         assert (await client.create("runs/ends", 2)).version == 3
     assert denied(raw, "worker") == []
+
+
+async def test_an_operator_erases_with_a_workers_rights_and_agents_may_not(deployment: Deployment, raw: Any) -> None:
+    async with agent(deployment) as client, at_work(deployment) as worker:
+        await client.set("visitors/ada", "Ada")
+        with pytest.raises(ConfigurationError, match="erase_history"):
+            await client.erase("visitors/ada")
+        async with (
+            AsyncStateCache(settings=deployment.settings_of("worker", shards=SHARDS)) as operator,
+            flushing(worker),
+        ):
+            proof = await operator.erase("visitors/ada", timeout=30)
+        assert {one.place: one.rows for one in proof.places}["change"] == 1
+        assert await client.get("visitors/ada", read="primary") is None
+    assert deployment.sql("SELECT value FROM change WHERE key = 'visitors/ada' AND version = 1") == [(None,)]
 
 
 async def test_an_agent_that_lacks_any_of_them_is_refused_something(deployment: Deployment, raw: Any) -> None:

@@ -31,7 +31,7 @@ TABLES = ("branch", "change", "cluster", "conflict", "consumer", "epoch", "erasu
           "worker")  # fmt: skip
 WORKER_MAY = {
     ("change", "INSERT"), ("conflict", "INSERT"), ("lost", "INSERT"), ("quarantine", "INSERT"), ("state", "INSERT"),
-    ("worker", "INSERT"),
+    ("worker", "INSERT"), ("branch", "INSERT"),
     ("worker", "DELETE"), ("lock_token", "INSERT"), ("lock_token", "UPDATE epoch"), ("lock_token", "UPDATE count"),
     *(("shard", f"UPDATE {column}") for column in
       ("flushed", "entries", "bytes", "excepted", "flushed_at", "owner", "lease_until", "hashed", "moved_keyframes")),
@@ -128,17 +128,15 @@ def _rights(deployment: Deployment) -> set[tuple[str, str, str]]:
 
 def test_only_workers_write_and_only_what_they_must(deployment: Deployment) -> None:
     assert _rights(deployment) == {("worker", *right) for right in WORKER_MAY}
-    for function in ("begin_epoch", "report_lost", "set_locking", "take_consumer", "keep_consumer"):
+    of_both = ("begin_epoch", "report_lost", "set_locking", "take_consumer", "keep_consumer", "declare_history")
+    of_workers = ("set_history", "erase_history", "detach_branch")
+    for function in (*of_both, *of_workers):
         may_run = deployment.sql(
-            "SELECT rolname, has_function_privilege(rolname, p.oid, 'EXECUTE') FROM pg_roles, pg_proc p"
-            f" WHERE rolname LIKE 'statecache%' AND p.proname = '{function}' ORDER BY rolname"
+            "SELECT rolname FROM pg_roles, pg_proc p WHERE rolname LIKE 'statecache%' AND"
+            f" p.proname = '{function}' AND has_function_privilege(rolname, p.oid, 'EXECUTE') ORDER BY rolname"
         )
-        assert may_run == [
-            ("statecache_agent", True),
-            ("statecache_inspector", False),
-            ("statecache_migrate", True),
-            ("statecache_worker", True),
-        ]
+        users = ("agent", "migrate", "worker") if function in of_both else ("migrate", "worker")
+        assert may_run == [(f"statecache_{user}",) for user in users]
 
 
 def test_what_a_later_migration_makes_is_read_by_all_from_its_first_moment(deployment: Deployment) -> None:

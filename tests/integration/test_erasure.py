@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
 import psycopg
@@ -13,46 +12,21 @@ from statecache import AsyncStateCache, Erasure, NotFound, Settings, UsageError
 from statecache.errors import ConfigurationError, InvalidKey
 from statecache.history import delta
 from statecache.keys import KeySpace
+from statecache_workers.parked_entries import ParkedAt
+from statecache_workers.quarantine_release import drop
 from statecache_workers.verification import verify
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush, flushing, rows
 from tests.fixtures.servers import MakeClient
 from tests.support.command_line import CommandLine
 from tests.support.histories import Psql, conversation, growing, policy, pruned, read, versions
-
-SECRET = "ada-of-turing-street"
-TEXTS = """SELECT format('SELECT %L, t::text FROM %I.%I t', relname, nspname, relname)
-    FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = current_schema() AND relkind = 'r'"""
+from tests.support.remains import SECRET, in_postgres, in_redis
 
 
 @pytest.fixture
 def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     """The command line on the test's deployment."""
     return CommandLine(settings, monkeypatch, capsys)
-
-
-def in_postgres(psql: Psql, text: str = SECRET) -> set[str]:
-    """Return the tables in which a text stands, as it is or in hexadecimal."""
-    found = set[str]()
-    for (query,) in rows(psql, TEXTS):
-        for table, row in rows(psql, query):
-            if text in row or text.encode().hex() in row:
-                found.add(table)
-    return found
-
-
-def in_redis(raw: Any, keys: KeySpace, text: str = SECRET) -> set[str]:
-    """Return the Redis keys in which a text stands."""
-    found = set[str]()
-    for name in raw.scan_iter(f"{keys.prefix}:*"):
-        kind = raw.type(name)
-        held = {
-            b"hash": lambda name=name: raw.hgetall(name), b"stream": lambda name=name: raw.xrange(name),
-            b"zset": lambda name=name: raw.zrange(name, 0, -1), b"list": lambda name=name: raw.lrange(name, 0, -1),
-        }[kind]()  # fmt: skip
-        if text in str(held):
-            found.add(re.sub(r"\{\d+\}", "{}", name.decode()).removeprefix(f"{keys.prefix}:"))
-    return found
 
 
 async def told(cache: AsyncStateCache, key: str, *, times: int = 5) -> None:
@@ -197,8 +171,7 @@ async def test_a_branch_keeps_its_values_and_is_named(
     psql.execute("UPDATE change SET packed = %s WHERE key = 'runs/branch' AND version = 1", (packed,))
     assert (await verify(settings))[1] == []
     refused = "SELECT * FROM erase_history(ARRAY['runs/1'], ARRAY[4], 'test', 10)"
-    with pytest.raises(psycopg.errors.RaiseException, match="still read from a version"):
-        psql.execute(refused)
+    assert rows(psql, refused) == [("delta", 1, 0)]
     with pytest.raises(psycopg.errors.RaiseException, match="the newest of its key"):
         psql.execute(refused.replace("4]", "5]"))
     proof = await erased(cache, worker, "runs/1")
@@ -263,6 +236,67 @@ async def test_bad_calls(cache: AsyncStateCache, worker: Worker, psql: Psql) -> 
     assert rows(psql, "SELECT count(*) FROM state") == [(0,)]
 
 
+async def test_what_was_given_up_of_quarantine_goes_whomever_it_was_with(
+    settings: Settings, cache: AsyncStateCache, agents: Agents, worker: Worker, psql: Psql
+) -> None:
+    agents.commit(("runs/1", f'"{SECRET}"'), ("runs/1/plan", "1"), reason=f"{SECRET}\0b")
+    await flush(worker)
+    ((shard, epoch, n),) = rows(psql, "SELECT shard, epoch, n FROM quarantine")
+    async with flushing(worker):
+        await drop(settings, [ParkedAt(shard, epoch, n)], actor=SECRET, reason=SECRET, durability="postgres")
+    assert "quarantine" in in_postgres(psql)
+    proof = await erased(cache, worker, "runs/1")
+    assert {one.place: one.rows for one in proof.places}["quarantine"] == 1
+    assert in_postgres(psql) - {"change"} == set()
+    await erased(cache, worker, "runs/1/plan")
+    assert in_postgres(psql) == set()
+    assert (await verify(settings))[1] == []
+
+
+async def test_a_key_that_is_known_by_its_conflict_alone_is_erased(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, keys: KeySpace
+) -> None:
+    await cache.set("runs/2", 1)
+    await flush(worker)
+    fork = "INSERT INTO conflict VALUES (%s, %s, %s, 1, 1, 'set', 1, '', %s, 'json', '', 'w', %s, '', now(), 'fork')"
+    psql.execute(fork, ("c1", "runs/1", keys.shard("runs/1"), SECRET.encode(), SECRET))
+    psql.execute(fork, ("c2", "runs/10", keys.shard("runs/10"), b"1", ""))
+    proof = await erased(cache, worker, "runs/1", group=True)
+    assert proof.keys == ("runs/1",)
+    assert {one.place: one.rows for one in proof.places}["conflict"] == 1
+    assert in_postgres(psql) == set()
+    assert rows(psql, "SELECT key FROM conflict WHERE value <> ''") == [("runs/10",)]
+
+
+async def test_what_modifiers_checkpoints_steps_and_branches_keep_goes_too(
+    settings: Settings, make_client: MakeClient, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
+) -> None:
+    client, reader = make_client(settings), make_client(settings, read="local")
+    async with flushing(worker):
+        await told(client, "runs/1/notes")
+        await client.set("runs/1/list", [growing(9) | {"who": SECRET}])
+        await client.append("runs/1/list", SECRET)
+        await client.checkpoint("runs/1/list", "a", metadata={"who": SECRET}, reason=SECRET)
+        await client.checkpoint("runs/1", "b", group=True, metadata={"who": SECRET})
+        await client.append("runs/1/list", SECRET)
+        await client.rollback("runs/1/list", "a", reason=SECRET)
+        await client.branch("runs/1/list", "runs/1/other", reason=SECRET)
+        await client.append("runs/1/other", SECRET)
+        await client.set("runs/1/other", 7)
+        await client.append("runs/1/list", SECRET)
+        assert await reader.get("runs/1/list") is not None
+    await client.append("runs/1/list", SECRET)
+    assert redis_raw.hexists(keys.state("runs/1/list"), "asked")
+    proof = await erased(client, worker, "runs/1", group=True)
+    assert len(proof.keys) == 5
+    assert proof.branches == ()
+    assert (in_postgres(psql), in_redis(redis_raw, keys)) == (set(), set())
+    assert not redis_raw.hexists(keys.state("runs/1/list"), "asked")
+    assert await reader.get("runs/1/list") is None
+    assert await client.checkpoints("runs/1") == []
+    assert (await verify(settings))[1] == []
+
+
 async def test_a_role_without_the_right_deletes_nothing(
     cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql
 ) -> None:
@@ -301,6 +335,9 @@ async def test_the_command_asks_and_prints_the_proof(
     await told(cache, "runs/1", times=3)
     await flush(worker)
     assert (await cli.beside("erase", "runs/2", "--yes")).status == 1
+    shown = await cli.beside("erase", "runs/1", "--dry-run", "--json")
+    assert (shown.status, shown.json) == (0, {"keys": ["runs/1"], "branches": [], "dry_run": True})
+    assert (await cli.beside("erase", "runs/2", "--dry-run")).status == 1
     asked = await cli.beside("erase", "runs/1")
     assert asked.status == 2
     assert "1 key (runs/1) would be erased for good, with all history. Say --yes if that is meant." in asked.err

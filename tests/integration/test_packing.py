@@ -284,3 +284,21 @@ async def test_a_role_that_may_not_pack_goes_on_flushing(
     async with flushing(worker):
         await until_packed(psql)
     assert (await verify(settings))[1] == []
+
+
+async def test_a_branch_that_an_earlier_release_took_in_is_recorded_when_it_is_packed(
+    settings: Settings, cache: AsyncStateCache, agents: Agents, worker: Worker, psql: Psql, small: None
+) -> None:
+    told_by(agents, rounds=3)
+    agents.commit({"key": "runs/9", "value": f'"{text(4)}"'}, reason="branch of runs/0@2: a try")
+    flushed_by_an_earlier_release(agents, psql)
+    await migrate(settings)
+    assert await cache.branches("runs/0") == []
+    async with flushing(worker):
+        await until_packed(psql)
+    (branch,) = await cache.branches("runs/0")
+    made = rows(psql, "SELECT change_id FROM change WHERE key = 'runs/0' AND version = 2")
+    assert [(branch.origin_change_id,)] == made
+    assert (branch.kind, branch.key, branch.version, branch.origin_version) == ("branch", "runs/9", 1, 2)
+    assert await cache.ancestry("runs/9") == [branch]
+    assert (await verify(settings))[1] == []

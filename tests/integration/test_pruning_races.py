@@ -9,8 +9,12 @@ import msgspec
 import pytest
 
 from statecache import AsyncStateCache, Settings
+from statecache.keys import KeySpace
+from statecache.rules.pruning import Rewrite, rewritten
 from statecache_workers import prune_passes, pruning
 from statecache_workers.database import Database
+from statecache_workers.prune_passes import PrunePasses
+from statecache_workers.pruning import Pruner
 from statecache_workers.verification import verify
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Log, MakeWorker, flush, flushing, rows
@@ -86,17 +90,37 @@ async def test_a_delta_that_is_flushed_while_its_keyframe_moves_is_read_from_the
     assert msgspec.json.decode(after["runs/1", 11]) == growing(10)
 
 
-@pytest.mark.parametrize("moment", range(1, 12))
 async def test_a_prune_that_is_killed_at_any_moment_has_broken_nothing(
-    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch, moment: int
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pruning, "VALUES", 3)
-    await conversation(cache, "runs/1", times=8)
-    await cache.delete("runs/1")
-    await conversation(cache, "runs/1", times=4)
-    await flush(worker)
-    before = await read(cache, psql)
+    monkeypatch.setattr(prune_passes, "LOOK_S", 3600.0)
+    await flush(worker)  # it looks now, and lets nothing go by itself below
     policy(psql, count=2)
+    moment, ended = 0, False
+    while not ended:
+        moment += 1
+        key = f"runs/{moment}"
+        await conversation(cache, key, times=8)
+        await cache.delete(key)
+        await conversation(cache, key, times=4)
+        await flush(worker)
+        before = await read(cache, psql)
+        with monkeypatch.context() as patch:
+            ended = await _killed(settings, moment, patch)
+        await whole(settings, cache, psql, before)
+        await conversation(cache, key, times=1, first=4)
+        await flush(worker)
+        await pruned(settings)
+        assert (await verify(settings))[1] == []
+        after = await read(cache, psql)
+        assert versions(after, key) == [13, 14]
+        assert after[key, 13] == before[key, 13]
+    assert moment > 12
+
+
+async def _killed(settings: Settings, moment: int, patch: pytest.MonkeyPatch) -> bool:
+    """Let values go until that statement, or COMMIT, and return whether it came to its end before."""
     left, exchange, commit = moment, Database.exchange, Database.commit
 
     async def die(database: Database) -> None:
@@ -114,19 +138,123 @@ async def test_a_prune_that_is_killed_at_any_moment_has_broken_nothing(
         await commit(database, statements)
         await die(database)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Database, "exchange", dies_before)
-        patch.setattr(Database, "commit", dies_behind)
-        with pytest.raises(asyncio.CancelledError):
-            await pruned(settings)
-    await whole(settings, cache, psql, before)
-    await conversation(cache, "runs/1", times=1, first=4)
+    patch.setattr(Database, "exchange", dies_before)
+    patch.setattr(Database, "commit", dies_behind)
+    try:
+        await pruned(settings)
+    except asyncio.CancelledError:
+        return False
+    return True
+
+
+async def test_a_rewriting_that_is_wrong_is_not_committed(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await conversation(cache, "runs/1", times=6)
     await flush(worker)
+    before = await read(cache, psql)
+    policy(psql, count=2)
+
+    def spoilt(*run: Any) -> list[Rewrite]:
+        return [how if how.how != "alone" else how._replace(value=b"x", packed=None) for how in rewritten(*run)]
+
+    monkeypatch.setattr(pruning, "rewritten", spoilt)
+    done = await pruned(settings)
+    assert (done.values, [key for key, _, _ in done.damaged]) == (0, ["runs/1"])
+    assert await whole(settings, cache, psql, before) == before
+
+
+async def test_two_prunes_at_once_let_go_what_one_would(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "VALUES", 3)
+    monkeypatch.setattr(pruning, "LAST_RUNS", 1)
+    for number in range(6):
+        await conversation(cache, f"runs/{number}", times=9)
+    await flush(worker)
+    before = await read(cache, psql)
+    policy(psql, count=2)
+    done = await asyncio.gather(*(pruned(settings) for _ in range(3)))
+    assert (sum(one.values for one in done), [one.damaged for one in done]) == (6 * 7, [[], [], []])
+    after = await whole(settings, cache, psql, before)
+    assert sorted(after) == [(f"runs/{number}", version) for number in range(6) for version in (8, 9)]
+
+
+async def test_a_policy_that_is_replaced_meanwhile_counts_from_the_next_page_on(
+    settings: Settings, cache: AsyncStateCache, keys: KeySpace, worker: Worker, psql: Psql,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(pruning, "ROWS", 6)
+    monkeypatch.setattr(prune_passes, "REST", 0.0)
+    for number in range(3):
+        await conversation(cache, f"runs/{number}", times=5)
+    await flush(worker)
+    page, pages = Pruner.page, 0
+
+    async def replaced_behind(pruner: Pruner, *args: Any) -> Any:
+        nonlocal pages
+        place = await page(pruner, *args)
+        pages += 1
+        if pages == 1:
+            psql.execute("UPDATE retention SET max_count = 4")
+        return place
+
+    monkeypatch.setattr(Pruner, "page", replaced_behind)
+    for by_hand in (True, False):
+        pages = 0
+        policy(psql, count=1)
+        before = await read(cache, psql)
+        if by_hand:
+            await pruned(settings)
+        else:
+            passes = PrunePasses(settings, keys, by="test")
+            passes.ask()
+            async with asyncio.timeout(30):
+                while not pages or not passes._task or not passes._task.done():
+                    await pause()
+            await passes.stop()
+        after = await whole(settings, cache, psql, before)
+        assert pages > 2
+        assert versions(after, "runs/0") == [1, 2, 3, 4, 5], "what the first page let go had not gone yet"
+        assert versions(after, "runs/1")[-4:] == versions(after, "runs/2")[-4:] == [2, 3, 4, 5]
+    pages = 9
     await pruned(settings)
-    assert (await verify(settings))[1] == []
+    after = await whole(settings, cache, psql, before)
+    assert sorted(after) == [(f"runs/{number}", version) for number in range(3) for version in (2, 3, 4, 5)]
+
+
+async def test_what_is_pinned_or_branched_from_while_a_prune_looks_stays(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are flushed between the page, which found that the values may go, and the transaction that lets them go."""
+    for key in ("runs/1", "runs/2"):
+        await conversation(cache, key, times=4)
+    await flush(worker)
+    policy(psql, count=1)
+    before = await read(cache, psql)
+    prune, struck = Pruner.prune, False
+
+    async def made_first(pruner: Pruner, lot: Any) -> Any:
+        nonlocal struck
+        if not struck:
+            struck = True
+            await cache.branch("runs/1", "other/1", at=2)
+            async with flushing(worker):
+                await cache.checkpoint("runs/2", "kept")
+                back = await cache.rollback("runs/2", 3)
+                assert back is not None
+            await flush(worker)
+        return await prune(pruner, lot)
+
+    monkeypatch.setattr(Pruner, "prune", made_first)
+    await pruned(settings)
+    monkeypatch.undo()
     after = await read(cache, psql)
-    assert versions(after, "runs/1") == [13, 14]
-    assert {place: value for place, value in after.items() if place in before} == {("runs/1", 13): before["runs/1", 13]}
+    assert (await verify(settings))[1] == []
+    assert versions(after, "runs/1") == [2, 4]
+    assert versions(after, "runs/2") == [4, 5]
+    assert after["other/1", 1] == before["runs/1", 2]
+    assert after["runs/2", 5] == before["runs/2", 3]
 
 
 async def test_nothing_goes_of_a_shard_that_is_still_being_packed(

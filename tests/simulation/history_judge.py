@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import psycopg
@@ -32,6 +33,8 @@ class Change(NamedTuple):
     n: int
     op: str
     digest: bytes
+    taken_in: bool
+    """Whether this release has taken it in, or packed it since."""
     reason: str
     gap: bool
     at: datetime
@@ -52,13 +55,14 @@ Chains = Mapping[str, Sequence[Change]]
 def judge_history(connection: psycopg.Connection[Any], schema: str) -> list[str]:
     """Return what is wrong with what the chains say of where their changes came from, and with checkpoints."""
     query = (
-        "SELECT key, version, change_id, n, op, digest, reason, gap, at, encoding"
+        "SELECT key, version, change_id, n, op, digest, value, reason, gap, at, encoding"
         f" FROM {schema}.change ORDER BY key, version"
     )
     chains: dict[str, list[Change]] = {}
     for *row, encoding in connection.execute(query.encode()):
-        key, version, change_id, n, op, digest, reason, gap, at = row
-        change = Change(key, version, change_id, n, op, bytes(digest or b""), reason, gap, at, expires_at(encoding))
+        key, version, change_id, n, op, digest, value, reason, gap, at = row
+        held = bytes(digest) if digest is not None else sha256(value).digest()
+        change = Change(key, version, change_id, n, op, held, digest is not None, reason, gap, at, expires_at(encoding))
         chains.setdefault(key, []).append(change)
     links = {
         (key, version): (origin, at)
@@ -111,8 +115,9 @@ def _copies(chains: Chains, links: Mapping[tuple[str, int], tuple[str, int]]) ->
             yield f"{row.key}: version {row.version} says {row.reason!r}, which there is not"
         elif then.content != row.content:
             yield f"{row.key}: version {row.version} says {row.reason!r}, and holds something else"
-        if said.kind == "branch" and links.get((row.key, row.version)) != (origin, said.version):
-            yield f"{row.key}: version {row.version} says {row.reason!r}, and is recorded as {links.get(row[:2])}"
+        link = links.get((row.key, row.version))
+        if row.taken_in and said.kind == "branch" and link != (origin, said.version):
+            yield f"{row.key}: version {row.version} says {row.reason!r}, and is recorded as {link}"
 
 
 def _groups(chains: Chains) -> Iterator[str]:

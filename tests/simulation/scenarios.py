@@ -37,7 +37,8 @@ Why the other instruments do not see it:
                   `claim_of_nobody`
     counted_late  an attempt that is executed between two questions about it: no fault of the arenas is that exact
     pinned        what a policy lets go, and what verify says of it: no judge of the arenas reads histories; so with
-                  `origins`, `moved`, `unpacked`, `packed`, `latest`, `verified` and `detached`
+                  `origins`, `moved`, `unpacked`, `packed`, `latest`, `verified`, `detached`, `erased`,
+                  `erased_unflushed`, `proved` and `replaced`
     cursor_ended  what a reader of changes is given: no judge of the arenas reads the feed; so with `waited_for`,
                   `came_late`, `stopped_anywhere`, `lost_name` and `given_again`
 
@@ -265,6 +266,19 @@ SCENARIOS = {
     ),
     "verified": ("tests/integration/test_verification.py", "test_a_broken_row_is_named"),
     "detached": ("tests/integration/test_erasure.py", "test_a_branch_keeps_its_values_and_is_named"),
+    "erased": (
+        "tests/integration/test_erasure_races.py",
+        "test_an_erasure_that_is_killed_at_any_step_is_completed_by_the_next",
+    ),
+    "erased_unflushed": (
+        "tests/integration/test_erasure_races.py",
+        "test_without_a_worker_it_waits_and_is_completed_when_there_is_one",
+    ),
+    "proved": ("tests/integration/test_pruning_races.py", "test_a_rewriting_that_is_wrong_is_not_committed"),
+    "replaced": (
+        "tests/integration/test_pruning_races.py",
+        "test_a_policy_that_is_replaced_meanwhile_counts_from_the_next_page_on",
+    ),
 }
 
 

@@ -40,7 +40,11 @@ NOT_VISITED = {
     "namespaces": "asked only where a view enforces locks for the first time: test_policies",
     "standing": "asked only while a client goes down: test_client_closing",
     "measure": "asked only where entries were deleted by hand before they were flushed: test_flusher_gap",
-    "change_of": "asked only by a modifier that is repeated: test_modifiers",
+    "detach_branch": "asked only while a subject is erased: test_erasure_races stops at each step",
+    "erase_entries": "asked only while a subject is erased: test_erasure_races stops at each step",
+    "erase_history": "asked only while a subject is erased: test_erasure_races stops at each step",
+    "erase_left": "asked only while a subject is erased: test_erasure_races stops at each step",
+    "erase_look": "asked only while a subject is erased: test_erasure_races stops at each step",
     "declare_history": "asked only where a view has a policy of history: test_history_policies",
     "ancestry": "it only reads what is never changed, and its errors are those of every read: test_branches",
     "branches": "it only reads what is never changed, and its errors are those of every read: test_branches",
@@ -60,7 +64,6 @@ NOT_VISITED = {
     "prune_take": "asked only where values leave the history, between flushes: test_pruning",
     "prune_values": "asked only where values leave the history, between flushes: test_pruning",
     "prune_write": "asked only where values leave the history, between flushes: test_pruning",
-    "tail": "it only reads what is never changed, and its errors are those of every read: test_time_travel",
 }
 """Scripts and statements of client and worker that are no failpoints of their own, and why."""
 USERS = """

@@ -295,7 +295,8 @@ class Noting:
         if isinstance(error, OutcomeUnknown):
             recorder.unknown(sent, error, change_id=error.change_id)
             self.change_id = error.change_id
-            self.unknown.append((error.change_id, sent.keys[0]))
+            if sent.kind == "write":  # a checkpoint is a state of its own
+                self.unknown.append((error.change_id, sent.keys[0]))
         elif isinstance(error, DurabilityNotMet):
             recorder.ok(sent, change_id=error.change_id, level="memory")
             self.change_id = error.change_id if self._again else ""

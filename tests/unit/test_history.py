@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import msgspec
@@ -168,6 +169,16 @@ def test_a_branch_begins_with_a_delta_to_another_keys_value() -> None:
         restored([Stored(1, None, packed, None, None)])
     with pytest.raises(Damage):
         restored([Stored(1, None, whole(b"x"), None, b"other")])
+
+
+def test_threads_may_keep_and_read_at_the_same_time() -> None:
+    values = [bytes(random.Random(n).choices(b"abcdefgh", k=60_000)) for n in range(4)]
+
+    def came_back(value: bytes) -> bool:
+        return all(restored([Stored(1, None, whole(value), None, None)]) == value for _ in range(100))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(came_back, values)) == [True] * 4
 
 
 def test_the_hash_is_over_all_that_a_change_says() -> None:

@@ -5,14 +5,15 @@ changes: so it is read without its shard's row. The table `branch` names it. Whe
 the branch begins as a delta to it, some tens of bytes long. Its row is locked for that, so that whoever lets values go
 waits for the flush, and then sees what builds on them. Where somebody is at that now, the branch keeps its value
 itself. So does one whose origin is kept as a delta to so many origins in a row that reading on would take long, and one
-whose origin is not there, is no longer kept, or holds something else.
+whose origin is no longer kept, or holds something else. An origin that is not there, for Postgres has gone back and has
+yet to take it in again, is named by its version alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from statecache.history import PLAIN_BYTES_MAX, Kept, delta, is_delta
 from statecache.rules.provenance import Provenance, provenance_of
@@ -54,41 +55,70 @@ class _Made(NamedTuple):
         return self.said.origin_of(self.change.key)
 
 
+class _Origin(NamedTuple):
+    """A change from which another was made; `is_kept` where its value stays meanwhile."""
+
+    version: int
+    change_id: str
+    digest: bytes | None
+    is_kept: bool
+    depth: int
+
+
 async def linked(transaction: Transaction, applied: Sequence[Applied], kept: list[KeptChange]) -> list[Link]:
     """Return what the changes that are taken were made from; of branches that begin like their origins, keep a delta.
 
     `kept` has how each of them is kept, and is changed.
     """
-    made = [
-        _Made(at, one.change_set, one.change, said)
-        for at, one in enumerate(applied)
-        if one.change_set.reason.startswith(_WORDS) and (said := provenance_of(one.change_set.reason)) is not None
-    ]
-    if not made:
-        return []
-    rows = await _origins(transaction, made)
-    links: list[Link] = []
-    for at, version, change_id, digest, is_kept, depth in rows:
-        one = made[at - 1]
-        if one.said.version not in (None, version):
+    made = _made((one.change_set, one.change) for one in applied)
+    origins = await _origins(transaction, made)
+    for one in made:
+        origin, how = origins.get(one.at), kept[one.at].kept if kept and kept[one.at].stored else None
+        if origin is None or how is None or one.said.kind != "branch" or origin.depth >= DEPTH_MAX:
             continue
-        links.append(Link(one.change.key, one.change.version, one.origin, version, change_id, one.change_set.at))
-        how = kept[one.at].kept if kept and kept[one.at].stored else None
-        same = digest is not None and how is not None and bytes(digest) == how.digest
-        if how is not None and same and is_kept and depth < DEPTH_MAX and one.said.kind == "branch":
+        if origin.is_kept and origin.digest is not None and bytes(origin.digest) == how.digest:
             kept[one.at] = kept[one.at]._replace(kept=_as_its_origin(one.change, how))
+    return _links(made, origins)
+
+
+async def links_of(transaction: Transaction, changes: Sequence[tuple[ChangeSet, ChangeRecord]]) -> list[Link]:
+    """Return what these changes were made from."""
+    made = _made(changes)
+    return _links(made, await _origins(transaction, made))
+
+
+def _made(changes: Iterable[tuple[ChangeSet, ChangeRecord]]) -> list[_Made]:
+    return [
+        _Made(at, change_set, change, said)
+        for at, (change_set, change) in enumerate(changes)
+        if change_set.reason.startswith(_WORDS) and (said := provenance_of(change_set.reason)) is not None
+    ]
+
+
+def _links(made: Sequence[_Made], origins: Mapping[int, _Origin]) -> list[Link]:
+    """Return the rows for what was made; of an origin that is not there, what the reason says of it."""
+    links: list[Link] = []
+    for one in made:
+        key, version, origin, at = one.change.key, one.change.version, origins.get(one.at), one.change_set.at
+        if origin is not None:
+            links.append(Link(key, version, one.origin, origin.version, origin.change_id, at))
+        elif one.said.version is not None:
+            links.append(Link(key, version, one.origin, one.said.version, "", at))
     return links
 
 
-async def _origins(transaction: Transaction, made: Sequence[_Made]) -> list[tuple[Any, ...]]:
-    """Return where each was made from, as far as that is there; a value counts as kept where it stays so meanwhile."""
+async def _origins(transaction: Transaction, made: Sequence[_Made]) -> dict[int, _Origin]:
+    """Return from which changes others were made, by the places of these in the batch, as far as they are there."""
+    if not made:
+        return {}
     (rows,) = await transaction.run(Call("flush_origins", {
         "keys": texts([one.origin for one in made]),
         "versions": integers([one.said.version or _ANY for one in made]),
         "ns": integers([_ANY if one.said.position is None else one.said.position.n for one in made]),
         "depth": DEPTH_MAX,
     }))  # fmt: skip
-    return rows
+    found = ((made[at - 1], _Origin(*origin)) for at, *origin in rows)
+    return {one.at: origin for one, origin in found if one.said.version in (None, origin.version)}
 
 
 def _as_its_origin(change: ChangeRecord, how: Kept) -> Kept:

@@ -21,6 +21,7 @@ from statecache.model import ChangeRecord, ChangeSet, Position
 from statecache.rules.packing import Packed, Unpacked, pack
 from statecache_workers.database import Call, Database
 from statecache_workers.logs import alarm, say, warn
+from statecache_workers.origins import link_call, links_of
 from statecache_workers.postgres_arrays import (
     blobs,
     integers,
@@ -103,6 +104,8 @@ class Packing:
             if found != (len(packed), len(packed), 1):
                 self._parents.drop(shard)  # somebody took changes in, or erased some: it is read again
                 return False
+            if links := await links_of(transaction, [(one.row.change_set, one.row.change) for one in packed]):
+                await transaction.run(link_call(links))
             await transaction.commit()
         self._parents.put(shard, {}, parents)
         self._note(shard, packed, upto)

@@ -75,8 +75,11 @@ async def _through(
             progress(done.values)
             if not dry_run:
                 await TASKS.sleep((monotonic() - begun) * REST)
-        if place is None:
+        kept = dict(await _policies(database)).get(name)
+        if place is None or kept is None or not kept.bounded:
             return done
+        if kept != retention:
+            retention, lots = kept, Lots()
 
 
 @contextlib.asynccontextmanager

@@ -95,7 +95,9 @@ class PrunePasses:
                 begun = self._monotonic()
                 some.add(await patiently(pruner, lot))
                 await self._rest(begun)
-            retention = await self._keep(database, name, place, some)
+            kept = await self._keep(database, name, place, some)
+            if kept != retention:
+                retention, lots = kept, Lots()
             self.pruned.add(some)
             done.add(some)
             if place is None:

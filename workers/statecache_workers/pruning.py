@@ -87,6 +87,7 @@ class Lots:
     def __init__(self) -> None:
         self._full: list[Lot] = []
         self._open: dict[int | None, Lot] = {}
+        self._newest: Run | None = None
 
     def add(self, run: Run, version: int, size: int, *, shard: int | None) -> None:
         """Add a value; all of one run stay together, for a part of it would change what the others build on."""
@@ -96,11 +97,16 @@ class Lots:
                 self._full.append(lot)
             lot = self._open[shard] = Lot(shard)
         lot.add(run, version, size)
+        self._newest = run
 
     def take(self, *, every: bool) -> list[Lot]:
-        """Return the lots that are full, or with `every` all."""
+        """Return the lots that are full, but for one whose run may go on in the next page; or with `every` all."""
         found, self._full = self._full, []
-        ready = [shard for shard, lot in self._open.items() if every or len(lot.lets_go) >= LAST_RUNS]
+        ready = [
+            shard
+            for shard, lot in self._open.items()
+            if every or (len(lot.lets_go) >= LAST_RUNS and self._newest not in lot.lets_go)
+        ]
         return found + [self._open.pop(shard) for shard in ready]
 
 

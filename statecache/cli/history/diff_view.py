@@ -113,7 +113,7 @@ def _texts(before: str, after: str, coloured: bool) -> list[Text]:
             text.append(f" … {len(piece.text):,} characters … ", style=_COLOURS[piece.op])
             continue
         opening, closing = ("", "") if coloured else _MARKS[piece.op]
-        style = _COLOURS[piece.op] + (" strike" if piece.op == "removed" else "")
+        style = _COLOURS[piece.op] + (" strike" if coloured and piece.op == "removed" else "")
         text.append(f"{opening}{plain(piece.text)}{closing}", style=style)
     return [text]
 

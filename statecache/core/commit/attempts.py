@@ -48,12 +48,19 @@ class Attempts:
         self._limits = tuple(map(str, limits))
 
     async def send(self, link: Link, commit: Commit, seconds: float) -> list[Any]:
-        """Run the script once, and WAIT behind it on the same connection where the durability level needs it."""
+        """Run the script once, and WAIT behind it on the same connection where the durability level needs it.
+
+        What was loaded for the commit is installed ahead of it. Once that was carried out, the commit has no install.
+        """
         attempt_s = seconds if seconds < 0.2 else seconds * 0.4
-        commands, turn = [self.call(link, commit, attempt_s)], commit.turn
+        install, turn = commit.install, commit.turn
+        commands = [] if install is None else [install.command(link)]
+        commands.append(self.call(link, commit, attempt_s))
         if turn is not None and commit.passes:
             commands.append(turn.passing(link, commit.change_id))
         replies = await self._run(link, commands, commit, seconds=attempt_s, wait_ms=round(attempt_s * 800))
+        if install is not None and install.carried_out(link, replies.pop(0)):
+            commit.install = None
         replies[0] = await self.answered(link, commit, replies[0])
         if turn is not None and commit.passes and len(replies) > 1:
             turn.passed(link, replies.pop(1))

@@ -199,6 +199,8 @@ class Committer:
     async def failed(self, commit: Commit, error: BaseException) -> None:
         """Note what became of a commit that raises; a lost one is recorded, for it must never be applied again."""
         self._unknown_outcomes.note(commit, error)
+        if not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
+            await self._give_back(commit)
         if isinstance(error, Lost) and error.position is not None:
             seconds = max(commit.end - monotonic(), 0.001)
             await self._losses.met(commit.shard, error.position, commit.change_id, commit.keys, seconds=seconds)
@@ -261,10 +263,12 @@ class Committer:
                 told = _sent_late(error, commit.waited_s, left)
                 commit.unanswered(told)
                 await self._redis.pool.drop_idle()
+                await self._give_back(commit)
                 await self._repeats.take(commit, hindered(told))
                 continue
             finally:
                 self._redis.pool.give(link)
+            await self._give_back(commit)
             committed = await self._outcome(commit, replies)
             if committed is not None:
                 return committed
@@ -289,6 +293,23 @@ class Committer:
         except StateCacheError as error:
             commit.fail(error)
 
+    async def _load(self, commit: Commit, keys: Sequence[str]) -> None:
+        """Load states from Postgres; at first, and where the commit goes alone, it takes their install along."""
+        try:
+            if commit.loaded or commit.durability == "postgres":
+                await self._hydrator.load(keys, end=commit.end, to_write=True)
+            else:
+                commit.install = await self._hydrator.load_ahead(keys, end=commit.end)
+            commit.loaded = True
+        except StateCacheError as error:
+            commit.fail(error)
+
+    async def _give_back(self, commit: Commit) -> None:
+        """Give back the tokens of an install that the last attempt took along and that was not carried out."""
+        install, commit.install = commit.install, None
+        if install is not None:
+            await self._hydrator.give_back(install)
+
     async def _outcome(self, commit: Commit, replies: Sequence[Any]) -> Committed | None:
         """Do what the script's answer asks for: return the result, raise the error, or return None to try again."""
         return await self.carry_out(commit, next_step(commit, replies[0], now=monotonic()), replies)
@@ -303,11 +324,7 @@ class Committer:
             case OpenShard():
                 await self._opened(commit)
             case Load(keys):
-                try:
-                    await self._hydrator.load(keys, end=commit.end, to_write=True)
-                    commit.loaded = True
-                except StateCacheError as error:
-                    commit.fail(error)
+                await self._load(commit, keys)
             case HeedPolicy(found):
                 await self._policies.heed(commit, found)
                 note(retries=1)

@@ -2,9 +2,10 @@
 
     delete    every key that is known, deleted ones too, by commits that Postgres holds when they return; so all that
               was committed before is flushed, near caches are told, and Redis holds tombstones. Their hashes begin anew
-    detach    changes of other keys that are kept as deltas to one of these get their values by themselves
-    blank     what is kept of the versions before, and what was set aside, a bounded number of rows at a time
+    blank     what is kept of the versions before, and what was set aside, a bounded number of rows at a time; other
+              keys' changes that are kept as deltas to one of these are detached first: they get their values themselves
     stream    entries that hold these versions are taken out; all of them are flushed
+    prove     nothing is left in any of these places, or all of it is done again
 
 It is done by functions of the schema's owner, for which a right is needed. Interrupted anywhere, it may be begun again:
 that adds a tombstone and blanks the rest.
@@ -15,14 +16,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from redis.exceptions import ResponseError
+
 from statecache.clock import monotonic, wall
 from statecache.core.history.values import VersionAt
 from statecache.erasure import ErasedFrom, Erasure
 from statecache.errors import NotFound, UsageError
 from statecache.history import ERASED
 from statecache.keys import beyond_prefix
-from statecache.lua import script
 from statecache.model import BLIND, STATES_PER_COMMIT_MAX, Position, Write
+from statecache.redis_errors import refusal
 from statecache.rules.leases import UNGUARDED, Locks
 
 if TYPE_CHECKING:
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
 
 ROWS = 1000
 """How many changes are blanked at once."""
-ENTRIES = 1000
-"""How many entries are taken out of a stream at once."""
+ENTRIES, ENTRY_BYTES = 200, 4 * 1024 * 1024
+"""How many entries of a stream are looked at at once at most, and until they have so many bytes."""
 ROUNDS_MAX = 10
 _BACKUPS = "backups, archived WAL and exports that were made before"
 _FILES = "freed space in the files of Postgres until VACUUM, and the append-only file of Redis until it is rewritten"
@@ -88,11 +91,18 @@ async def erase(runtime: Runtime, subject: Subject, *, seconds: float) -> Erasur
         known = await known_of(runtime, subject, seconds=seconds)
     if not deleted:
         raise NotFound(subject.key, hint="There was never anything to erase.")
-    versions = {key: one.version - 1 for key, one in deleted.items() if one.version > 1}
-    await _detach(runtime, known.deltas, seconds)
-    places = await _blank(runtime, subject, versions, seconds)
-    places["stream"] = await _take_out(runtime, shard, deleted, seconds)
-    await _prove(runtime, versions, seconds)
+    versions = {key: one.version - 1 for key, one in deleted.items()}
+    places: dict[str, tuple[int, int]] = {}
+    for _ in range(ROUNDS_MAX):
+        await _blank(runtime, subject, versions, places, seconds)
+        left = await _fetch(runtime, "erase_left", {"keys": [*versions], "versions": [*versions.values()]}, seconds)
+        if not left:
+            break
+    else:
+        raise RuntimeError(f"of {left[0][0]!r} something is left in {left[0][1]}")
+    places["stream"] = await _take_out(runtime, subject, shard, deleted, seconds)
+    await _forget(runtime, sorted(deleted), seconds)
+    known = await known_of(runtime, subject, seconds=seconds)
     return Erasure(
         key=subject.key,
         keys=tuple(sorted(deleted)),
@@ -115,7 +125,9 @@ async def known_of(runtime: Runtime, subject: Subject, *, seconds: float) -> Kno
     """
     shard = runtime.keys.shard(subject.key)
     meta, unflushed = runtime.keys.meta(shard), runtime.keys.unflushed(shard)
-    (dirty,) = await runtime.redis.read([("EVAL", script("dirty").text, 2, meta, unflushed)], seconds=seconds)
+    (dirty,), *_ = await runtime.redis.read_script("dirty", [meta, unflushed], [""], seconds=seconds)
+    if isinstance(dirty, bytes):
+        raise refusal(ResponseError(dirty.decode("utf-8", "replace")), unflushed)
     keys = {key for name in dirty if subject.means(key := name.decode("utf-8", "replace"))}
     asked = {
         "keys": [subject.key], "prefixes": [*subject.prefixes], "shard": shard,
@@ -164,41 +176,47 @@ async def _detach(runtime: Runtime, deltas: Sequence[VersionAt], seconds: float)
 
 
 async def _blank(
-    runtime: Runtime, subject: Subject, versions: Mapping[str, int], seconds: float
-) -> dict[str, tuple[int, int]]:
-    """Blank what Postgres keeps of these versions and those before; return the rows and bytes of each place."""
+    runtime: Runtime, subject: Subject, versions: Mapping[str, int], places: dict[str, tuple[int, int]], seconds: float
+) -> None:
+    """Blank what Postgres keeps of these versions and those before; add the rows and bytes to those of each place."""
     asked = {
         "keys": [*versions], "versions": [*versions.values()], "by": subject.actor or runtime.settings.writer,
         "most": ROWS,
     }  # fmt: skip
-    found: dict[str, tuple[int, int]] = {}
     while True:
-        rows = await _fetch(runtime, "erase_history", asked, seconds)
-        for place, count, size in rows:
-            before = found.get(place, (0, 0))
-            found[place] = before[0] + count, before[1] + size
-        if not any(place == "change" and count for place, count, _ in rows):
-            return found
+        found = {place: (rows, size) for place, rows, size in await _fetch(runtime, "erase_history", asked, seconds)}
+        if found.pop("delta", None):
+            await _detach(runtime, (await known_of(runtime, subject, seconds=seconds)).deltas, seconds)
+            continue
+        for place, (count, size) in found.items():
+            before = places.get(place, (0, 0))
+            places[place] = before[0] + count, before[1] + size
+        if not found["change"][0]:
+            return
 
 
-async def _take_out(runtime: Runtime, shard: int, deleted: Mapping[str, _Deleted], seconds: float) -> tuple[int, int]:
-    """Take the entries out of the stream that hold what was erased, which are flushed; return how many these were."""
-    stream, newest = runtime.keys.changes(shard), {one.position for one in deleted.values()}
-    (first,) = await runtime.redis.read([("XRANGE", stream, "-", "+", "COUNT", 1)], seconds=seconds)
-    if not first:
-        return 0, 0
-    asked = {"keys": [*deleted], "after": int(first[0][0].partition(b"-")[2]) - 1}
-    places = [Position(*row) for row in await _fetch(runtime, "erase_places", asked, seconds)]
-    ids = [str(place) for place in places if place not in newest]
-    gone = 0
-    for start in range(0, len(ids), ENTRIES):
-        (count,) = await runtime.redis.read([("XDEL", stream, *ids[start : start + ENTRIES])], seconds=seconds)
-        gone += count
-    return gone, 0
+async def _take_out(
+    runtime: Runtime, subject: Subject, shard: int, deleted: Mapping[str, _Deleted], seconds: float
+) -> tuple[int, int]:
+    """Take the entries out of the stream that hold what was erased; return how many these were, and their bytes."""
+    newest = {one.position for one in deleted.values()}
+    stay, start = " ".join(["", *map(str, newest), ""]), "-"
+    gone, size, changes = 0, 0, runtime.keys.changes(shard)
+    while start:
+        asked = [start, str(max(newest)), ENTRIES, ENTRY_BYTES, stay, subject.key, *subject.prefixes]
+        try:
+            count, freed, start = await runtime.redis.script("erase_entries", [changes], asked, seconds=seconds)
+        except ResponseError as error:
+            raise refusal(error, changes) from error
+        gone, size = gone + count, size + freed
+    return gone, size
 
 
-async def _prove(runtime: Runtime, versions: Mapping[str, int], seconds: float) -> None:
-    """Raise RuntimeError where anything is left of what was erased."""
-    rows = await _fetch(runtime, "erase_left", {"keys": [*versions], "versions": [*versions.values()]}, seconds)
-    if rows:
-        raise RuntimeError(f"of {rows[0][0]!r} something is left in {rows[0][1]}")
+async def _forget(runtime: Runtime, keys: Sequence[str], seconds: float) -> None:
+    """Take digests of what modifiers were asked for out of the states; a repeat of one looks into Postgres then."""
+    for start in range(0, len(keys), ENTRIES):
+        states = [runtime.keys.state(key) for key in keys[start : start + ENTRIES]]
+        replies = await runtime.redis.exchange([("HDEL", state, "asked") for state in states], seconds=seconds)
+        for state, reply in zip(states, replies, strict=True):
+            if isinstance(reply, ResponseError):
+                raise refusal(reply, state)

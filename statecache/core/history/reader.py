@@ -97,6 +97,24 @@ class HistoryReader:
         """Whether what Postgres holds settles which version it was: a later one would be behind it."""
         return best.version == point.version or best.version < newest or point.n <= mark.flushed
 
+    async def read_at(self, key: str, point: Point, *, end: float) -> tuple[Version, bytes]:
+        """Return the newest version of a key that is no later than a point, and its value; that of a delete is empty.
+
+        Raises as `version_at` and `value_of` do.
+        """
+        if 0 < point.version < VERSION_MAX:
+            asked = self._asked(key, point, whole=False) | {"keys": [key], "versions": [point.version]}
+            names = ("history_at", "history_values")
+            rows, values = await self._postgres.fetch_each(names, asked, seconds=max(end - monotonic(), 0.001))
+            found = _found(rows).get(key)
+            if found is not None and found.version == point.version:
+                place = VersionAt(key, found.version)
+                seconds = max(end - monotonic(), 0.001)
+                read = await self._values.of_rows(place, values, seconds=seconds) if found.op == "set" else b""
+                return found, await self.value_of(found, end=end) if read is None else read
+        found = await self.version_at(key, point, end=end)
+        return found, await self.value_of(found, end=end)
+
     async def _wanted(self, key: str, point: Point, best: Version | None, end: float) -> Version:
         if best is not None and (point.version in (VERSION_MAX, best.version)):
             return best
@@ -232,14 +250,15 @@ class HistoryReader:
         self, key: str, point: Point, end: float, *, whole: bool
     ) -> tuple[Watermark, dict[str, Version], dict[str, int]]:
         """Return how far Postgres holds the shard, what was newest at the point, and what is newest."""
-        asked = {
+        asked = self._asked(key, point, whole=whole)
+        rows = await self._postgres.fetch("history_at", asked, seconds=max(end - monotonic(), 0.001))
+        return _mark(rows), _found(rows), {row[17]: row[18] for row in rows if row[17] is not None}
+
+    def _asked(self, key: str, point: Point, *, whole: bool) -> dict[str, Any]:
+        return {
             "key": key, "shard": self._keys.shard(key), "whole": whole, "beyond": beyond_prefix(key + "/"),
             "version": point.version, "n": point.n, "time": point.time or "infinity",
         }  # fmt: skip
-        rows = await self._postgres.fetch("history_at", asked, seconds=max(end - monotonic(), 0.001))
-        keys = [row for row in rows if row[17] is not None]
-        found = {row[17]: version_of_row(row) for row in keys if row[2] is not None}
-        return _mark(rows), found, {row[17]: row[18] for row in keys}
 
     async def _tail(self, mark: Watermark, key: str, end: float) -> Tail:
         seconds = max(end - monotonic(), 0.001)
@@ -251,6 +270,10 @@ class HistoryReader:
 
 def _mark(rows: Sequence[Sequence[Any]]) -> Watermark:
     return next(Watermark(row[0], row[1]) for row in rows if row[1] is not None)
+
+
+def _found(rows: Sequence[Sequence[Any]]) -> dict[str, Version]:
+    return {row[17]: version_of_row(row) for row in rows if row[17] is not None and row[2] is not None}
 
 
 def _value(version: Version, read: bytes | None) -> bytes | None:

@@ -39,6 +39,10 @@ class VersionAt(NamedTuple):
     version: int
 
 
+_Chains = dict[VersionAt, tuple[list[Stored], VersionAt | None]]
+"""Of each version what is kept from its keyframe on, and from where that began as a branch."""
+
+
 class HistoryValues:
     """The values of changes, as Postgres keeps them."""
 
@@ -51,8 +55,28 @@ class HistoryValues:
         Raises HistoryDamaged for the first that what is kept does not give, and PostgresUnavailable past `seconds`.
         """
         end = monotonic() + seconds
+        try:
+            return await self._read(asked, end)
+        except HistoryDamaged:  # or an origin was erased between a branch and it, which has its own value by now
+            return await self._read(asked, end)
+
+    async def of_rows(self, place: VersionAt, rows: Sequence[Row], *, seconds: float) -> bytes | None:
+        """Return the value of a version from what `history_values` has given of it; None if it is no longer kept.
+
+        Raises as `read` does.
+        """
+        end = monotonic() + seconds
+        try:
+            found = await self._values(_chains_of([place], rows), end)
+        except HistoryDamaged:  # as in `read`
+            found = await self._read([place], end)
+        return found.get(place)
+
+    async def _read(self, asked: Sequence[VersionAt], end: float) -> dict[VersionAt, bytes | None]:
+        return await self._values(await self._chains(list(dict.fromkeys(asked)), end), end)
+
+    async def _values(self, chains: _Chains, end: float) -> dict[VersionAt, bytes | None]:
         found: dict[VersionAt, bytes | None] = {}
-        chains = await self._chains(list(dict.fromkeys(asked)), end)
         origins = {place: origin for place, (_, origin) in chains.items() if origin is not None}
         values = await self._origins(list(origins.values()), end) if origins else {}
         for place, (chain, origin) in chains.items():
@@ -65,8 +89,14 @@ class HistoryValues:
         Raises as `read` does.
         """
         end = monotonic() + seconds
+        try:
+            return await self._read_range(key, first, last, end)
+        except HistoryDamaged:
+            return await self._read_range(key, first, last, end)
+
+    async def _read_range(self, key: str, first: int, last: int, end: float) -> dict[int, bytes | None]:
         asked = {"key": key, "first": first, "last": last}
-        rows = await self._fetch("history_range", asked, seconds=seconds)
+        rows = await self._fetch("history_range", asked, seconds=max(end - monotonic(), 0.001))
         origins = [VersionAt(row[5], row[6]) for row in rows if row[5] is not None]
         begun = await self._origins(origins, end) if origins else {}
         found: dict[int, bytes | None] = {}
@@ -77,25 +107,18 @@ class HistoryValues:
             found[stored.version] = _restored(VersionAt(key, stored.version), [stored], origin, before)
         return {version: value for version, value in found.items() if version >= first}
 
-    async def _chains(
-        self, asked: Sequence[VersionAt], end: float
-    ) -> dict[VersionAt, tuple[list[Stored], VersionAt | None]]:
-        """Return for each version what is kept from its keyframe on, and from where that began as a branch."""
-        chains: dict[VersionAt, tuple[list[Stored], VersionAt | None]] = {}
+    async def _chains(self, asked: Sequence[VersionAt], end: float) -> _Chains:
+        chains: _Chains = {}
         for start in range(0, len(asked), VERSIONS_MAX):
             some = asked[start : start + VERSIONS_MAX]
             columns = {"keys": [one.key for one in some], "versions": [one.version for one in some]}
             left = max(end - monotonic(), 0.001)
-            rows = await self._fetch("history_values", columns, seconds=left)
-            for at, chain in groupby(rows, itemgetter(0)):
-                kept = list(chain)
-                origin = next((VersionAt(row[7], row[8]) for row in kept if row[7] is not None), None)
-                chains[some[at - 1]] = [_stored(row) for row in kept], origin
+            chains |= _chains_of(some, await self._fetch("history_values", columns, seconds=left))
         return chains
 
     async def _origins(self, asked: Sequence[VersionAt], end: float) -> dict[VersionAt, bytes | None]:
         """Return the values from which branches began; each may lie in a branch itself."""
-        read: dict[VersionAt, tuple[list[Stored], VersionAt | None]] = {}
+        read: _Chains = {}
         wanted = list(dict.fromkeys(asked))
         for _ in range(ORIGINS_MAX):
             read |= await self._chains(wanted, end)
@@ -155,6 +178,15 @@ class SuccessiveValues:
             return unpacked(stored.packed or b"", self._last.get(place.key, (0, None))[1])
         except Damage as error:
             raise HistoryDamaged(place.key, place.version, reason=str(error)) from error
+
+
+def _chains_of(asked: Sequence[VersionAt], rows: Sequence[Row]) -> _Chains:
+    chains: _Chains = {}
+    for at, chain in groupby(rows, itemgetter(0)):
+        kept = list(chain)
+        origin = next((VersionAt(row[7], row[8]) for row in kept if row[7] is not None), None)
+        chains[asked[at - 1]] = [_stored(row) for row in kept], origin
+    return chains
 
 
 def _stored(row: Row) -> Stored:

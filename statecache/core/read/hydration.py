@@ -12,7 +12,7 @@ Postgres does not have it yet, and the flusher will bring it there. Absence is i
 Misses of many tasks at one moment are read from Postgres in one query.
 
 What Postgres was read to hold is also given to the caller, whether or not it could be installed: it is no older than
-the moment the read began.
+the moment the read began. A commit takes the install along, ahead of its script, in one exchange.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from redis.exceptions import ResponseError
 from statecache.backoff import Backoff
 from statecache.call_notes import note
 from statecache.clock import monotonic
+from statecache.commit_protocol.install import INSTALL, Install
 from statecache.concurrency.batching import WEIGHT_MAX
 from statecache.core.redis.tier import patience_for
 from statecache.errors import Backpressure, ConfigurationError, RedisUnavailable, StateCacheError, Unavailable
@@ -110,16 +111,40 @@ class Hydrator:
         """
         shard, tokens = self._keys.shard(keys[0]), list[str]()
         try:
-            return await self._loaded(shard, list(keys), tokens, end=end, to_write=to_write)
+            loaded, install = await self._loaded(shard, list(keys), tokens, end=end, to_write=to_write)
+            if install is not None:
+                await self._install(install, end)
         except BaseException as error:  # whatever it is, nobody shall wait for what does not come
-            if tokens and not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
-                await self._redis.io.beside(lambda: self._forget(shard, keys, tokens), _END_S)
+            await self._hindered(error, shard, keys, tokens)
             raise
+        return loaded
+
+    async def load_ahead(self, keys: Sequence[str], *, end: float) -> Install | None:
+        """Load the keys of one shard for a commit, but for the last install, which goes ahead of the commit's script.
+
+        None where nothing is left to install. Who gets one gives it back, unless it was carried out.
+        """
+        shard, tokens = self._keys.shard(keys[0]), list[str]()
+        try:
+            _, install = await self._loaded(shard, list(keys), tokens, end=end, to_write=True)
+        except BaseException as error:  # whatever it is, nobody shall wait for what does not come
+            await self._hindered(error, shard, keys, tokens)
+            raise
+        return install
+
+    async def give_back(self, install: Install) -> None:
+        """Give back the tokens of what was not installed, as far as they still stand."""
+        await self._redis.io.beside(lambda: self._forget(install.shard, list(install.records), install.tokens), _END_S)
+
+    async def _hindered(self, error: BaseException, shard: int, keys: Sequence[str], tokens: Sequence[str]) -> None:
+        """Give the tokens back of a loader who failed, or was cancelled."""
+        if tokens and not isinstance(error, GeneratorExit):  # who is thrown away cannot wait for an answer
+            await self._redis.io.beside(lambda: self._forget(shard, keys, tokens), _END_S)
 
     async def _loaded(
         self, shard: int, missing: list[str], tokens: list[str], *, end: float, to_write: bool
-    ) -> dict[str, Record]:
-        """Load the missing keys; `tokens` are at any moment those of ours that may stand in Redis."""
+    ) -> tuple[dict[str, Record], Install | None]:
+        """Load the missing keys, but for the last install; `tokens` are at any moment those of ours that may stand."""
         loaded: dict[str, Record] = {}
         backoff = Backoff(0.002, 0.1)
         waiting: Unavailable | None = None
@@ -135,7 +160,7 @@ class Hydrator:
                 await self._redis.io.sleep(backoff.take())
                 continue
             if "FENCED" in verdicts.values() and not to_write:
-                return loaded
+                return loaded, None
             if to_write and "FULL" in verdicts.values():
                 raise Backpressure(shard, reason="Redis is out of memory")
             taken = [key for key, verdict in verdicts.items() if verdict in ("TAKEN", "FULL")]
@@ -143,14 +168,18 @@ class Hydrator:
                 note(hydrations=len(taken))
                 held = await self._held(shard, taken, end)
                 if held.reaches(epoch, flushed):
-                    loaded.update(await self._install(shard, taken, held, tokens, epoch, end))
+                    install = self._prepared(shard, taken, held, tokens, epoch)
+                    loaded.update(install.records)
+                    if len(taken) + list(verdicts.values()).count("PRESENT") == len(verdicts):
+                        return loaded, install
+                    await self._install(install, end)
                 else:
                     await self._forget(shard, taken, tokens)
                     verdicts |= dict.fromkeys(taken, "BEHIND")
                 tokens.pop()
             missing = [key for key, verdict in verdicts.items() if verdict in ("DIRTY", "WAIT", "FENCED", "BEHIND")]
             if not missing:
-                return loaded
+                return loaded, None
             waiting = Unavailable("hydration", detail=f"{missing[0]!r} is not in Redis and {_why(verdicts)}")
             if backoff.outlasts(end):
                 raise waiting
@@ -244,33 +273,35 @@ class Hydrator:
         rows = await self._postgres.fetch("recent_changes", {"keys": [*found], "versions": versions}, seconds=seconds)
         return {key: " ".join(recent) for key, recent in rows}
 
-    async def _install(
-        self, shard: int, taken: list[str], held: _Held, tokens: list[str], epoch: str, end: float
-    ) -> dict[str, Record]:
-        """Install what Postgres holds under the last of the tokens, and return it, whether it was installed or not."""
-        found = held.found
+    def _prepared(self, shard: int, taken: Sequence[str], held: _Held, tokens: Sequence[str], epoch: str) -> Install:
+        """Return what Postgres holds of keys, to be installed under the last of the tokens."""
         arguments: list[Any] = []
         records: dict[str, Record] = {}
         for key in taken:
-            record, recent = found.get(key) or (absence(key, int(epoch)), "")
+            record, recent = held.found.get(key) or (absence(key, int(epoch)), "")
             ttl_s = self._settings.redis_ttl_s if record.exists else self._settings.absent_ttl_s
             arguments += hash_of(record, recent, round(ttl_s * 1000), lost=key in held.lost)
             records[key] = record
         keys = self._keys
-        fixed = [keys.meta(shard), keys.hydrating(shard)]
+        return Install(
+            shard=shard,
+            records=records,
+            tokens=tuple(tokens),
+            redis_keys=[keys.meta(shard), keys.hydrating(shard), *(keys.state(key) for key in taken)],
+            arguments=[self._settings.fence, tokens[-1], epoch, *arguments],
+        )
+
+    async def _install(self, install: Install, end: float) -> None:
+        """Install it in an exchange of its own; where Redis cannot be had, or has no memory, give its tokens back."""
         seconds = max(end - monotonic(), 0.001)
         try:
             await self._redis.script(
-                "hydrate_install",
-                [*fixed, *(keys.state(key) for key in taken)],
-                [self._settings.fence, tokens[-1], epoch, *arguments],
-                seconds=seconds * patience_for(seconds), ahead=True,
-            )  # fmt: skip
+                INSTALL, install.redis_keys, install.arguments, seconds=seconds * patience_for(seconds), ahead=True
+            )
         except RedisUnavailable:
-            await self._forget(shard, taken, tokens)
+            await self._forget(install.shard, list(install.records), install.tokens)
         except ResponseError as error:
-            refused = refusal(error, fixed[1])
+            refused = refusal(error, self._keys.hydrating(install.shard))
             if not isinstance(refused, RedisUnavailable):
                 raise refused from error
-            await self._forget(shard, taken, tokens)
-        return records
+            await self._forget(install.shard, list(install.records), install.tokens)

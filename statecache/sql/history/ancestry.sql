@@ -3,6 +3,8 @@ WITH RECURSIVE found (key) AS (
     SELECT unnest(%(keys)s::text[]) COLLATE "C"
     UNION
     SELECT b.origin FROM found f JOIN {schema}.branch b ON b.key = f.key)
-SELECT b.key, b.version, c.change_id, b.origin, b.origin_version, b.origin_change_id, b.at, c.writer, c.actor, c.reason
+SELECT b.key, b.version, c.change_id, b.origin, b.origin_version, coalesce(nullif(b.origin_change_id, ''), o.change_id, ''),
+       b.at, c.writer, c.actor, c.reason
 FROM found f JOIN {schema}.branch b ON b.key = f.key JOIN {schema}.change c ON c.key = b.key AND c.version = b.version
+LEFT JOIN {schema}.change o ON o.key = b.origin AND o.version = b.origin_version
 ORDER BY b.at DESC, b.key, b.version DESC LIMIT %(limit)s

@@ -62,8 +62,8 @@ REVOKE ALL ON FUNCTION {schema}.set_history(text, text, interval, integer, text)
 
 -- This blanks what is kept of keys up to these versions, which have been replaced: of so many changes at most, and of all
 -- that was set aside. It gives, for each place, how many rows were blanked and how many bytes of values. Called again
--- until no change is left; without keys it only shows that one may. A change that another key's is kept as a delta to
--- has to be detached from it first.
+-- until no change is left; without keys it only shows that one may. Where another key's change is still kept as a delta
+-- to one of these, it gives that alone, and blanks nothing: it has to be detached first.
 CREATE FUNCTION {schema}.erase_history(p_keys text[], p_versions bigint[], p_by text, p_most integer)
     RETURNS TABLE (place text, rows bigint, bytes bigint)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
@@ -83,7 +83,8 @@ BEGIN
                JOIN unnest(p_keys, p_versions) AS k (key, version) ON b.origin = k.key AND b.origin_version <= k.version
                JOIN {schema}.change o ON o.key = b.key AND o.version = b.version
                WHERE b.key <> ALL (p_keys) AND get_byte(o.packed, 0) = 111) THEN
-        RAISE EXCEPTION 'a branch is still read from a version that is to be erased';
+        RETURN QUERY SELECT 'delta'::text, 1::bigint, 0::bigint;
+        RETURN;
     END IF;
     INSERT INTO {schema}.erasure AS e (key, version, by)
     SELECT k.key, k.version, p_by FROM unnest(p_keys, p_versions) AS k (key, version)
@@ -115,9 +116,10 @@ BEGIN
     RETURN QUERY
     WITH found AS MATERIALIZED (
         SELECT q.shard, q.epoch, q.n, octet_length(q.entry)::bigint AS bytes FROM {schema}.quarantine q
-        WHERE q.keys <@ p_keys AND q.keys <> '{}' AND octet_length(q.entry) > 1
+        WHERE q.keys && p_keys AND (q.keys <@ p_keys OR q.sqlstate = 'dropped')
+              AND (octet_length(q.entry) > 1 OR q.error <> 'erased')
     ), blanked AS (
-        UPDATE {schema}.quarantine q SET entry = '\x90', sqlstate = 'dropped', error = 'erased'
+        UPDATE {schema}.quarantine q SET entry = decode('90', 'hex'), sqlstate = 'dropped', error = 'erased'
         FROM found s WHERE q.shard = s.shard AND q.epoch = s.epoch AND q.n = s.n RETURNING s.bytes
     )
     SELECT 'quarantine'::text, count(*), coalesce(sum(b.bytes), 0)::bigint FROM blanked b;

@@ -8,5 +8,5 @@ SELECT c.key, 'conflict' FROM {schema}.conflict c
 WHERE c.key = ANY (%(keys)s::text[]) AND (octet_length(c.value) > 0 OR c.writer <> '' OR c.actor <> '' OR c.reason <> '')
 UNION ALL
 SELECT q.keys[1], 'quarantine' FROM {schema}.quarantine q
-WHERE q.keys <@ %(keys)s::text[] AND q.keys <> '{}' AND octet_length(q.entry) > 1
+WHERE q.keys && %(keys)s::text[] AND octet_length(q.entry) > 1
 LIMIT 1

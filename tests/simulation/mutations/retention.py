@@ -6,6 +6,7 @@ from tests.simulation.mutations.mutant import Mutant
 
 _PRUNING = "workers/statecache_workers/pruning.py"
 _CHAINS = "statecache/rules/chains.py"
+_ERASING = "statecache/core/history/erasing.py"
 
 RETENTION = {
     "pins heeded": Mutant(
@@ -52,7 +53,7 @@ RETENTION = {
     ),
     "latest kept for pins": Mutant(
         "of a namespace that keeps the latest alone, what a checkpoint names is lost",
-        "workers/statecache_workers/batch_writing.py",
+        "workers/statecache_workers/history_writing.py",
         "                pins.append(pin)\n",
         "",
         by="scenarios latest",
@@ -73,9 +74,37 @@ RETENTION = {
     ),
     "branches detached": Mutant(
         "an erasure leaves a branch without the value that it is read from",
-        "statecache/core/history/erasing.py",
-        "    await _detach(runtime, known.deltas, seconds)\n",
-        "",
+        "statecache/sql/migrations/0012_retention.sql",
+        "WHERE b.key <> ALL (p_keys) AND get_byte(o.packed, 0) = 111) THEN",
+        "WHERE b.key <> ALL (p_keys) AND false) THEN",
         by="scenarios detached",
+    ),
+    "stream erased": Mutant(
+        "an erasure leaves in the stream what it was about",
+        _ERASING,
+        'places["stream"] = await _take_out(runtime, subject, shard, deleted, seconds)',
+        'places["stream"] = (0, 0)',
+        by="scenarios erased",
+    ),
+    "unflushed erased": Mutant(
+        "an erasure says of what only Redis knows yet that there was never anything",
+        _ERASING,
+        '    keys |= {key for what, key, _, _ in rows if what == "key"}\n',
+        '    keys = {key for what, key, _, _ in rows if what == "key"}\n',
+        by="scenarios erased_unflushed",
+    ),
+    "proved first": Mutant(
+        "a prune commits what it has not read again",
+        _PRUNING,
+        "            await self._prove(transaction, [one for one in changing if one.kept], origins)\n",
+        "",
+        by="scenarios proved",
+    ),
+    "policy heeded": Mutant(
+        "a pass goes on with what a policy let go that has been replaced",
+        "workers/statecache_workers/prune_passes.py",
+        "            if kept != retention:\n",
+        "            if kept is None:\n",
+        by="scenarios replaced",
     ),
 }

@@ -1,0 +1,36 @@
+"""What was loaded from Postgres, to be installed in Redis by itself, or ahead of the commit it was loaded for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from statecache.lua import script
+
+if TYPE_CHECKING:
+    from statecache.model import Record
+
+INSTALL = "hydrate_install"
+
+
+class Install(NamedTuple):
+    """What Postgres holds of states of one shard, and the tokens of its loader that may stand in Redis.
+
+    It is installed under the last of the tokens. Where that was not carried out, they are to be given back.
+    """
+
+    shard: int
+    records: Mapping[str, Record]
+    tokens: Sequence[str]
+    redis_keys: Sequence[str]
+    arguments: Sequence[Any]
+
+    def command(self, link: Any) -> Any:
+        """Return the command that installs, for that connection."""
+        return link.call(script(INSTALL), self.redis_keys, self.arguments)
+
+    def carried_out(self, link: Any, reply: Any) -> bool:
+        """Return whether it was: then no token stands any more, but where the epoch ended, and its tokens with it."""
+        known = not isinstance(reply, Exception)
+        link.knows(script(INSTALL), known)
+        return known
