@@ -131,10 +131,12 @@ class Drawn:
         assert error.nearest in (held or {None}), f"{self.said}: {error}, nearest {error.nearest}, kept {held}"
 
     async def learnt(self, row: Row) -> bool:
-        """Learn whether a value is kept that may have gone."""
-        if row.may_go and row.kept and row.lives:
-            async for change in self.here.clients[0].history(row.key, since=row.version, until=row.version):
-                row.kept = change.kept
+        """Learn which values of a key are kept that may have gone, and return whether this one is."""
+        chain = self.past.chain(row.key)
+        if any(one.may_go and one.kept for one in chain):
+            async for change in self.here.clients[0].history(row.key):
+                one = chain[change.version - 1]
+                one.kept = one.kept and (change.kept or not one.may_go)
         return row.kept
 
     # Writing.
