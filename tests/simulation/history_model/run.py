@@ -4,13 +4,13 @@
 
 What is done next is drawn from the seed: writes of every kind, deletes, counters and lists, checkpoints of keys and
 groups, rollbacks, undos and redos, branches of branches, merges, prunes by hand and by workers, erasures. Beside these
-workers are killed in the middle of a flush and of a prune, and clients are cancelled in the middle of a group's rollback
-and of an erasure; for a while nothing is flushed; states are evicted, and Redis comes back empty. What depends on the
-machine is where a kill strikes, and what was old enough for a policy.
+workers are killed in the middle of a flush and of a prune, and clients are cancelled in the middle of a group's
+rollback and of an erasure; for a while nothing is flushed; states are evicted, and Redis comes back empty. What depends
+on the machine is where a kill strikes, and what was old enough for a policy.
 
 Every few steps some keys are compared, and in the end all: each version, by its number, its position and its moment,
-whole groups at one point, ranges, differences, checkpoints, branches, ancestry; and `verify` has to find nothing. What a
-policy may let go may be gone, and then the error names what is nearest; what is pinned, young enough, or read by a
+whole groups at one point, ranges, differences, checkpoints, branches, ancestry; and `verify` has to find nothing. What
+a policy may let go may be gone, and then the error names what is nearest; what is pinned, young enough, or read by a
 branch has to be there.
 
 The last line is the result as JSON. The exit status is 1 where anything differs.
@@ -18,10 +18,6 @@ The last line is the result as JSON. The exit status is 1 where anything differs
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import logging
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -31,12 +27,14 @@ import msgspec
 
 from statecache import Settings
 from statecache.clock import monotonic
-from statecache_workers.logs import LOGGER
-from tests.fixtures.servers import Site
-from tests.simulation.history_compared import Compared
-from tests.simulation.history_servers import HistoryServers, ages
-from tests.simulation.history_verbs_drawn import Drawn
-from tests.simulation.model import deployment
+from tests.simulation.history_model.branches import Branches
+from tests.simulation.history_model.compared import Compared
+from tests.simulation.history_model.drawing import Drawing
+from tests.simulation.history_model.erasures import Erasures
+from tests.simulation.history_model.marks import Marks
+from tests.simulation.history_model.restores import Restores
+from tests.simulation.history_model.servers import HistoryServers, ages
+from tests.simulation.history_model.writes import Writes
 
 SECONDS = 40.0
 STEPS_MAX = 100_000
@@ -82,7 +80,16 @@ class Run:
     def __init__(self, settings: Settings, result: Result, say: Say) -> None:
         self._rng = Random(result.seed)
         self._here = HistoryServers(settings)
-        self._drawn = Drawn(self._here, self._rng)
+        self._drawn = Drawing(self._here, self._rng)
+        self._writes, restores = Writes(self._drawn), Restores(self._drawn)
+        self._verbs = (
+            self._writes,
+            Marks(self._drawn),
+            restores,
+            Branches(self._drawn, restores),
+            Erasures(self._drawn),
+            self,
+        )
         self._compared = Compared(self._here, Random(result.seed + 1))
         self._result = result
         self._say = say
@@ -111,13 +118,18 @@ class Run:
     def _findings(self) -> list[str]:
         return self._compared.findings
 
+    def verb(self, name: str) -> Callable[[], Awaitable[object]] | None:
+        """Return what a name of `WEIGHTS` does."""
+        return next((getattr(one, name) for one in self._verbs if hasattr(one, name)), None)
+
     async def _step(self) -> None:
         self._result.steps += 1
         name = self._rng.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
-        own: Callable[[], Awaitable[object]] | None = getattr(self, f"_{name}", None)
+        verb = self.verb(name)
+        assert verb is not None, name
         self._drawn.said = name
         try:
-            await (own or getattr(self._drawn, name))()
+            await verb()
         except Exception as error:  # whatever a verb raises that the plain history does not is a finding
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._findings.append(f"step {self._result.steps}, {self._drawn.said}: {type(error).__name__}: {error}"
@@ -154,42 +166,42 @@ class Run:
 
     # What befalls the servers.
 
-    async def _flush(self) -> None:
+    async def flush(self) -> None:
         await self._here.flush()
 
-    async def _kill_flush(self) -> None:
+    async def kill_flush(self) -> None:
         moment = self._rng.randrange(1, 9)
         self._drawn.said = f"kill the worker at moment {moment} of a flush"
         self._done["killed flushes"] += await self._here.kill_flush(moment)
 
-    async def _policy(self) -> None:
+    async def policy(self) -> None:
         namespace = self._rng.choice(("runs", "notes", "blobs"))
         count, age = self._rng.choice(((3, None), (6, None), (None, 1.0), (4, 3.0), (None, None)))
         self._drawn.said = f"keep of {namespace} {count} values, {age} s"
         self._here.set_policy(namespace, count=count, age=None if age is None else ages(age))
 
-    async def _prune(self) -> None:
+    async def prune(self) -> None:
         by_worker = self._rng.random() < 0.5
         self._drawn.said = f"prune {'by a worker' if by_worker else 'by hand'}"
         await self._here.prune(by_worker=by_worker)
 
-    async def _kill_prune(self) -> None:
+    async def kill_prune(self) -> None:
         by_worker, moment = self._rng.random() < 0.5, self._rng.randrange(1, 40)
         self._drawn.said = f"kill a prune {'by a worker' if by_worker else 'by hand'} at moment {moment}"
         self._done["killed prunes"] += await self._here.prune(by_worker=by_worker, moment=moment)
 
-    async def _evict(self) -> None:
+    async def evict(self) -> None:
         self._done["evicted"] += self._here.evict()
 
-    async def _lose_redis(self) -> None:
+    async def lose_redis(self) -> None:
         self._drawn.said = "lose Redis"
         self._result.lost += await self._here.lose_redis()
 
-    async def _latest(self) -> None:
+    async def latest(self) -> None:
         """Let Postgres hold only the newest values of what was written in one go."""
         for _ in range(3):
             key = self._rng.choice([key for key in sorted(self._drawn.kinds) if key.startswith("last/")])
-            await self._drawn._set(key, self._drawn.value(key))
+            await self._writes.write(key, self._drawn.value(key))
         await self._here.flush()
 
 
@@ -198,34 +210,3 @@ async def run(settings: Settings, seed: int, *, seconds: float, steps: int = STE
     result = Result(seed=seed)
     await Run(settings, result, say).play(seconds=seconds, steps=steps)
     return result
-
-
-def main() -> int:
-    """Run from the command line, on servers of its own; return the exit status."""
-    parser = argparse.ArgumentParser(description="Play random histories, and compare them with a plain model.")
-    parser.add_argument("--seconds", type=float, default=SECONDS)
-    parser.add_argument("--steps", type=int, default=STEPS_MAX)
-    parser.add_argument("--seed", type=int, default=Random().randrange(10_000))
-    given = parser.parse_args()
-    logging.getLogger(LOGGER).setLevel(logging.CRITICAL + 1)
-    _say(f"seed {given.seed}, {given.seconds:g} s")
-    site = Site()
-    try:
-        result = asyncio.run(
-            run(deployment(site, "h"), given.seed, seconds=given.seconds, steps=given.steps, say=_say)
-        )
-    finally:
-        site.close()
-    for finding in result.findings:
-        _say(f"VIOLATED seed {given.seed}: {finding}")
-    _say(msgspec.json.encode(result).decode())
-    return result.status
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,6 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
 from statecache import AsyncStateCache, Change, State, VersionNotFound
@@ -18,8 +17,8 @@ from statecache.model import Position
 from statecache.rules.difference import applied
 from statecache.rules.sameness import Labels
 from statecache_workers.verification import verify
-from tests.simulation.history_servers import HistoryServers
-from tests.simulation.plain_history import PlainHistory, Row, nearest
+from tests.simulation.history_model.plain import PlainHistory, Row, nearest
+from tests.simulation.history_model.servers import HistoryServers
 
 POINTS = 3
 """At how many points of each kind a key, or a group, is read in between."""
@@ -78,9 +77,9 @@ class Compared:
         except Exception as error:  # whatever a read raises that had an answer is a finding
             self.findings.append(f"{self._said}: {type(error).__name__}: {error}")
 
-    def _is(self, what: str, found: Any, wanted: Any) -> None:
+    def _is(self, what: str, found: Any, wanted: Any, said: str = "") -> None:
         self.counts[what] += 1
-        assert found == wanted, f"{what}: {str(found)[:400]} was given, and {str(wanted)[:400]} was to be"
+        assert found == wanted, f"{what}: {str(found)[:400]} was given, and {str(wanted)[:400]} was to be{said}"
 
     # One key.
 
@@ -181,9 +180,9 @@ class Compared:
         try:
             state = await self._client.get_at(key, **asked)
         except VersionNotFound as error:
-            held = nearest(self._past.held(key), version) or {None}
+            held: set[int | None] = {*nearest(self._past.held(key), version)} or {None}
             self.counts["refused"] += 1
-            assert error.nearest in held, f"the nearest is told to be {error.nearest}, and is {held}: {error}"
+            self._is("nearest", error.nearest in held, True, f": {error.nearest} of {held}: {error}")
         else:
             raise AssertionError(f"{state} was given, and VersionNotFound was to be raised")
 
@@ -253,7 +252,8 @@ class Compared:
         try:
             found = await self._client.get_group_at(group, **asked)
         except VersionNotFound as error:
-            assert any((error.key, f"version {row.version}") == (row.key, error.wanted) for row in gone), error
+            wanted = {(row.key, f"version {row.version}") for row in gone}
+            self._is("gone", (error.key, error.wanted) in wanted, True, f": {error}")
             self.counts["refused"] += 1
             return
         assert not gone, f"{[(row.key, row.version) for row in gone]} was given, and is gone"
@@ -269,10 +269,3 @@ def _shown(one: Any) -> tuple[Any, ...]:
 
 async def _all(history: AsyncIterator[Change[Any]]) -> list[Change[Any]]:
     return [change async for change in history]
-
-
-class Tally(msgspec.Struct):
-    """How often something was done, and compared."""
-
-    done: dict[str, int] = {}
-    compared: dict[str, int] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -228,7 +229,7 @@ class PlainHistory:
             if not key.startswith(namespace + "/"):
                 continue
             known = [row for row in chain if self.is_flushed(row)]
-            for row, after in zip(known, known[1:], strict=False):
+            for row, after in pairwise(known):
                 if not row.lives or not row.kept or (row.key, row.version) in pinned:
                     continue
                 if known[-1].version - row.version >= (count or 1) and (before is None or after.at < before):
@@ -275,7 +276,7 @@ class PlainHistory:
 
     # What a merge begins from.
 
-    def base_of(self, ours: str, theirs: str) -> tuple[str, int] | None | bool:
+    def base_of(self, ours: str, theirs: str) -> tuple[str, int] | bool | None:
         """Return the version that both build on and that builds on all that both do; False where there are several."""
         mine, others = (self._ancestors((key, len(self.chain(key)))) for key in (ours, theirs))
         common = mine & others

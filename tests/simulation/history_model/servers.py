@@ -15,7 +15,6 @@ from typing import Any
 import psycopg
 
 from statecache import AsyncStateCache, Settings, StateCache
-from statecache.clock import monotonic
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.connection import Link
 from statecache.errors import RedisUnavailable
@@ -27,7 +26,7 @@ from statecache_workers.prune_passes import PrunePasses
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, flushing
 from tests.fixtures.servers import plain_client
-from tests.simulation.plain_history import PlainHistory
+from tests.simulation.history_model.plain import PlainHistory
 from tests.support.awaited import awaited
 from tests.support.dirtiness import evict
 
@@ -58,6 +57,7 @@ class HistoryServers:
         """The worker that there is now."""
         if self._worker is None:
             self._worker = Worker(self.settings)
+            self._worker.janitor.prunes.ask = _nothing  # type: ignore[method-assign]  # passes are drawn, as all else is
         return self._worker
 
     async def close(self) -> None:
@@ -198,6 +198,10 @@ class HistoryServers:
         return lost
 
 
+def _nothing() -> None:
+    """Begin no pass."""
+
+
 async def _no_answer(*_: Any, **__: Any) -> Any:
     raise RedisUnavailable("connection", detail="the worker is gone")
 
@@ -283,22 +287,16 @@ def at_exchange(moment: int, then: Callable[[], object]) -> Iterator[None]:
         link.run, tier.fetch = run, fetch
 
 
-async def cancelled_at(moment: int, call: Awaitable[Any]) -> bool:
-    """Cancel a call at one of the exchanges; return whether it was at it still."""
+async def cancelled_at(moment: int, call: Awaitable[Any]) -> tuple[bool, Any]:
+    """Cancel a call of the asynchronous client at one of its exchanges; return whether it was at it, and the answer."""
     task = asyncio.ensure_future(call)
     with at_exchange(moment, task.cancel):
         try:
-            await task
+            return False, await task
         except asyncio.CancelledError:
-            return True
-    return False
+            return True, None
 
 
 def ages(seconds: float) -> timedelta:
     """Return an age of so many seconds."""
     return timedelta(seconds=seconds)
-
-
-def now_s() -> float:
-    """Return the seconds of a clock that only goes on."""
-    return monotonic()
