@@ -6,7 +6,7 @@ RIVALS := .venv/.rivals
 SITE := .venv/.site
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint demo picture bench chaos coherence failpoints mutants steps sync docs wheel clean
+.PHONY: help test lint demo picture bench chaos coherence history-model failpoints mutants steps sync docs wheel clean
 
 help:  ## Show these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ chaos: $(STAMP)  ## Break everything for a while, then check every promise (SECO
 
 coherence: $(STAMP)  ## Part readers from the server in every way: none may see what is too old (SEED=7 SECONDS=20)
 	@$(PY) -m tests.simulation.coherence $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+history-model: $(STAMP)  ## Play random histories, and compare all that is read with a plain model (SEED=7 SECONDS=40)
+	@$(PY) -m tests.simulation.history_model $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 failpoints: $(STAMP)  ## Let every command boundary of client and worker meet every fault (ARGS="--only commit")
 	@$(PY) -m tests.simulation.failpoints $(ARGS)

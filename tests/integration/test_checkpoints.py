@@ -214,6 +214,17 @@ async def _found(client: AsyncStateCache, key: str, label: str) -> Checkpoint:
         return await other._runtime.checkpoints.find(key, label, end=other._view.end_of(None))
 
 
+async def test_one_of_a_key_that_lies_where_checkpoints_do_is_listed_once(client: AsyncStateCache) -> None:
+    own = "runs/42/checkpoints/of a user"
+    for key in ("runs/42", own):
+        await client.set(key, 1)
+    await client.checkpoint("runs/42", "before", durability="memory")
+    await client.checkpoint(own, "after", durability="memory")
+    assert [one.label for one in await client.checkpoints(own)] == ["after"]
+    assert [one.key for one in await client.checkpoints("runs/42")] == ["runs/42"]
+    assert [one.key for one in await client.checkpoints("runs/42", group=True)] == ["runs/42", own]
+
+
 async def test_a_renamed_one_names_the_same_point(client: AsyncStateCache, worker: Worker) -> None:
     await client.set(KEY, 1)
     made = await client.checkpoint(KEY, "a", durability="memory", metadata=[1])

@@ -40,6 +40,7 @@ INSTRUMENTS = {
     "coherence": ("tests.simulation.coherence", "--seconds", "30", "--seed", SEED),
     "steps": ("tests.acceptance.step_kills", "--times", "4", "--seed", SEED),
     "chaos": ("tests.simulation.chaos", "--seconds", "60", "--seed", SEED),
+    "history": ("tests.simulation.history_model.__main__", "--seconds", "40", "--seed", SEED),
     "scenarios": ("tests.simulation.scenarios",),
 } | {
     profile: ("tests.simulation.chaos", "--profile", profile, "--seconds", "60", "--seed", SEED)

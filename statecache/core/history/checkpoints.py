@@ -56,15 +56,15 @@ class Checkpoints:
         With `whole` the key is a group, and those of all of its keys are meant. `seconds` bounds each exchange.
         """
         group = group_of(key)
-        prefixes = [group + "/"] if whole else [records_under(place) for place in dict.fromkeys((key, group))]
+        prefixes = {group: group + "/"} if whole else {place: records_under(place) for place in (key, group)}
         found: list[Checkpoint] = []
-        for prefix in prefixes:
+        for place, prefix in prefixes.items():
             if not _is_key(prefix + "_"):
                 continue
             listed = Listed(selection=Selection(prefix=prefix))
             async for record in self._listing.records(listed, seconds=seconds):
                 one = checkpoint_of(record)
-                if one is not None and (whole or one.key == key or one.scope == "group"):
+                if one is not None and (whole or (one.key == place and (place == key or one.scope == "group"))):
                     found.append(one)
         return sorted(found, key=lambda one: (one.position, one.label))
 

@@ -1,0 +1,1 @@
+"""Random histories on real servers, compared with a plain model that keeps every version of every key."""

@@ -1,0 +1,57 @@
+"""What is read of history, and where the verbs lead that go back in it."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations.mutant import Mutant
+
+HISTORIES = {
+    "redo counted": Mutant(
+        "a redo behind a redo brings back what that has brought back",
+        "statecache/rules/undoing.py",
+        "            taken_back += 1\n",
+        "            pass\n",
+        by="history",
+    ),
+    "undo shown": Mutant(
+        "an undo behind an undo goes to where that came from",
+        "statecache/rules/undoing.py",
+        '    edit = shown(tip, (yield Question("reason", tip)), whole=whole)\n',
+        '    edit = shown(tip, "", whole=whole)\n',
+        by="history",
+    ),
+    "value held by a state": Mutant(
+        "a value that a state alone holds is passed over as what is nearest",
+        "statecache/sql/history/history_nearest.sql",
+        " OR EXISTS (\n        SELECT FROM {schema}.state s WHERE s.key = c.key AND s.version = c.version AND s.op = 'set'))",
+        ")",
+        by="history",
+    ),
+    "unflushed told once": Mutant(
+        "what is flushed while a history is read from the newest on is told twice",
+        "statecache/core/history/reader.py",
+        "            last = min(last, ahead[0].version - 1) if ahead else last\n",
+        "",
+        by="history",
+    ),
+    "moment included": Mutant(
+        "a moment does not include what was written at it",
+        "statecache/sql/history/history_at.sql",
+        "h.at <= %(time)s",
+        "h.at < %(time)s",
+        by="history",
+    ),
+    "keyframe of a range": Mutant(
+        "a range of versions is read as if each were built on the one before the last",
+        "statecache/core/history/values.py",
+        "before = found.get(stored.version - 1)",
+        "before = found.get(stored.version - 2)",
+        by="history",
+    ),
+    "branch read from its origin": Mutant(
+        "an erasure leaves branches to be read from what it took away",
+        "statecache/core/history/erasing.py",
+        '            await _fetch(runtime, "detach_branch", asked, seconds)\n',
+        "            del asked\n",
+        by="history",
+    ),
+}
