@@ -23,13 +23,11 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Mapping
-from functools import cache
 from hashlib import sha256
 from typing import NamedTuple
 
-import zstandard
-
 from statecache.model import ChangeRecord, ChangeSet
+from statecache.zstd import compressed, compressed_behind, decompressed, plain_frame
 
 DELTAS_MAX, DELTAS_MIN = 64, 8
 """How many deltas follow a keyframe at most; and how many may, however large the values are."""
@@ -41,19 +39,8 @@ ERASED = "erased"
 """The reason of the delete that an erasure of a key begins with; another may follow behind a colon."""
 _PAYS = 2
 """How many times smaller a delta has to be than what a keyframe would take, judged by the one that it builds on."""
-_LEVEL = 1
-_LEVEL_SUFFICES = 100_000
-"""Up to how many bytes of both a value and its parent the level's own parameters find what they have in common."""
 _WHOLE, _DELTA, _ORIGIN = b"w", b"d", b"o"
 _HEAD = struct.Struct("!B3Q9I")
-
-_FRAME = b"\x28\xb5\x2f\xfd\xa0"
-"""How a zstd frame begins whose content's size follows in four bytes."""
-_BLOCK_BYTES_MAX = 128 * 1024
-
-_compressors: list[zstandard.ZstdCompressor] = []
-_decompressors: list[zstandard.ZstdDecompressor] = []
-"""Those that nobody uses now: each is for one thread at a time, and one that failed does not come back."""
 
 
 class Parent(NamedTuple):
@@ -134,24 +121,12 @@ def kept_alone(value: bytes) -> tuple[bytes | None, bytes | None]:
 
 def whole(value: bytes) -> bytes:
     """Return a value as a keyframe."""
-    return _WHOLE + _compressed(value)
+    return _WHOLE + compressed(value)
 
 
 def delta(value: bytes, parent: bytes, *, origin: bool = False) -> bytes:
     """Return what parts a value from that of the version before it, or from its origin in another key."""
-    form, both = _ORIGIN if origin else _DELTA, len(value) + len(parent)
-    if not parent:
-        return form + _compressed(value)
-    if both <= _LEVEL_SUFFICES:
-        return form + zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(parent)).compress(value)
-    parameters = _parameters(both.bit_length())
-    return form + zstandard.ZstdCompressor(compression_params=parameters, dict_data=_dictionary(parent)).compress(value)
-
-
-@cache
-def _parameters(window_log: int) -> zstandard.ZstdCompressionParameters:
-    """Return parameters whose window reaches all of the parent, and whose table has room for most places in it."""
-    return zstandard.ZstdCompressionParameters.from_level(_LEVEL, window_log=window_log, hash_log=window_log - 4)
+    return (_ORIGIN if origin else _DELTA) + compressed_behind(parent, value)
 
 
 def is_delta(packed: bytes | None) -> bool:
@@ -166,7 +141,7 @@ def needs_parent(packed: bytes) -> bool:
 
 def unpacked(packed: bytes, parent: bytes | None) -> bytes:
     """Return a value from its packed form; `parent` is what a delta is to. Raise Damage where that cannot be."""
-    return _decompressed(_frames(packed, None if parent is None else [_plain_frame(parent)]))
+    return _decompressed(_frames(packed, None if parent is None else [plain_frame(parent)]))
 
 
 def _frames(packed: bytes, before: list[bytes] | None) -> list[bytes]:
@@ -181,36 +156,26 @@ def _frames(packed: bytes, before: list[bytes] | None) -> list[bytes]:
     return [*before, packed[1:]]
 
 
-def _plain_frame(value: bytes) -> bytes:
-    """Return a value as a zstd frame that is not compressed, which costs no more than to copy it."""
-    parts = [_FRAME, len(value).to_bytes(4, "little")]
-    for start in range(0, len(value) or 1, _BLOCK_BYTES_MAX):
-        block = value[start : start + _BLOCK_BYTES_MAX]
-        last = start + _BLOCK_BYTES_MAX >= len(value)
-        parts += [(len(block) << 3 | last).to_bytes(3, "little"), block]
-    return b"".join(parts)
-
-
 def restored(chain: Iterable[Stored], *, origin: bytes | None = None, before: bytes | None = None) -> bytes:
     """Return the value of the last of these versions, which begin with its keyframe and are in order.
 
     They may also begin behind the version whose value is `before`. `origin` is what a keyframe is a delta to that a
     branch began with. Raise NotKept where the value is no longer kept, and Damage where what is kept does not give it.
     """
-    frames = None if before is None else [_plain_frame(before)]
+    frames = None if before is None else [plain_frame(before)]
     last: Stored | None = None
     for one in chain:
         if last is not None and one.version != last.version + 1 and one.keyframe not in (None, one.version):
             raise Damage(f"version {one.version - 1}, which it is a delta to, is missing")
         last = one
         if one.value is not None:
-            frames = [_plain_frame(one.value)]
+            frames = [plain_frame(one.value)]
         elif one.packed is None:
             frames = None
         elif is_delta(one.packed):
             frames = _frames(one.packed, frames)
         else:
-            frames = _frames(one.packed, None if origin is None else [_plain_frame(origin)])
+            frames = _frames(one.packed, None if origin is None else [plain_frame(origin)])
     if last is None:
         raise Damage("it is missing")
     if frames is None:
@@ -253,29 +218,9 @@ def begins_anew(change_set: ChangeSet, change: ChangeRecord) -> bool:
     return change.op == "delete" and re.fullmatch(rf"{ERASED}(: .*)?", change_set.reason, re.DOTALL) is not None
 
 
-def _compressed(value: bytes) -> bytes:
-    try:
-        compressor = _compressors.pop()
-    except IndexError:
-        compressor = zstandard.ZstdCompressor(level=_LEVEL)
-    packed = compressor.compress(value)
-    _compressors.append(compressor)
-    return packed
-
-
 def _decompressed(frames: list[bytes]) -> bytes:
     """Return what the last of these frames holds, of which each is a delta to what the one before holds."""
     try:
-        decompressor = _decompressors.pop()
-    except IndexError:
-        decompressor = zstandard.ZstdDecompressor()
-    try:
-        value = decompressor.decompress_content_dict_chain([*frames])
-    except (zstandard.ZstdError, ValueError) as error:
+        return decompressed(frames)
+    except ValueError as error:
         raise Damage(f"it does not decompress: {error}") from None
-    _decompressors.append(decompressor)
-    return value
-
-
-def _dictionary(value: bytes) -> zstandard.ZstdCompressionDict:
-    return zstandard.ZstdCompressionDict(value, dict_type=zstandard.DICT_TYPE_RAWCONTENT)

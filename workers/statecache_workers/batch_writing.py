@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -13,7 +12,7 @@ from statecache.model import Token
 from statecache.rules.pins import Pin
 from statecache.rules.reconcile import Fate, Fork, Judgement, Tip, judge
 from statecache_workers.database import Call, Transaction
-from statecache_workers.history_writing import Decisions, KeptChange, ParentOf, kept_changes
+from statecache_workers.history_writing import KeptChange, ParentOf, kept_changes
 from statecache_workers.origins import Link, link_call, linked
 from statecache_workers.postgres_arrays import (
     blobs,
@@ -95,14 +94,12 @@ async def judged(
     change_sets: Sequence[ChangeSet],
     tips: Mapping[str, Tip],
     parent_of: ParentOf = _unknown,
-    decisions: Decisions = MappingProxyType({}),
     latest: Collection[str] = (),
 ) -> Judged:
     """Decide on a shard's change-sets; ask Postgres what became of other changes where that matters.
 
-    `parent_of` gives the newest value of a shard's key, where it is remembered; `decisions` are how changes are to be
-    kept, as far as that was decided already. `latest` are the namespaces of whose history only the latest values are
-    kept.
+    `parent_of` gives the newest value of a shard's key, where it is remembered. `latest` are the namespaces of whose
+    history only the latest values are kept.
     """
     fates: dict[tuple[str, str], Fate] = {}
     tokens: dict[str, Token] = {}
@@ -112,7 +109,7 @@ async def judged(
     while True:
         judgement = judge(change_sets, tips, fates, tokens)
         if not judgement.asked:
-            kept, parents, pins = kept_changes(shard, judgement, tips, parent_of, decisions, latest)
+            kept, parents, pins = kept_changes(shard, judgement, tips, parent_of, latest)
             links = await linked(transaction, judgement.applied, kept)
             return Judged(shard, judgement, tokens, kept, parents, pins, links)
         keys, change_ids = zip(*judgement.asked, strict=True)

@@ -33,7 +33,6 @@ from statecache_workers.batch_writing import Judged, WriteResult, judged, mark_o
 from statecache_workers.counters import Counters
 from statecache_workers.database import Call, Database
 from statecache_workers.foreign_entries import find_foreign_entries
-from statecache_workers.history_writing import HistoryWriting
 from statecache_workers.kept_histories import KeptHistories
 from statecache_workers.logs import alarm, warn, whisper
 from statecache_workers.lost_tails import gap_calls
@@ -108,7 +107,6 @@ class Flusher:
         self._first = 0
         self.size = BatchSize(settings.flush_batch_max, settings.flush_bytes_max, timeout_s=settings.timeout_s)
         self._lookout = Lookout(settings, self.streams)
-        self.history = HistoryWriting(self.tips.parent)
 
     async def look(self, link: Link, holdings: dict[int, Holding], woken: Sequence[int] = ()) -> Heads:
         """Return the heads of the shards, as they were before the entries that the next cycle writes were read."""
@@ -200,8 +198,6 @@ class Flusher:
     ) -> None:
         """Write a batch and acknowledge it; while it is written, read the next one."""
         server, begun = heads.server, monotonic()
-        if slices[0].deciding is None:
-            self.history.begin(slices)
         tips, missing = self._remembered(slices)
         reading = asyncio.ensure_future(self._read_ahead(link, holdings, slices))
         try:
@@ -248,9 +244,7 @@ class Flusher:
             wanted = self._behind(holdings, heads, behind)
             if not wanted:
                 return None
-            ahead = ReadAhead(heads, await self.streams.read(link, wanted))
-            self.history.begin(ahead.slices)
-            return ahead
+            return ReadAhead(heads, await self.streams.read(link, wanted))
         except RedisUnavailable as error:
             whisper("not_read_ahead", detail=str(error))
             return None
@@ -299,14 +293,12 @@ class Flusher:
             good = self._still_ours(slices, rows, server)
             if not good:
                 return []
-            decided = await self.history.decided(good)
             judgements: list[Judged] = []
             done: list[tuple[Slice, WriteResult]] = []
             for one in good:
                 sets = [entry.change_set for entry in one.entries if entry.change_set is not None]
-                decisions = decided.get(one.shard, {})
                 latest = self.histories.latest
-                verdict = await judged(transaction, one.shard, sets, tips, self.tips.parent, decisions, latest)
+                verdict = await judged(transaction, one.shard, sets, tips, self.tips.parent, latest)
                 judgements.append(verdict)
                 done.append((one, WriteResult.of(verdict)))
             marks = watermarks([mark_of(*pair) for pair in done], database.lease)

@@ -8,7 +8,6 @@ What follows the watermark must be n + 1, for n is contiguous in every shard. A 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -93,8 +92,6 @@ class Slice(msgspec.Struct, kw_only=True):
     cut: Cut = ""
     reason: str = ""
     gaps: Sequence[Gap] = ()
-    deciding: asyncio.Future[Any] | None = None
-    """The decisions how its values are kept, where they were begun."""
 
     @property
     def shard(self) -> int:

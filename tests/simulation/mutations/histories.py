@@ -22,7 +22,8 @@ HISTORIES = {
     "value held by a state": Mutant(
         "a value that a state alone holds is passed over as what is nearest",
         "statecache/sql/history/history_nearest.sql",
-        " OR EXISTS (\n        SELECT FROM {schema}.state s WHERE s.key = c.key AND s.version = c.version AND s.op = 'set'))",
+        " OR EXISTS (\n        SELECT FROM {schema}.state s"
+        " WHERE s.key = c.key AND s.version = c.version AND s.op = 'set'))",
         ")",
         by="history",
     ),
