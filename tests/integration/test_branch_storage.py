@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -83,6 +84,19 @@ async def test_an_origin_that_postgres_takes_in_later_is_named_by_its_version_un
     assert [one.origin_change_id for one in await origin.ancestry(NEW)] == [change_id]
     assert _kept(psql) == ["whole"]
     await _holds(origin, [2, *LONG])
+
+
+async def test_a_group_is_read_whose_keys_branched_from_one_another_in_a_row(
+    origin: AsyncStateCache, worker: Worker, psql: Psql
+) -> None:
+    places = [KEY, *(f"{KEY}/{name}" for name in ("b", "a", "d", "c"))]
+    for key, new in pairwise(places):
+        await origin.branch(key, new, at=2 if key == KEY else 1)
+        await flush(worker)
+    assert [_kept(psql, key) for key in places[1:]] == [["delta"]] * 4
+    at = (await origin.get_many(places))[places[-1]].position
+    group = await origin.get_group_at(KEY, position=at)
+    assert {key: state.value[0] for key, state in group.items()} == dict.fromkeys(places, 2) | {KEY: 3}
 
 
 async def test_while_somebody_removes_values_a_branch_keeps_its_own_and_nobody_waits(

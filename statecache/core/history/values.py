@@ -126,11 +126,7 @@ class HistoryValues:
             wanted = [one for one in dict.fromkeys(ahead) if one is not None and one not in read]
             if not wanted:
                 break
-        values: dict[VersionAt, bytes | None] = {}
-        for place in reversed(read):  # what others began from was read behind them
-            chain, origin = read[place]
-            values[place] = _restored(place, chain, None if origin is None else values.get(origin))
-        return values
+        return _values_of(read)
 
 
 class SuccessiveValues:
@@ -178,6 +174,22 @@ class SuccessiveValues:
             return unpacked(stored.packed or b"", self._last.get(place.key, (0, None))[1])
         except Damage as error:
             raise HistoryDamaged(place.key, place.version, reason=str(error)) from error
+
+
+def _values_of(read: _Chains) -> dict[VersionAt, bytes | None]:
+    """Return the values of what was read, each behind that from which it began: that may be among these as well."""
+    values: dict[VersionAt, bytes | None] = {}
+
+    def value_of(place: VersionAt | None) -> bytes | None:
+        if place is not None and place in read and place not in values:
+            values[place] = None  # for a reference that leads back to where it begins
+            chain, origin = read[place]
+            values[place] = _restored(place, chain, value_of(origin))
+        return None if place is None else values.get(place)
+
+    for one in read:
+        value_of(one)
+    return values
 
 
 def _chains_of(asked: Sequence[VersionAt], rows: Sequence[Row]) -> _Chains:

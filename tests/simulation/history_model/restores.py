@@ -53,14 +53,19 @@ class Restores:
 
     async def undo(self) -> None:
         """Take the last edit of a key back."""
-        await self._walk("undo")
+        await self._walk("undo", self._draw.key())
 
     async def redo(self) -> None:
         """Bring back what an undo took back."""
-        await self._walk("redo")
+        await self._walk("redo", self._draw.key())
 
-    async def _walk(self, kind: str) -> None:
+    async def walk_to_and_fro(self) -> None:
+        """Take several edits of a key back, and bring them back, in any order."""
         key = self._draw.key()
+        for kind in self._rng.choices(("undo", "redo"), k=self._rng.randrange(3, 8)):
+            await self._walk(kind, key)
+
+    async def _walk(self, kind: str, key: str | None) -> None:
         if key is None:
             return
         self._draw.said, call = f"{kind} {key}", getattr(self._draw.client, kind)(key)

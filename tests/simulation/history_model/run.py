@@ -46,9 +46,9 @@ Say = Callable[[str], object]
 
 WEIGHTS = {
     "set": 30, "edit": 16, "modify": 14, "delete": 5, "recreate": 4, "checkpoint": 7, "rename_checkpoint": 2,
-    "unpin": 3, "rollback": 10, "undo": 7, "redo": 4, "rollback_group": 7, "walk_group": 5, "branch": 7,
-    "branch_group": 2, "merge": 7, "erase": 2, "pause": 2, "flush": 9, "kill_flush": 2, "policy": 2, "prune": 4,
-    "kill_prune": 2, "evict": 3, "lose_redis": 1, "latest": 2,
+    "unpin": 3, "rollback": 10, "undo": 7, "redo": 4, "walk_to_and_fro": 5, "rollback_group": 7, "walk_group": 5,
+    "branch": 7, "branch_group": 2, "merge": 7, "erase": 2, "pause": 2, "flush": 9, "kill_flush": 2, "policy": 2,
+    "prune": 4, "kill_prune": 2, "evict": 3, "lose_redis": 1, "latest": 2,
 }  # fmt: skip
 """How often each is drawn, in proportion."""
 
