@@ -94,8 +94,9 @@ async def test_a_group_is_read_whose_keys_branched_from_one_another_in_a_row(
         await origin.branch(key, new, at=2 if key == KEY else 1)
         await flush(worker)
     assert [_kept(psql, key) for key in places[1:]] == [["delta"]] * 4
-    at = (await origin.get_many(places))[places[-1]].position
-    group = await origin.get_group_at(KEY, position=at)
+    last = await origin.get(places[-1])
+    assert last is not None
+    group = await origin.get_group_at(KEY, position=last.position)
     assert {key: state.value[0] for key, state in group.items()} == dict.fromkeys(places, 2) | {KEY: 3}
 
 

@@ -243,6 +243,10 @@ SCENARIOS = {
     "lost_name": ("tests/integration/test_consumers.py", "test_who_lost_its_name_gives_no_more"),
     "given_again": ("tests/integration/test_consumers.py", "test_a_change_whose_handling_failed_is_given_again"),
     "decoded": ("tests/unit/test_near_shared.py", "test_what_is_decoded_for_all_readers_counts_too"),
+    "row": (
+        "tests/integration/test_branch_storage.py",
+        "test_a_group_is_read_whose_keys_branched_from_one_another_in_a_row",
+    ),
     "pinned": ("tests/integration/test_pruning.py", "test_what_live_checkpoints_name_stays"),
     "origins": (
         "tests/integration/test_pruning.py",

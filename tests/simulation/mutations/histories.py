@@ -27,13 +27,6 @@ HISTORIES = {
         ")",
         by="history",
     ),
-    "unflushed told once": Mutant(
-        "what is flushed while a history is read from the newest on is told twice",
-        "statecache/core/history/reader.py",
-        "            last = min(last, ahead[0].version - 1) if ahead else last\n",
-        "",
-        by="history",
-    ),
     "moment included": Mutant(
         "a moment does not include what was written at it",
         "statecache/sql/history/history_at.sql",
@@ -47,6 +40,13 @@ HISTORIES = {
         "before = found.get(stored.version - 1)",
         "before = found.get(stored.version - 2)",
         by="history",
+    ),
+    "origins in a row": Mutant(
+        "what branched from one another in a row is read together as if each stood behind its origin",
+        "statecache/core/history/values.py",
+        "            values[place] = _restored(place, chain, value_of(origin))\n",
+        "            values[place] = _restored(place, chain, None if origin is None else values.get(origin))\n",
+        by="scenarios row",
     ),
     "branch read from its origin": Mutant(
         "an erasure leaves branches to be read from what it took away",
