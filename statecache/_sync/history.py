@@ -106,7 +106,7 @@ class History(VerbGroup[D], Generic[D]):
             return max(since or 1, 1)
         point = Point(time=_aware(since, "since"))
         try:
-            found = run(self._runtime.history.version_at(key, point, end=self._view.end_of(timeout)))
+            found = run(self._runtime.history.version_at(key, point, over_gaps=True, end=self._view.end_of(timeout)))
         except VersionNotFound:
             return 1
         return found.version + (found.at < since)
@@ -117,7 +117,7 @@ class History(VerbGroup[D], Generic[D]):
             return VERSION_MAX if until is None else until
         point = Point(time=_aware(until, "until"))
         try:
-            found = run(self._runtime.history.version_at(key, point, end=self._view.end_of(timeout)))
+            found = run(self._runtime.history.version_at(key, point, over_gaps=True, end=self._view.end_of(timeout)))
         except VersionNotFound:
             return 0
         return found.version
@@ -159,8 +159,9 @@ class History(VerbGroup[D], Generic[D]):
         """Return a state as it was at a version, at a position of its shard, or at a moment; None if it was deleted.
 
         A moment is compared with the clock of Redis at each commit. Raises VersionNotFound where there was nothing yet,
-        or where the value is no longer kept, with the version next to it; HistoryIncomplete where what is not flushed
-        cannot be known; HistoryDamaged, CodecError, PostgresUnavailable.
+        where the value is no longer kept, or where versions are missing that may have been current then, with the
+        version next to it; HistoryIncomplete where what is not flushed cannot be known; HistoryDamaged, CodecError,
+        PostgresUnavailable.
         """
         view, key = self._view, checked_key(self._view.full(name))
         point, end = _point(version, position, time), view.end_of(timeout)

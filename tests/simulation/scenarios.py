@@ -107,6 +107,14 @@ SCENARIOS = {
         "tests/integration/test_lost_in_gap.py",
         "test_a_commit_that_is_gone_with_its_entry_is_lost_for_all_who_ask_and_never_applied_again",
     ),
+    "gone_back_amid_a_gap": (
+        "tests/integration/test_history_gaps.py",
+        "test_nothing_goes_back_to_what_is_not_known_nor_branches_from_it",
+    ),
+    "known_before_a_gap": (
+        "tests/integration/test_history_gaps.py",
+        "test_what_was_before_the_missing_versions_and_behind_them_is_known",
+    ),
     "nobody_left": (
         "tests/integration/test_client_threads.py",
         "test_a_client_that_nobody_has_any_more_leaves_no_thread_and_no_descriptor",

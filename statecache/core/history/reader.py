@@ -8,6 +8,9 @@ is its newest change of the current lineage that is no later. As n orders a shar
 all keys of a group. A moment is looked up in what the changes say of themselves: where a clock went back, the newest
 version counts that is no later.
 
+Where versions of a key are missing from its chain, what it held meanwhile is not known (`gaps`): nothing older stands
+in for them.
+
 What is not flushed may still fork. Where it is not known, for a gate is closed or too much is waiting,
 HistoryIncomplete says so; what was given before it is true.
 """
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
+from statecache.core.history.gaps import Gap, asked_of, gap_of, missing_of_row
 from statecache.core.history.tail import Tail, Watermark
 from statecache.core.history.values import VersionAt
 from statecache.errors import RedisUnavailable
@@ -60,6 +64,25 @@ class Point(NamedTuple):
             return f"version {self.version}"
         return f"change up to position n {self.n}" if self.time is None else f"change up to {self.time.isoformat()}"
 
+    @property
+    def moment(self) -> str:
+        """What is asked for at the point: a version, or the state at that time."""
+        if self.version != VERSION_MAX:
+            return str(self)
+        return f"state at position n {self.n}" if self.time is None else f"state at {self.time.isoformat()}"
+
+
+class Seen(NamedTuple):
+    """What Postgres says of one moment: how far it holds a shard, and of its keys what was newest at a point.
+
+    By key also the newest version, and those that are missing behind the one that was newest then.
+    """
+
+    mark: Watermark
+    found: dict[str, Version]
+    newest: dict[str, int]
+    gaps: dict[str, Gap]
+
 
 class HistoryReader:
     """The reading of what keys held."""
@@ -73,23 +96,25 @@ class HistoryReader:
         self._values = values
         self._tails = tails
 
-    async def version_at(self, key: str, point: Point, *, end: float) -> Version:
+    async def version_at(self, key: str, point: Point, *, over_gaps: bool = False, end: float) -> Version:
         """Return the newest version of a key that is no later than a point.
 
-        Raises VersionNotFound where there is none, HistoryIncomplete where that cannot be known, and
-        PostgresUnavailable past `end`.
+        Raises VersionNotFound where there is none, or where versions are missing that may be later, unless it goes
+        `over_gaps`; HistoryIncomplete where that cannot be known, and PostgresUnavailable past `end`.
         """
         backoff = Backoff(0.005, 0.25)
         while True:
-            mark, found, newest = await self._at(key, point, end, whole=False)
-            best = found.get(key)
-            if best is not None and self._settles(best, point, mark, newest.get(key, 0)):
-                return await self._wanted(key, point, best, end)
-            tail = await self._tail(mark, key, end)
-            ahead = [one for one in tail.versions if one.key == key and one.version > newest.get(key, 0)]
-            best = next((one for one in reversed(ahead) if point.reached(one)), best)
+            seen = await self._at(key, point, end, whole=False)
+            best, newest = seen.found.get(key), seen.newest.get(key, 0)
+            gap = None if over_gaps else seen.gaps.get(key)
+            if best is not None and self._settles(best, point, seen.mark, newest):
+                return await self._wanted(key, point, best, gap, end)
+            tail = await self._tail(seen.mark, key, end)
+            ahead = [one for one in tail.versions if one.key == key and one.version > newest]
+            later = next((one for one in reversed(ahead) if point.reached(one)), None)
+            best, gap = (best, gap) if later is None else (later, None)
             if not tail.lacking or (best is not None and best.version == point.version):
-                return await self._wanted(key, point, best, end)
+                return await self._wanted(key, point, best, gap, end)
             await self._again(key, tail, backoff, end)
 
     @staticmethod
@@ -115,12 +140,28 @@ class HistoryReader:
         found = await self.version_at(key, point, end=end)
         return found, await self.value_of(found, end=end)
 
-    async def _wanted(self, key: str, point: Point, best: Version | None, end: float) -> Version:
-        if best is not None and (point.version in (VERSION_MAX, best.version)):
+    async def _wanted(self, key: str, point: Point, best: Version | None, gap: Gap | None, end: float) -> Version:
+        if best is not None and point.version == best.version:
+            return best
+        if gap is not None and (point.version == VERSION_MAX or point.version <= gap.last):
+            await self._refuse_unknown(point, [gap], end)
+        if best is not None and point.version == VERSION_MAX:
             return best
         nearest = await self._nearest(key, best.version if best is not None else point.version, end)
         why = "nothing of it is that old" if best is None else f"its newest is version {best.version}"
         raise VersionNotFound(key, wanted=str(point), reason=why, nearest=nearest)
+
+    async def _refuse_unknown(self, point: Point, gaps: Sequence[Gap], end: float) -> None:
+        """Raise VersionNotFound where a version that is missing may have been current at a point."""
+        if point == Point() or not gaps:
+            return
+        asked = {"shard": self._keys.shard(gaps[0].key), **asked_of(gaps)}
+        for row in await self._postgres.fetch("history_gaps", asked, seconds=max(end - monotonic(), 0.001)):
+            one = missing_of_row(row)
+            if point.n >= one.begins and (point.time is None or one.before is None or one.before <= point.time):
+                near = one.gap.first - 1 if point.version == VERSION_MAX else point.version
+                nearest = await self._nearest(one.gap.key, near, end)
+                raise VersionNotFound(one.gap.key, wanted=point.moment, reason=one.why, nearest=nearest)
 
     async def _nearest(self, key: str, version: int, end: float) -> int | None:
         """Return the version next to one that has a value; what is not flushed comes behind all that is."""
@@ -168,19 +209,22 @@ class HistoryReader:
     async def keys_at(self, group: str, point: Point, *, end: float) -> list[Version]:
         """Return the newest version of each key of a group that is no later than a point, sorted by key.
 
-        Raises HistoryIncomplete where it cannot be known, and PostgresUnavailable past `end`.
+        Raises VersionNotFound for a key of which versions are missing that may be later; HistoryIncomplete where it
+        cannot be known, and PostgresUnavailable past `end`.
         """
         backoff = Backoff(0.005, 0.25)
         while True:
-            mark, found, newest = await self._at(group, point, end, whole=True)
+            mark, found, newest, gaps = await self._at(group, point, end, whole=True)
             if point.n > mark.flushed:
                 tail = await self._tail(mark, group, end)
                 for one in tail.versions:
                     if one.version > newest.get(one.key, 0) and point.reached(one):
                         found[one.key] = one
+                        gaps.pop(one.key, None)
                 if tail.lacking:
                     await self._again(group, tail, backoff, end)
                     continue
+            await self._refuse_unknown(point, [*gaps.values()], end)
             return [found[key] for key in sorted(found)]
 
     async def versions(
@@ -246,13 +290,13 @@ class HistoryReader:
         versions = sorted((version_of_row(row) for row in rows if row[2] is not None), key=lambda one: one.version)
         return _mark(rows), versions[::-1] if down else versions
 
-    async def _at(
-        self, key: str, point: Point, end: float, *, whole: bool
-    ) -> tuple[Watermark, dict[str, Version], dict[str, int]]:
-        """Return how far Postgres holds the shard, what was newest at the point, and what is newest."""
+    async def _at(self, key: str, point: Point, end: float, *, whole: bool) -> Seen:
         asked = self._asked(key, point, whole=whole)
         rows = await self._postgres.fetch("history_at", asked, seconds=max(end - monotonic(), 0.001))
-        return _mark(rows), _found(rows), {row[17]: row[18] for row in rows if row[17] is not None}
+        found, there = _found(rows), [row for row in rows if row[17] is not None]
+        gaps = (gap_of(row[17], found.get(row[17]), row[19], row[18]) for row in there)
+        newest = {row[17]: row[18] for row in there}
+        return Seen(_mark(rows), found, newest, {gap.key: gap for gap in gaps if gap is not None})
 
     def _asked(self, key: str, point: Point, *, whole: bool) -> dict[str, Any]:
         return {

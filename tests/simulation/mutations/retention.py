@@ -6,6 +6,7 @@ from tests.simulation.mutations.mutant import Mutant
 
 _PRUNING = "workers/statecache_workers/pruning.py"
 _CHAINS = "statecache/rules/chains.py"
+_READER = "statecache/core/history/reader.py"
 _ERASING = "statecache/core/history/erasing.py"
 
 RETENTION = {
@@ -71,6 +72,27 @@ RETENTION = {
         "        if excused:\n",
         "        if excused or missing:\n",
         by="scenarios verified",
+    ),
+    "missing versions of a key": Mutant(
+        "a key goes back, or branches, to what was before versions that are lost, as if it had held that",
+        _READER,
+        "        if gap is not None and (point",
+        "        if None and (point",
+        by="scenarios gone_back_amid_a_gap",
+    ),
+    "missing versions in a group": Mutant(
+        "a group goes back, or branches, to what was before versions that are lost, as if it had held that",
+        _READER,
+        "            await self._refuse_unknown(point, [*gaps.values()], end)\n",
+        "",
+        by="scenarios gone_back_amid_a_gap",
+    ),
+    "known before what is missing": Mutant(
+        "nothing can be gone back to any more of a key of which versions were lost later",
+        "statecache/sql/history/history_gaps.sql",
+        "coalesce(least(e.lost, e.parked), e.behind + 1)",
+        "e.behind + 1",
+        by="scenarios known_before_a_gap",
     ),
     "branches detached": Mutant(
         "an erasure leaves a branch without the value that it is read from",
