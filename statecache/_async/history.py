@@ -103,9 +103,7 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
             return max(since or 1, 1)
         point = Point(time=_aware(since, "since"))
         try:
-            found = await self._runtime.history.version_at(
-                key, point, over_gaps=True, end=self._view.end_of(timeout)
-            )
+            found = await self._runtime.history.version_at(key, point, as_bound=True, end=self._view.end_of(timeout))
         except VersionNotFound:
             return 1
         return found.version + (found.at < since)
@@ -116,9 +114,7 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
             return VERSION_MAX if until is None else until
         point = Point(time=_aware(until, "until"))
         try:
-            found = await self._runtime.history.version_at(
-                key, point, over_gaps=True, end=self._view.end_of(timeout)
-            )
+            found = await self._runtime.history.version_at(key, point, as_bound=True, end=self._view.end_of(timeout))
         except VersionNotFound:
             return 0
         return found.version
@@ -233,7 +229,7 @@ def _point(version: int | None, position: Position | None, time: datetime | None
     if position is not None:
         if not isinstance(position, Position):
             raise UsageError(f"position={position!r} is not a Position")
-        return Point(n=position.n)
+        return Point.at(position)
     return Point(time=_aware(time, "time"))
 
 

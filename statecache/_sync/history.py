@@ -106,7 +106,7 @@ class History(VerbGroup[D], Generic[D]):
             return max(since or 1, 1)
         point = Point(time=_aware(since, "since"))
         try:
-            found = run(self._runtime.history.version_at(key, point, over_gaps=True, end=self._view.end_of(timeout)))
+            found = run(self._runtime.history.version_at(key, point, as_bound=True, end=self._view.end_of(timeout)))
         except VersionNotFound:
             return 1
         return found.version + (found.at < since)
@@ -117,7 +117,7 @@ class History(VerbGroup[D], Generic[D]):
             return VERSION_MAX if until is None else until
         point = Point(time=_aware(until, "until"))
         try:
-            found = run(self._runtime.history.version_at(key, point, over_gaps=True, end=self._view.end_of(timeout)))
+            found = run(self._runtime.history.version_at(key, point, as_bound=True, end=self._view.end_of(timeout)))
         except VersionNotFound:
             return 0
         return found.version
@@ -230,7 +230,7 @@ def _point(version: int | None, position: Position | None, time: datetime | None
     if position is not None:
         if not isinstance(position, Position):
             raise UsageError(f"position={position!r} is not a Position")
-        return Point(n=position.n)
+        return Point.at(position)
     return Point(time=_aware(time, "time"))
 
 

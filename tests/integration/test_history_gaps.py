@@ -115,8 +115,8 @@ async def test_what_was_before_the_missing_versions_and_behind_them_is_known(
     cache: AsyncStateCache, torn: Torn
 ) -> None:
     for version in (1, 2, 3, 7):
-        for asked in ({"version": version}, {"position": torn.position(version)}):
-            state = await cache.get_at(GROUP, **asked)
+        for known in ({"version": version}, {"position": torn.position(version)}):
+            state = await cache.get_at(GROUP, **known)
             assert state is not None
             assert state.value == version
     for asked in ({"position": torn.before.position}, {"time": torn.moment}):

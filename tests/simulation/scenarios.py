@@ -115,6 +115,14 @@ SCENARIOS = {
         "tests/integration/test_history_gaps.py",
         "test_what_was_before_the_missing_versions_and_behind_them_is_known",
     ),
+    "lost_position": (
+        "tests/integration/test_history_failover.py",
+        "test_a_position_that_was_lost_with_its_redis_is_not_taken_for_what_was_committed_there_later",
+    ),
+    "yet_to_come": (
+        "tests/integration/test_points_to_come.py",
+        "test_what_is_yet_to_come_is_not_taken_for_what_is_there",
+    ),
     "nobody_left": (
         "tests/integration/test_client_threads.py",
         "test_a_client_that_nobody_has_any_more_leaves_no_thread_and_no_descriptor",

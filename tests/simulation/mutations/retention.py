@@ -94,6 +94,27 @@ RETENTION = {
         "e.behind + 1",
         by="scenarios known_before_a_gap",
     ),
+    "lost positions": Mutant(
+        "a lost position is taken for that of the change which was given its number later",
+        _READER,
+        "seen.cut < point.n",
+        "False",
+        by="scenarios lost_position",
+    ),
+    "moments to come": Mutant(
+        "what is there now is given for a moment that is yet to come",
+        _READER,
+        "        while point.time is not None:\n",
+        "        while False:\n",
+        by="scenarios yet_to_come",
+    ),
+    "positions to come": Mutant(
+        "what is there now is given for a position that is yet to come",
+        _READER,
+        "tail.newest < point.n < VERSION_MAX",
+        "False",
+        by="scenarios yet_to_come",
+    ),
     "branches detached": Mutant(
         "an erasure leaves a branch without the value that it is read from",
         "statecache/sql/migrations/0012_retention.sql",
