@@ -158,10 +158,11 @@ class History(VerbGroup[D], Generic[D]):
     ) -> State[Any] | None:
         """Return a state as it was at a version, at a position of its shard, or at a moment; None if it was deleted.
 
-        A moment is compared with the clock of Redis at each commit. Raises VersionNotFound where there was nothing yet,
-        where the value is no longer kept, or where versions are missing that may have been current then, with the
-        version next to it; HistoryIncomplete where what is not flushed cannot be known; HistoryDamaged, CodecError,
-        PostgresUnavailable.
+        A moment is compared with the clock of Redis at each commit; from its end on a state is gone there, be it
+        deleted by then or not. Raises VersionNotFound, with the version next to it, where there was nothing yet, where
+        the value is no longer kept, where versions are missing that may have been current then, and for a position that
+        was lost or a point that is yet to come; HistoryIncomplete where what is not flushed cannot be known;
+        HistoryDamaged, CodecError, PostgresUnavailable.
         """
         view, key = self._view, checked_key(self._view.full(name))
         point, end = _point(version, position, time), view.end_of(timeout)

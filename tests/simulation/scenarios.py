@@ -123,6 +123,7 @@ SCENARIOS = {
         "tests/integration/test_points_to_come.py",
         "test_what_is_yet_to_come_is_not_taken_for_what_is_there",
     ),
+    "ended_at_a_moment": ("tests/integration/test_expiry.py", "test_from_its_end_on_no_moment_has_a_state"),
     "nobody_left": (
         "tests/integration/test_client_threads.py",
         "test_a_client_that_nobody_has_any_more_leaves_no_thread_and_no_descriptor",

@@ -101,3 +101,12 @@ async def test_policies(cache: AsyncStateCache) -> None:
     await runs.set("42", 1)
     await runs.step("42", "charge", lambda step: 1)
     assert [one.automatic for one in await cache.checkpoints(KEY)] == [True]
+
+
+async def test_from_its_end_on_no_moment_has_a_state(cache: AsyncStateCache) -> None:
+    state = await cache.set(KEY, 1, ttl=0.2)
+    assert await cache.get_at(KEY, time=state.expires_at) is None
+    assert await cache.get_group_at(KEY, time=state.expires_at) == {}
+    then = await cache.get_at(KEY, position=state.position)
+    assert then is not None
+    assert then.value == 1

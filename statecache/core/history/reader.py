@@ -31,7 +31,7 @@ from statecache.core.history.values import VersionAt
 from statecache.errors import RedisUnavailable
 from statecache.history_errors import HistoryIncomplete, VersionNotFound
 from statecache.keys import beyond_prefix, group_of
-from statecache.rules.versions import Version, version_of_row
+from statecache.rules.versions import Version, at_moment, version_of_row
 
 if TYPE_CHECKING:
     from statecache.core.history.tail import Tails
@@ -172,7 +172,7 @@ class HistoryReader:
         if gap is not None and (point.version == VERSION_MAX or point.version <= gap.last):
             await self._refuse_unknown(point, [gap], end)
         if best is not None and point.version == VERSION_MAX:
-            return best
+            return at_moment(best, point.time)
         near = point.version if point.version != VERSION_MAX else 0
         nearest = await self._nearest(key, near, end)
         why = "nothing of it is that old" if best is None else f"its newest is version {best.version}"
@@ -288,7 +288,7 @@ class HistoryReader:
                     continue
                 await self._refuse_beyond(group, point, mark, tail, end)
             await self._refuse_unknown(point, [*gaps.values()], end)
-            return [found[key] for key in sorted(found)]
+            return [at_moment(found[key], point.time) for key in sorted(found)]
 
     async def versions(
         self,

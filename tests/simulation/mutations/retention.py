@@ -115,6 +115,13 @@ RETENTION = {
         "False",
         by="scenarios yet_to_come",
     ),
+    "ended at a moment": Mutant(
+        "a key is shown, or goes back to, what had ended by the moment that is asked for",
+        "statecache/rules/versions.py",
+        "return version if ends is None or time is None or time < ends else",
+        "return version if True else",
+        by="scenarios ended_at_a_moment",
+    ),
     "branches detached": Mutant(
         "an erasure leaves a branch without the value that it is read from",
         "statecache/sql/migrations/0012_retention.sql",
