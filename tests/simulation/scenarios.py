@@ -124,6 +124,10 @@ SCENARIOS = {
         "test_what_is_yet_to_come_is_not_taken_for_what_is_there",
     ),
     "ended_at_a_moment": ("tests/integration/test_expiry.py", "test_from_its_end_on_no_moment_has_a_state"),
+    "checkpoint_brought_back": (
+        "tests/integration/test_checkpoint_records.py",
+        "test_a_checkpoint_that_is_brought_back_names_the_same_position",
+    ),
     "nobody_left": (
         "tests/integration/test_client_threads.py",
         "test_a_client_that_nobody_has_any_more_leaves_no_thread_and_no_descriptor",

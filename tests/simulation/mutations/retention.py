@@ -122,6 +122,13 @@ RETENTION = {
         "return version if True else",
         by="scenarios ended_at_a_moment",
     ),
+    "checkpoint brought back": Mutant(
+        "a checkpoint that is brought back names another position than before",
+        "statecache/core/history/restoring.py",
+        "written_again(stored, version.position) if",
+        "stored if",
+        by="scenarios checkpoint_brought_back",
+    ),
     "branches detached": Mutant(
         "an erasure leaves a branch without the value that it is read from",
         "statecache/sql/migrations/0012_retention.sql",
