@@ -103,7 +103,7 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
             return max(since or 1, 1)
         point = Point(time=_aware(since, "since"))
         try:
-            found = await self._runtime.history.version_at(key, point, end=self._view.end_of(timeout))
+            found = await self._runtime.history.version_at(key, point, as_bound=True, end=self._view.end_of(timeout))
         except VersionNotFound:
             return 1
         return found.version + (found.at < since)
@@ -114,7 +114,7 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
             return VERSION_MAX if until is None else until
         point = Point(time=_aware(until, "until"))
         try:
-            found = await self._runtime.history.version_at(key, point, end=self._view.end_of(timeout))
+            found = await self._runtime.history.version_at(key, point, as_bound=True, end=self._view.end_of(timeout))
         except VersionNotFound:
             return 0
         return found.version
@@ -155,9 +155,11 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
     ) -> State[Any] | None:
         """Return a state as it was at a version, at a position of its shard, or at a moment; None if it was deleted.
 
-        A moment is compared with the clock of Redis at each commit. Raises VersionNotFound where there was nothing yet,
-        or where the value is no longer kept, with the version next to it; HistoryIncomplete where what is not flushed
-        cannot be known; HistoryDamaged, CodecError, PostgresUnavailable.
+        A moment is compared with the clock of Redis at each commit; from its end on a state is gone there, be it
+        deleted by then or not. Raises VersionNotFound, with the version next to it, where there was nothing yet, where
+        the value is no longer kept, where versions are missing that may have been current then, and for a position that
+        was lost or a point that is yet to come; HistoryIncomplete where what is not flushed cannot be known;
+        HistoryDamaged, CodecError, PostgresUnavailable.
         """
         view, key = self._view, checked_key(self._view.full(name))
         point, end = _point(version, position, time), view.end_of(timeout)
@@ -228,7 +230,7 @@ def _point(version: int | None, position: Position | None, time: datetime | None
     if position is not None:
         if not isinstance(position, Position):
             raise UsageError(f"position={position!r} is not a Position")
-        return Point(n=position.n)
+        return Point.at(position)
     return Point(time=_aware(time, "time"))
 
 

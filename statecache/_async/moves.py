@@ -6,6 +6,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from statecache.backoff import Backoff
 from statecache.call_notes import note
+from statecache.core.own_records import refuse_checkpoint
 from statecache.core.view import VerbGroup, checked_reason, checked_text
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
 from statecache.expiry import form_of, lasting
@@ -85,6 +86,7 @@ class AsyncMoves(VerbGroup[D], Generic[D]):
             found = view.state_of(record)
             if found is None:
                 raise NotFound(key)
+            refuse_checkpoint(key, record.schema)
             write = Write(
                 key=key, op="set", expected=record.change_id, value=record.value, seen=found.value,
                 encoding=lasting(form_of(record.encoding), lasts_ms), schema=record.schema, ttl_ms=view.ttl_ms,
@@ -117,6 +119,7 @@ class AsyncMoves(VerbGroup[D], Generic[D]):
             found = view.state_of(record)
             if found is None:
                 raise NotFound(source)
+            refuse_checkpoint(source, record.schema)
             writes = [
                 Write(key=source, op=op, expected=record.change_id, ttl_ms=view.ttl_ms if op == "delete" else None),
                 Write(

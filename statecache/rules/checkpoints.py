@@ -2,8 +2,8 @@
 
     JSON    label, scope, key; of a key the version and change_id that were current at the checkpoint's position;
             metadata of whoever made it; what it was made with; schema and SHA-256 of the value
-    point   the position, where it is not the checkpoint's own: it was renamed, or filled in. Without a version, a
-            checkpoint of a key names whatever version was current there
+    point   the position, where it is not the checkpoint's own: it was renamed, filled in, or brought back by an undo.
+            Without a version, a checkpoint of a key names whatever version was current there
 
 The commit that creates it compares the key's state, so what it says of that was true at its position. A group is one
 shard, whose positions order all of its changes: the position alone is one consistent point of all its keys. Labels are
@@ -66,6 +66,15 @@ encoded = msgspec.json.Encoder().encode
 """Spell a record as it is stored."""
 decoded = msgspec.json.Decoder(CheckpointRecord).decode
 """Read a stored record; raise msgspec.DecodeError for what is none."""
+
+
+def written_again(value: bytes, position: Position) -> bytes:
+    """Return a record as another commit may write it again: it names the position at which it was written before."""
+    try:
+        said = decoded(value)
+    except msgspec.DecodeError:
+        return value
+    return value if said.point else encoded(msgspec.structs.replace(said, point=str(position)))
 
 
 def record_key(key: str, label: str) -> str:

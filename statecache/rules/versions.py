@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from statecache.expiry import expires_at
 from statecache.model import ChangeRecord, ChangeSet, Position
 
 
@@ -42,6 +43,12 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     def durable(self) -> bool:
         """Whether Postgres holds it."""
         return self.unflushed is None
+
+
+def at_moment(version: Version, time: datetime | None) -> Version:
+    """Return a version as it was at a moment: as `expired`, where the end of what it holds had come by then."""
+    ends = None if time is None or version.op != "set" else expires_at(version.encoding)
+    return version if ends is None or time is None or time < ends else msgspec.structs.replace(version, op="expired")
 
 
 def version_of_row(row: Sequence[Any]) -> Version:

@@ -41,7 +41,7 @@ class HistoryTables:
     def _history_at(
         self, shard: int, key: str, whole: bool, beyond: str, version: int, n: int, time: datetime | str, **_: Any
     ) -> Iterator[Row]:
-        yield self._mark(shard, 19)
+        yield self._mark(shard, 20)
         below = sorted(one for one in self._chains if key + "/" < one < beyond) if whole else []
         for name in (key, *below):
             chain = self._chains.get(name, [])
@@ -50,10 +50,14 @@ class HistoryTables:
                 for one in chain
                 if one.version <= version and one.n <= n and (isinstance(time, str) or one.at <= time)
             ]
+            following = next((one.version for one in chain if not then or one.version > then[-1].version), None)
             if then:
-                yield *self._header(then[-1]), chain[-1].version
+                yield *self._header(then[-1]), chain[-1].version, following
             elif chain:
-                yield *(None,) * 17, name, chain[-1].version
+                yield *(None,) * 17, name, chain[-1].version, following
+
+    def _history_gaps(self, **_: Any) -> list[Row]:
+        return []  # chains in memory are whole
 
     def _history_nearest(self, key: str, version: int) -> list[Row]:
         sets = [one.version for one in self._chains.get(key, []) if one.op == "set"]

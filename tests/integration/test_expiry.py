@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
 from msgspec.structs import replace
 
-from statecache import AsyncStateCache, CodecError, NotFound, RedisUnavailable, Settings
+from statecache import AlreadyCurrent, AsyncStateCache, CodecError, NotFound, RedisUnavailable, Settings
 from statecache.commit_protocol.answers import Absent
 from statecache.core.commit.endings import delete_ended
 from statecache.keys import KeySpace
@@ -300,3 +300,34 @@ async def test_by_hand(cache: AsyncStateCache, cli: CommandLine) -> None:
     assert (absent.status, "version 2 ended at" in absent.err) == (1, True)
     refused = await cli.beside("set", KEY, "1", "--ttl", "0")
     assert (refused.status, "ttl=0.0 is not a time above 0" in refused.err) == (2, True)
+
+
+async def test_from_its_end_on_no_moment_has_a_state(cache: AsyncStateCache, worker: Worker, cli: CommandLine) -> None:
+    """Also before a worker has deleted it; a version and a position give what was committed there, with its end."""
+    first = await cache.set(KEY, "first", ttl=0.3)
+    ends = first.expires_at
+    assert ends is not None
+    before, behind = ends - timedelta(milliseconds=1), ends
+    await cache.set(f"{KEY}/other", "stays")
+    await _gone(cache)
+    told = await cli.beside("show", f"{KEY}@{behind.isoformat()}")
+    assert (told.status, told.err) == (1, f"statecache: {KEY}: what version 1 wrote had ended by then\n")
+    for flushed in (False, True):
+        for asked in ({"time": before}, {"version": 1}, {"position": first.position}):
+            then = await cache.get_at(KEY, **asked)
+            assert then is not None
+            assert (then.value, then.expires_at) == ("first", ends)
+        for moment in (behind, datetime.now(UTC)):
+            assert await cache.get_at(KEY, time=moment) is None
+            assert [*await cache.get_group_at(KEY, time=moment)] == [f"{KEY}/other"]
+            assert [one.op for one in await cache.diff(KEY, before, moment)] == ["removed"]
+        assert [*await cache.get_group_at(KEY, time=before)] == [KEY, f"{KEY}/other"]
+        with pytest.raises(AlreadyCurrent):
+            await cache.rollback(KEY, at=behind)
+        if not flushed:
+            await flush(worker)
+    await cache.set(KEY, "again")
+    back = await cache.rollback(KEY, at=behind)
+    assert back.value is None
+    assert await cache.get(KEY) is None
+    assert (await cache.undo(KEY)).value == "again"

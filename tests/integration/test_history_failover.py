@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
-from statecache import Checkpoint, Set, Settings, StateCache
+from statecache import Checkpoint, Position, Set, Settings, StateCache, VersionNotFound
 from statecache.settings import process_environment, variable_of
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, rows
@@ -85,6 +86,60 @@ def test_a_checkpoint_that_was_lost_with_its_redis_is_not_there(shard: World) ->
     other = shard.client(b)
     assert other.checkpoints(KEY) == []
     assert other.checkpoint(KEY, "mark", durability="memory").version == 1
+
+
+def test_a_position_that_was_lost_with_its_redis_is_not_taken_for_what_was_committed_there_later(shard: World) -> None:
+    """Its number was given again, to other changes: only the epoch tells that it is not theirs."""
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    shard.open(a)
+    kept = shard.put(a, KEY, "kept")
+    shard.in_step(a)
+    shard.flush(a)
+    shard.promote(b)
+    agent = shard.client(a)
+    gone = agent.set(KEY, "gone")
+    mark = agent.checkpoint(KEY, "of the group", group=True, durability="memory")
+    of_key = agent.checkpoint(KEY, "of the key", durability="memory")
+    a.kill()
+    other = shard.client(b)
+    for number in range(4):
+        last = other.set(KEY, number)
+    assert kept.position is not None
+    assert gone.position is not None
+    assert last.position is not None
+    assert (last.epoch, last.position.n) > (gone.epoch, mark.position.n)
+    never = Position(last.epoch + 1, 1)
+    going: tuple[Callable[[Position], Any], ...] = (
+        lambda at: other.get_at(KEY, position=at), lambda at: other.get_group_at(KEY, position=at),
+        lambda at: other.diff(KEY, at), lambda at: other.rollback(KEY, at),
+        lambda at: other.rollback(KEY, at, group=True), lambda at: other.branch(KEY, "runs/43", at=at),
+        lambda at: other.branch(KEY, "runs/43", at=at, group=True),
+    )  # fmt: skip
+    for _ in range(2):
+        for lost in (gone.position, mark.position, never):
+            why = "no epoch" if lost == never else "that was lost, for a later epoch began behind n 1"
+            for call in going:
+                with pytest.raises(VersionNotFound, match=why):
+                    call(lost)
+        with pytest.raises(VersionNotFound, match="that was lost"):
+            other.rollback(KEY, mark, group=True)
+        with pytest.raises(VersionNotFound, match="that was lost"):
+            other.rollback(KEY, mark)
+        with pytest.raises(VersionNotFound, match="that was lost"):
+            other.branch(KEY, "runs/43", at=mark, group=True)
+        with pytest.raises(VersionNotFound, match="as the checkpoint names it"):
+            other.rollback(KEY, of_key)
+        for there, value in ((kept.position, "kept"), (last.position, 3)):
+            found = other.get_at(KEY, position=there)
+            assert found is not None
+            assert found.value == value
+            assert other.get_group_at(KEY, position=there)[KEY].value == value
+        shard.flush(b)
+    now = other.get(KEY)
+    assert now is not None
+    assert (now.version, other.get("runs/43")) == (last.version, None)
 
 
 AGENT = """

@@ -20,6 +20,7 @@ from statecache import (
     CodecError,
     InvalidKey,
     LockHeld,
+    Position,
     Settings,
     StaleToken,
     State,
@@ -113,7 +114,11 @@ async def test_what_would_change_nothing_is_refused(client: AsyncStateCache) -> 
     with pytest.raises(AlreadyCurrent):
         await client.rollback(KEY, 1)
     with pytest.raises(AlreadyCurrent):
-        await client.rollback(KEY, at=datetime.now(UTC) + timedelta(days=1))
+        await client.rollback(KEY, at=datetime.now(UTC))
+    for yet_to_come in ({"at": datetime.now(UTC) + timedelta(days=1)}, {"to": Position(1, 1000)}):
+        with pytest.raises(VersionNotFound) as missed:
+            await client.rollback(KEY, **yet_to_come)
+        assert missed.value.nearest == 3
     state = await client.get(KEY)
     assert state is not None
     assert state.version == 3

@@ -114,9 +114,10 @@ async def test_a_moment_and_a_position_mean_the_newest_change_until_then(cache: 
     between = changes[10].at + (changes[11].at - changes[10].at) / 2
     assert [one.version for one in await _all(cache.history(KEY, since=between, until=changes[13].at))] == [12, 13, 14]
     assert await _all(cache.history(KEY, until=changes[0].at - timedelta(seconds=1))) == []
-    later = await cache.get_at(KEY, time=datetime.now(UTC) + timedelta(days=1), type=Run)
-    assert later is not None
-    assert later.value == run(20)
+    now = await cache.get_at(KEY, time=datetime.now(UTC), type=Run)
+    assert now is not None
+    assert now.value == run(20)
+    assert len(await _all(cache.history(KEY, until=datetime.now(UTC) + timedelta(days=1)))) == 20
     assert history
 
 
@@ -140,7 +141,8 @@ async def test_deleted_and_recreated_keys_keep_their_history(cache: AsyncStateCa
     [
         ({"version": 0}, 1),
         ({"version": 21}, 20),
-        ({"time": datetime(2020, 1, 1, tzinfo=UTC)}, 20),
+        ({"time": datetime(2020, 1, 1, tzinfo=UTC)}, 1),
+        ({"position": Position(1, 0)}, 1),
         ({"version": -5}, 1),
     ],
 )

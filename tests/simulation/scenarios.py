@@ -107,6 +107,27 @@ SCENARIOS = {
         "tests/integration/test_lost_in_gap.py",
         "test_a_commit_that_is_gone_with_its_entry_is_lost_for_all_who_ask_and_never_applied_again",
     ),
+    "gone_back_amid_a_gap": (
+        "tests/integration/test_history_gaps.py",
+        "test_nothing_goes_back_to_what_is_not_known_nor_branches_from_it",
+    ),
+    "known_before_a_gap": (
+        "tests/integration/test_history_gaps.py",
+        "test_what_was_before_the_missing_versions_and_behind_them_is_known",
+    ),
+    "lost_position": (
+        "tests/integration/test_history_failover.py",
+        "test_a_position_that_was_lost_with_its_redis_is_not_taken_for_what_was_committed_there_later",
+    ),
+    "yet_to_come": (
+        "tests/integration/test_points_to_come.py",
+        "test_what_is_yet_to_come_is_not_taken_for_what_is_there",
+    ),
+    "ended_at_a_moment": ("tests/integration/test_expiry.py", "test_from_its_end_on_no_moment_has_a_state"),
+    "checkpoint_brought_back": (
+        "tests/integration/test_checkpoint_records.py",
+        "test_a_checkpoint_that_is_brought_back_names_the_same_position",
+    ),
     "nobody_left": (
         "tests/integration/test_client_threads.py",
         "test_a_client_that_nobody_has_any_more_leaves_no_thread_and_no_descriptor",

@@ -15,6 +15,7 @@ from statecache import (
     CheckpointExists,
     CheckpointPolicy,
     MergeConflict,
+    Position,
     VersionNotFound,
 )
 from statecache.testing import memory
@@ -47,8 +48,10 @@ async def test_checkpoints_and_rollbacks(cache: AsyncStateCache) -> None:
     with pytest.raises(VersionNotFound) as caught:
         await cache.rollback(KEY, 9)
     assert caught.value.nearest == 5
-    with pytest.raises(VersionNotFound):
-        await cache.rollback(KEY, at=datetime(2020, 1, 1, tzinfo=UTC))
+    for none_of_its in ({"at": datetime(2020, 1, 1, tzinfo=UTC)}, {"to": Position(2, 1)}, {"to": Position(0, 1)}):
+        with pytest.raises(VersionNotFound) as caught:
+            await cache.rollback(KEY, **none_of_its)
+        assert caught.value.nearest == 1
     assert [change.reason async for change in cache.history(KEY)] == ["", "", "rollback to 1", "undo to 2", "redo to 3"]
     found = [change.value async for change in cache.history(KEY, values=True, reverse=True)]
     assert found == [1, 2, 1, 2, 1]
@@ -63,8 +66,10 @@ async def test_a_group_goes_back(cache: AsyncStateCache) -> None:
     await cache.delete(KEY)
     await cache.set(f"{KEY}/new", 1)
     await cache.rollback(KEY, "mark", group=True)
-    later = datetime.now(UTC) + timedelta(days=1)
-    group = await cache.namespace("runs", type=Any).get_group_at("42", time=later)
+    for yet_to_come in ({"time": datetime.now(UTC) + timedelta(days=1)}, {"position": Position(1, 1000)}):
+        with pytest.raises(VersionNotFound):
+            await cache.get_group_at(KEY, **yet_to_come)
+    group = await cache.namespace("runs", type=Any).get_group_at("42", time=datetime.now(UTC))
     assert {key: state.value for key, state in group.items() if "checkpoints" not in key} == {
         KEY: 1, f"{KEY}/plan": ["a"],
     }  # fmt: skip
@@ -96,3 +101,12 @@ async def test_policies(cache: AsyncStateCache) -> None:
     await runs.set("42", 1)
     await runs.step("42", "charge", lambda step: 1)
     assert [one.automatic for one in await cache.checkpoints(KEY)] == [True]
+
+
+async def test_from_its_end_on_no_moment_has_a_state(cache: AsyncStateCache) -> None:
+    state = await cache.set(KEY, 1, ttl=0.2)
+    assert await cache.get_at(KEY, time=state.expires_at) is None
+    assert await cache.get_group_at(KEY, time=state.expires_at) == {}
+    then = await cache.get_at(KEY, position=state.position)
+    assert then is not None
+    assert then.value == 1

@@ -32,7 +32,7 @@ async def version_at(cache: AsyncStateCache, key: str, point: PointName) -> Vers
     if point.version is not None:
         wanted = Point(version=point.version)
     elif point.position is not None:
-        wanted = Point(n=point.position.n)
+        wanted = Point.at(point.position)
     elif point.time is not None:
         wanted = Point(time=point.time)
     elif point.label is not None:

@@ -100,6 +100,8 @@ def _tell(version: Version, data: bytes | None) -> None:
 
 
 def _absence(version: Version, nearest: int | None) -> str:
+    if version.op == "expired":
+        return f"what version {version.version} wrote had ended by then"
     if version.op != "set":
         return f"version {version.version} deleted it"
     next_to = "" if nearest is None else f"; version {nearest} is the one next to it that has one"

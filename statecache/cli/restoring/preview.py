@@ -48,7 +48,7 @@ async def group_changes(cache: AsyncStateCache, group: str, position: Position, 
     """Return what becomes of the keys of a group that goes back to a position."""
     end, history = cache._view.end_of(None), cache._runtime.history
     now = await history.keys_at(group, Point(), end=end)
-    then = {one.key: one for one in await history.keys_at(group, Point(n=position.n), end=end)}
+    then = {one.key: one for one in await history.keys_at(group, Point.at(position), end=end)}
     changes: list[KeyChange] = []
     for one in now:
         before = then.get(one.key)

@@ -17,6 +17,7 @@ from statecache.core.history.restoring import applied_again, has_ended, write_of
 from statecache.core.history.restoring_groups import plain_write, refuse_too_large, refuse_too_many, values_of
 from statecache.core.history.targets import target_of, version_of
 from statecache.core.history.terms import Terms, applied_before, committed, refuse_another
+from statecache.core.own_records import refuse_checkpoint
 from statecache.core.read.listed import Listed
 from statecache.errors import (
     AlreadyExists,
@@ -78,6 +79,7 @@ async def _origin(view: View[Any], key: str, at: Aim, end: float) -> Version:
     if version.op != "set":
         wanted, reason = f"value at version {version.version}", "it was deleted by that"
         raise VersionNotFound(key, wanted=wanted, reason=reason, nearest=version.version - 1 or None)
+    refuse_checkpoint(key, version.schema)
     return version
 
 

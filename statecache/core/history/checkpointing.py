@@ -116,7 +116,7 @@ def _write(view: View[Any], target: str, said: CheckpointRecord, expected: str) 
 
 async def _filled_in(view: View[Any], target: str, said: CheckpointRecord, done: Committed, terms: Terms) -> Checkpoint:
     """Fill in which version is current at a checkpoint's position, and return the checkpoint."""
-    version = await view.runtime.history.version_at(said.key, Point(n=done.position.n), end=terms.end)
+    version = await view.runtime.history.version_at(said.key, Point.at(done.position), end=terms.end)
     if version.op != "set":
         await _take_back(view, target, done.change_id)
         raise NotFound(said.key, hint=_NOTHING)

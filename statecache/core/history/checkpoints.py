@@ -82,13 +82,14 @@ def checkpoint_of(record: Record) -> Checkpoint | None:
 
 
 def stored_in(record: Record) -> CheckpointRecord | None:
-    """Return what is stored of a checkpoint in a record; None for another state, or none."""
+    """Return what is stored of a checkpoint in a record; None for another state, one of another place, or none."""
     if not record.exists or record.schema != CHECKPOINT_SCHEMA:
         return None
     try:
-        return decoded(record.value)
+        said = decoded(record.value)
     except msgspec.DecodeError:
         return None
+    return said if record.key == record_key(said.key, said.label) else None
 
 
 def _is_key(text: str) -> bool:

@@ -3,10 +3,14 @@
     Postgres   holds what is flushed. A version that it holds never changes: where it can answer, nothing else is asked
     stream     holds what is not: it is asked where the answer may lie behind the watermark (`tail`)
 
-A point is a version of the key, a position of its shard, or a moment by the clock of Redis. At a point a key's version
-is its newest change of the current lineage that is no later. As n orders a shard, a position is one consistent point of
-all keys of a group. A moment is looked up in what the changes say of themselves: where a clock went back, the newest
-version counts that is no later.
+A point is a version of the key, a position of its shard, or a moment by the clock of Redis. A position is of its
+epoch's lineage: where a later one began before it, it was lost, and its n belongs to something else. At a point a key's
+version is its newest change of the current lineage that is no later. As n orders a shard, a position is one consistent
+point of all keys of a group. A moment is looked up in what the changes say of themselves: where a clock went back, the
+newest version counts that is no later. Nothing is known of a position behind the newest one, nor of a moment to come.
+
+Where versions of a key are missing from its chain, what it held meanwhile is not known (`gaps`): nothing older stands
+in for them.
 
 What is not flushed may still fork. Where it is not known, for a gate is closed or too much is waiting,
 HistoryIncomplete says so; what was given before it is true.
@@ -21,12 +25,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
+from statecache.core.history.gaps import Gap, asked_of, gap_of, missing_of_row
 from statecache.core.history.tail import Tail, Watermark
 from statecache.core.history.values import VersionAt
 from statecache.errors import RedisUnavailable
 from statecache.history_errors import HistoryIncomplete, VersionNotFound
 from statecache.keys import beyond_prefix, group_of
-from statecache.rules.versions import Version, version_of_row
+from statecache.rules.versions import Version, at_moment, version_of_row
 
 if TYPE_CHECKING:
     from statecache.core.history.tail import Tails
@@ -34,22 +39,34 @@ if TYPE_CHECKING:
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
+    from statecache.model import Position
 
 PAGE = 500
 """How many versions are read at once."""
 VALUES_BYTES_MAX = 16 * 1024 * 1024
 """Up to how many bytes of values are read at once, and the one that exceeds it."""
 VERSION_MAX = 2**63 - 1
+AHEAD_S = 1.0
+"""For a moment so far ahead of Redis' clock, as that of a caller's machine may be, it is waited."""
 _NEAREST_S = 1.0
 """For how long it is looked among what is not flushed for the version next to one that is not there."""
 
 
 class Point(NamedTuple):
-    """A point in a key's or a group's history: what is no later than all of these."""
+    """A point in a key's or a group's history: what is no later than all of these.
+
+    With an epoch, n is a place in that epoch's lineage: it means nothing in another one.
+    """
 
     version: int = VERSION_MAX
     n: int = VERSION_MAX
     time: datetime | None = None
+    epoch: int | None = None
+
+    @classmethod
+    def at(cls, position: Position) -> Point:
+        """Return the point that a position is."""
+        return cls(n=position.n, epoch=position.epoch)
 
     def reached(self, one: Version) -> bool:
         """Whether a change is no later than the point."""
@@ -58,7 +75,34 @@ class Point(NamedTuple):
     def __str__(self) -> str:
         if self.version != VERSION_MAX:
             return f"version {self.version}"
-        return f"change up to position n {self.n}" if self.time is None else f"change up to {self.time.isoformat()}"
+        return f"change up to {self._place}"
+
+    @property
+    def moment(self) -> str:
+        """What is asked for at the point: a version, or the state at that time."""
+        if self.version != VERSION_MAX:
+            return str(self)
+        return f"state at {self._place}"
+
+    @property
+    def _place(self) -> str:
+        if self.time is not None:
+            return self.time.isoformat()
+        return f"n {self.n}" if self.epoch is None else f"position {self.epoch}-{self.n}"
+
+
+class Seen(NamedTuple):
+    """What Postgres says of one moment: how far it holds a shard, and of its keys what was newest at a point.
+
+    By key also the newest version, and those that are missing behind the one that was newest then.
+    """
+
+    mark: Watermark
+    found: dict[str, Version]
+    newest: dict[str, int]
+    gaps: dict[str, Gap]
+    cut: int | None = None
+    """The lowest n at which an epoch began that is later than the point's; None where there is none, or it has none."""
 
 
 class HistoryReader:
@@ -73,23 +117,30 @@ class HistoryReader:
         self._values = values
         self._tails = tails
 
-    async def version_at(self, key: str, point: Point, *, end: float) -> Version:
+    async def version_at(self, key: str, point: Point, *, as_bound: bool = False, end: float) -> Version:
         """Return the newest version of a key that is no later than a point.
 
-        Raises VersionNotFound where there is none, HistoryIncomplete where that cannot be known, and
-        PostgresUnavailable past `end`.
+        Raises VersionNotFound where there is none, where versions are missing that may be later, and for a point that
+        is yet to come; `as_bound` of a listing it is what there is. Raises HistoryIncomplete where it cannot be known,
+        and PostgresUnavailable past `end`.
         """
         backoff = Backoff(0.005, 0.25)
         while True:
-            mark, found, newest = await self._at(key, point, end, whole=False)
-            best = found.get(key)
-            if best is not None and self._settles(best, point, mark, newest.get(key, 0)):
-                return await self._wanted(key, point, best, end)
-            tail = await self._tail(mark, key, end)
-            ahead = [one for one in tail.versions if one.key == key and one.version > newest.get(key, 0)]
-            best = next((one for one in reversed(ahead) if point.reached(one)), best)
+            seen = await self._at(key, point, end, whole=False)
+            best, newest = seen.found.get(key), seen.newest.get(key, 0)
+            gap = None if as_bound else seen.gaps.get(key)
+            await self._refuse_lost(key, point, seen, end)
+            if best is not None and self._settles(best, point, seen.mark, newest):
+                return await self._wanted(key, point, best, gap, end)
+            if not as_bound:
+                await self._reach(key, point, end)
+            tail = await self._tail(seen.mark, key, end)
+            ahead = [one for one in tail.versions if one.key == key and one.version > newest]
+            later = next((one for one in reversed(ahead) if point.reached(one)), None)
+            best, gap = (best, gap) if later is None else (later, None)
             if not tail.lacking or (best is not None and best.version == point.version):
-                return await self._wanted(key, point, best, end)
+                await self._refuse_beyond(key, point, seen.mark, tail, end)
+                return await self._wanted(key, point, best, gap, end)
             await self._again(key, tail, backoff, end)
 
     @staticmethod
@@ -115,12 +166,61 @@ class HistoryReader:
         found = await self.version_at(key, point, end=end)
         return found, await self.value_of(found, end=end)
 
-    async def _wanted(self, key: str, point: Point, best: Version | None, end: float) -> Version:
-        if best is not None and (point.version in (VERSION_MAX, best.version)):
+    async def _wanted(self, key: str, point: Point, best: Version | None, gap: Gap | None, end: float) -> Version:
+        if best is not None and point.version == best.version:
             return best
-        nearest = await self._nearest(key, best.version if best is not None else point.version, end)
+        if gap is not None and (point.version == VERSION_MAX or point.version <= gap.last):
+            await self._refuse_unknown(point, [gap], end)
+        if best is not None and point.version == VERSION_MAX:
+            return at_moment(best, point.time)
+        near = point.version if point.version != VERSION_MAX else 0
+        nearest = await self._nearest(key, near, end)
         why = "nothing of it is that old" if best is None else f"its newest is version {best.version}"
         raise VersionNotFound(key, wanted=str(point), reason=why, nearest=nearest)
+
+    async def _refuse_unknown(self, point: Point, gaps: Sequence[Gap], end: float) -> None:
+        """Raise VersionNotFound where a version that is missing may have been current at a point."""
+        if point == Point() or not gaps:
+            return
+        asked = {"shard": self._keys.shard(gaps[0].key), **asked_of(gaps)}
+        for row in await self._postgres.fetch("history_gaps", asked, seconds=max(end - monotonic(), 0.001)):
+            one = missing_of_row(row)
+            if point.n >= one.begins and (point.time is None or one.before is None or one.before <= point.time):
+                near = one.gap.first - 1 if point.version == VERSION_MAX else point.version
+                nearest = await self._nearest(one.gap.key, near, end)
+                raise VersionNotFound(one.gap.key, wanted=point.moment, reason=one.why, nearest=nearest)
+
+    async def _refuse_lost(self, key: str, point: Point, seen: Seen, end: float) -> None:
+        """Raise VersionNotFound for a position of another lineage than that which Postgres goes on with."""
+        if point.epoch is None:
+            return
+        if point.epoch > seen.mark.epoch:
+            reason = f"there was no epoch {point.epoch} of its shard"
+        elif seen.cut is not None and seen.cut < point.n:
+            reason = f"that was lost, for a later epoch began behind n {seen.cut}"
+        else:
+            return
+        best = seen.found.get(key)
+        nearest = await self._nearest(key, VERSION_MAX if best is None else best.version, end)
+        raise VersionNotFound(key, wanted=point.moment, reason=reason, nearest=nearest)
+
+    async def _reach(self, key: str, point: Point, end: float) -> None:
+        """Wait for a moment that comes soon, by Redis' clock; raise VersionNotFound for one that does not."""
+        while point.time is not None:
+            ahead_s = point.time.timestamp() - self._redis.clock.now_ms() / 1000
+            if ahead_s < 0:
+                return
+            if ahead_s > AHEAD_S or monotonic() + ahead_s > end:
+                nearest = await self._nearest(key, VERSION_MAX, end)
+                raise VersionNotFound(key, wanted=point.moment, reason="that is yet to come", nearest=nearest)
+            await self._redis.io.sleep(ahead_s + 0.001)
+
+    async def _refuse_beyond(self, key: str, point: Point, mark: Watermark, tail: Tail, end: float) -> None:
+        """Raise VersionNotFound for a position behind the newest one of its shard."""
+        if not tail.lacking and tail.newest < point.n < VERSION_MAX:
+            reason = f"the newest commit of its shard is {mark.epoch}-{tail.newest}"
+            nearest = await self._nearest(key, VERSION_MAX, end)
+            raise VersionNotFound(key, wanted=point.moment, reason=reason, nearest=nearest)
 
     async def _nearest(self, key: str, version: int, end: float) -> int | None:
         """Return the version next to one that has a value; what is not flushed comes behind all that is."""
@@ -168,20 +268,27 @@ class HistoryReader:
     async def keys_at(self, group: str, point: Point, *, end: float) -> list[Version]:
         """Return the newest version of each key of a group that is no later than a point, sorted by key.
 
-        Raises HistoryIncomplete where it cannot be known, and PostgresUnavailable past `end`.
+        Raises VersionNotFound for a key of which versions are missing that may be later, and for a point that is yet to
+        come; HistoryIncomplete where it cannot be known, and PostgresUnavailable past `end`.
         """
         backoff = Backoff(0.005, 0.25)
         while True:
-            mark, found, newest = await self._at(group, point, end, whole=True)
+            seen = await self._at(group, point, end, whole=True)
+            mark, found, newest, gaps, _ = seen
+            await self._refuse_lost(group, point, seen, end)
             if point.n > mark.flushed:
+                await self._reach(group, point, end)
                 tail = await self._tail(mark, group, end)
                 for one in tail.versions:
                     if one.version > newest.get(one.key, 0) and point.reached(one):
                         found[one.key] = one
+                        gaps.pop(one.key, None)
                 if tail.lacking:
                     await self._again(group, tail, backoff, end)
                     continue
-            return [found[key] for key in sorted(found)]
+                await self._refuse_beyond(group, point, mark, tail, end)
+            await self._refuse_unknown(point, [*gaps.values()], end)
+            return [at_moment(found[key], point.time) for key in sorted(found)]
 
     async def versions(
         self,
@@ -246,13 +353,17 @@ class HistoryReader:
         versions = sorted((version_of_row(row) for row in rows if row[2] is not None), key=lambda one: one.version)
         return _mark(rows), versions[::-1] if down else versions
 
-    async def _at(
-        self, key: str, point: Point, end: float, *, whole: bool
-    ) -> tuple[Watermark, dict[str, Version], dict[str, int]]:
-        """Return how far Postgres holds the shard, what was newest at the point, and what is newest."""
+    async def _at(self, key: str, point: Point, end: float, *, whole: bool) -> Seen:
         asked = self._asked(key, point, whole=whole)
-        rows = await self._postgres.fetch("history_at", asked, seconds=max(end - monotonic(), 0.001))
-        return _mark(rows), _found(rows), {row[17]: row[18] for row in rows if row[17] is not None}
+        names, seconds = ["history_at"], max(end - monotonic(), 0.001)
+        if point.epoch is not None:
+            names, asked = [*names, "later_starts"], asked | {"shards": [asked["shard"]], "epochs": [point.epoch]}
+        rows, *later = await self._postgres.fetch_each(names, asked, seconds=seconds)
+        cut = min((row[1] for found in later for row in found), default=None)
+        found, there = _found(rows), [row for row in rows if row[17] is not None]
+        gaps = (gap_of(row[17], found.get(row[17]), row[19], row[18]) for row in there)
+        newest = {row[17]: row[18] for row in there}
+        return Seen(_mark(rows), found, newest, {gap.key: gap for gap in gaps if gap is not None}, cut)
 
     def _asked(self, key: str, point: Point, *, whole: bool) -> dict[str, Any]:
         return {

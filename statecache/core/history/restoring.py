@@ -22,6 +22,7 @@ from statecache.errors import ChangeIdReused, NotFound, UsageError, VersionConfl
 from statecache.expiry import form_of, lasting, until_of
 from statecache.history_errors import AlreadyCurrent, VersionNotFound
 from statecache.model import ABSENT, BLIND, PRESENT, Write
+from statecache.rules.checkpoints import CHECKPOINT_SCHEMA, written_again
 from statecache.rules.provenance import Kind, Provenance
 from statecache.rules.undoing import Question, Search, redo_target, undo_target
 
@@ -97,8 +98,10 @@ async def _write(view: View[Any], decision: Decision, record: Record, ttl: Ttl |
         if not record.exists and record.op != "quarantined":
             raise _already(decision)
         return Write(key=key, op="delete", expected=record.tip, ttl_ms=view.ttl_ms)
-    value = await view.runtime.history.value_of(version, end=end)
-    if not decision.as_it_is and ttl is None and is_same(view, version, value, record):
+    stored = await view.runtime.history.value_of(version, end=end)
+    value = written_again(stored, version.position) if version.schema == CHECKPOINT_SCHEMA else stored
+    same = is_same(view, version, value, record) or is_same(view, version, stored, record)
+    if not decision.as_it_is and ttl is None and same:
         raise _already(decision)
     return write_of(view, version, value, record.tip, ttl=ttl)
 

@@ -111,7 +111,7 @@ class _Past:
         """Return the newest change of each key at a position."""
         if position not in self._versions:
             history = self._view.runtime.history
-            self._versions[position] = await history.keys_at(self._group, Point(n=position.n), end=self._end)
+            self._versions[position] = await history.keys_at(self._group, Point.at(position), end=self._end)
         return self._versions[position]
 
     async def values(self, versions: Sequence[Version]) -> Mapping[tuple[str, int], bytes]:

@@ -35,12 +35,13 @@ class Watermark(NamedTuple):
 class Tail(NamedTuple):
     """What was found behind a watermark, in order; `lacking` says why it is not all, or ''.
 
-    `anew` says that Postgres has to be asked again first.
+    `anew` says that Postgres has to be asked again first, `newest` up to which n it is all.
     """
 
     versions: Sequence[Version]
     lacking: str = ""
     anew: bool = False
+    newest: int = 0
 
 
 class Tails:
@@ -77,7 +78,8 @@ class Tails:
                     return Tail(found, f"the entry {entry[0].decode()} of the stream cannot be read: {error}")
             if not count:
                 behind = int(newest) - mark.flushed - looked
-                return Tail(found, f"{behind} entries are missing from the stream" if behind > 0 else "", behind > 0)
+                lacking = f"{behind} entries are missing from the stream" if behind > 0 else ""
+                return Tail(found, lacking, behind > 0, int(newest))
         return Tail(found, f"more than {looked} entries of its shard are waiting to be flushed")
 
 

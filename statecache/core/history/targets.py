@@ -52,19 +52,19 @@ async def target_of(view: View[Any], key: str, to: Aim, at: datetime | None, *, 
     if isinstance(to, Checkpoint):
         return _marked(key, to, whole=whole)
     if isinstance(to, Position):
-        return Target(Point(n=to.n))
+        return Target(Point.at(to))
     return Target(Point(time=at)) if to is None else Target(Point(version=to))
 
 
 def _marked(key: str, mark: Checkpoint, *, whole: bool) -> Target:
     if mark.scope == "group" and mark.key == group_of(key):
-        return Target(Point(n=mark.position.n))
+        return Target(Point.at(mark.position))
     if mark.key != key:
         raise UsageError(f"{mark.label!r} is a checkpoint of {mark.key!r}, not of {key!r}")
     if whole:
         raise UsageError(f"{mark.label!r} is a checkpoint of the key {key!r}, not of the group")
     if mark.version is None:  # whoever made it was cut off before it was filled in
-        return Target(Point(n=mark.position.n))
+        return Target(Point.at(mark.position))
     return Target(Point(version=mark.version), mark.change_id)
 
 

@@ -6,6 +6,7 @@ from tests.simulation.mutations.mutant import Mutant
 
 _PRUNING = "workers/statecache_workers/pruning.py"
 _CHAINS = "statecache/rules/chains.py"
+_READER = "statecache/core/history/reader.py"
 _ERASING = "statecache/core/history/erasing.py"
 
 RETENTION = {
@@ -71,6 +72,62 @@ RETENTION = {
         "        if excused:\n",
         "        if excused or missing:\n",
         by="scenarios verified",
+    ),
+    "missing versions of a key": Mutant(
+        "a key goes back, or branches, to what was before versions that are lost, as if it had held that",
+        _READER,
+        "        if gap is not None and (point",
+        "        if None and (point",
+        by="scenarios gone_back_amid_a_gap",
+    ),
+    "missing versions in a group": Mutant(
+        "a group goes back, or branches, to what was before versions that are lost, as if it had held that",
+        _READER,
+        "            await self._refuse_unknown(point, [*gaps.values()], end)\n",
+        "",
+        by="scenarios gone_back_amid_a_gap",
+    ),
+    "known before what is missing": Mutant(
+        "nothing can be gone back to any more of a key of which versions were lost later",
+        "statecache/sql/history/history_gaps.sql",
+        "coalesce(least(e.lost, e.parked), e.behind + 1)",
+        "e.behind + 1",
+        by="scenarios known_before_a_gap",
+    ),
+    "lost positions": Mutant(
+        "a lost position is taken for that of the change which was given its number later",
+        _READER,
+        "seen.cut < point.n",
+        "False",
+        by="scenarios lost_position",
+    ),
+    "moments to come": Mutant(
+        "what is there now is given for a moment that is yet to come",
+        _READER,
+        "        while point.time is not None:\n",
+        "        while False:\n",
+        by="scenarios yet_to_come",
+    ),
+    "positions to come": Mutant(
+        "what is there now is given for a position that is yet to come",
+        _READER,
+        "tail.newest < point.n < VERSION_MAX",
+        "False",
+        by="scenarios yet_to_come",
+    ),
+    "ended at a moment": Mutant(
+        "a key is shown, or goes back to, what had ended by the moment that is asked for",
+        "statecache/rules/versions.py",
+        "return version if ends is None or time is None or time < ends else",
+        "return version if True else",
+        by="scenarios ended_at_a_moment",
+    ),
+    "checkpoint brought back": Mutant(
+        "a checkpoint that is brought back names another position than before",
+        "statecache/core/history/restoring.py",
+        "written_again(stored, version.position) if",
+        "stored if",
+        by="scenarios checkpoint_brought_back",
     ),
     "branches detached": Mutant(
         "an erasure leaves a branch without the value that it is read from",
