@@ -14,7 +14,7 @@ from statecache.core.read.listed import LIMIT_MAX, ORDERS, Listed, Order
 from statecache.core.view import VerbGroup, expected_of
 from statecache.errors import NotChanged, UsageError
 from statecache.keys import checked_key, checked_prefix_of_list
-from statecache.model import ReadMode, State
+from statecache.model import ABSENT, ReadMode, State
 from statecache.rules.filters import Selection, checked_bound, filter_of
 
 if TYPE_CHECKING:
@@ -73,14 +73,14 @@ class AsyncReads(VerbGroup[D], Generic[D]):
     ) -> State[Any] | None:
         """Return the current state, or None where there is none.
 
-        With `default`, a value, or a class or function that makes one, an absence comes as a state with that value,
-        which nobody has stored: given as `expected`, it demands that there still is none. `read` says where from:
-        `local` from this process while what it holds may be believed (stale by at most the setting `near_window_s`, or
-        `max_stale` seconds; normally by one push), `primary` with one round trip to the Redis primary, `fenced` with
-        Postgres' word too that this primary is of the current lineage. `min_version` is one that the key is known to
-        have reached, from someone who has seen it. In every mode this process sees what it wrote, and no key ever goes
-        back. `timeout` is in seconds. Raises CodecError where the value is not of the type, Unavailable where no such
-        state can be had in time, and Quarantined for a state that only quarantine holds.
+        With `default`, a value, or a class or function that makes one, an absence comes as a state with that value and
+        without a change_id, which nobody has stored: as `expected`, it demands that there still is none. `read` says
+        where from: `local` from this process while what it holds may be believed (stale by at most the setting
+        `near_window_s`, or `max_stale` seconds; normally by one push), `primary` with one round trip to the Redis
+        primary, `fenced` with Postgres' word too that this primary is of the current lineage. `min_version` is one that
+        the key is known to have reached, from someone who has seen it. In every mode this process sees what it wrote,
+        and no key ever goes back. `timeout` is in seconds. Raises CodecError where the value is not of the type,
+        Unavailable where no such state can be had in time, and Quarantined for a state that only quarantine holds.
         """
         view = self._view
         if name.__class__ is str and (view.reads == "local" if read is None else read == "local"):
@@ -210,18 +210,19 @@ class AsyncReads(VerbGroup[D], Generic[D]):
     ) -> State[Any] | None:
         """Wait for a state other than `after`, and return it, or None where it was deleted.
 
-        `after` is a State or its change_id; without it, wait until the state exists. The server's push ends the wait;
-        now and then the state is looked at anyway. Raises NotChanged when `timeout` seconds have passed.
+        `after` is a State or its change_id; without it, or with a default that nobody has stored, wait until the state
+        exists. The server's push ends the wait; now and then the state is looked at anyway. Raises NotChanged when
+        `timeout` seconds have passed.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
-        known, near = "" if after is None else expected_of(key, after), self._runtime.near
+        known, near = ABSENT if after is None else expected_of(key, after), self._runtime.near
         begun = monotonic()
         while True:
             signal = self._runtime.io.signal()
             near.watch(key, signal)
             try:
                 record = await self._runtime.reader.local(key, end=end)
-                if record.change_id != known and (record.exists or after is not None):
+                if record.change_id != known and (record.exists or known != ABSENT):
                     return self._view.state_of(record, type)
                 await signal.wait(
                     min(

@@ -77,6 +77,8 @@ class Writes(VerbGroup[D], Generic[D]):
 
     def _refuse_to_drop_what_was_read(self, write: Write, value: Any, expected: State[Any] | str, end: float) -> None:
         """Raise SchemaNewer where the state that a write continues holds more than was read of it."""
+        if write.expected == ABSENT:
+            return
         read = expected.value if isinstance(expected, State) else value
         codec, known = self._view.codec.of(read), isinstance(expected, State) and expected.schema
         if not codec.schema or known == codec.schema:
@@ -227,10 +229,10 @@ class Writes(VerbGroup[D], Generic[D]):
         leaves nothing behind: repeated with its `change_id`, it deletes what is there by then.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
-        if expected is None:
+        wanted = PRESENT if expected is ... else expected_of(key, expected)
+        if wanted == ABSENT:
             run(self._expect_nothing([key], end))
             return None
-        wanted = PRESENT if expected is ... else expected_of(key, expected)
         write = Write(key=key, op="delete", expected=wanted, ttl_ms=self._view.ttl_ms)
         try:
             return run(
@@ -316,7 +318,7 @@ class Writes(VerbGroup[D], Generic[D]):
             return items_write(self._view, key, _VERBS[type(one)], checked_items(one.items), ttl=one.ttl)
         if not isinstance(one, Delete):
             raise UsageError(_NO_MUTATION.format(type(one).__name__))
-        if one.expected is None:
-            return Write(key=key, op="check", expected=ABSENT)
         wanted = PRESENT if one.expected is ... else expected_of(key, one.expected)
+        if wanted == ABSENT:
+            return Write(key=key, op="check", expected=ABSENT)
         return Write(key=key, op="delete", expected=wanted, ttl_ms=self._view.ttl_ms)

@@ -215,8 +215,9 @@ class View(Generic[D]):
             raise Quarantined(record.key, record.change_id)
 
     def state_without(self, record: Record, default: Any) -> State[Any]:
-        """Return a tombstone or an absence as a state whose value is the default."""
-        return self.shown(record, default() if callable(default) else default)
+        """Return a tombstone or an absence as a state whose value is the default, which no change has made."""
+        value = default() if callable(default) else default
+        return replace(self.shown(record, value), change_id="", parent_change_id="", schema="", expires_at=None)
 
     def shown(self, record: Record, value: Any) -> State[Any]:
         return State(
@@ -351,7 +352,7 @@ def expected_of(key: str, expected: Expected) -> str:
     """Return what a write expects: a change_id that must be current, that there is nothing, or anything.
 
     An ellipsis stands for an argument that was not given. None, which is what a read returns for an absence, expects
-    one.
+    one, and so does a state that is nothing but a default.
     """
     if expected is ...:
         return BLIND
@@ -360,7 +361,7 @@ def expected_of(key: str, expected: Expected) -> str:
     if isinstance(expected, State):
         if expected.key != key:
             raise UsageError(f"expected= is a state of {expected.key!r}, not of {key!r}")
-        return expected.change_id
+        return expected.change_id or ABSENT
     return checked_change_id(expected)
 
 
