@@ -171,9 +171,10 @@ def _names_in(kind: Any) -> set[str]:
     todo: list[Any] = [] if kind is Any else [inspect.type_info(kind)]
     while todo:
         info = todo.pop()
-        owner = getattr(info, "cls", None) or id(info)
-        if owner not in seen:
-            seen[owner] = info
+        known = getattr(info, "cls", None) or id(info)
+        if known not in seen:
+            seen[known] = info
+            owner = get_origin(known) or known
             for name, part in _parts_of(info):
                 names |= {f"{owner.__qualname__}.{name}"} if name and isinstance(owner, type) else set()
                 todo += [] if part is None else [part]

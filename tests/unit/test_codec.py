@@ -23,14 +23,17 @@ from tests.support.sample_values import (
     KEY,
     Account,
     Basket,
+    Box,
     Colour,
     Loose,
     Message,
     Order,
     OrderBook,
+    Pair,
     Point,
     Renamed,
     Run,
+    Shelf,
     Step,
     StrictOrder,
     both,
@@ -94,6 +97,21 @@ def test_any_stored_bytes_are_either_decoded_or_refused(data: bytes) -> None:
         for encoding in ENCODINGS:
             with suppress(CodecError):
                 codec_for(kind).decode(data, key=KEY, encoding=encoding)
+
+
+@both
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (Box(1), Box[int]),
+        (Pair("a", "b"), Pair[str]),
+        (Shelf((Box(1), Box(2)), Pair(1, 2)), Shelf[int]),
+        ([Shelf((), Pair(1, 2))], list[Shelf[int]]),
+    ],
+)
+def test_values_of_generic_classes_come_back_as_they_were(encoding: Encoding, value: Any, kind: Any) -> None:
+    back = returned(value, kind, encoding)
+    assert (back, back.__class__) == (value, value.__class__)
 
 
 @both
