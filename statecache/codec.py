@@ -87,6 +87,10 @@ class Codec:
         self._read = self._readers[encoding]
         self._suspect = _suspect_of(encoding, self._dated)
 
+    def takes(self, value: object) -> bool:
+        """Return whether a value is of this codec's type, as far as its class says that."""
+        return self._class is None or isinstance(value, self._class)
+
     def of(self, value: object) -> Codec:
         """Return the codec to write a value with: its class's own where this one has no type, else this one."""
         kind = value.__class__
@@ -196,13 +200,17 @@ class RawCodec(Codec):
             )
         self.encoding = "raw"
 
+    def takes(self, value: object) -> bool:
+        """Return whether a value is one of bytes."""
+        return isinstance(value, (bytes, bytearray, memoryview))
+
     def of(self, value: object) -> Codec:  # noqa: ARG002
         """Return this codec: bytes have no class of their own."""
         return self
 
     def encode(self, value: Any, *, key: str, bytes_max: int) -> tuple[bytes, Any]:
         """Return the bytes twice: to store, and as readers get them."""
-        if not isinstance(value, (bytes, bytearray, memoryview)):
+        if not self.takes(value):
             raise CodecError(key=key, reason=f"it is a {name_of(value.__class__)}, and raw values are bytes")
         data = bytes(value)
         if len(data) > bytes_max:

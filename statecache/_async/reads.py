@@ -83,17 +83,19 @@ class AsyncReads(VerbGroup[D], Generic[D]):
         Unavailable where no such state can be had in time, and Quarantined for a state that only quarantine holds.
         """
         view = self._view
+        if default is not ...:
+            view.refuse_unlike(default, type)
         if name.__class__ is str and (view.reads == "local" if read is None else read == "local"):
             entry = view.near.look(view.prefix + name, boottime(), inf if max_stale is None else max_stale)
             if entry is not None and (not min_version or entry.record.version >= min_version):
                 shared_kind, state = entry.shared
                 kind = view.kind if type is None else type
                 state = state if shared_kind is kind else view.decoded(entry, kind, type)
-                return state if state is not None or default is ... else view.state_without(entry.record, default)
+                return state if state is not None or default is ... else view.state_without(entry.record, default, type)
         key, end, mode = checked_key(view.full(name)), view.end_of(timeout), view.mode_of(read, max_stale)
         record = await view.read_record(key, mode, max_stale, min_version, end)
         state = view.state_of(record, type)
-        return state if state is not None or default is ... else view.state_without(record, default)
+        return state if state is not None or default is ... else view.state_without(record, default, type)
 
     @overload
     def list(

@@ -159,6 +159,7 @@ class Writes(VerbGroup[D], Generic[D]):
         a newer release wrote.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
+        self._view.refuse_unlike(default, type)
         local, shared, reason = self._runtime.local_queues, self._runtime.shared_queues, checked_reason(reason)
         with entered(local.of(key, end=end)) as here, entered(shared.of(key, end=end)) as turn:
             record, conflicts, took_s = here.record or self._view.kept(key), 0, 0.0
@@ -202,7 +203,7 @@ class Writes(VerbGroup[D], Generic[D]):
         if state is None and default is ...:
             raise NotFound(record.key)
         self._view.refuse_to_drop(record, type)
-        before = state.value if state is not None else default() if callable(default) else default
+        before = state.value if state is not None else self._view.made_default(record.key, default, type)
         value = run(self._runtime.io.called(function(before)))
         if value is None:
             raise UsageError("the function given to update returned None", hint="Return the new value.")

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from statecache.clock import boottime, monotonic
 from statecache.codec import codec_for
+from statecache.core.arguments import made_default, refuse_unlike
 from statecache.errors import CodecError, Quarantined, UsageError
 from statecache.expiry import PLAIN_MAX, checked_ttl_ms, ending, expires_at, lasting, stored
 from statecache.model import (
@@ -214,10 +215,20 @@ class View(Generic[D]):
         if record.op == "quarantined":
             raise Quarantined(record.key, record.change_id)
 
-    def state_without(self, record: Record, default: Any) -> State[Any]:
+    def state_without(self, record: Record, default: Any, type: Any = None) -> State[Any]:  # noqa: A002
         """Return a tombstone or an absence as a state whose value is the default, which no change has made."""
-        value = default() if callable(default) else default
+        value = self.made_default(record.key, default, type)
         return replace(self.shown(record, value), change_id="", parent_change_id="", schema="", expires_at=None)
+
+    def refuse_unlike(self, default: Any, type: Any = None) -> None:  # noqa: A002
+        """Raise UsageError for a default that is not of the type that is read."""
+        if default is not ...:
+            refuse_unlike(default, self.codec if type is None else codec_for(type, self.policy.encoding))
+
+    def made_default(self, key: str, default: Any, type: Any = None) -> Any:  # noqa: A002
+        """Return a default as a value that nobody else holds."""
+        codec = self.codec if type is None else codec_for(type, self.policy.encoding)
+        return made_default(default, codec, key=key, bytes_max=self.value_bytes_max)
 
     def shown(self, record: Record, value: Any) -> State[Any]:
         return State(
