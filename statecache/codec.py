@@ -123,8 +123,7 @@ class Codec:
         """Return what readers get from these bytes; raise CodecError where it is not the value."""
         try:
             back = self._read(data)
-            same = back == value
-            if same is not True:
+            if (back == value) is not True:
                 refuse_losses(value, back, key, typed=self.type is not Any)
             if self._slot is not None:
                 refuse_namedtuples(value, self._slot, key)
@@ -136,7 +135,7 @@ class Codec:
             self._refuse_bad_parts(value, key)
         if self._open and _openers_in(data, self.encoding) > NESTING_MAX:
             self._refuse_nesting(data, back, key)
-        return value if same is True else back
+        return back
 
     def decode(self, data: bytes, *, key: str, encoding: str | None = None, schema: str = "") -> Any:
         """Return the value of stored bytes, in the encoding they were stored with (None: this codec's own).
