@@ -70,6 +70,11 @@ def judged(stored: str, ours: str) -> Literal["free", "newer", "look"]:
     return "look"
 
 
+def same_class(stored: str, ours: str) -> bool:
+    """Return whether two schemas are of one class, or both of none, whatever their versions and fields."""
+    return Schema.parse(stored).name == Schema.parse(ours).name
+
+
 def versions(stored: str, ours: str) -> str:
     """Return what schemas say of why data of the one cannot be read as a type of the other: the end of a reason."""
     there, here = Schema.parse(stored), Schema.parse(ours)

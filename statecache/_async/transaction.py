@@ -24,6 +24,7 @@ from statecache.lua import script
 from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Ttl, Write
 from statecache.records import FIELDS, record_of
 from statecache.redis_errors import DEMOTED, FINAL, code_of, found_at, refusal
+from statecache.schemas import same_class
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.answers import Committed
@@ -178,13 +179,24 @@ class AsyncTransaction(Generic[D]):
     def set(self, name: str, value: D, *, ttl: Ttl | None = None) -> None:
         """Write the value at the end; raise SchemaNewer at once where there is more than was read.
 
-        It ends when the state was to end, unless `ttl` or the namespace says how long it lasts from the commit on.
+        Where nothing was read, that is where a state of the value's own class holds more than this class knows, as one
+        that a newer release wrote. The state ends when it was to end, unless `ttl` or the namespace says how long it
+        lasts from the commit on.
         """
         key = self._key(name)
-        if key in self._types:
-            self._view.refuse_to_drop(self._records[key], self._types[key])
-        record = self._records[key]
+        record, pending = self._records[key], self._writes.get(key)
+        if pending is None or pending.op != "delete":  # after a delete, what was there is to go
+            self._refuse_to_drop(record, value)
         self._writes[key] = self._view.write_of(key, value, expected=record.tip, ttl=ttl, over=record)
+
+    def _refuse_to_drop(self, record: Record, value: Any) -> None:
+        """Raise SchemaNewer where a state holds more than what was read of it, or than the class that is written."""
+        if record.key in self._types:
+            self._view.refuse_to_drop(record, self._types[record.key])
+            return
+        codec = self._view.codec.of(value)
+        if codec.schema and same_class(record.schema, codec.schema):
+            self._view.refuse_to_drop(record, None if codec is self._view.codec else codec.type)
 
     def create(self, name: str, value: D, *, ttl: Ttl | None = None) -> None:
         """Create the state at the end; raise AlreadyExists at once where there is one."""
