@@ -10,6 +10,7 @@ from statecache.backoff import pause_s
 from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Absent
+from statecache.core.arguments import refuse_no_function, refuse_no_list
 from statecache.core.modifiers import checked_items, increment_write, items_write
 from statecache.core.view import VerbGroup, checked_change_id, checked_reason, checked_text, expected_of
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
@@ -154,6 +155,7 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
         a newer release wrote.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
+        refuse_no_function(function, "update")
         self._view.refuse_unlike(default, type)
         local, shared, reason = self._runtime.local_queues, self._runtime.shared_queues, checked_reason(reason)
         async with local.of(key, end=end) as here, shared.of(key, end=end) as turn:
@@ -266,6 +268,7 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
         the same writes whose outcome is unknown. `timeout` is in seconds.
         """
         end = self._view.end_of(timeout)
+        refuse_no_list(writes, "commit")
         for one in writes:
             if not isinstance(one, Mutation):
                 raise UsageError(_NO_MUTATION.format(type(one).__name__))

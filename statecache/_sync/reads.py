@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from statecache.clock import boottime, monotonic
 from statecache.concurrency import iterated, run
+from statecache.core.arguments import refuse_no_names, refuse_no_version
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.read.listed import LIMIT_MAX, ORDERS, Listed, Order
 from statecache.core.view import VerbGroup, expected_of
@@ -88,6 +89,10 @@ class Reads(VerbGroup[D], Generic[D]):
         view = self._view
         if default is not ...:
             view.refuse_unlike(default, type)
+        if min_version.__class__ is not int or min_version < 0:
+            refuse_no_version(min_version)
+        if max_stale is not None:
+            view.mode_of(read, max_stale)
         if name.__class__ is str and (view.reads == "local" if read is None else read == "local"):
             entry = view.near.look(view.prefix + name, boottime(), inf if max_stale is None else max_stale)
             if entry is not None and (not min_version or entry.record.version >= min_version):
@@ -149,6 +154,8 @@ class Reads(VerbGroup[D], Generic[D]):
         listed = self._listed(prefix, order, after, before, where, values, limit, typed)
         seconds = self._view.end_of(timeout) - monotonic()
         for record in iterated(self._runtime.listing.records(listed, seconds=seconds)):
+            if self._runtime.in_flight.closed:
+                self._runtime.in_flight.refuse_if_closing()
             if values:
                 state = self._view.state_of(record, type)
             else:
@@ -169,6 +176,8 @@ class Reads(VerbGroup[D], Generic[D]):
         if order in ("newest", "oldest") and not self._view.full(prefix):
             hint = "Give its prefix, like 'runs/'; namespaces() lists them."
             raise UsageError("by age one namespace is listed at a time", hint=hint)
+        if not isinstance(prefix, str):
+            checked_prefix_of_list(prefix, self._runtime.keys.shards)
         bounds = {
             what: "" if name is None else self._view.full(checked_bound(name, what))
             for what, name in (("after", after), ("before", before))
@@ -190,7 +199,8 @@ class Reads(VerbGroup[D], Generic[D]):
             listed = Listed(selection=Selection(prefix=prefix), values=False)
             keys = [record.key for record in iterated(self._runtime.listing.records(listed, seconds=seconds))]
         else:
-            keys = [checked_key(self._view.full(name)) for name in dict.fromkeys(names)]
+            refuse_no_names(names, "warm")
+            keys = [*dict.fromkeys(checked_key(self._view.full(name)) for name in names)]
         return run(self._runtime.warmer.warm(keys, seconds=seconds))
 
     @overload

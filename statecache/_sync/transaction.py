@@ -212,9 +212,10 @@ class Transaction(Generic[D]):
     def delete(self, name: str) -> None:
         """Delete the state at the end; raise NotFound at once where there is none."""
         key = self._key(name)
+        pending = self._writes.get(key)
+        if not (self._records[key].exists if pending is None else pending.op == "set"):
+            raise NotFound(key)
         if not self._records[key].exists:
-            if key not in self._writes:
-                raise NotFound(key)
             del self._writes[key]
             return
         self._writes[key] = Write(key=key, op="delete", expected=self._records[key].tip)

@@ -6,9 +6,7 @@ verb takes `timeout=` in seconds (the setting `timeout_s` without it) and raises
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import timedelta
-from difflib import get_close_matches
+from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -16,16 +14,13 @@ from msgspec.structs import replace
 
 from statecache.clock import boottime, monotonic
 from statecache.codec import codec_for
-from statecache.core.arguments import made_default, refuse_unlike
+from statecache.core.arguments import checked_mode, made_default, refuse_unlike
 from statecache.errors import CodecError, Quarantined, UsageError
 from statecache.expiry import PLAIN_MAX, checked_ttl_ms, ending, expires_at, lasting, stored
 from statecache.model import (
     ABSENT,
     BLIND,
     DURABILITIES,
-    LOCKINGS,
-    READ_MODES,
-    VALUE_BYTES_MAX,
     Encoding,
     Expected,
     Policy,
@@ -37,7 +32,6 @@ from statecache.model import (
 )
 from statecache.near import shareable
 from statecache.records import time_of
-from statecache.rules.checkpoints import checked_checkpoint_policy
 from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
 from statecache.rules.provenance import refuse_provenance
 from statecache.rules.retention import checked_retention
@@ -110,7 +104,7 @@ class View(Generic[D]):
 
     def durability_of(self, durability: str | None) -> str:
         """Return the durability level of a call: its own, the namespace's, or the setting."""
-        level = durability or self.policy.durability or self.runtime.settings.durability
+        level = durability if durability is not None else self.policy.durability or self.runtime.settings.durability
         if level not in DURABILITIES:
             raise UsageError(f"durability {level!r} is not one of {', '.join(DURABILITIES)}")
         return level
@@ -171,12 +165,7 @@ class View(Generic[D]):
 
     def mode_of(self, read: str | None, max_stale: float | None) -> str:
         """Return how a call reads, or raise UsageError."""
-        mode = read or self.reads
-        if mode not in READ_MODES:
-            raise UsageError(f"read {mode!r} is not one of {', '.join(READ_MODES)}")
-        if max_stale is not None and not (mode == "local" and max_stale >= 0):
-            raise UsageError(f"max_stale={max_stale} is for local reads, in seconds, not below 0")
-        return mode
+        return checked_mode(self.reads if read is None else read, max_stale)
 
     def kept(self, key: str) -> Record | None:
         """Return what is kept here of a key, if it may be believed."""
@@ -325,38 +314,6 @@ class VerbGroup(Generic[D]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client holds connections and cannot be pickled: make one in each process")
-
-
-def checked_policy(policy: Policy) -> Policy:
-    """Return a namespace's policy unchanged, or raise UsageError."""
-    if policy.durability not in (None, *DURABILITIES):
-        raise UsageError(f"durability {policy.durability!r} is not one of {', '.join(DURABILITIES)}")
-    if policy.read not in (None, *READ_MODES):
-        raise UsageError(f"read {policy.read!r} is not one of {', '.join(READ_MODES)}")
-    if policy.locking not in (None, *LOCKINGS):
-        raise UsageError(f"locking {policy.locking!r} is not one of {', '.join(LOCKINGS)}")
-    checked_retention(policy.history, policy.retention, policy.retention_count)
-    ttl = policy.redis_ttl
-    if ttl is not None and not (isinstance(ttl, timedelta) and ttl > timedelta(0)):
-        raise UsageError(f"redis_ttl={ttl!r} is not a timedelta above 0", hint="Say redis_ttl=timedelta(seconds=5).")
-    if policy.upgrade is not None and policy.encoding == "raw":
-        raise UsageError("raw bytes have no version, so there is nothing to upgrade", hint="Leave out upgrade=.")
-    if policy.merge is not None and not callable(policy.merge):
-        raise UsageError("merge= is a function of base, ours and theirs")
-    if policy.checkpoint is not None:
-        checked_checkpoint_policy(policy.checkpoint)
-    size = policy.value_bytes_max
-    if size is not None and not (isinstance(size, int) and 1 <= size <= VALUE_BYTES_MAX):
-        raise UsageError(f"value_bytes_max={policy.value_bytes_max} is not from 1 to {VALUE_BYTES_MAX}")
-    return policy
-
-
-def refuse_unknown(names: Iterable[str]) -> None:
-    """Raise UsageError for the first argument that is none of a namespace's policy."""
-    for name in names:
-        near = get_close_matches(name, Policy.__struct_fields__, n=1)
-        meant = f" (did you mean {near[0]}?)" if near else ""
-        raise UsageError(f"namespace() takes no {name}{meant}", hint=f"It takes {', '.join(Policy.__struct_fields__)}.")
 
 
 def expected_of(key: str, expected: Expected) -> str:
