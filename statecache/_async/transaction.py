@@ -12,13 +12,14 @@ while the user's Python runs, so transactions have at most half of a client's co
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from redis.exceptions import NoScriptError
 
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
-from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
+from statecache.errors import AlreadyExists, CodecError, NotFound, RedisUnavailable, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.lua import script
 from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Ttl, Write
@@ -179,9 +180,9 @@ class AsyncTransaction(Generic[D]):
     def set(self, name: str, value: D, *, ttl: Ttl | None = None) -> None:
         """Write the value at the end; raise SchemaNewer at once where there is more than was read.
 
-        Where nothing was read, that is where a state of the value's own class holds more than this class knows, as one
-        that a newer release wrote. The state ends when it was to end, unless `ttl` or the namespace says how long it
-        lasts from the commit on.
+        Where nothing was read, that is where there is more than the type knows, as of a newer release; without a type,
+        than the value's class knows of a state of that class. The state ends when it was to end, unless `ttl` or the
+        namespace says how long it lasts from the commit on.
         """
         key = self._key(name)
         record, pending = self._records[key], self._writes.get(key)
@@ -190,13 +191,19 @@ class AsyncTransaction(Generic[D]):
         self._writes[key] = self._view.write_of(key, value, expected=record.tip, ttl=ttl, over=record)
 
     def _refuse_to_drop(self, record: Record, value: Any) -> None:
-        """Raise SchemaNewer where a state holds more than what was read of it, or than the class that is written."""
+        """Raise SchemaNewer where a state holds more than what was read of it, or than the type that is written.
+
+        Of what was not read a view without a type minds the states of the value's own class alone, and what a type
+        cannot read at all it may replace.
+        """
         if record.key in self._types:
             self._view.refuse_to_drop(record, self._types[record.key])
             return
         codec = self._view.codec.of(value)
-        if codec.schema and same_class(record.schema, codec.schema):
-            self._view.refuse_to_drop(record, None if codec is self._view.codec else codec.type)
+        typed = codec is self._view.codec
+        if codec.schema and (typed or same_class(record.schema, codec.schema)):
+            with suppress(CodecError):
+                self._view.refuse_to_drop(record, None if typed else codec.type)
 
     def create(self, name: str, value: D, *, ttl: Ttl | None = None) -> None:
         """Create the state at the end; raise AlreadyExists at once where there is one."""

@@ -108,7 +108,9 @@ async def test_a_transaction_that_has_not_read_drops_nothing_either(newer: Any, 
 
     await _transacted(older, "42", replaced)  # somebody has said that what was there is to go
     await _transacted(client, KEY, lambda tx: tx.set(KEY, Other(3)))  # another class is no older release
-    await _transacted(older, "42", lambda tx: tx.set("42", OLD("another", 1)))
+    await _transacted(older, "42", lambda tx: tx.set("42", OLD("another", 1)))  # which its type cannot read at all
+    with pytest.raises(SchemaNewer):  # it is all that the namespace holds, says its type
+        await _transacted(client.namespace("runs", type=Other), "42", lambda tx: tx.set("42", Other(4)))
     await _transacted(client, KEY, lambda tx: tx.set(KEY, {"plain": 1}))
     state = await client.get(KEY)
     assert state is not None
