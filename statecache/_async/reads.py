@@ -84,12 +84,10 @@ class AsyncReads(VerbGroup[D], Generic[D]):
         Unavailable where no such state can be had in time, and Quarantined for a state that only quarantine holds.
         """
         view = self._view
-        if default is not ...:
+        if default is not ... or max_stale is not None or min_version != 0:
             view.refuse_unlike(default, type)
-        if min_version.__class__ is not int or min_version < 0:
-            refuse_no_version(min_version)
-        if max_stale is not None:
             view.mode_of(read, max_stale)
+            refuse_no_version(min_version)
         if name.__class__ is str and (view.reads == "local" if read is None else read == "local"):
             entry = view.near.look(view.prefix + name, boottime(), inf if max_stale is None else max_stale)
             if entry is not None and (not min_version or entry.record.version >= min_version):
