@@ -87,6 +87,10 @@ class Codec:
         self._read = self._readers[encoding]
         self._suspect = _suspect_of(encoding, self._dated)
 
+    def takes(self, value: object) -> bool:
+        """Return whether a value is of this codec's type, as far as its class says that."""
+        return self._class is None or isinstance(value, self._class)
+
     def of(self, value: object) -> Codec:
         """Return the codec to write a value with: its class's own where this one has no type, else this one."""
         kind = value.__class__
@@ -119,8 +123,7 @@ class Codec:
         """Return what readers get from these bytes; raise CodecError where it is not the value."""
         try:
             back = self._read(data)
-            same = back == value
-            if same is not True:
+            if (back == value) is not True:
                 refuse_losses(value, back, key, typed=self.type is not Any)
             if self._slot is not None:
                 refuse_namedtuples(value, self._slot, key)
@@ -132,7 +135,7 @@ class Codec:
             self._refuse_bad_parts(value, key)
         if self._open and _openers_in(data, self.encoding) > NESTING_MAX:
             self._refuse_nesting(data, back, key)
-        return value if same is True else back
+        return back
 
     def decode(self, data: bytes, *, key: str, encoding: str | None = None, schema: str = "") -> Any:
         """Return the value of stored bytes, in the encoding they were stored with (None: this codec's own).
@@ -196,13 +199,17 @@ class RawCodec(Codec):
             )
         self.encoding = "raw"
 
+    def takes(self, value: object) -> bool:
+        """Return whether a value is one of bytes."""
+        return isinstance(value, (bytes, bytearray, memoryview))
+
     def of(self, value: object) -> Codec:  # noqa: ARG002
         """Return this codec: bytes have no class of their own."""
         return self
 
     def encode(self, value: Any, *, key: str, bytes_max: int) -> tuple[bytes, Any]:
         """Return the bytes twice: to store, and as readers get them."""
-        if not isinstance(value, (bytes, bytearray, memoryview)):
+        if not self.takes(value):
             raise CodecError(key=key, reason=f"it is a {name_of(value.__class__)}, and raw values are bytes")
         data = bytes(value)
         if len(data) > bytes_max:

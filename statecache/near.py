@@ -33,6 +33,7 @@ from typing import Any, Protocol
 from msgspec import inspect
 
 from statecache.model import NearStatistics, Record, State
+from statecache.value_loss import class_of
 
 EpochVersion = tuple[int, int]
 """The epoch and version of a state, which never go down for a reader."""
@@ -380,5 +381,5 @@ def _is_frozen(info: inspect.Type, above: tuple[int, ...]) -> bool:
     if isinstance(info, inspect.NamedTupleType):
         return all(_is_frozen(field.type, within) for field in info.fields)
     if isinstance(info, inspect.StructType):
-        return info.cls.__struct_config__.frozen and all(_is_frozen(field.type, within) for field in info.fields)
+        return class_of(info).__struct_config__.frozen and all(_is_frozen(field.type, within) for field in info.fields)
     return False

@@ -70,6 +70,11 @@ def judged(stored: str, ours: str) -> Literal["free", "newer", "look"]:
     return "look"
 
 
+def same_class(stored: str, ours: str) -> bool:
+    """Return whether two schemas are of one class, or both of none, whatever their versions and fields."""
+    return Schema.parse(stored).name == Schema.parse(ours).name
+
+
 def versions(stored: str, ours: str) -> str:
     """Return what schemas say of why data of the one cannot be read as a type of the other: the end of a reason."""
     there, here = Schema.parse(stored), Schema.parse(ours)
@@ -171,9 +176,10 @@ def _names_in(kind: Any) -> set[str]:
     todo: list[Any] = [] if kind is Any else [inspect.type_info(kind)]
     while todo:
         info = todo.pop()
-        owner = getattr(info, "cls", None) or id(info)
-        if owner not in seen:
-            seen[owner] = info
+        known = getattr(info, "cls", None) or id(info)
+        if known not in seen:
+            seen[known] = info
+            owner = get_origin(known) or known
             for name, part in _parts_of(info):
                 names |= {f"{owner.__qualname__}.{name}"} if name and isinstance(owner, type) else set()
                 todo += [] if part is None else [part]

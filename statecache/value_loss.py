@@ -267,6 +267,11 @@ def is_record(kind: Any) -> bool:
     return isinstance(kind, type) and (any(hasattr(kind, mark) for mark in marks) or is_model(kind))
 
 
+def class_of(info: Any) -> Any:
+    """Return the class that msgspec's word on a type is about: of `Box[int]` that is `Box`, by which its values go."""
+    return get_origin(info.cls) or info.cls
+
+
 def name_of(kind: Any) -> str:
     """Return the name of a type."""
     return kind.__qualname__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
@@ -351,7 +356,7 @@ def _slot(info: inspect.Type, slots: dict[int, Slot]) -> Slot:
         named = isinstance(member, inspect.NamedTupleType)
         slot.is_tuple |= named or isinstance(member, (inspect.TupleType, inspect.VarTupleType))
         if isinstance(member, inspect.NamedTupleType):
-            slot.named.add(member.cls)
+            slot.named.add(class_of(member))
         slot.ways += [(way, _slot(inner, slots)) for way, inner in _ways_of(member)]
     return slot
 
@@ -368,7 +373,7 @@ def _ways_of(info: inspect.Type) -> list[tuple[Way, inspect.Type]]:
     if isinstance(info, inspect.TypedDictType):
         return [(_entry(field.name), field.type) for field in info.fields]
     if isinstance(info, (inspect.StructType, inspect.DataclassType)):
-        return [(_attribute(field.name, info.cls), field.type) for field in info.fields]
+        return [(_attribute(field.name, class_of(info)), field.type) for field in info.fields]
     return []
 
 

@@ -12,10 +12,11 @@ from statecache._async.verbs import AsyncVerbs
 from statecache._signals import SIGNALS
 from statecache.clock import boottime, monotonic
 from statecache.concurrency import TASKS
+from statecache.core.arguments import checked_policy, refuse_unknown
 from statecache.core.drain import checked_drain, leave
 from statecache.core.history.automatic import AutomaticCheckpoints, make_at_shutdown
 from statecache.core.runtime import Runtime
-from statecache.core.view import View, checked_policy, refuse_unknown
+from statecache.core.view import View
 from statecache.errors import UsageError
 from statecache.keys import checked_key, checked_namespace
 from statecache.model import (
@@ -195,6 +196,7 @@ class AsyncStateCache(AsyncNamespace[Any]):
     def unknown_outcomes(self) -> tuple[UnknownCommit, ...]:
         """Return this client's commits whose outcome no caller learnt, the oldest first; ask `outcome` about them.
 
+        It asks no server, and answers when the client is closed too: then another one can ask `outcome`.
         A call that was cancelled or ran out of time and is not among them was never sent, so it was not applied.
         """
         return self._runtime.unknown_outcomes.all()

@@ -76,6 +76,7 @@ class AsyncSteps(VerbGroup[D], Generic[D]):
         """
         key = checked_key(self._view.full(name))
         steps.check_calls(function, args, plain=self._runtime.io.plain, apply=apply, check=check)
+        self._view.refuse_unlike(default, state_type)
         terms = Terms(
             type=type,
             apply=apply,

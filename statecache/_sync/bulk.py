@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from statecache.clock import boottime, monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.concurrency import iterated, run
+from statecache.core.arguments import refuse_no_function, refuse_no_mapping, refuse_no_names
 from statecache.core.parts import in_parts
 from statecache.core.read.listed import Listed
 from statecache.core.view import VerbGroup, checked_reason, checked_text
@@ -63,8 +64,7 @@ class Bulk(VerbGroup[D], Generic[D]):
         snapshot. `read`, `max_stale` and the errors are those of `get`: one state that cannot be had fails the call.
         `timeout` is for the whole call, in seconds.
         """
-        if isinstance(names, str):
-            raise UsageError("get_many takes names, not one text", hint=f"Say get_many([{names!r}]).")
+        refuse_no_names(names, "get_many")
         end, mode = self._view.end_of(timeout), self._view.mode_of(read, max_stale)
         keys = {name: checked_key(self._view.full(name)) for name in names}
         found: dict[str, State[Any] | None] = {}
@@ -111,6 +111,7 @@ class Bulk(VerbGroup[D], Generic[D]):
         what became of it. `ttl` is how long each lasts, as in `set`. `timeout` is for the whole call, in seconds; use
         `commit` for states that belong together.
         """
+        refuse_no_mapping(values, "set_many")
         writes = {name: self._view.write_of(checked_key(self._view.full(name)), value, expected=BLIND, ttl=ttl)
                   for name, value in values.items()}  # fmt: skip
         states, errors = run(self._write_each(writes, durability, actor, reason, self._view.end_of(timeout)))
@@ -139,6 +140,10 @@ class Bulk(VerbGroup[D], Generic[D]):
         """
         if isinstance(names, str) or (names is None) == (prefix is None):
             raise UsageError("delete_many takes names, or a prefix", hint='Say delete_many(prefix="42/").')
+        if names is not None:
+            refuse_no_names(names, "delete_many")
+        if progress is not None:
+            refuse_no_function(progress, "progress=")
         count, seconds = 0, self._view.end_of(timeout) - monotonic()
         for writes in iterated(self._deletions(names, prefix, seconds)):
             if dry_run:

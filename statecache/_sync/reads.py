@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from statecache.clock import boottime, monotonic
 from statecache.concurrency import iterated, run
+from statecache.core.arguments import refuse_no_names, refuse_no_version
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.read.listed import LIMIT_MAX, ORDERS, Listed, Order
 from statecache.core.view import VerbGroup, expected_of
 from statecache.errors import NotChanged, UsageError
 from statecache.keys import checked_key, checked_prefix_of_list
-from statecache.model import ReadMode, State
+from statecache.model import ABSENT, ReadMode, State
 from statecache.rules.filters import Selection, checked_bound, filter_of
 
 if TYPE_CHECKING:
@@ -76,27 +77,31 @@ class Reads(VerbGroup[D], Generic[D]):
     ) -> State[Any] | None:
         """Return the current state, or None where there is none.
 
-        With `default`, a value, or a class or function that makes one, an absence comes as a state with that value,
-        which nobody has stored: given as `expected`, it demands that there still is none. `read` says where from:
-        `local` from this process while what it holds may be believed (stale by at most the setting `near_window_s`, or
-        `max_stale` seconds; normally by one push), `primary` with one round trip to the Redis primary, `fenced` with
-        Postgres' word too that this primary is of the current lineage. `min_version` is one that the key is known to
-        have reached, from someone who has seen it. In every mode this process sees what it wrote, and no key ever goes
-        back. `timeout` is in seconds. Raises CodecError where the value is not of the type, Unavailable where no such
-        state can be had in time, and Quarantined for a state that only quarantine holds.
+        With `default`, a value, or a class or function that makes one, an absence comes as a state with that value and
+        without a change_id, which nobody has stored: as `expected`, it demands that there still is none. `read` says
+        where from: `local` from this process while what it holds may be believed (stale by at most the setting
+        `near_window_s`, or `max_stale` seconds; normally by one push), `primary` with one round trip to the Redis
+        primary, `fenced` with Postgres' word too that this primary is of the current lineage. `min_version` is one that
+        the key is known to have reached, from someone who has seen it. In every mode this process sees what it wrote,
+        and no key ever goes back. `timeout` is in seconds. Raises CodecError where the value is not of the type,
+        Unavailable where no such state can be had in time, and Quarantined for a state that only quarantine holds.
         """
         view = self._view
+        if default is not ... or max_stale is not None or min_version != 0:
+            view.refuse_unlike(default, type)
+            view.mode_of(read, max_stale)
+            refuse_no_version(min_version)
         if name.__class__ is str and (view.reads == "local" if read is None else read == "local"):
             entry = view.near.look(view.prefix + name, boottime(), inf if max_stale is None else max_stale)
             if entry is not None and (not min_version or entry.record.version >= min_version):
                 shared_kind, state = entry.shared
                 kind = view.kind if type is None else type
                 state = state if shared_kind is kind else view.decoded(entry, kind, type)
-                return state if state is not None or default is ... else view.state_without(entry.record, default)
+                return state if state is not None or default is ... else view.state_without(entry.record, default, type)
         key, end, mode = checked_key(view.full(name)), view.end_of(timeout), view.mode_of(read, max_stale)
         record = run(view.read_record(key, mode, max_stale, min_version, end))
         state = view.state_of(record, type)
-        return state if state is not None or default is ... else view.state_without(record, default)
+        return state if state is not None or default is ... else view.state_without(record, default, type)
 
     @overload
     def list(
@@ -147,6 +152,8 @@ class Reads(VerbGroup[D], Generic[D]):
         listed = self._listed(prefix, order, after, before, where, values, limit, typed)
         seconds = self._view.end_of(timeout) - monotonic()
         for record in iterated(self._runtime.listing.records(listed, seconds=seconds)):
+            if self._runtime.in_flight.closed:
+                self._runtime.in_flight.refuse_if_closing()
             if values:
                 state = self._view.state_of(record, type)
             else:
@@ -167,6 +174,8 @@ class Reads(VerbGroup[D], Generic[D]):
         if order in ("newest", "oldest") and not self._view.full(prefix):
             hint = "Give its prefix, like 'runs/'; namespaces() lists them."
             raise UsageError("by age one namespace is listed at a time", hint=hint)
+        if not isinstance(prefix, str):
+            checked_prefix_of_list(prefix, self._runtime.keys.shards)
         bounds = {
             what: "" if name is None else self._view.full(checked_bound(name, what))
             for what, name in (("after", after), ("before", before))
@@ -188,7 +197,8 @@ class Reads(VerbGroup[D], Generic[D]):
             listed = Listed(selection=Selection(prefix=prefix), values=False)
             keys = [record.key for record in iterated(self._runtime.listing.records(listed, seconds=seconds))]
         else:
-            keys = [checked_key(self._view.full(name)) for name in dict.fromkeys(names)]
+            refuse_no_names(names, "warm")
+            keys = [*dict.fromkeys(checked_key(self._view.full(name)) for name in names)]
         return run(self._runtime.warmer.warm(keys, seconds=seconds))
 
     @overload
@@ -213,18 +223,19 @@ class Reads(VerbGroup[D], Generic[D]):
     ) -> State[Any] | None:
         """Wait for a state other than `after`, and return it, or None where it was deleted.
 
-        `after` is a State or its change_id; without it, wait until the state exists. The server's push ends the wait;
-        now and then the state is looked at anyway. Raises NotChanged when `timeout` seconds have passed.
+        `after` is a State or its change_id; without it, or with a default that nobody has stored, wait until the state
+        exists. The server's push ends the wait; now and then the state is looked at anyway. Raises NotChanged when
+        `timeout` seconds have passed.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
-        known, near = "" if after is None else expected_of(key, after), self._runtime.near
+        known, near = ABSENT if after is None else expected_of(key, after), self._runtime.near
         begun = monotonic()
         while True:
             signal = self._runtime.io.signal()
             near.watch(key, signal)
             try:
                 record = run(self._runtime.reader.local(key, end=end))
-                if record.change_id != known and (record.exists or after is not None):
+                if record.change_id != known and (record.exists or known != ABSENT):
                     return self._view.state_of(record, type)
                 run(
                     signal.wait(

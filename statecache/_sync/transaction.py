@@ -14,6 +14,7 @@ while the user's Python runs, so transactions have at most half of a client's co
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from redis.exceptions import NoScriptError
@@ -21,12 +22,13 @@ from redis.exceptions import NoScriptError
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.concurrency import run
-from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
+from statecache.errors import AlreadyExists, CodecError, NotFound, RedisUnavailable, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.lua import script
 from statecache.model import STATES_PER_COMMIT_MAX, Record, State, Ttl, Write
 from statecache.records import FIELDS, record_of
 from statecache.redis_errors import DEMOTED, FINAL, code_of, found_at, refusal
+from statecache.schemas import same_class
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.answers import Committed
@@ -181,13 +183,30 @@ class Transaction(Generic[D]):
     def set(self, name: str, value: D, *, ttl: Ttl | None = None) -> None:
         """Write the value at the end; raise SchemaNewer at once where there is more than was read.
 
-        It ends when the state was to end, unless `ttl` or the namespace says how long it lasts from the commit on.
+        Where nothing was read, that is where there is more than the type knows, as of a newer release; without a type,
+        than the value's class knows of a state of that class. The state ends when it was to end, unless `ttl` or the
+        namespace says how long it lasts from the commit on.
         """
         key = self._key(name)
-        if key in self._types:
-            self._view.refuse_to_drop(self._records[key], self._types[key])
-        record = self._records[key]
+        record, pending = self._records[key], self._writes.get(key)
+        if pending is None or pending.op != "delete":  # after a delete, what was there is to go
+            self._refuse_to_drop(record, value)
         self._writes[key] = self._view.write_of(key, value, expected=record.tip, ttl=ttl, over=record)
+
+    def _refuse_to_drop(self, record: Record, value: Any) -> None:
+        """Raise SchemaNewer where a state holds more than what was read of it, or than the type that is written.
+
+        Of what was not read a view without a type minds the states of the value's own class alone, and what a type
+        cannot read at all it may replace.
+        """
+        if record.key in self._types:
+            self._view.refuse_to_drop(record, self._types[record.key])
+            return
+        codec = self._view.codec.of(value)
+        typed = codec is self._view.codec
+        if codec.schema and (typed or same_class(record.schema, codec.schema)):
+            with suppress(CodecError):
+                self._view.refuse_to_drop(record, None if typed else codec.type)
 
     def create(self, name: str, value: D, *, ttl: Ttl | None = None) -> None:
         """Create the state at the end; raise AlreadyExists at once where there is one."""
@@ -200,9 +219,10 @@ class Transaction(Generic[D]):
     def delete(self, name: str) -> None:
         """Delete the state at the end; raise NotFound at once where there is none."""
         key = self._key(name)
+        pending = self._writes.get(key)
+        if not (self._records[key].exists if pending is None else pending.op == "set"):
+            raise NotFound(key)
         if not self._records[key].exists:
-            if key not in self._writes:
-                raise NotFound(key)
             del self._writes[key]
             return
         self._writes[key] = Write(key=key, op="delete", expected=self._records[key].tip)

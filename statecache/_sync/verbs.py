@@ -30,6 +30,7 @@ from statecache.backoff import Backoff
 from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.concurrency import entered, run
+from statecache.core.arguments import checked_position, checked_state, refuse_no_function, refuse_no_names
 from statecache.core.commit.durable import NOWHERE, PASSED
 from statecache.core.lock.lease_view import LeaseView
 from statecache.core.view import checked_change_id, checked_reason, checked_text
@@ -105,11 +106,13 @@ class Verbs(
 
         `timeout` is in seconds; once it has passed, a conflict raises VersionConflict instead of another attempt.
         """
-        end, backoff = self._view.end_of(timeout), Backoff(0.001, 0.1)
+        refuse_no_names(names, "transact")
+        refuse_no_function(function, "transact")
+        names, end, backoff = tuple(names), self._view.end_of(timeout), Backoff(0.001, 0.1)
         who, why = checked_text(actor, "actor"), checked_reason(reason)
         while True:
             left = max(end - monotonic(), 0.001)
-            opened = Transaction(self._view, tuple(names), durability=durability, actor=who, reason=why, timeout=left)
+            opened = Transaction(self._view, names, durability=durability, actor=who, reason=why, timeout=left)
             try:
                 with self._runtime.in_flight.call():
                     with entered(opened) as tx:
@@ -127,7 +130,7 @@ class Verbs(
 
         Raises Forked, Quarantined or Lost where it never will, and OutcomeUnknown(change_id) when the time is up.
         """
-        end, shard = self._view.end_of(timeout), self._runtime.keys.shard(state.key)
+        end, shard = self._view.end_of(timeout), self._runtime.keys.shard(checked_state(state, "wait_durable").key)
         self._runtime.support.check("postgres")
         run(self._runtime.durable.watch(shard, end=end))
         durable, position = self._runtime.durable, state.position or NOWHERE
@@ -153,7 +156,8 @@ class Verbs(
         `timeout` is in seconds; where the time is up the verdict is `unknown`.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
-        return run(self._runtime.outcome_lookup.outcome(checked_change_id(change_id), key, position=position, end=end))
+        wanted, at = checked_change_id(change_id), checked_position(position)
+        return run(self._runtime.outcome_lookup.outcome(wanted, key, position=at, end=end))
 
     def lock(self, name: str, *, ttl: float = 30.0, timeout: float | None = None) -> Lock[D]:
         """Return the lock of a key, to be held for a block: `with cache.lock("runs/42") as lease:`.

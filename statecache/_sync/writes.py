@@ -13,6 +13,7 @@ from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.concurrency import entered, run
+from statecache.core.arguments import refuse_no_function, refuse_no_list
 from statecache.core.modifiers import checked_items, increment_write, items_write
 from statecache.core.view import VerbGroup, checked_change_id, checked_reason, checked_text, expected_of
 from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
@@ -77,6 +78,8 @@ class Writes(VerbGroup[D], Generic[D]):
 
     def _refuse_to_drop_what_was_read(self, write: Write, value: Any, expected: State[Any] | str, end: float) -> None:
         """Raise SchemaNewer where the state that a write continues holds more than was read of it."""
+        if write.expected == ABSENT:
+            return
         read = expected.value if isinstance(expected, State) else value
         codec, known = self._view.codec.of(read), isinstance(expected, State) and expected.schema
         if not codec.schema or known == codec.schema:
@@ -157,6 +160,8 @@ class Writes(VerbGroup[D], Generic[D]):
         a newer release wrote.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
+        refuse_no_function(function, "update")
+        self._view.refuse_unlike(default, type)
         local, shared, reason = self._runtime.local_queues, self._runtime.shared_queues, checked_reason(reason)
         with entered(local.of(key, end=end)) as here, entered(shared.of(key, end=end)) as turn:
             record, conflicts, took_s = here.record or self._view.kept(key), 0, 0.0
@@ -200,7 +205,7 @@ class Writes(VerbGroup[D], Generic[D]):
         if state is None and default is ...:
             raise NotFound(record.key)
         self._view.refuse_to_drop(record, type)
-        before = state.value if state is not None else default() if callable(default) else default
+        before = state.value if state is not None else self._view.made_default(record.key, default, type)
         value = run(self._runtime.io.called(function(before)))
         if value is None:
             raise UsageError("the function given to update returned None", hint="Return the new value.")
@@ -227,10 +232,10 @@ class Writes(VerbGroup[D], Generic[D]):
         leaves nothing behind: repeated with its `change_id`, it deletes what is there by then.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
-        if expected is None:
+        wanted = PRESENT if expected is ... else expected_of(key, expected)
+        if wanted == ABSENT:
             run(self._expect_nothing([key], end))
             return None
-        wanted = PRESENT if expected is ... else expected_of(key, expected)
         write = Write(key=key, op="delete", expected=wanted, ttl_ms=self._view.ttl_ms)
         try:
             return run(
@@ -270,6 +275,7 @@ class Writes(VerbGroup[D], Generic[D]):
         the same writes whose outcome is unknown. `timeout` is in seconds.
         """
         end = self._view.end_of(timeout)
+        refuse_no_list(writes, "commit")
         for one in writes:
             if not isinstance(one, Mutation):
                 raise UsageError(_NO_MUTATION.format(type(one).__name__))
@@ -316,7 +322,7 @@ class Writes(VerbGroup[D], Generic[D]):
             return items_write(self._view, key, _VERBS[type(one)], checked_items(one.items), ttl=one.ttl)
         if not isinstance(one, Delete):
             raise UsageError(_NO_MUTATION.format(type(one).__name__))
-        if one.expected is None:
-            return Write(key=key, op="check", expected=ABSENT)
         wanted = PRESENT if one.expected is ... else expected_of(key, one.expected)
+        if wanted == ABSENT:
+            return Write(key=key, op="check", expected=ABSENT)
         return Write(key=key, op="delete", expected=wanted, ttl_ms=self._view.ttl_ms)

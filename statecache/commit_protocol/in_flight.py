@@ -50,6 +50,8 @@ class InFlight:
 
     def __init__(self) -> None:
         self.closing = False
+        self.closed = False
+        """Whether it is over: nothing begins any more, in a call under way neither."""
         self.begin_anew(mutex())
         begins_anew_after_fork(self)
 
@@ -64,7 +66,12 @@ class InFlight:
         self._mutex = mutex
 
     def refuse_if_closing(self) -> None:
-        """Raise UsageError for a new call while the client is closing; calls within one under way may still begin."""
+        """Raise UsageError for a new call while the client is closing; calls within one under way may still begin.
+
+        Once it is closed, none does.
+        """
+        if self.closed:
+            raise UsageError("it is closed", hint="Make a new client.")
         if self.closing and _inside.get() not in self.under_way:
             raise UsageError("it is closing", hint="Make a new client.")
 

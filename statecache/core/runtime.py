@@ -134,7 +134,7 @@ class Runtime:
         await self.events.close()
         await self.redis.pool.close()
         await self.postgres.pool.close()
-        self.in_flight.closing = False  # it is closed
+        self.in_flight.closing = self.in_flight.closed = True
 
 
 def _let_go(*parts: TrackedConnection | Subscriptions | Pool[Any]) -> None:

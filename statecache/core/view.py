@@ -6,9 +6,7 @@ verb takes `timeout=` in seconds (the setting `timeout_s` without it) and raises
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import timedelta
-from difflib import get_close_matches
+from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -16,15 +14,13 @@ from msgspec.structs import replace
 
 from statecache.clock import boottime, monotonic
 from statecache.codec import codec_for
+from statecache.core.arguments import checked_mode, made_default, refuse_unlike
 from statecache.errors import CodecError, Quarantined, UsageError
 from statecache.expiry import PLAIN_MAX, checked_ttl_ms, ending, expires_at, lasting, stored
 from statecache.model import (
     ABSENT,
     BLIND,
     DURABILITIES,
-    LOCKINGS,
-    READ_MODES,
-    VALUE_BYTES_MAX,
     Encoding,
     Expected,
     Policy,
@@ -36,7 +32,6 @@ from statecache.model import (
 )
 from statecache.near import shareable
 from statecache.records import time_of
-from statecache.rules.checkpoints import checked_checkpoint_policy
 from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
 from statecache.rules.provenance import refuse_provenance
 from statecache.rules.retention import checked_retention
@@ -109,7 +104,7 @@ class View(Generic[D]):
 
     def durability_of(self, durability: str | None) -> str:
         """Return the durability level of a call: its own, the namespace's, or the setting."""
-        level = durability or self.policy.durability or self.runtime.settings.durability
+        level = durability if durability is not None else self.policy.durability or self.runtime.settings.durability
         if level not in DURABILITIES:
             raise UsageError(f"durability {level!r} is not one of {', '.join(DURABILITIES)}")
         return level
@@ -170,12 +165,7 @@ class View(Generic[D]):
 
     def mode_of(self, read: str | None, max_stale: float | None) -> str:
         """Return how a call reads, or raise UsageError."""
-        mode = read or self.reads
-        if mode not in READ_MODES:
-            raise UsageError(f"read {mode!r} is not one of {', '.join(READ_MODES)}")
-        if max_stale is not None and not (mode == "local" and max_stale >= 0):
-            raise UsageError(f"max_stale={max_stale} is for local reads, in seconds, not below 0")
-        return mode
+        return checked_mode(self.reads if read is None else read, max_stale)
 
     def kept(self, key: str) -> Record | None:
         """Return what is kept here of a key, if it may be believed."""
@@ -214,9 +204,20 @@ class View(Generic[D]):
         if record.op == "quarantined":
             raise Quarantined(record.key, record.change_id)
 
-    def state_without(self, record: Record, default: Any) -> State[Any]:
-        """Return a tombstone or an absence as a state whose value is the default."""
-        return self.shown(record, default() if callable(default) else default)
+    def state_without(self, record: Record, default: Any, type: Any = None) -> State[Any]:  # noqa: A002
+        """Return a tombstone or an absence as a state whose value is the default, which no change has made."""
+        value = self.made_default(record.key, default, type)
+        return replace(self.shown(record, value), change_id="", parent_change_id="", schema="", expires_at=None)
+
+    def refuse_unlike(self, default: Any, type: Any = None) -> None:  # noqa: A002
+        """Raise UsageError for a default that is not of the type that is read."""
+        if default is not ...:
+            refuse_unlike(default, self.codec if type is None else codec_for(type, self.policy.encoding))
+
+    def made_default(self, key: str, default: Any, type: Any = None) -> Any:  # noqa: A002
+        """Return a default as a value that nobody else holds."""
+        codec = self.codec if type is None else codec_for(type, self.policy.encoding)
+        return made_default(default, codec, key=key, bytes_max=self.value_bytes_max)
 
     def shown(self, record: Record, value: Any) -> State[Any]:
         return State(
@@ -315,43 +316,11 @@ class VerbGroup(Generic[D]):
         raise TypeError("a client holds connections and cannot be pickled: make one in each process")
 
 
-def checked_policy(policy: Policy) -> Policy:
-    """Return a namespace's policy unchanged, or raise UsageError."""
-    if policy.durability not in (None, *DURABILITIES):
-        raise UsageError(f"durability {policy.durability!r} is not one of {', '.join(DURABILITIES)}")
-    if policy.read not in (None, *READ_MODES):
-        raise UsageError(f"read {policy.read!r} is not one of {', '.join(READ_MODES)}")
-    if policy.locking not in (None, *LOCKINGS):
-        raise UsageError(f"locking {policy.locking!r} is not one of {', '.join(LOCKINGS)}")
-    checked_retention(policy.history, policy.retention, policy.retention_count)
-    ttl = policy.redis_ttl
-    if ttl is not None and not (isinstance(ttl, timedelta) and ttl > timedelta(0)):
-        raise UsageError(f"redis_ttl={ttl!r} is not a timedelta above 0", hint="Say redis_ttl=timedelta(seconds=5).")
-    if policy.upgrade is not None and policy.encoding == "raw":
-        raise UsageError("raw bytes have no version, so there is nothing to upgrade", hint="Leave out upgrade=.")
-    if policy.merge is not None and not callable(policy.merge):
-        raise UsageError("merge= is a function of base, ours and theirs")
-    if policy.checkpoint is not None:
-        checked_checkpoint_policy(policy.checkpoint)
-    size = policy.value_bytes_max
-    if size is not None and not (isinstance(size, int) and 1 <= size <= VALUE_BYTES_MAX):
-        raise UsageError(f"value_bytes_max={policy.value_bytes_max} is not from 1 to {VALUE_BYTES_MAX}")
-    return policy
-
-
-def refuse_unknown(names: Iterable[str]) -> None:
-    """Raise UsageError for the first argument that is none of a namespace's policy."""
-    for name in names:
-        near = get_close_matches(name, Policy.__struct_fields__, n=1)
-        meant = f" (did you mean {near[0]}?)" if near else ""
-        raise UsageError(f"namespace() takes no {name}{meant}", hint=f"It takes {', '.join(Policy.__struct_fields__)}.")
-
-
 def expected_of(key: str, expected: Expected) -> str:
     """Return what a write expects: a change_id that must be current, that there is nothing, or anything.
 
     An ellipsis stands for an argument that was not given. None, which is what a read returns for an absence, expects
-    one.
+    one, and so does a state that is nothing but a default.
     """
     if expected is ...:
         return BLIND
@@ -360,7 +329,7 @@ def expected_of(key: str, expected: Expected) -> str:
     if isinstance(expected, State):
         if expected.key != key:
             raise UsageError(f"expected= is a state of {expected.key!r}, not of {key!r}")
-        return expected.change_id
+        return expected.change_id or ABSENT
     return checked_change_id(expected)
 
 

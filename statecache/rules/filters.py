@@ -8,7 +8,7 @@ array is meant. Only values that are stored as JSON, and that `jsonb` can hold (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -36,6 +36,11 @@ class Filter(msgspec.Struct, frozen=True):
     def patterns(self) -> list[str]:
         """Return each as JSON that `jsonb` contains where it holds: an object with that one member, however deep."""
         return [msgspec.json.encode(_nested(path, value)).decode() for path, value in self.wanted]
+
+    @classmethod
+    def of_patterns(cls, patterns: Iterable[str], *, without: Iterable[str] = ()) -> Filter:
+        """Return the filter that these patterns are of."""
+        return cls(tuple(map(_place_of, patterns)), tuple(without))
 
     def holds(self, record: Record) -> bool:
         """Return whether the stored value holds all that is wanted."""
@@ -118,7 +123,9 @@ def _one(path: object, value: Any) -> tuple[tuple[str, ...], Any]:
     names = tuple(path.split(".")) if isinstance(path, str) else ()
     if not all(names) or not names or "\0" in str(path):
         raise UsageError(f"where= names {path!r}, which is no name of a member", hint='Say {"meta.source": "input"}.')
-    if not (value is None or isinstance(value, (str, bool, int, float))) or (isinstance(value, str) and "\0" in value):
+    if isinstance(value, str) and "\0" in value:
+        raise UsageError("where= compares with a text that holds a NUL, and no value that does can match")
+    if not (value is None or isinstance(value, (str, bool, int, float))):
         kind = type(value).__name__
         raise UsageError(f"where= compares with text, numbers, true, false and None, not with this {kind}")
     try:
@@ -136,6 +143,16 @@ def _nested(path: tuple[str, ...], value: Any) -> Any:
     for name in reversed(path):
         found = {name: found}
     return found
+
+
+def _place_of(pattern: str) -> tuple[tuple[str, ...], Any]:
+    """Return the names that lead to the one place of a pattern, and what has to stand there."""
+    names: list[str] = []
+    value = _decode(pattern)
+    while isinstance(value, dict):
+        ((name, value),) = value.items()
+        names.append(name)
+    return tuple(names), value
 
 
 def _stands(value: Any, path: tuple[str, ...], wanted: Any) -> bool:

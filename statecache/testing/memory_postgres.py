@@ -14,8 +14,6 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from statecache.clock import boottime, wall
 from statecache.core.commit.endings import delete_ended
 from statecache.core.postgres.tier import PostgresTier, Session
@@ -173,7 +171,7 @@ class Tables(HistoryTables):
     def _listed(self, by: str, asked: Mapping[str, Any], *, down: bool = False) -> list[Row]:
         """Return a page of live states behind the row with the watermarks."""
         bounds = {name: asked[name] for name in ("prefix", "after", "before", "least", "most")}
-        selection = Selection(**bounds, filter=Filter(tuple(map(_place, asked["where"])), tuple(asked["without"])))
+        selection = Selection(**bounds, filter=Filter.of_patterns(asked["where"], without=asked["without"]))
         found = [
             one
             for one in (chain[-1] for chain in self._chains.values())
@@ -322,13 +320,3 @@ class MemoryPostgres(PostgresTier):
         if "feed_changes" in names and (runtime := self.runtime()) is not None:
             await delete_ended(runtime, range(runtime.keys.shards), seconds=seconds)
         return [self._tables.rows(name, parameters) for name in names]
-
-
-def _place(pattern: str) -> tuple[tuple[str, ...], Any]:
-    """Return the names that lead to the one place of a pattern, and what has to stand there."""
-    names: list[str] = []
-    value = msgspec.json.decode(pattern)
-    while isinstance(value, dict):
-        ((name, value),) = value.items()
-        names.append(name)
-    return tuple(names), value

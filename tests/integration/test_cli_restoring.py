@@ -196,6 +196,7 @@ async def test_bad_input_is_told_in_one_line(cli: CommandLine) -> None:
         (["checkpoint", "runs/nobody"], 1, "'runs/nobody'"),
         (["checkpoint", KEY, "a/b"], 2, "it holds a '/'"),
         (["checkpoint", KEY, "a", "--metadata", "{"], 2, "the metadata is not JSON"),
+        (["checkpoint", KEY, "a", "--metadata", '{"a":1,"a":2}'], 2, "the metadata would not be kept as it is given"),
         (["checkpoint", KEY, "a", "--durability", "eternal"], 2, "'eternal' is not one of"),
         (["checkpoints", KEY], 1, "there is no checkpoint"),
         (["checkpoints", KEY, "--rename", "a"], 2, "--rename goes with --to"),

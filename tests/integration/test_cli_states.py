@@ -204,6 +204,9 @@ async def test_who_did_it_and_why_is_kept(cli: CommandLine, worker: Worker, psql
     ("arguments", "status", "said"),
     [
         (("set", "runs/1", "{"), 2, "the value is not JSON"),
+        (("set", "runs/1", '{"a":1,"a":2}'), 2, "an object has the member 'a' twice"),
+        (("set", "runs/1", "[1.10000000000000000000001]"), 2, "would become 1.1; give it as text"),
+        (("set", "runs/1", "1e400"), 2, "the value is not JSON: Number out of range"),
         (("set", "runs", "1"), 2, "'runs'"),
         (("set", "runs/1", "1", "--durability", "forever"), 2, "'forever' is not one of"),
         (("set", "runs/1", "1", "--durability", "replica"), 3, "0 replicas are connected"),

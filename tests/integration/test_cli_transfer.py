@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from statecache import Settings, StateCache
 from statecache.concurrency import run
 from statecache.model import VALUE_BYTES_MAX
+from statecache.testing.deployments import ThreadWorker
 from tests.support.command_line import CommandLine
 
 
@@ -45,6 +47,14 @@ def _stored(cache: StateCache) -> dict[str, bytes]:
     return {name: run(cache._runtime.reader.record(name, end=cache._view.end_of(None))).value for name in names}
 
 
+@pytest.fixture
+def working(settings: Settings) -> Iterator[ThreadWorker]:
+    """A worker of the test's deployment, which goes on by itself."""
+    worker = ThreadWorker(settings)
+    yield worker
+    worker.stop()
+
+
 def _lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_bytes().splitlines()]
 
@@ -65,6 +75,25 @@ def test_what_was_exported_and_deleted_is_imported_as_it_was(
     assert cli("import", str(file)).out == "603 states written, 0 there already\n"
     assert _stored(sync_cache) == stored
     assert cli("import", str(file)).out == "0 states written, 603 there already\n"
+
+
+def test_checkpoints_are_left_out_for_what_they_name_is_not_taken_along(
+    cli: CommandLine, sync_cache: StateCache, file: Path, working: ThreadWorker
+) -> None:
+    for value in ("first", "second", "third"):
+        sync_cache.set("runs/1", value)
+        sync_cache.checkpoint("runs/1", f"at {value}")
+    sync_cache.checkpoint("runs/1", "all", group=True)
+    assert cli("export", "runs/", "-o", str(file)).err == "statecache: 5 states exported\n"
+    sync_cache.delete_many(prefix="runs/")
+    dry = cli("import", str(file), "--dry-run", "--json").json
+    assert (dry["written"], dry["checkpoints"]) == (1, 4)
+    done = cli("import", str(file))
+    assert (done.status, done.out) == (0, "1 state written, 0 there already\n")
+    assert done.err == ("statecache: 4 checkpoints left out: what they name is in the history they were made in\n")
+    assert sync_cache.checkpoints("runs/1") == []
+    assert [state.key for state in sync_cache.list("runs/")] == ["runs/1"]
+    assert sync_cache.checkpoint("runs/1", "at first").version == 5
 
 
 def test_an_export_that_was_cut_off_goes_on(cli: CommandLine, stored: dict[str, bytes], file: Path) -> None:
@@ -91,7 +120,7 @@ def test_an_import_leaves_alone_what_has_another_value_unless_it_is_to_replace_i
     assert "1 key left alone" in done.err
     assert "  runs/0001\n" in done.err
     assert cli("import", str(file), "--json").json == {
-        "written": 0, "same": 602, "ended": 0, "kept": ["runs/0001"], "failed": {},
+        "written": 0, "same": 602, "ended": 0, "checkpoints": 0, "kept": ["runs/0001"], "failed": {},
     }  # fmt: skip
     assert cli("import", str(file), "--replace").status == 0
     assert _stored(sync_cache) == stored

@@ -60,10 +60,24 @@ async def test_a_writer_is_shown_what_readers_get(client: AsyncStateCache, value
     assert tx.states[KEY].value == seen
 
 
-async def test_a_typed_writer_is_shown_its_own_value(client: AsyncStateCache) -> None:
+async def test_a_typed_writer_is_shown_a_value_of_its_type(client: AsyncStateCache) -> None:
     job = Job("buy")
-    assert (await client.set(KEY, job)).value is job
-    assert (await client.namespace("jobs", type=Job).set("1", job)).value is job
+    assert (await client.set(KEY, job)).value == job
+    assert (await client.namespace("jobs", type=Job).set("1", job)).value == job
+
+
+async def test_a_writer_of_floats_is_shown_floats(client: AsyncStateCache) -> None:
+    prices = client.namespace("prices", type=float)
+    (committed,) = await prices.commit([Set("1", 4)])
+    async with prices.transaction("1") as tx:
+        tx.set("1", 5)
+    many = await prices.set_many({"1": 6})
+    updated = await prices.update("1", lambda _: 2)
+    written = await prices.set("1", 1)
+    assert [repr(one.value) for one in (committed, tx.states["1"], many["1"], updated, written) if one] == [
+        "4.0", "5.0", "6.0", "2.0", "1.0"
+    ]  # fmt: skip
+    assert repr(await prices.get("1")) == repr(written)
 
 
 async def test_bytes_are_stored_as_they_are(

@@ -15,7 +15,7 @@ from statecache.testing.deployments import ThreadWorker
 
 CALLS = 150
 NAMES = [f"runs/{group}{part}" for group in "ab" for part in ("", "/x", "/y", "/steps/z")]
-VALUES: list[Any] = [1, "two", [3, None], {"n": 4, "meta": {"source": "input"}}, {"n": 4.0}, True, []]
+VALUES: list[Any] = [1, "two", [3, None], {"n": 4, "meta": {"source": "input"}}, {"n": 4.0}, {"n": 0.5}, True, []]
 
 DURABILITIES: list[Durability] = ["memory", "postgres"]
 
@@ -31,7 +31,7 @@ def _call(dice: Random) -> tuple[str, Call]:
     name, other = dice.choice(NAMES), dice.choice(NAMES)
     value, level = dice.choice(VALUES), dice.choice(DURABILITIES)
     order, limit = dice.choice(ORDERS), dice.choice([None, 1, 3])
-    wanted = dice.choice([None, {"n": 4}, {"meta.source": "input"}])
+    wanted = dice.choice([None, {"n": 4}, {"n": 4.0}, {"n": 0.5}, {"meta.source": "input"}])
     calls: dict[str, Call] = {
         f"set {name}": lambda cache: cache.set(name, value, durability=level),
         f"set absent {name}": lambda cache: cache.set(name, value, expected=None),

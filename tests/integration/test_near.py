@@ -19,6 +19,7 @@ from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
 from tests.support.fault_proxy import FaultProxy
 from tests.support.local_reads import KEY, LIMIT_S, kept, reads, until
 from tests.support.polling import pause
+from tests.support.sample_values import Box
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -45,6 +46,17 @@ async def test_what_was_read_once_is_read_here_until_somebody_writes_it(
     await reads(one, {"step": 2})
     assert (await one.get(KEY)) == written
     assert one.near.invalidations > before.invalidations
+
+
+async def test_one_value_of_a_generic_class_that_nobody_can_change_is_shared(one: AsyncStateCache) -> None:
+    boxes = one.namespace("boxes", type=Box[int])
+    await boxes.set("a", Box(1))
+    await kept(one, "boxes/a")
+    first, second = [await boxes.get("a"), *(await boxes.get_many(["a"])).values()]
+    assert first is not None
+    assert second is not None
+    assert first.value == Box(1)
+    assert first.value is second.value
 
 
 @every_redis

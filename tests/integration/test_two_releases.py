@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -14,6 +14,12 @@ from tests.support.workers import at_work
 
 KEY = "runs/42"
 WRITTEN = NEW("refund", 1, 7.5)
+
+
+class Other(msgspec.Struct):
+    """A value of another class, of which each field has a default."""
+
+    count: int = 0
 
 
 @pytest.fixture
@@ -84,6 +90,36 @@ async def test_a_transaction_is_refused_where_it_has_read(newer: Any, client: As
     with pytest.raises(SchemaNewer):
         await older.transact(["42"], async_work if isinstance(client, AsyncStateCache) else work)
     await _is_whole(newer)
+
+
+async def test_a_transaction_that_has_not_read_drops_nothing_either(newer: Any, client: AsyncStateCache) -> None:
+    older = client.namespace("runs", type=OLD)
+    for view, name in ((older, "42"), (client, KEY)):
+        with pytest.raises(SchemaNewer) as caught:
+            await _transacted(view, name, lambda tx, name=name: tx.set(name, OLD("other", 1)))  # type: ignore[misc]
+        assert (caught.value.key, caught.value.path) == (KEY, "$.budget")
+    await _is_whole(newer)
+    await _transacted(newer, "42", lambda tx: tx.set("42", msgspec.structs.replace(WRITTEN, steps=2)))
+    await _is_whole(newer, 2)
+
+    def replaced(tx: Any) -> None:
+        tx.delete("42")
+        tx.create("42", OLD("other", 1))
+
+    await _transacted(older, "42", replaced)  # somebody has said that what was there is to go
+    await _transacted(client, KEY, lambda tx: tx.set(KEY, Other(3)))  # another class is no older release
+    await _transacted(older, "42", lambda tx: tx.set("42", OLD("another", 1)))  # which its type cannot read at all
+    with pytest.raises(SchemaNewer):  # it is all that the namespace holds, says its type
+        await _transacted(client.namespace("runs", type=Other), "42", lambda tx: tx.set("42", Other(4)))
+    await _transacted(client, KEY, lambda tx: tx.set(KEY, {"plain": 1}))
+    state = await client.get(KEY)
+    assert state is not None
+    assert (state.value, state.version) == ({"plain": 1}, 6)
+
+
+async def _transacted(view: Any, name: str, work: Callable[[Any], None]) -> None:
+    async with view.transaction(name) as tx:
+        work(tx)
 
 
 async def test_a_steps_result_is_not_applied_and_nothing_happens(

@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, TypedDict
+from typing import Any, ClassVar, Generic, NamedTuple, TypedDict, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -18,6 +18,7 @@ from statecache.codec import codec_for
 from statecache.errors import CodecError
 from statecache.model import Encoding
 
+T = TypeVar("T")
 KEY = "runs/42"
 ENCODINGS: list[Encoding] = ["json", "msgpack"]
 NAIVE = datetime(2026, 11, 20, 11, 21, 15)  # noqa: DTZ001
@@ -58,6 +59,24 @@ class Tree(msgspec.Struct):
 
 class Loose(msgspec.Struct):
     anything: object = None
+
+
+class Box(msgspec.Struct, Generic[T], frozen=True):
+    """A value of a generic class that nobody can change."""
+
+    inside: T
+
+
+class Pair(NamedTuple, Generic[T]):
+    left: T
+    right: T
+
+
+class Shelf(msgspec.Struct, Generic[T], frozen=True):
+    """One with tuples of both kinds below it."""
+
+    boxes: tuple[Box[T], ...]
+    ends: Pair[T]
 
 
 @dataclass

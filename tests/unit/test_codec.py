@@ -23,14 +23,17 @@ from tests.support.sample_values import (
     KEY,
     Account,
     Basket,
+    Box,
     Colour,
     Loose,
     Message,
     Order,
     OrderBook,
+    Pair,
     Point,
     Renamed,
     Run,
+    Shelf,
     Step,
     StrictOrder,
     both,
@@ -74,6 +77,25 @@ def test_plain_data_comes_back_as_it_was(encoding: Encoding, value: Any) -> None
 
 
 @both
+@pytest.mark.parametrize(
+    ("value", "kind", "shown"),
+    [(1, float, "1.0"), (Step("a", 2), Step, "Step(name='a', score=2.0, at=None)"), ([True], list[bool], "[True]")],
+)
+def test_a_write_returns_what_readers_get_though_both_are_equal(
+    encoding: Encoding, value: Any, kind: Any, shown: str
+) -> None:
+    data, seen = codec_for(kind, encoding).encode(value, key=KEY, bytes_max=1 << 20)
+    assert repr(seen) == repr(codec_for(kind, encoding).decode(data, key=KEY)) == shown
+
+
+def test_what_a_write_returns_is_nobody_else_s() -> None:
+    value: dict[str, list[int]] = {"a": []}
+    _, seen = codec_for().encode(value, key=KEY, bytes_max=1 << 20)
+    value["a"].append(1)
+    assert seen == {"a": []}
+
+
+@both
 @given(value=ANYTHING)
 def test_any_value_is_either_stored_for_good_or_refused_with_its_place(encoding: Encoding, value: Any) -> None:
     codec, data, seen = codec_for(Any, encoding), None, None
@@ -94,6 +116,21 @@ def test_any_stored_bytes_are_either_decoded_or_refused(data: bytes) -> None:
         for encoding in ENCODINGS:
             with suppress(CodecError):
                 codec_for(kind).decode(data, key=KEY, encoding=encoding)
+
+
+@both
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (Box(1), Box[int]),
+        (Pair("a", "b"), Pair[str]),
+        (Shelf((Box(1), Box(2)), Pair(1, 2)), Shelf[int]),
+        ([Shelf((), Pair(1, 2))], list[Shelf[int]]),
+    ],
+)
+def test_values_of_generic_classes_come_back_as_they_were(encoding: Encoding, value: Any, kind: Any) -> None:
+    back = returned(value, kind, encoding)
+    assert (back, back.__class__) == (value, value.__class__)
 
 
 @both

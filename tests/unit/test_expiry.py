@@ -178,6 +178,31 @@ async def test_an_ended_state_is_as_if_it_were_deleted(cache: AsyncStateCache) -
             await verb()
 
 
+async def _deleted(client: Any, key: str) -> None:
+    await client.set(key, "old")
+    await client.delete(key)
+
+
+@pytest.mark.parametrize("gone", [ended, _deleted])
+async def test_a_default_of_what_is_gone_expects_that_there_is_still_none(
+    cache: AsyncStateCache, gone: Callable[..., Any]
+) -> None:
+    reads: list[Any] = ["local", "primary"]
+    for read in reads:
+        await gone(cache, "runs/1")
+        state = await cache.get("runs/1", default=0, read=read)
+        assert (state.value, state.change_id, state.expires_at) == (0, "", None)
+        assert await cache.delete("runs/1", expected=state) is None
+        assert await cache.commit([Delete("runs/1", expected=state)]) == [None]
+        await _deleted(cache, "runs/1")  # as by another, which leaves nothing behind either
+        stored = await cache.set("runs/1", 1, expected=state)
+        assert stored.version > state.version
+        for verb in (cache.set("runs/1", 2, expected=state), cache.delete("runs/1", expected=state)):
+            with pytest.raises(VersionConflict):
+                await verb
+        assert await cache.wait_for("runs/1", after=state, timeout=5) == stored
+
+
 async def test_what_comes_behind_an_ended_state_goes_on_from_its_version(cache: AsyncStateCache) -> None:
     verbs: list[Callable[[], Any]] = [
         lambda: cache.create("runs/1", "new"),

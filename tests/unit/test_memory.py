@@ -55,6 +55,14 @@ async def cache(request: pytest.FixtureRequest, deployment: Memory) -> AsyncIter
     await client.close()
 
 
+async def test_where_compares_numbers_by_what_they_are_worth(cache: AsyncStateCache) -> None:
+    values = [0.5, 1, 1.0, 1e22, True, "0.5", 0.1]
+    await cache.set_many({f"runs/{at}": {"n": value} for at, value in enumerate(values)})
+    wanted = [(0.5, [0]), (1.0, [1, 2]), (1, [1, 2]), (1e22, [3]), (10**22, [3]), (0.1, [6]), (True, [4])]
+    for value, found in wanted:
+        assert await _keys(cache, where={"n": value}) == [f"runs/{at}" for at in found], value
+
+
 async def _keys(cache: AsyncStateCache, **how: Any) -> list[str]:
     return [state.key async for state in cache.list("runs/", **how)]
 

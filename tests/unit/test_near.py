@@ -17,6 +17,7 @@ from statecache.concurrency import run
 from statecache.concurrency.waking import ThreadSignal
 from statecache.near import ENTRY_OVERHEAD_BYTES, FLOORS_MIN, Entry, EpochVersion, shareable
 from tests.support.near_entries import KEY, WINDOW_S, fill, made, record, version_at
+from tests.support.sample_values import Box, Shelf
 
 
 def test_a_state_is_here_until_its_end() -> None:
@@ -255,6 +256,7 @@ class Open(msgspec.Struct):
         (int, True), (str, True), (bytes, True), (Frozen, True), (tuple[Frozen, int], True), (frozenset[str], True),
         (int | None, True), (Any, False), (dict, False), (list[int], False), (Holding, False), (Open, False),
         (tuple[Open, ...], False), (Frozen | Open, False), (set[int], False), (object(), False), ([], False),
+        (Box[int], True), (Box[Box[str]], True), (tuple[Shelf[int], ...], True), (Box[list[int]], False),
     ],
 )  # fmt: skip
 def test_only_what_nobody_can_change_is_shared(kind: Any, is_shared: bool) -> None:

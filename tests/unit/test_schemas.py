@@ -15,7 +15,7 @@ from statecache.codec import codec_for
 from statecache.model import Encoding
 from statecache.schemas import Schema, judged, left_out, schema_of
 from tests.support.releases import NEW, OLD, release
-from tests.support.sample_values import KEY, Account, Basket, Colour, Message, OpenOrder, Order, Run, Tree, both
+from tests.support.sample_values import KEY, Account, Basket, Colour, Message, OpenOrder, Order, Run, Shelf, Tree, both
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,7 @@ from tests.support.sample_values import KEY, Account, Basket, Colour, Message, O
         (Order, "Order@2#"),
         (Message, "Message@1#"),
         (Tree, "Tree@1#"),
+        (Shelf[int], "Shelf@1#"),
     ],
 )
 def test_a_schema_names_a_class_its_version_and_its_fields(kind: Any, stem: str) -> None:

@@ -30,6 +30,7 @@ from statecache.clock import wall
 from statecache.errors import UsageError
 from statecache.keys import checked_group, checked_key
 from statecache.records import text_of
+from statecache.rules import exact_json
 from statecache.rules.checkpoints import checked_label
 
 if TYPE_CHECKING:
@@ -130,10 +131,7 @@ def checkpoints(
 
 
 def _data_of(text: str | None) -> Any:
-    try:
-        return None if text is None else msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise UsageError(f"the metadata is not JSON: {error}", hint="Quote it for your shell.") from None
+    return None if text is None else exact_json.decoded(text, "the metadata", hint="Quote it for your shell.")
 
 
 async def _made(settings: Settings, key: str, more: dict[str, Any]) -> Checkpoint:

@@ -10,7 +10,6 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from statecache.cli.exits import FINDING, OK
@@ -40,6 +39,7 @@ from statecache.clock import wall
 from statecache.errors import InvalidKey, UsageError
 from statecache.keys import checked_key
 from statecache.records import text_of, time_of
+from statecache.rules import exact_json
 
 if TYPE_CHECKING:
     from statecache.model import State
@@ -106,6 +106,8 @@ def put(
     """Write a value: a commit like an agent's, with the actor and reason that you give.
 
     Exit status 1 where --expected or --create does not hold. A VALUE that begins with a dash goes behind `--`.
+    Refused is one that would not be kept as it is given: with a member named twice, or a fraction of more digits than a
+    double has.
 
     \b
     Examples:
@@ -135,11 +137,13 @@ def put(
 def _value_of(given: str, *, text: bool) -> Any:
     data = sys.stdin.buffer.read() if given == "-" else given.encode("utf-8", "surrogateescape")
     try:
-        return data.decode() if text else msgspec.json.decode(data)
+        return data.decode() if text else _exact(data)
     except UnicodeDecodeError as error:
         raise UsageError(f"the value is not UTF-8: {error.reason}") from None
-    except msgspec.DecodeError as error:
-        raise UsageError(f"the value is not JSON: {error}", hint="Quote it for your shell, or say --text.") from None
+
+
+def _exact(data: bytes) -> Any:
+    return exact_json.decoded(data, "the value", hint="Quote it for your shell, or say --text.")
 
 
 def tell_state(state: State[Any], *, as_json: bool) -> None:

@@ -2,7 +2,8 @@
 
 A line is an object: `key`, `encoding`, `schema`, and the value as it is stored: under `value` where it is JSON, else
 under `base64`; and `expires_at`, where it ends some time. What else it says of the state (`version`, `change_id`,
-`updated_at`, `writer`) is for its reader: an import makes new changes.
+`updated_at`, `writer`) is for its reader: an import makes new changes. So checkpoints are written out and not taken
+in: what one names is a change of the history that it was made in.
 
 Both can be interrupted and go on: an export after the last key that it has written, for it goes by key; an import by
 leaving alone what is there already, which costs reading it.
@@ -29,6 +30,7 @@ from statecache.errors import InvalidKey, StateCacheError, UsageError
 from statecache.expiry import ending, expires_at, form_of, until_of
 from statecache.keys import checked_key
 from statecache.model import ABSENT, VALUE_BYTES_MAX, Record, Write
+from statecache.rules.checkpoints import CHECKPOINT_SCHEMA
 from statecache.rules.filters import Selection
 
 AT_ONCE = 500
@@ -56,20 +58,21 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 class Imported(msgspec.Struct, kw_only=True):
     """What an import came to: states written, those that were there already, and keys with another value, left alone.
 
-    `ended` are states whose end has come since the export; `failed` are keys that could not be written, with the
-    reason.
+    `ended` are states whose end has come since the export, `checkpoints` those of another history, left out; `failed`
+    are keys that could not be written, with the reason.
     """
 
     written: int = 0
     same: int = 0
     ended: int = 0
+    checkpoints: int = 0
     kept: list[str] = []
     failed: dict[str, str] = {}
 
     @property
     def count(self) -> int:
         """How many lines were dealt with."""
-        return self.written + self.same + self.ended + len(self.kept) + len(self.failed)
+        return self.written + self.same + self.ended + self.checkpoints + len(self.kept) + len(self.failed)
 
 
 async def exported(cache: AsyncStateCache, prefix: str, *, after: str = "") -> AsyncIterator[bytes]:
@@ -130,7 +133,9 @@ async def imported(
             except UsageError as error:
                 wrong = error
                 break
-            if (until_of(write.encoding) or inf) <= cache._runtime.redis.clock.now_ms():
+            if write.schema == CHECKPOINT_SCHEMA:
+                done.checkpoints += 1
+            elif (until_of(write.encoding) or inf) <= cache._runtime.redis.clock.now_ms():
                 done.ended += 1
             else:
                 writes.append(write)

@@ -45,7 +45,7 @@ def export(
 
     A line has the key, the value as it is stored (JSON under `value`, other bytes under `base64`), its encoding and
     schema, and version, change_id, updated_at and writer. It is no snapshot: each state is as of some moment
-    meanwhile. Changes in quarantine are left out.
+    meanwhile. Changes in quarantine are left out; no history goes along, and so checkpoints are not imported again.
 
     \b
     Examples:
@@ -109,8 +109,9 @@ def take_in(
     """Write the states of an export: new changes, with the values, encodings and schemas of the file.
 
     What is there already is left alone, so an import that was interrupted is repeated. Exit status 1 where a key has
-    another value, without --replace, or could not be written. With --json, one object: `written`, `same`, `ended`,
-    `kept`, `failed`.
+    another value, without --replace, or could not be written. Checkpoints are left out, for they name changes of the
+    history that they were made in. With --json, one object: `written`, `same`, `ended`, `checkpoints`, `kept`,
+    `failed`.
 
     \b
     Examples:
@@ -131,6 +132,9 @@ def take_in(
         would = "would be " if dry_run else ""
         ended = f", {done.ended:,} left out, for their end has come" if done.ended else ""
         print(f"{counted(done.written, 'state')} {would}written, {done.same:,} there already{ended}")
+        if done.checkpoints:
+            left_out = f"{counted(done.checkpoints, 'checkpoint')} left out"
+            print(f"statecache: {left_out}: what they name is in the history they were made in", file=sys.stderr)
         _name(f"{counted(len(done.kept), 'key')} left alone, for the value there is another one (--replace)", done.kept)
         failed = [f"{key}: {why}" for key, why in done.failed.items()]
         _name(f"{counted(len(failed), 'key')} not written", failed)

@@ -374,7 +374,7 @@ class StepCall:
         default = self._terms.default
         if default is ...:
             raise NotFound(self._key)
-        return default() if callable(default) else default
+        return self._view.made_default(self._key, default, self._terms.state_type)
 
     def _context(self, step: StepRecord) -> Step:
         return Step(key=self._key, name=self._name, idempotency_key=step.idempotency_key, attempt=step.attempts)

@@ -34,6 +34,7 @@ from statecache.inspector.pages.key import DIFFERENCES_MAX, Compared, compare
 from statecache.inspector.rendering import page, url
 from statecache.keys import checked_key
 from statecache.model import Record
+from statecache.rules import exact_json
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -199,10 +200,7 @@ def _plain_of(record: Record) -> Any:
 def _value_of(text: str) -> Any:
     if len(text) > VALUE_MAX:
         raise UsageError(f"a value of more than {VALUE_MAX:,} bytes cannot be written here")
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise UsageError(f"the value is not JSON: {error}", hint="Go back and mend it: nothing was written.") from None
+    return exact_json.decoded(text, "the value", hint="Go back and mend it: nothing was written.")
 
 
 def _said(given: dict[str, str], what: str) -> str:
