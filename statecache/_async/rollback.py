@@ -103,8 +103,8 @@ class AsyncRollback(VerbGroup[D], Generic[D]):
         """Take back the last edit by a new commit, and return the state; undo after undo goes further back.
 
         An edit is every change but an undo and a redo, whoever made it. With `group`, `name` is a group, and the last
-        commit of its keys is taken back, by one commit of them all. Raises VersionNotFound where there is nothing to be
-        undone: the first change is not. Otherwise as `rollback`.
+        commit of its keys is taken back, by one commit of them all; one that changed nothing is passed over. Raises
+        VersionNotFound where there is nothing to be undone: the first change is not. Otherwise as `rollback`.
         """
         terms = self._terms_of(durability, actor, reason, change_id, timeout, group=group)
         return await self._walked("undo", name, terms, group=group, expected=expected, ttl=ttl)

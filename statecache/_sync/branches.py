@@ -18,7 +18,7 @@ from statecache.core.view import VerbGroup
 from statecache.errors import UsageError
 from statecache.keys import checked_group, checked_key
 from statecache.model import Durability, Position, State, Ttl
-from statecache.rules.ancestry import Place, reached
+from statecache.rules.ancestry import Ancestry, Place
 
 D = TypeVar("D")
 
@@ -97,7 +97,7 @@ class Branches(VerbGroup[D], Generic[D]):
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
         found = run(self._runtime.branches.above([key], end=end))
         newest = max((one.version for one in found if one.key == key), default=0)
-        lives = reached(Place(key, newest), [link_of(one) for one in found])
+        lives = Ancestry(map(link_of, found)).reached(Place(key, newest))
         spans = [(life.key, range(life.begun, last + 1)) for life, last in lives.items()]
         return [one for one in found if any(one.key == of and one.version in span for of, span in spans)]
 

@@ -3,16 +3,27 @@
 A version builds on all earlier versions of its key, back to the one with which the key began as a branch, and through
 links on those of other keys: a branch on its origin, a merge on what was merged. So all that a version builds on is
 told by one number for each key: the newest version of it. What two versions both build on is, for each key that both
-reach, the lesser of the two. The base is the one of these that builds on all the others: after a merge that is the
-version that was merged last, before it the one from which the branch began. Where none does (both were merged into one
-another), it is the newest.
+reach, the lesser of the two. The bases are those of them that none of the others builds on.
+
+Mostly there is one: after a merge the version that was merged last, before it the one from which the branch began.
+There are several where two keys were merged into one another at the same time: neither merge knows of the other, and
+whichever of the bases is taken lacks something that both sides have. Then the base is what a merge of the bases makes,
+from their own bases, and so on: `base_value` says what is to be read and what is to be merged, step by step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from msgspec import UNSET
+
+from statecache.errors import LimitExceeded
+
+CROSSINGS_MAX = 100
+"""How many merges of bases, one below the other, are made for one merge."""
 
 
 class Place(NamedTuple):
@@ -40,32 +51,91 @@ class Life(NamedTuple):
     begun: int
 
 
-def reached(place: Place, links: Iterable[Link]) -> dict[Life, int]:
-    """Return of each life that a version builds on the newest version, its own included."""
-    by_key: dict[str, list[Link]] = {}
-    for link in links:
-        by_key.setdefault(link.key, []).append(link)
-    newest: dict[Life, int] = {}
-    todo = [place]
-    while todo:
-        key, version = todo.pop()
-        mine = [link for link in by_key.get(key, ()) if link.version <= version]
-        life = Life(key, max((link.version for link in mine if link.begins), default=0))
-        if newest.get(life, 0) < version:
-            newest[life] = version
-            todo += [Place(link.origin, link.origin_version) for link in mine if link.version >= life.begun]
-    return newest
+class Three(NamedTuple):
+    """Three values of which one is to be made: what two bases make of their own base."""
+
+    base: Any
+    ours: Any
+    theirs: Any
 
 
-def base_of(ours: Place, theirs: Place, links: Sequence[Link]) -> Place | None:
-    """Return the version that both build on and that builds on all others that they do; None where there is none."""
-    mine, others = reached(ours, links), reached(theirs, links)
-    common = {life: Place(life.key, min(mine[life], others[life])) for life in mine if life in others}
-    if not common:
-        return None
-    reaches = {place: reached(place, links) for place in common.values()}
-    for place, reach in reaches.items():
-        if all(reach.get(life, 0) >= other.version for life, other in common.items()):
-            return place
-    made = {Place(link.origin, link.origin_version): link.at for link in links}
-    return max(reaches, key=lambda place: (place in made, made.get(place), place))
+Search = Generator["Place | Three", Any, Any]
+"""What asks for the value of a place, and for what three values become; it returns the value of the base."""
+
+
+class Ancestry:
+    """What versions build on, as links tell it."""
+
+    def __init__(self, links: Iterable[Link]) -> None:
+        self._links: dict[str, list[Link]] = {}
+        for link in sorted(links, key=lambda link: link.version):
+            self._links.setdefault(link.key, []).append(link)
+        self._known: dict[Place, dict[Life, int]] = {}
+
+    def reached(self, place: Place) -> dict[Life, int]:
+        """Return of each life that a version builds on the newest version, its own included."""
+        if place not in self._known:
+            newest: dict[Life, int] = {}
+            todo = [place]
+            while todo:
+                todo += self._origins(todo.pop(), newest)
+            self._known[place] = newest
+        return self._known[place]
+
+    def _origins(self, place: Place, newest: dict[Life, int]) -> list[Place]:
+        """Note that a place is reached, and return what is reached from it that was not from older ones of its life."""
+        links = self._links.get(place.key, [])
+        end = bisect_right(links, place.version, key=lambda link: link.version)
+        begun = next((link.version for link in reversed(links[:end]) if link.begins), 0)
+        life = Life(place.key, begun)
+        before = newest.get(life, 0)
+        if before >= place.version:
+            return []
+        newest[life] = place.version
+        start = bisect_right(links, max(before, begun - 1), key=lambda link: link.version)
+        return [Place(link.origin, link.origin_version) for link in links[start:end]]
+
+    def bases(self, ours: Sequence[Place], theirs: Sequence[Place]) -> list[Place]:
+        """Return the newest that both build on, of which none builds on another: those of our key come first.
+
+        Each side is one version, or several that were merged.
+        """
+        mine, others = self._reached_by(ours), self._reached_by(theirs)
+        common = {life: Place(life.key, min(mine[life], others[life])) for life in mine if life in others}
+        below = set[Place]()
+        for place in common.values():
+            reach = self.reached(place)
+            below |= {other for life, other in common.items() if other != place and reach.get(life, 0) >= other.version}
+        return sorted({*common.values()} - below, key=lambda place: (place.key != ours[0].key, place))
+
+    def _reached_by(self, places: Sequence[Place]) -> dict[Life, int]:
+        reached: dict[Life, int] = {}
+        for place in places:
+            for life, version in self.reached(place).items():
+                reached[life] = max(version, reached.get(life, 0))
+        return reached
+
+
+def base_value(
+    ancestry: Ancestry,
+    ours: Sequence[Place],
+    theirs: Sequence[Place],
+    same: Callable[[Any, Any], bool],
+    levels: int = 0,
+) -> Search:
+    """Search for the value of the base of two sides, UNSET where they have none; raise LimitExceeded."""
+    bases = ancestry.bases(ours, theirs)
+    if levels > CROSSINGS_MAX:
+        raise LimitExceeded(
+            "the number of times that both were merged into one another at once", actual=levels, limit=CROSSINGS_MAX,
+            key=ours[0].key, hint="Delete one of the two, and branch it anew from the other.",
+        )  # fmt: skip
+    if not bases:
+        return UNSET
+    value = yield bases[0]
+    for at, place in enumerate(bases[1:], 1):
+        other = yield place
+        if not same(value, other):
+            older = yield from base_value(ancestry, bases[:at], [place], same, levels + 1)
+            value = yield Three(older, value, other)
+    return value

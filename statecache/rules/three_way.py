@@ -20,14 +20,23 @@ where lists only grew at their ends: `merged(base, ours, result)` is the result,
 doubles nothing. With the sides swapped the conflicts are at the same paths. Edits of different parts never conflict;
 in a list only where those of one side, taken together, look like an item that was moved.
 
+An item that a side has at another place, relative to others, was **moved**. What both moved stands once, where ours has
+it. What one moved and the other removed would come back unasked: the list is a conflict. That is so for items of which
+there is one alone; of several that are the same nobody can tell which was moved.
+
+**Crossed** merges, with a base that was itself merged, have items in another order because of merges, and nobody moved
+them. There what one side removed is gone, and what it changed is changed, wherever the other side has it. In such a
+base undecided parts stand for conflicts: both sides have the same there, or it is a conflict again.
+
 The path of a conflict is one of the base; below what both added, one of the dicts that they added. Deeper than
 LEVELS_MAX a part is merged as a whole. Of more conflicts than STEPS_MAX steps can lead to, one is made, of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -35,7 +44,7 @@ from msgspec import UNSET
 from statecache.rules.alignment import aligned, common
 from statecache.rules.difference import LEVELS_MAX, STEPS_MAX
 from statecache.rules.paths import Path, Step, text_of
-from statecache.rules.sameness import Labels, is_dict, is_list
+from statecache.rules.sameness import Label, Labels, is_dict, is_list
 
 Way = tuple["Way", Step] | None
 """How to get to a part: the way to what it stands in, and the last step; None leads to the whole value."""
@@ -55,6 +64,10 @@ class Conflict(msgspec.Struct, frozen=True):
         return text_of(self.path)
 
 
+class Undecided:
+    """A part of a merged base on which there was a conflict: it is the same as nothing."""
+
+
 class Merged(msgspec.Struct, frozen=True):
     """The result of a merge: the value, with ours where there are conflicts, and these, in the order of their paths."""
 
@@ -62,14 +75,25 @@ class Merged(msgspec.Struct, frozen=True):
     conflicts: tuple[Conflict, ...] = ()
 
 
-def merged(base: Any, ours: Any, theirs: Any) -> Merged:
-    """Merge two values that were made of `base`. The result shares parts with them; nothing is changed in place."""
-    merge = _Merge(base, ours, theirs)
+def merged(base: Any, ours: Any, theirs: Any, *, crossed: bool = False) -> Merged:
+    """Merge two values that were made of `base`. The result shares parts with them; nothing is changed in place.
+
+    `crossed` says that the base is itself merged, by `merged_base`; conflicts do not tell it then.
+    """
+    return _merged(_Merge(base, ours, theirs, crossed=crossed), base, ours, theirs)
+
+
+def merged_base(base: Any, ours: Any, theirs: Any) -> Any:
+    """Merge two bases into one, with undecided parts where there are conflicts."""
+    return _merged(_Merge(base, ours, theirs, crossed=True, undecided=True), base, ours, theirs).value
+
+
+def _merged(merge: _Merge, base: Any, ours: Any, theirs: Any) -> Merged:
     value = merge.part(None, 0, base, ours, theirs)
     while merge.todo:
         merge.fill(*merge.todo.pop())
         if merge.steps > STEPS_MAX:
-            return Merged(ours, (Conflict((), base, ours, theirs),))
+            return Merged(Undecided() if merge.undecided else ours, (merge.conflict(None, base, ours, theirs),))
     return Merged(value, tuple(sorted(merge.conflicts, key=_order)))
 
 
@@ -77,11 +101,33 @@ def _order(conflict: Conflict) -> list[tuple[bool, Step]]:
     return [(isinstance(step, str), step) for step in conflict.path]
 
 
+class _Side(NamedTuple):
+    """One side of a list: where it has the items of the base, and what it inserted before each and behind the last.
+
+    `moved` is where among the inserted ones it has items of the base that it does not have at their place.
+    """
+
+    items: Sequence[Any]
+    places: dict[int, int]
+    inserted: dict[int, range]
+    moved: dict[int, int]
+
+    def at(self, place: int) -> Any:
+        """Return what a side has at the place of an item of the base, or UNSET."""
+        return self.items[self.places[place]] if place in self.places else UNSET
+
+    def has(self, place: int) -> bool:
+        """Return whether a side has an item of the base, somewhere."""
+        return place in self.places or place in self.moved
+
+
 class _Merge:
     """A merge under way: containers that are made and not filled yet, and the conflicts so far."""
 
-    def __init__(self, base: Any, ours: Any, theirs: Any) -> None:
+    def __init__(self, base: Any, ours: Any, theirs: Any, *, crossed: bool, undecided: bool = False) -> None:
         self.labels = Labels(base, ours, theirs)
+        self.crossed = crossed
+        self.undecided = undecided
         self.todo: list[tuple[Way, int, Any, Any, Any, Any]] = []
         self.conflicts: list[Conflict] = []
         self.steps = 0
@@ -93,51 +139,98 @@ class _Merge:
             return ours
         if our == old:
             return theirs
-        if not whole and level < LEVELS_MAX and (made := _container(base, ours, theirs)) is not None:
-            self.todo.append((way, level, base, ours, theirs, made))
+        if not whole and level < LEVELS_MAX and (made := self._begun(way, level, base, ours, theirs)) is not None:
             return made
         self.steps += level
         if self.steps <= STEPS_MAX:
-            self.conflicts.append(Conflict(_path(way), base, ours, theirs))
-        return ours
+            self.conflicts.append(self.conflict(way, base, ours, theirs))
+        return Undecided() if self.undecided else ours
+
+    def conflict(self, way: Way, base: Any, ours: Any, theirs: Any) -> Conflict:
+        """Return a conflict; a base that was merged is not told."""
+        return Conflict(_path(way), UNSET if self.crossed else base, ours, theirs)
+
+    def _begun(self, way: Way, level: int, base: Any, ours: Any, theirs: Any) -> Any:
+        """Return an empty container of the kind that all three are, to be filled later, or None."""
+        if _are(is_dict, base, ours, theirs):
+            made: Any = {}
+            self.todo.append((way, level, {} if base is UNSET else base, ours, theirs, made))
+            return made
+        if not _are(is_list, base, ours, theirs):
+            return None
+        base = [] if base is UNSET else base
+        mine, others = self._side(base, ours), self._side(base, theirs)
+        gone = {at for at in mine.moved if not others.has(at)} | {at for at in others.moved if not mine.has(at)}
+        if gone and not self.crossed:
+            return None
+        made = []
+        self.todo.append((way, level, base, mine, others, made))
+        return made
 
     def fill(self, way: Way, level: int, base: Any, ours: Any, theirs: Any, made: Any) -> None:
         """Fill a container of the result."""
         if isinstance(made, list):
-            self._fill_list(way, level + 1, [] if base is UNSET else base, ours, theirs, made)
+            self._fill_list(way, level + 1, base, ours, theirs, made)
             return
-        base = {} if base is UNSET else base
         for key in [*ours, *(key for key in theirs if key not in ours)]:
             sides = (values.get(key, UNSET) for values in (base, ours, theirs))
             part = self.part((way, key), level + 1, *sides)
             if part is not UNSET:
                 made[key] = part
 
-    def _fill_list(self, way: Way, level: int, base: Any, ours: Any, theirs: Any, made: list[Any]) -> None:
-        our_places, our_new = self._side(base, ours)
-        their_places, their_new = self._side(base, theirs)
+    def _fill_list(self, way: Way, level: int, base: Any, ours: _Side, theirs: _Side, made: list[Any]) -> None:
+        our_moved, their_moved = self._settled(ours, theirs), self._settled(theirs, ours)
+        their_moved |= {theirs.moved[at]: UNSET for at in ours.moved if at in theirs.moved}
         for at in range(len(base) + 1):
-            if at in our_new or at in their_new:
-                made += self._inserted(our_new.get(at, ()), their_new.get(at, ()))
+            if at in ours.inserted or at in theirs.inserted:
+                made += self._inserted(_at(ours, at, our_moved), _at(theirs, at, their_moved))
             if at == len(base):
                 break
-            our = ours[our_places[at]] if at in our_places else UNSET
-            their = theirs[their_places[at]] if at in their_places else UNSET
+            our, their = ours.at(at), theirs.at(at)
+            if self.crossed and (at in ours.moved or at in theirs.moved):
+                continue
             whole = self._is_replaced(base[at], our) or self._is_replaced(base[at], their)
             part = self.part((way, at), level, base[at], our, their, whole=whole)
             if part is not UNSET:
                 made.append(part)
 
-    def _side(self, base: Sequence[Any], side: Sequence[Any]) -> tuple[dict[int, int], dict[int, Sequence[Any]]]:
-        """Return where a side has the items of the base, and what it inserted before each, and behind the last."""
-        pairs = aligned(base, side, self.labels)
+    def _settled(self, side: _Side, other: _Side) -> dict[int, Any]:
+        """Return what stands for items that one side moved: in a crossed merge what the other side made of them."""
+        if not self.crossed:
+            return {}
+        return {index: other.at(at) for at, index in side.moved.items() if at not in other.moved}
+
+    def _side(self, base: Sequence[Any], items: Sequence[Any]) -> _Side:
+        """Compare a side with the base."""
+        pairs = aligned(base, items, self.labels)
+        moved = self._moved(base, items, pairs)
+        taken = {*moved.values()}
+        pairs = [(at, index) for at, index in pairs if at not in moved and index not in taken]
         inserted = {}
-        other = 0
-        for at, end in [*pairs, (len(base), len(side))]:
-            if other < end:
-                inserted[at] = side[other:end]
-            other = end + 1
-        return dict(pairs), inserted
+        index = 0
+        for at, end in [*pairs, (len(base), len(items))]:
+            if index < end:
+                inserted[at] = range(index, end)
+            index = end + 1
+        return _Side(items, dict(pairs), inserted, moved)
+
+    def _moved(self, base: Sequence[Any], items: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
+        """Return which items of the base a side has at another place, and where."""
+        same = [(at, index) for at, index in pairs if self.labels.same(base[at], items[index])]
+        lost = self._by_label(base, {at for at, _ in same})
+        new = self._by_label(items, {index for _, index in same}) if lost else {}
+        found = lost.keys() & new.keys()
+        if found and not self.crossed:
+            counts = Counter(map(self.labels.of, base)) + Counter(map(self.labels.of, items))
+            found = {label for label in found if counts[label] == 2}
+        return {at: index for label in found for at, index in zip(lost[label], new[label], strict=False)}
+
+    def _by_label(self, items: Sequence[Any], paired: set[int]) -> dict[Label, list[int]]:
+        found: dict[Label, list[int]] = {}
+        for at, item in enumerate(items):
+            if at not in paired:
+                found.setdefault(self.labels.of(item), []).append(at)
+        return found
 
     def _is_replaced(self, old: Any, new: Any) -> bool:
         return not self.labels.same(old, new) and not self.labels.likeness(old, new)
@@ -155,12 +248,15 @@ class _Merge:
         return made
 
 
-def _container(base: Any, ours: Any, theirs: Any) -> Any:
-    """Return an empty container of the kind that all three are, or None."""
-    for is_kind, kind in ((is_dict, dict), (is_list, list)):
-        if is_kind(ours) and is_kind(theirs) and (base is UNSET or is_kind(base)):
-            return kind()
-    return None
+def _are(is_kind: Callable[[Any], bool], base: Any, ours: Any, theirs: Any) -> bool:
+    """Return whether all three are of one kind; a base may be none."""
+    return is_kind(ours) and is_kind(theirs) and (base is UNSET or is_kind(base))
+
+
+def _at(side: _Side, place: int, settled: dict[int, Any]) -> list[Any]:
+    """Return what a side inserted at one place, with what stands for the items that it moved."""
+    items = (settled.get(index, side.items[index]) for index in side.inserted.get(place, ()))
+    return [item for item in items if item is not UNSET]
 
 
 def _path(way: Way) -> Path:

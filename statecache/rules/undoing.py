@@ -56,9 +56,9 @@ def undo_target(tip: int, *, whole: bool = False) -> Search:
     return None if before is None else shown(before, (yield Question("reason", before)), whole=whole)
 
 
-def redo_target(tip: int, *, whole: bool = False) -> Search:
-    """Search for the place that redo brings back."""
-    place, taken_back = tip, 0
+def redo_target(tip: int, *, whole: bool = False, passed: int = 0) -> Search:
+    """Search for the place that redo brings back, after so many that it need not bring back."""
+    place, taken_back = tip, passed
     while (found := walked((yield Question("reason", place)), whole=whole)) is not None:
         before = yield Question("before", place)
         if before is None:

@@ -21,6 +21,7 @@ from statecache import (
     Settings,
     UsageError,
 )
+from statecache.rules.three_way import merged
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flushing, rows
 from tests.fixtures.servers import MakeClient
@@ -142,6 +143,63 @@ async def test_a_function_decides(client: AsyncStateCache) -> None:
         await client.merge(SIDE, MAIN, function=lambda *_: 1 / 0)
     with pytest.raises(UsageError, match="merge= is a function"):
         client.namespace("runs", merge=5)  # type: ignore[call-overload]
+
+
+async def merged_at_once(client: AsyncStateCache, decide: Any) -> None:
+    """Merge two keys into one another at once: the second merge begins and ends while the first one is decided."""
+    loop, merging = asyncio.get_running_loop(), [lambda: client.merge(MAIN, SIDE, function=decide)]
+
+    async def beside(*sides: Any) -> Any:
+        await merging.pop()()
+        return decide(*sides)
+
+    def function(*sides: Any) -> Any:
+        if not merging:
+            return decide(*sides)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # of a client without one
+            return asyncio.run_coroutine_threadsafe(beside(*sides), loop).result()
+        return beside(*sides)
+
+    await client.merge(SIDE, MAIN, function=function)
+    assert not merging
+
+
+async def test_what_was_merged_both_ways_at_once_is_doubled_by_no_further_merge(client: AsyncStateCache) -> None:
+    await client.set(MAIN, {"said": ["a"]})
+    await client.branch(MAIN, SIDE)
+    for round_ in range(3):
+        for key in (MAIN, SIDE):
+            state = await client.get(key)
+            assert state is not None
+            await client.set(key, {"said": [*state.value["said"], f"{key} {round_}"]})
+        await merged_at_once(client, lambda *sides: merged(*sides).value)
+    ours, theirs = [(await client.get(key)) for key in (MAIN, SIDE)]
+    assert ours is not None
+    assert theirs is not None
+    assert ours.value != theirs.value
+    everything = ["a", *(f"{key} {round_}" for key in (MAIN, SIDE) for round_ in range(3))]
+    assert sorted((await client.merge(SIDE, MAIN)).value["said"]) == sorted(everything)
+    await client.update(SIDE, lambda then: {"said": [one for one in then["said"] if one != f"{MAIN} 0"]})
+    everything.remove(f"{MAIN} 0")
+    for pair in ((SIDE, MAIN), (MAIN, SIDE)):
+        assert sorted((await client.merge(*pair)).value["said"]) == sorted(everything)
+
+
+async def test_a_function_decides_on_what_was_merged_both_ways_at_once(client: AsyncStateCache) -> None:
+    def added(base: Any, ours: Any, theirs: Any) -> Any:
+        return ours + theirs - base
+
+    await client.set(MAIN, 10)
+    await client.branch(MAIN, SIDE)
+    await client.set(MAIN, 12)
+    await client.set(SIDE, 13)
+    await merged_at_once(client, added)
+    assert (await client.merge(SIDE, MAIN, function=added)).value == 15
+    await client.increment(MAIN, 2)
+    await client.increment(SIDE, 3)
+    assert (await client.merge(SIDE, MAIN, function=added)).value == 20
 
 
 async def test_typed_values_are_merged_as_their_type_has_them(client: AsyncStateCache) -> None:

@@ -128,6 +128,28 @@ async def test_undo_and_redo_of_a_group_go_from_commit_to_commit(client: AsyncSt
     assert await _whole(client) == seen[1]
 
 
+async def test_undo_and_redo_of_a_group_go_past_commits_that_changed_nothing(client: AsyncStateCache) -> None:
+    for value in (1, 2, 2, 3, 3, 3):
+        await client.set(RUN, value)
+    for verb, values in ((client.undo, (2, 1)), (client.redo, (2, 3)), (client.undo, (2, 1))):
+        for value in values:
+            assert {key: state.value for key, state in (await verb(RUN, group=True)).items()} == {RUN: value}
+        with pytest.raises(VersionNotFound):
+            await verb(RUN, group=True)
+
+
+async def test_undo_of_a_group_goes_past_what_has_ended_since(client: AsyncStateCache) -> None:
+    await client.set(RUN, 1)
+    await client.set(RUN, 2)
+    await client.set(_key("session"), 1, ttl=0.05)
+    async with asyncio.timeout(LIMIT_S):
+        while await client.exists(_key("session")):
+            await pause()
+    written = await client.undo(RUN, group=True)
+    assert {key: state.value for key, state in written.items()} == {RUN: 1}
+    assert (await client.redo(RUN, group=True))[RUN].value == 2
+
+
 async def test_steps_stay_as_they_are_unless_they_are_asked_for(
     make_client: MakeClient, settings: Settings, worker: Worker
 ) -> None:

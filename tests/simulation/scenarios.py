@@ -39,6 +39,7 @@ Why the other instruments do not see it:
     pinned        what a policy lets go, and what verify says of it: no judge of the arenas reads histories; so with
                   `origins`, `moved`, `unpacked`, `packed`, `latest`, `verified`, `detached`, `erased`,
                   `erased_unflushed`, `proved` and `replaced`
+    crossed       what keys become that are merged into one another at once: no arena merges
     cursor_ended  what a reader of changes is given: no judge of the arenas reads the feed; so with `waited_for`,
                   `came_late`, `stopped_anywhere`, `lost_name` and `given_again`
 
@@ -300,6 +301,10 @@ SCENARIOS = {
         "test_without_a_worker_it_waits_and_is_completed_when_there_is_one",
     ),
     "proved": ("tests/integration/test_pruning_races.py", "test_a_rewriting_that_is_wrong_is_not_committed"),
+    "crossed": (
+        "tests/unit/test_crossed_merges.py",
+        "test_no_item_is_doubled_and_none_that_was_removed_comes_back",
+    ),
     "replaced": (
         "tests/integration/test_pruning_races.py",
         "test_a_policy_that_is_replaced_meanwhile_counts_from_the_next_page_on",

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statecache.rules.ancestry import Link, Place, base_of, reached
+from statecache.rules.ancestry import Ancestry, Link, Place
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -68,20 +68,23 @@ def test_it_is_what_the_graph_of_all_versions_says(moves: list[tuple[str, int, i
             graph.add(one, graph.tip(other))
     for ours in map(graph.tip, graph.tips):
         above = graph.above(ours)
-        found = reached(ours, graph.links).items()
+        found = Ancestry(graph.links).reached(ours).items()
         assert {
             Place(life.key, version) for life, newest in found for version in range(life.begun or 1, newest + 1)
         } == above
         for theirs in map(graph.tip, graph.tips):
             common = above & graph.above(theirs)
-            base = base_of(ours, theirs, graph.links)
-            best = [place for place in common if common <= graph.above(place)]
-            if not common:
-                assert base is None
-            elif best:
-                assert base == best[0]
-            else:
-                assert base in common
+            bases = Ancestry(graph.links).bases([ours], [theirs])
+            assert {*bases} == {
+                place for place in common if not any(place in graph.above(other) - {other} for other in common)
+            }
+            assert len({*bases}) == len(bases)
+
+
+def base_of(ours: Place, theirs: Place, links: list[Link]) -> Place | None:
+    bases = Ancestry(links).bases([ours], [theirs])
+    assert len(bases) <= 1
+    return bases[0] if bases else None
 
 
 def test_a_branch_is_merged_from_its_origin_and_then_from_where_it_was_merged() -> None:

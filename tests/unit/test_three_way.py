@@ -16,7 +16,7 @@ from statecache.rules import three_way
 from statecache.rules.difference import LEVELS_MAX
 from statecache.rules.paths import part_at
 from statecache.rules.sameness import same
-from statecache.rules.three_way import Conflict, Merged, merged
+from statecache.rules.three_way import Conflict, Merged, merged, merged_base
 from tests.unit.plain_values import LISTS, NAN, SCALARS, VALUES, edited, grown, nested
 
 SIDES = VALUES.flatmap(lambda base: some.tuples(some.just(base), edited(base), edited(base)))
@@ -128,6 +128,9 @@ def test_what_both_append_is_kept_and_never_a_conflict(base: list[Any], ours: li
         ([1, 2, 3], [2, 3, 4], [2, 3, 5], [2, 3, 4, 5]),
         ([1, 2, 3], [1, 3], [1, 2, 3, 4], [1, 3, 4]),
         ([1, 2, 3], [1, 3], [1, 3], [1, 3]),
+        ([1, 2, 3, 4], [2, 3, 1, 4], [2, 3, 4, 1], [2, 3, 1, 4]),
+        ([1, 2, 3], [2, 3, 1], [1, 2, 3, 4], [2, 3, 1, 4]),
+        ([1, 1, 2], [1, 2], [1, 2, 1], [1, 2, 1]),
         ({}, {"notes": {"a": 1}}, {"notes": {"b": 2}}, {"notes": {"a": 1, "b": 2}}),
         ({}, {"log": [1]}, {"log": [2]}, {"log": [1, 2]}),
         (UNSET, {"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
@@ -160,6 +163,15 @@ def test_what_is_merged(base: Any, ours: Any, theirs: Any, value: Any) -> None:
         ([1, 2, 3], [1, 5, 3], [1, 6, 3, 4], [1, 5, 3, 4], Conflict((1,), 2, 5, 6)),
         ([1, 2, 3], [1, 3, 7], [1, 6, 3], [1, 3, 7], Conflict((1,), 2, UNSET, 6)),
         ([1], [2, 3], [4], [2, 3], Conflict((0,), 1, 2, 4)),
+        ([1, 2, 3], [2, 3], [2, 3, 1], [2, 3], Conflict((), [1, 2, 3], [2, 3], [2, 3, 1])),
+        (
+            {"a": [1, 2, 3]},
+            {"a": [2, 3, 1]},
+            {"a": [2, 3]},
+            {"a": [2, 3, 1]},
+            Conflict(("a",), [1, 2, 3], [2, 3, 1], [2, 3]),
+        ),
+        ([1, 2, 3], [2, 3, 1], [5, 2, 3], [2, 3, 1], Conflict((0,), 1, UNSET, 5)),
         (
             [0, {"id": 1, "s": 0}],
             [{"id": 1, "s": 1}],
@@ -174,6 +186,29 @@ def test_what_is_a_conflict(base: Any, ours: Any, theirs: Any, value: Any, confl
     result = merged(base, ours, theirs)
     assert result == Merged(value, (conflict,))
     assert repr(result.value) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("base", "ours", "theirs", "value"),
+    [
+        ([1, 2, 3], [2, 3], [2, 3, 1], [2, 3]),
+        ([1, 2, 3], [2, 3, 1], [2, 3], [2, 3]),
+        ([1, 2, 3], [2, 3, 1], [5, 2, 3], [2, 3, 5]),
+        ([1, 1, 2], [1, 2], [1, 2, 1], [1, 2]),
+        ([1, 2, 3], [3, 2, 1], [3, 1, 2], [3, 2, 1]),
+    ],
+)
+def test_in_a_crossed_merge_what_stands_elsewhere_is_the_same(base: Any, ours: Any, theirs: Any, value: Any) -> None:
+    assert merged(base, ours, theirs, crossed=True) == Merged(value)
+
+
+def test_a_merged_base_leaves_open_what_was_a_conflict() -> None:
+    base = merged_base({"a": 1, "b": [1]}, {"a": 2, "b": [1, 2]}, {"a": 3, "b": [1, 3]})
+    assert base["b"] == [1, 2, 3]
+    agreed = {"a": 4, "b": [1, 2, 3]}
+    assert merged(base, agreed, deepcopy(agreed), crossed=True).value == agreed
+    one, other = {"a": 2, "b": [1, 2, 3]}, {"a": 1, "b": [1, 2, 3]}
+    assert merged(base, one, other, crossed=True) == Merged(one, (Conflict(("a",), UNSET, 2, 1),))
 
 
 def test_conflicts_stand_in_the_order_of_their_paths() -> None:

@@ -22,7 +22,7 @@ from statecache.cli.screen import beside, console, is_terminal, plain, print_jso
 from statecache.clock import wall
 from statecache.core.history.reader import Point
 from statecache.core.history.restoring import to_target, walking
-from statecache.core.history.restoring_groups import group_walking, to_group_target
+from statecache.core.history.restoring_groups import decided_group, group_walking, to_group_target
 from statecache.core.history.terms import Terms
 from statecache.history_errors import AlreadyCurrent
 from statecache.rules.difference import differences
@@ -130,6 +130,8 @@ async def show_group(cache: AsyncStateCache, going: Going, *, as_json: bool) -> 
 
 async def group_decided(cache: AsyncStateCache, going: Going) -> tuple[Position, Sequence[tuple[str, int]]]:
     """Return to which position a group goes, and the versions that this was decided on."""
-    now: Sequence[Version] = await cache._runtime.history.keys_at(going.key, Point(), end=cache._view.end_of(None))
-    decision = await going.decide_group(cache)(now)
+    view = cache._view
+    end = view.end_of(None)
+    now: Sequence[Version] = await cache._runtime.history.keys_at(going.key, Point(), end=end)
+    decision = await decided_group(view, going.key, now, going.decide_group(cache), end, steps=going.steps)
     return decision.position, [(one.key, one.version) for one in now]

@@ -151,32 +151,29 @@ async def planned(
     cache: AsyncStateCache, branch: str, into: str, function: Callable[[Any, Any, Any], Any] | None
 ) -> Plan:
     """Return what a merge comes to; raise VersionNotFound, and UsageError for keys that have nothing in common."""
-    from statecache.cli.history.points import NEWEST, PointName
+    from statecache.cli.history.points import NEWEST
     from statecache.cli.history.reading import plain_value, version_at
-    from statecache.core.history.branches import link_of
     from statecache.core.history.branching import durable_origin
-    from statecache.rules.ancestry import Place, base_of
+    from statecache.core.history.merge_bases import base_of, place_of
+    from statecache.core.history.merge_bases import plain as plain_side
     from statecache.rules.difference import differences
 
-    end = cache._view.end_of(None)
+    view = cache._view
+    end = view.end_of(None)
     ours, theirs = await version_at(cache, into, NEWEST), await version_at(cache, branch, NEWEST)
     for one in (ours, theirs):
-        await durable_origin(cache._view, one, end)
-    links = [link_of(one) for one in await cache._runtime.branches.above([into, branch], end=end)]
-    base = base_of(Place(into, ours.version), Place(branch, theirs.version), links)
-    if base is None:
-        raise UsageError(
-            f"{branch!r} and {into!r} have no common ancestor to be merged from",
-            hint="`statecache log` draws what was made from what.",
-        )
-    at = f"{base.key}@{base.version}"
+        await durable_origin(view, one, end)
+    base = await base_of(view, ours, theirs, function, end)
+    at = f"{base.place.key}@{base.place.version}"
     mine, other = await plain_value(cache, ours), await plain_value(cache, theirs)
-    if base == Place(branch, theirs.version):
+    if base.place == place_of(theirs):
         return Plan(ours=ours, theirs=theirs, base=at, nothing=True, found=(), conflicts=())
-    if base == Place(into, ours.version):
+    if base.place == place_of(ours):
         return Plan(ours=ours, theirs=theirs, base=at, nothing=False, found=differences(mine, other), conflicts=())
-    start = await plain_value(cache, await version_at(cache, base.key, PointName(version=base.version)))
-    result = merged(start, mine, other)
+    start = base.value if base.crossed else plain_side(view, into, base.sides[0])
+    if base.crossed and base.is_same(other, by_function=function is not None):
+        return Plan(ours=ours, theirs=theirs, base=at, nothing=True, found=(), conflicts=())
+    result = merged(start, mine, other, crossed=base.crossed)
     value = result.value if function is None else function(None if start is UNSET else start, mine, other)
     return Plan(
         ours=ours, theirs=theirs, base=at, nothing=False, found=differences(mine, value), conflicts=result.conflicts

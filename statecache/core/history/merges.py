@@ -8,32 +8,29 @@ theirs is taken as it is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecache.codec import codec_for
-from statecache.core.history.branches import link_of
 from statecache.core.history.branching import durable_origin
+from statecache.core.history.merge_bases import base_of, decided, is_typed, plain, shown, side_of
 from statecache.core.history.reader import Point
 from statecache.core.history.restoring import applied_again, newest, write_of
 from statecache.core.history.terms import Terms, again, applied_before, committed, refuse_another
-from statecache.errors import ChangeIdReused, NotFound, UsageError, VersionConflict
+from statecache.errors import ChangeIdReused, NotFound, VersionConflict
 from statecache.expiry import form_of
 from statecache.history_errors import MergeConflict
-from statecache.rules.ancestry import Place, base_of
+from statecache.rules.ancestry import Three
 from statecache.rules.provenance import Provenance
 from statecache.rules.three_way import merged
 
 if TYPE_CHECKING:
+    from statecache.core.history.merge_bases import Base, Decide, Side
     from statecache.core.view import View
     from statecache.model import Encoding, Record, State, Write
     from statecache.rules.versions import Version
-
-Decide = Callable[[Any, Any, Any], Any]
-"""A user's function of base, ours and theirs; it may be async."""
 
 
 async def merge(view: View[Any], branch: str, into: str, function: Decide | None, terms: Terms) -> State[Any]:
@@ -48,11 +45,10 @@ async def merge(view: View[Any], branch: str, into: str, function: Decide | None
             return await applied_again(view, made, found, terms)
         try:
             mine, other = await _durable(view, ours, terms.end), await _durable(view, theirs, terms.end)
-            base = await _base(view, mine, other, terms.end)
-            was = await _at(view, base, terms.end)
-            if was == _side(theirs):
+            base = await base_of(view, mine, other, function, terms.end)
+            write = await _write(view, ours, theirs, other, base, function)
+            if write is None:
                 return view.shown(ours, _value(view, ours))
-            write = await _write(view, ours, theirs, other, base, was, function)
             why = Provenance(kind="merge", version=other.version, origin=branch, reason=terms.reason)
             _, done = await committed(view, [write], terms, str(why))
         except VersionConflict as error:
@@ -82,86 +78,38 @@ def _value(view: View[Any], record: Record) -> Any:
     return view.codec.decode(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
 
 
-async def _base(view: View[Any], ours: Version, theirs: Version, end: float) -> Place:
-    links = [link_of(one) for one in await view.runtime.branches.above([ours.key, theirs.key], end=end)]
-    base = base_of(Place(ours.key, ours.version), Place(theirs.key, theirs.version), links)
-    if base is None:
-        raise UsageError(
-            f"{theirs.key!r} and {ours.key!r} have no common ancestor to be merged from",
-            hint="What branch() makes of a key can be merged into it, and into its other branches.",
-        )
-    return base
-
-
 async def _write(
-    view: View[Any], ours: Record, theirs: Record, other: Version, base: Place, was: Side, function: Decide | None
-) -> Write:
-    """Return the write of what both made of what was: of theirs as it is stored, where ours is that."""
-    if was == _side(ours):
+    view: View[Any], ours: Record, theirs: Record, other: Version, base: Base, function: Decide | None
+) -> Write | None:
+    """Return the write of what both made of their base; None where theirs is what that was.
+
+    Where ours is that, theirs is taken as it is stored.
+    """
+    sides, read = (side_of(ours), side_of(theirs)), plain if function is None else shown
+    values: list[Any] = []
+    if base.crossed:
+        values = [base.value, *(read(view, ours.key, side) for side in sides)]
+        is_ours, is_theirs = (base.is_same(value, by_function=function is not None) for value in values[1:])
+    else:
+        is_ours, is_theirs = (base.sides[0] == side for side in sides)
+    if is_theirs:
+        return None
+    if is_ours:
         taken = write_of(view, other, theirs.value, ours.tip, key=ours.key)
         return taken if view.lasts_ms is not None else replace(taken, encoding=_lasting_as(ours, taken.encoding))
-    sides = (was, _side(ours), _side(theirs))
+    three = Three(*(values or (read(view, ours.key, side) for side in (base.sides[0], *sides))))
     if function is not None:
-        return await _decided(view, function, ours, sides)
-    result = merged(*(_plain(view, ours.key, side) for side in sides))
+        return view.write_of(ours.key, await decided(view, function, three), expected=ours.tip, over=ours)
+    result = merged(*three, crossed=base.crossed)
     if result.conflicts:
         paths = tuple(one.place for one in result.conflicts)
-        raise MergeConflict(theirs.key, ours.key, base=base.version, paths=paths)
-    return _plain_write(view, ours, sides, result.value)
-
-
-class Side(NamedTuple):
-    """What one side has: bytes, how they are encoded, and their schema; op `delete` where it was deleted there."""
-
-    op: str
-    value: bytes
-    form: str
-    schema: str
-
-
-def _side(record: Record) -> Side:
-    return Side("set", record.value, form_of(record.encoding), record.schema)
-
-
-async def _at(view: View[Any], base: Place, end: float) -> Side:
-    version = await view.runtime.history.version_at(base.key, Point(version=base.version), end=end)
-    if version.op != "set":
-        return Side("delete", b"", "", "")
-    value = await view.runtime.history.value_of(version, end=end)
-    return Side("set", value, form_of(version.encoding), version.schema)
-
-
-async def _decided(view: View[Any], function: Decide, ours: Record, sides: Sequence[Side]) -> Write:
-    """Return the write of what a user's function makes of the three values; None is one that was deleted."""
-    values = [
-        None if one.op != "set" else view.codec.decode(one.value, key=ours.key, encoding=one.form, schema=one.schema)
-        for one in sides
-    ]
-    value = await view.runtime.io.called(function(*values))
-    if value is None:
-        raise UsageError("the function given to merge returned None", hint="Return the merged value.")
-    return view.write_of(ours.key, value, expected=ours.tip, over=ours)
-
-
-def _is_typed(view: View[Any]) -> bool:
-    return view.kind is not Any
-
-
-def _plain(view: View[Any], key: str, side: Side) -> Any:
-    """Return a side as plain data: in a typed view as the type has it now, whatever wrote it."""
-    if side.op != "set":
-        return UNSET
-    value, form = side.value, side.form
-    if _is_typed(view) and form != "raw":
-        typed = view.codec.decode(value, key=key, encoding=form, schema=side.schema)
-        value, _ = view.codec.encode(typed, key=key, bytes_max=2**31)
-        form = view.codec.encoding
-    return codec_for(Any).decode(value, key=key, encoding=form)
+        raise MergeConflict(theirs.key, ours.key, base=base.place.version, paths=paths)
+    return _plain_write(view, ours, (*base.sides, *sides), result.value)
 
 
 def _plain_write(view: View[Any], ours: Record, sides: Sequence[Side], value: Any) -> Write:
     """Return the write of merged plain data: as the view's type, or encoded like ours, with the schema of all three."""
-    if _is_typed(view):
+    if is_typed(view):
         form: Encoding = view.codec.encoding
         data, _ = codec_for(Any, form).encode(value, key=ours.key, bytes_max=view.value_bytes_max)
         typed = view.codec.decode(data, key=ours.key, encoding=form, schema=view.codec.schema)

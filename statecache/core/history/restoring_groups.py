@@ -45,8 +45,8 @@ class GroupDecision(NamedTuple):
     why: Provenance
 
 
-GroupDecide = Callable[[Sequence["Version"]], Awaitable[GroupDecision]]
-"""What decides on a group as it is now: on the newest changes of its keys."""
+GroupDecide = Callable[[Sequence["Version"], Sequence[Position]], Awaitable[GroupDecision]]
+"""What decides on a group as it is now, on the newest changes of its keys, where at some positions nothing differs."""
 
 
 class Pair(NamedTuple):
@@ -64,15 +64,7 @@ async def restore_group(
     await runtime.reader.record(group, end=terms.end)  # behind a closed gate nothing newest is known
     while True:
         now = await runtime.history.keys_at(group, Point(), end=terms.end)
-        decision = await decide(now)
-        then = await past.at(decision.position)
-        pairs = _pairs(now, then, steps=steps)
-        if not any(one.then for one in pairs):
-            wanted = f"change up to {decision.position}"
-            raise VersionNotFound(group, wanted=wanted, reason="nothing of the group is that old")
-        writes = await _writes(view, pairs, past)
-        if all(write.op == "check" for write in writes):
-            raise AlreadyCurrent(group, wanted=f"{decision.position}")
+        decision, writes = await _decided(view, group, now, decide, past, steps=steps)
         refuse_too_many(group, writes)
         try:
             commit, done = await committed(view, writes, terms, str(decision.why))
@@ -84,6 +76,37 @@ async def restore_group(
             await again(view, terms, error)
         else:
             return {one.key: view.committed_state(one, done, at) for at, one in enumerate(commit.written())}
+
+
+async def decided_group(
+    view: View[Any], group: str, now: Sequence[Version], decide: GroupDecide, end: float, *, steps: bool
+) -> GroupDecision:
+    """Return where a group goes, as it is now; raise AlreadyCurrent or VersionNotFound where it goes nowhere."""
+    decision, _ = await _decided(view, group, now, decide, _Past(view, group, end), steps=steps)
+    return decision
+
+
+async def _decided(
+    view: View[Any], group: str, now: Sequence[Version], decide: GroupDecide, past: _Past, *, steps: bool
+) -> tuple[GroupDecision, list[Write]]:
+    """Return where a group goes, and what is written for it.
+
+    An undo or a redo that would change nothing goes further: past commits that wrote what was there already, and past
+    what has ended since.
+    """
+    passed: list[Position] = []
+    while True:
+        decision = await decide(now, passed)
+        pairs = _pairs(now, await past.at(decision.position), steps=steps)
+        if not any(one.then for one in pairs):
+            wanted = f"change up to {decision.position}"
+            raise VersionNotFound(group, wanted=wanted, reason="nothing of the group is that old")
+        writes = await _writes(view, pairs, past)
+        if any(write.op != "check" for write in writes):
+            return decision, writes
+        if decision.why.kind == "rollback":
+            raise AlreadyCurrent(group, wanted=f"{decision.position}")
+        passed.append(decision.position)
 
 
 def _pairs(now: Sequence[Version], then: Sequence[Version], *, steps: bool) -> list[Pair]:
@@ -201,7 +224,7 @@ def to_group_target(view: View[Any], group: str, to: Aim, at: datetime | None, t
     """Return what decides on a position, whatever the group is now: it is looked for once, behind an open gate."""
     found: list[Position] = []
 
-    async def decide(_: Sequence[Version]) -> GroupDecision:
+    async def decide(_: Sequence[Version], __: Sequence[Position]) -> GroupDecision:
         if not found:
             target = await target_of(view, group, to, at, whole=True, end=terms.end)
             found.append(await position_of(view, group, target, end=terms.end))
@@ -213,12 +236,19 @@ def to_group_target(view: View[Any], group: str, to: Aim, at: datetime | None, t
 def group_walking(view: View[Any], group: str, kind: Walk, terms: Terms) -> GroupDecide:
     """Return what decides on an `undo` or a `redo` of a group: from commit to commit of its users' keys."""
 
-    async def decide(now: Sequence[Version]) -> GroupDecision:
-        commits = _Commits(view, group, terms.end)
+    commits = _Commits(view, group, terms.end)
+
+    async def decide(now: Sequence[Version], passed: Sequence[Position]) -> GroupDecision:
+        nonlocal commits
+        if not passed:
+            commits = _Commits(view, group, terms.end)
         tip = await commits.newest_of(now)
         if tip is None:
             raise VersionNotFound(group, wanted=f"commit to {kind} to", reason="there is none")
-        search = undo_target(tip, whole=True) if kind == "undo" else redo_target(tip, whole=True)
+        if kind == "redo":
+            search = redo_target(tip, whole=True, passed=len(passed))
+        else:
+            search = undo_target(passed[-1].n if passed else tip, whole=True)
         question: Question = next(search)
         try:
             while True:

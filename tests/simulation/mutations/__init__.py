@@ -9,9 +9,12 @@ from tests.simulation.mutations.feed import FEED
 from tests.simulation.mutations.gates import GATES
 from tests.simulation.mutations.histories import HISTORIES
 from tests.simulation.mutations.hot import HOT
+from tests.simulation.mutations.merging import MERGING
 from tests.simulation.mutations.modifiers import MODIFIERS
 from tests.simulation.mutations.near import NEAR
 from tests.simulation.mutations.operators import OPERATORS
 from tests.simulation.mutations.retention import RETENTION
 
-MUTANTS = HOT | DURABLE | GATES | NEAR | AGENTS | OPERATORS | FEED | EXPIRY | MODIFIERS | RETENTION | HISTORIES
+MUTANTS = (
+    HOT | DURABLE | GATES | NEAR | AGENTS | OPERATORS | FEED | EXPIRY | MODIFIERS | RETENTION | HISTORIES | MERGING
+)
