@@ -8,12 +8,15 @@ from typing import Any, Self
 
 
 class Interrupts:
-    """A block in which the first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt, and none disturbs the end."""
+    """A block in which the first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt, and none disturbs the end.
+
+    Where Python has dropped that one, for it was raised in a finalizer, the block ends with it when all is done.
+    """
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
-        self._over = False
+        self._over = self._interrupted = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -22,9 +25,11 @@ class Interrupts:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        interrupted = self._interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
         for number, before in self._before.items():  # an impatient second one must not change the exit status
             signal.signal(number, signal.SIG_IGN if interrupted else before)
+        if self._interrupted and kind is None:
+            raise KeyboardInterrupt
 
     def ignore(self) -> None:
         """Ignore signals from now on."""
@@ -36,5 +41,5 @@ class Interrupts:
 
     def _handle(self, _: int, __: FrameType | None) -> None:
         if not self._over:
-            self._over = True
+            self._over = self._interrupted = True
             raise KeyboardInterrupt
