@@ -25,22 +25,32 @@ def handlers() -> Iterator[None]:
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_first_signal_ends_the_block_and_the_next_ones_do_not_disturb_its_end(number: signal.Signals) -> None:
     ended: list[str] = []
-    with pytest.raises(KeyboardInterrupt), Interrupts():
-        try:
-            signal.raise_signal(number)
-        finally:
-            signal.raise_signal(number)
-            ended.append("cleared away")
+
+    def block() -> None:
+        with Interrupts():
+            try:
+                signal.raise_signal(number)
+            finally:
+                signal.raise_signal(number)
+                ended.append("cleared away")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
     signal.raise_signal(number)
     assert ended == ["cleared away"]
 
 
 def test_one_that_was_dropped_on_its_way_ends_the_block_when_all_is_done() -> None:
     done: list[str] = []
-    with pytest.raises(KeyboardInterrupt), Interrupts():
-        with suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        done.append("all")
+
+    def block() -> None:
+        with Interrupts():
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            done.append("all")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
     assert done == ["all"]
 
 
