@@ -131,6 +131,9 @@ def test_a_position_that_was_lost_with_its_redis_is_not_taken_for_what_was_commi
             other.branch(KEY, "runs/43", at=mark, group=True)
         with pytest.raises(VersionNotFound, match="as the checkpoint names it"):
             other.rollback(KEY, of_key)
+        with pytest.raises(VersionNotFound, match="version 2 as it was read"):
+            other.diff(KEY, gone)
+        assert [one.op for one in other.diff(KEY, kept, last)] == ["changed"]
         for there, value in ((kept.position, "kept"), (last.position, 3)):
             found = other.get_at(KEY, position=there)
             assert found is not None
