@@ -204,7 +204,8 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
         end, history = view.end_of(timeout), self._runtime.history
         found = [await history.version_at(key, _instant(key, which), end=end) for which in (a, b)]
         plain: list[Any] = []
-        for one in found:
+        for one, which in zip(found, (a, b), strict=True):
+            _refuse_another(one, which)
             data = await history.value_of(one, end=end) if one.op == "set" else None
             plain.append(UNSET if data is None else _PLAIN.decode(data, key=key, encoding=one.encoding, schema=""))
         return differences(*plain)
@@ -245,6 +246,16 @@ def _instant(key: str, which: Any) -> Point:
     if isinstance(which, Position):
         return _point(None, which, None)
     return _point(None, None, which) if isinstance(which, datetime) else _point(which, None, None)
+
+
+def _refuse_another(found: Version, which: Any) -> None:
+    """Raise VersionNotFound where a state or change that was read is not the one that history has at its version."""
+    if isinstance(which, (State, Change)) and which.change_id != found.change_id:
+        wanted, why = (
+            f"version {found.version} as it was read",
+            "that was lost, or set aside, and another change is there",
+        )
+        raise VersionNotFound(found.key, wanted=wanted, reason=why, nearest=found.version)
 
 
 def _aware(time: Any, what: str) -> datetime:

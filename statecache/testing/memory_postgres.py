@@ -202,8 +202,8 @@ class Tables(HistoryTables):
     def _report_lost(self, **_: Any) -> list[Row]:
         return []
 
-    def _later_starts(self, shards: Sequence[int], epochs: Sequence[int], **_: Any) -> Iterator[Row]:
-        yield from ((shard, 0) for shard, epoch in zip(shards, epochs, strict=True) if epoch < EPOCH)
+    def _position_lineage(self, epoch: int, **_: Any) -> list[Row]:
+        return [(0 if epoch < EPOCH else None, EPOCH)]
 
     def _standing(self, shards: Sequence[int], epochs: Sequence[int], ns: Sequence[int]) -> Iterator[Row]:
         for shard, epoch, n in zip(shards, epochs, ns, strict=True):

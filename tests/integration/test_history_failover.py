@@ -110,7 +110,7 @@ def test_a_position_that_was_lost_with_its_redis_is_not_taken_for_what_was_commi
     assert gone.position is not None
     assert last.position is not None
     assert (last.epoch, last.position.n) > (gone.epoch, mark.position.n)
-    never = Position(last.epoch + 1, 1)
+    never, another = Position(last.epoch + 1, 1), Position(last.epoch, kept.position.n)
     going: tuple[Callable[[Position], Any], ...] = (
         lambda at: other.get_at(KEY, position=at), lambda at: other.get_group_at(KEY, position=at),
         lambda at: other.diff(KEY, at), lambda at: other.rollback(KEY, at),
@@ -118,11 +118,14 @@ def test_a_position_that_was_lost_with_its_redis_is_not_taken_for_what_was_commi
         lambda at: other.branch(KEY, "runs/43", at=at, group=True),
     )  # fmt: skip
     for _ in range(2):
-        for lost in (gone.position, mark.position, never):
-            why = "no epoch" if lost == never else "that was lost, for a later epoch began behind n 1"
+        for there, why in (
+            (gone.position, "that was lost, for a later epoch began behind n 1"),
+            (mark.position, "that was lost, for a later epoch began behind n 1"),
+            (never, f"no epoch {never.epoch}"), (another, f"is of epoch {kept.epoch}"),
+        ):  # fmt: skip
             for call in going:
                 with pytest.raises(VersionNotFound, match=why):
-                    call(lost)
+                    call(there)
         with pytest.raises(VersionNotFound, match="that was lost"):
             other.rollback(KEY, mark, group=True)
         with pytest.raises(VersionNotFound, match="that was lost"):
@@ -131,6 +134,9 @@ def test_a_position_that_was_lost_with_its_redis_is_not_taken_for_what_was_commi
             other.branch(KEY, "runs/43", at=mark, group=True)
         with pytest.raises(VersionNotFound, match="as the checkpoint names it"):
             other.rollback(KEY, of_key)
+        with pytest.raises(VersionNotFound, match="version 2 as it was read"):
+            other.diff(KEY, gone)
+        assert [one.op for one in other.diff(KEY, kept, last)] == ["changed"]
         for there, value in ((kept.position, "kept"), (last.position, 3)):
             found = other.get_at(KEY, position=there)
             assert found is not None

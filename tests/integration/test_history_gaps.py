@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, Checkpoint, Position, State, VersionNotFound
+from statecache import AsyncStateCache, Checkpoint, Position, Settings, State, VersionNotFound
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush
+from tests.support.command_line import CommandLine
 from tests.support.polling import pause_thread
 
 GROUP = "runs/42"
@@ -63,6 +65,15 @@ def _next_moment(at: datetime) -> datetime:
         pause_thread()
     pause_thread()
     return now
+
+
+async def test_the_log_marks_no_version_with_a_checkpoint_at_which_it_is_not_known(
+    torn: Torn, settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = await CommandLine(settings, monkeypatch, capsys).beside("log", GROUP, "--json")
+    rows = [json.loads(line) for line in told.out.splitlines()]
+    marks = {row["version"]: row["checkpoints"] for row in rows if row["key"] == GROUP}
+    assert marks == {7: [], 3: [torn.before.label], 2: [], 1: []}
 
 
 async def test_what_a_key_held_amid_versions_that_are_missing_is_not_made_up(

@@ -22,7 +22,7 @@ from statecache.cli.history.reading import version_at
 from statecache.clock import monotonic
 from statecache.core.history.reader import VERSION_MAX
 from statecache.errors import LimitExceeded, RedisUnavailable
-from statecache.history_errors import VersionNotFound
+from statecache.history_errors import HistoryIncomplete, VersionNotFound
 from statecache.model import Position
 from statecache.rules.versions import Version
 
@@ -80,9 +80,11 @@ class _Chain:
     """The changes of one key from a version down; `head` is the next one, which was not taken yet."""
 
     def __init__(self, cache: AsyncStateCache, key: str, asked: Range, *, flushed: bool) -> None:
+        self._cache = cache
         self.key = key
         self.head: Version | None = None
         self.checkpoints: list[Checkpoint] = []
+        self._above = 0
         self._asked = asked
         seconds = cache._view.end_of(None) - monotonic()
         self._pages = cache._runtime.history.versions(
@@ -105,11 +107,22 @@ class _Chain:
         if self._asked.since is not None and self.head.at < self._asked.since:
             self.head, self._page, self._pages = None, [], _nothing()
 
-    def labels(self, version: Version) -> list[str]:
+    async def labels(self, version: Version) -> list[str]:
         """Return the labels of the checkpoints at a change, and forget them."""
         here = [one for one in self.checkpoints if _is_at(one, version)]
         self.checkpoints = [one for one in self.checkpoints if one not in here]
+        if self._above > version.version + 1:
+            here = [one for one in here if one.version or await self._is_known(one)]
+        self._above = version.version
         return [one.label for one in here]
+
+    async def _is_known(self, one: Checkpoint) -> bool:
+        """Whether it is known what the key held at a group's checkpoint: behind the change versions are missing."""
+        try:
+            await version_at(self._cache, self.key, PointName(position=one.position))
+        except (VersionNotFound, HistoryIncomplete):
+            return False
+        return True
 
 
 class Log:
@@ -146,9 +159,9 @@ class Log:
             if made is not None and made.kind in ("branch", "merge") and not self._alone:
                 parents += await self._origin(made)
             drawn = [link for link in self._links[version.key, version.version] if link.key not in self._chains]
+            labels = await chain.labels(version)
             yield Entry(
-                version=version, made_from=made, parents=parents, checkpoints=chain.labels(version), links=drawn,
-                newest=newest,
+                version=version, made_from=made, parents=parents, checkpoints=labels, links=drawn, newest=newest
             )  # fmt: skip
 
     def _next(self) -> _Chain | None:

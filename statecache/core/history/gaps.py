@@ -51,5 +51,7 @@ def missing_of_row(row: Sequence[Any]) -> Missing:
     """Read a row of `history_gaps`."""
     key, first, last, lost, parked, deleted, begins, before = row
     named = f"its version {first} is" if first == last else f"its versions {first} to {last} are"
-    reasons = ["lost"] * lost + ["in quarantine"] * parked or ["no longer kept" if deleted else "missing"]
+    reasons = ["lost"] * lost + ["in quarantine, or dropped from there"] * parked or [
+        "no longer kept" if deleted else "missing"
+    ]
     return Missing(Gap(key, first, last), f"{named} {', or '.join(reasons)}", begins, before)

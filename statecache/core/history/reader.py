@@ -103,6 +103,8 @@ class Seen(NamedTuple):
     gaps: dict[str, Gap]
     cut: int | None = None
     """The lowest n at which an epoch began that is later than the point's; None where there is none, or it has none."""
+    epoch: int | None = None
+    """The epoch of the commit at the point's n; None where Postgres holds none."""
 
 
 class HistoryReader:
@@ -198,6 +200,8 @@ class HistoryReader:
             reason = f"there was no epoch {point.epoch} of its shard"
         elif seen.cut is not None and seen.cut < point.n:
             reason = f"that was lost, for a later epoch began behind n {seen.cut}"
+        elif seen.epoch not in (None, point.epoch):
+            reason = f"what was committed there is of epoch {seen.epoch}"
         else:
             return
         best = seen.found.get(key)
@@ -274,7 +278,7 @@ class HistoryReader:
         backoff = Backoff(0.005, 0.25)
         while True:
             seen = await self._at(group, point, end, whole=True)
-            mark, found, newest, gaps, _ = seen
+            mark, found, newest, gaps, *_ = seen
             await self._refuse_lost(group, point, seen, end)
             if point.n > mark.flushed:
                 await self._reach(group, point, end)
@@ -357,13 +361,13 @@ class HistoryReader:
         asked = self._asked(key, point, whole=whole)
         names, seconds = ["history_at"], max(end - monotonic(), 0.001)
         if point.epoch is not None:
-            names, asked = [*names, "later_starts"], asked | {"shards": [asked["shard"]], "epochs": [point.epoch]}
-        rows, *later = await self._postgres.fetch_each(names, asked, seconds=seconds)
-        cut = min((row[1] for found in later for row in found), default=None)
+            names, asked = [*names, "position_lineage"], asked | {"epoch": point.epoch}
+        rows, *lineage = await self._postgres.fetch_each(names, asked, seconds=seconds)
+        cut, epoch = lineage[0][0] if lineage else (None, None)
         found, there = _found(rows), [row for row in rows if row[17] is not None]
         gaps = (gap_of(row[17], found.get(row[17]), row[19], row[18]) for row in there)
         newest = {row[17]: row[18] for row in there}
-        return Seen(_mark(rows), found, newest, {gap.key: gap for gap in gaps if gap is not None}, cut)
+        return Seen(_mark(rows), found, newest, {gap.key: gap for gap in gaps if gap is not None}, cut, epoch)
 
     def _asked(self, key: str, point: Point, *, whole: bool) -> dict[str, Any]:
         return {
