@@ -270,6 +270,11 @@ async def test_a_call_may_be_repeated_by_its_change_id(make_client: MakeClient, 
     await client.set(MAIN, 1, change_id="d" * 24)
     with pytest.raises(ChangeIdReused):
         await client.merge(SIDE, MAIN, change_id="d" * 24)
+    await client.branch(MAIN, "runs/another")
+    for call in (client.merge("runs/another", MAIN, change_id=change_id), client.undo(MAIN, change_id=change_id)):
+        with pytest.raises(ChangeIdReused):
+            await call
+    assert await client.merge(SIDE, MAIN, change_id=change_id) == state
 
 
 async def test_a_lock_is_in_the_way_of_others(make_client: MakeClient, settings: Settings) -> None:
