@@ -218,6 +218,29 @@ async def test_typed_values_are_merged_as_their_type_has_them(client: AsyncState
         await runs.merge("odd", "main")
 
 
+class Tagged(msgspec.Struct, frozen=True):
+    """What has sets in it."""
+
+    tags: frozenset[str] = frozenset()
+    more: dict[str, set[int] | None] = {}
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+async def test_sets_of_a_type_are_merged_by_their_members(client: AsyncStateCache, encoding: Any) -> None:
+    sets = client.namespace("runs", type=set[str], encoding=encoding)
+    await sets.set("main", {*"abcdefgh"})
+    await sets.branch("main", "side")
+    await sets.set("main", {*"acdefghx", "both"})
+    await sets.set("side", {*"hgfedcby", "both"})
+    assert (await sets.merge("side", "main")).value == {*"cdefghxy", "both"}
+    tagged = client.namespace("tagged", type=Tagged, encoding=encoding)
+    await tagged.set("main", Tagged(frozenset("a"), {"n": {1}, "none": None}))
+    await tagged.branch("main", "side")
+    await tagged.set("main", Tagged(frozenset("ab"), {"n": {2}, "none": None}))
+    await tagged.set("side", Tagged(frozenset("bc"), {"n": {3, 4}, "none": {1}}))
+    assert (await tagged.merge("side", "main")).value == Tagged(frozenset("bc"), {"n": {2, 3, 4}, "none": {1}})
+
+
 async def test_ends_and_encodings_of_ours_stay(client: AsyncStateCache) -> None:
     packed = client.namespace("runs", encoding="msgpack")
     ours = await packed.set("main", {"a": 1}, ttl=3600)

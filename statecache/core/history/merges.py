@@ -18,6 +18,7 @@ from statecache.core.history.branching import durable_origin
 from statecache.core.history.merge_bases import base_of, decided, is_typed, plain, shown, side_of
 from statecache.core.history.repeats import Asked, made_before
 from statecache.core.history.restoring import applied_again, newest, write_of
+from statecache.core.history.set_types import with_lists
 from statecache.core.history.terms import Terms, again, applied_before, committed
 from statecache.errors import NotFound, VersionConflict
 from statecache.expiry import form_of
@@ -108,6 +109,7 @@ def _plain_write(view: View[Any], ours: Record, sides: Sequence[Side], value: An
     """Return the write of merged plain data: as the view's type, or encoded like ours, with the schema of all three."""
     if is_typed(view):
         form: Encoding = view.codec.encoding
+        value = with_lists(value, view.kind)
         data, _ = codec_for(Any, form).encode(value, key=ours.key, bytes_max=view.value_bytes_max)
         typed = view.codec.decode(data, key=ours.key, encoding=form, schema=view.codec.schema)
         return view.write_of(ours.key, typed, expected=ours.tip, over=ours)
