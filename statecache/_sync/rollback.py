@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 from statecache.checkpoints import Checkpoint
 from statecache.concurrency import run
+from statecache.core.history.repeats import Asked
 from statecache.core.history.restoring import Walk, restore, to_target, walking
 from statecache.core.history.restoring_groups import group_walking, restore_group, to_group_target
 from statecache.core.history.targets import checked_aim
@@ -72,7 +73,8 @@ class Rollback(VerbGroup[D], Generic[D]):
             key = checked_key(self._view.full(name))
             checked_aim(to, at, whole=False)
             decide = to_target(self._view, key, to, at, terms)
-            return run(restore(self._view, key, decide, terms, expected=expected, ttl=ttl))
+            asked = Asked("rollback", aim=to, at=at)
+            return run(restore(self._view, key, decide, asked, terms, expected=expected, ttl=ttl))
         if expected is not ... or ttl is not None:
             raise UsageError("expected= and ttl= are for one key, not for a group")
         key = checked_group(self._view.full(name))
@@ -149,7 +151,8 @@ class Rollback(VerbGroup[D], Generic[D]):
         view = self._view
         if not group:
             key = checked_key(view.full(name))
-            return run(restore(view, key, walking(view, key, kind, terms), terms, expected=expected, ttl=ttl))
+            decide = walking(view, key, kind, terms)
+            return run(restore(view, key, decide, Asked(kind), terms, expected=expected, ttl=ttl))
         if expected is not ... or ttl is not None:
             raise UsageError("expected= and ttl= are for one key, not for a group")
         key = checked_group(view.full(name))

@@ -218,6 +218,29 @@ async def test_typed_values_are_merged_as_their_type_has_them(client: AsyncState
         await runs.merge("odd", "main")
 
 
+class Tagged(msgspec.Struct, frozen=True):
+    """What has sets in it."""
+
+    tags: frozenset[str] = frozenset()
+    more: dict[str, set[int] | None] = {}
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+async def test_sets_of_a_type_are_merged_by_their_members(client: AsyncStateCache, encoding: Any) -> None:
+    sets = client.namespace("runs", type=set[str], encoding=encoding)
+    await sets.set("main", {*"abcdefgh"})
+    await sets.branch("main", "side")
+    await sets.set("main", {*"acdefghx", "both"})
+    await sets.set("side", {*"hgfedcby", "both"})
+    assert (await sets.merge("side", "main")).value == {*"cdefghxy", "both"}
+    tagged = client.namespace("tagged", type=Tagged, encoding=encoding)
+    await tagged.set("main", Tagged(frozenset("a"), {"n": {1}, "none": None}))
+    await tagged.branch("main", "side")
+    await tagged.set("main", Tagged(frozenset("ab"), {"n": {2}, "none": None}))
+    await tagged.set("side", Tagged(frozenset("bc"), {"n": {3, 4}, "none": {1}}))
+    assert (await tagged.merge("side", "main")).value == Tagged(frozenset("bc"), {"n": {2, 3, 4}, "none": {1}})
+
+
 async def test_ends_and_encodings_of_ours_stay(client: AsyncStateCache) -> None:
     packed = client.namespace("runs", encoding="msgpack")
     ours = await packed.set("main", {"a": 1}, ttl=3600)
@@ -270,6 +293,11 @@ async def test_a_call_may_be_repeated_by_its_change_id(make_client: MakeClient, 
     await client.set(MAIN, 1, change_id="d" * 24)
     with pytest.raises(ChangeIdReused):
         await client.merge(SIDE, MAIN, change_id="d" * 24)
+    await client.branch(MAIN, "runs/another")
+    for call in (client.merge("runs/another", MAIN, change_id=change_id), client.undo(MAIN, change_id=change_id)):
+        with pytest.raises(ChangeIdReused):
+            await call
+    assert await client.merge(SIDE, MAIN, change_id=change_id) == state
 
 
 async def test_a_lock_is_in_the_way_of_others(make_client: MakeClient, settings: Settings) -> None:

@@ -205,6 +205,11 @@ async def test_a_call_may_be_repeated_by_its_change_id(make_client: MakeClient, 
     await client.set("runs/44", 1, change_id="e" * 24)
     with pytest.raises(ChangeIdReused):
         await client.branch(KEY, "runs/44", change_id="e" * 24)
+    assert await client.branch(KEY, NEW, at=1, change_id=change_id) == state
+    await client.branch(KEY, "runs/45")
+    for name, at in ((KEY, 2), ("runs/45", None)):
+        with pytest.raises(ChangeIdReused):
+            await client.branch(name, NEW, at=at, change_id=change_id)
 
 
 async def test_a_whole_group_begins_in_one_commit(client: AsyncStateCache, worker: Worker, psql: Psql) -> None:

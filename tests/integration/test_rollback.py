@@ -318,6 +318,47 @@ async def test_a_call_may_be_repeated_by_its_change_id(
             await call
 
 
+@pytest.mark.parametrize("flushed", [True, False])
+async def test_a_change_id_of_another_verb_or_another_point_is_refused(
+    make_client: MakeClient, settings: Settings, worker: Worker, flushed: bool
+) -> None:
+    client, used, redone = make_client(settings), "a" * 24, "b" * 24
+    await _written(client, *range(4))
+    third = await client.get_at(KEY, version=3)
+    assert third is not None
+    assert third.position is not None
+    mark = await client.checkpoint(KEY, "fourth", durability="memory")
+    back = await client.rollback(KEY, 3, change_id=used)
+    await client.undo(KEY)
+    again = await client.redo(KEY, change_id=redone)
+    late = await client.checkpoint(KEY, "late", durability="memory")
+    if flushed:
+        await flush(worker)
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    same = ({"to": 3}, {"to": third.position}, {"at": third.updated_at}, {"to": "late"}, {"to": "gone"})
+    for aim in same:
+        assert await make_client(settings).rollback(KEY, change_id=used, **aim) == back
+    other: tuple[dict[str, Any], ...] = (
+        {"to": 1}, {"to": 4}, {"to": "fourth"}, {"to": mark}, {"to": late}, {"to": Position(third.position.epoch, 0)},
+        {"at": datetime(2020, 1, 1, tzinfo=UTC)}, {"at": soon},
+    )  # fmt: skip
+    for aim in other:
+        with pytest.raises(ChangeIdReused):
+            await client.rollback(KEY, change_id=used, **aim)
+    for call in (
+        client.undo(KEY, change_id=used),
+        client.redo(KEY, change_id=used),
+        client.undo(KEY, change_id=redone),
+    ):
+        with pytest.raises(ChangeIdReused) as caught:
+            await call
+        assert caught.value.version in (back.version, again.version)
+    assert await client.redo(KEY, change_id=redone) == again
+    state = await client.get(KEY)
+    assert state is not None
+    assert state.version == again.version
+
+
 async def test_leases_go_back_and_locks_are_in_the_way_of_others(make_client: MakeClient, settings: Settings) -> None:
     runs = make_client(settings).namespace("runs", locking="enforced")
     other = make_client(settings).namespace("runs", locking="enforced")

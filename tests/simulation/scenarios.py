@@ -40,6 +40,7 @@ Why the other instruments do not see it:
                   `origins`, `moved`, `unpacked`, `packed`, `latest`, `verified`, `detached`, `erased`,
                   `erased_unflushed`, `proved` and `replaced`
     crossed       what keys become that are merged into one another at once: no arena merges
+    another_point  what a change_id that is used again is told: no judge asks for it
     cursor_ended  what a reader of changes is given: no judge of the arenas reads the feed; so with `waited_for`,
                   `came_late`, `stopped_anywhere`, `lost_name` and `given_again`
 
@@ -304,6 +305,10 @@ SCENARIOS = {
     "crossed": (
         "tests/unit/test_crossed_merges.py",
         "test_no_item_is_doubled_and_none_that_was_removed_comes_back",
+    ),
+    "another_point": (
+        "tests/integration/test_rollback.py",
+        "test_a_change_id_of_another_verb_or_another_point_is_refused",
     ),
     "replaced": (
         "tests/integration/test_pruning_races.py",

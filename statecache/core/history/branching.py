@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from statecache.clock import monotonic
 from statecache.core.history.checkpointing import stands
 from statecache.core.history.reader import Point
+from statecache.core.history.repeats import Asked, made_before
 from statecache.core.history.restoring import applied_again, has_ended, write_of
 from statecache.core.history.restoring_groups import plain_write, refuse_too_large, refuse_too_many, values_of
 from statecache.core.history.targets import target_of, version_of
-from statecache.core.history.terms import Terms, applied_before, committed, refuse_another
+from statecache.core.history.terms import Terms, applied_before, committed
 from statecache.core.own_records import refuse_checkpoint
 from statecache.core.read.listed import Listed
 from statecache.errors import (
     AlreadyExists,
-    ChangeIdReused,
     Forked,
     NotFound,
     OutcomeUnknown,
@@ -46,10 +46,7 @@ async def branch(view: View[Any], key: str, new: str, at: Aim, terms: Terms, *, 
     runtime = view.runtime
     existing = await runtime.reader.record(new, end=terms.end)
     if (found := await applied_before(view, new, terms)) is not None:
-        made = await runtime.history.version_at(new, Point(version=found.versions[0]), end=terms.end)
-        refuse_another(made, str(terms.change_id), ("branch",))
-        if made.change_id != terms.change_id:
-            raise ChangeIdReused(new, str(terms.change_id), version=made.version)
+        made = await made_before(view, new, found, Asked("branch", key, at), terms)
         return await applied_again(view, made, found, terms)
     if existing.exists:
         raise AlreadyExists(new)

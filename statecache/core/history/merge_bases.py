@@ -14,6 +14,7 @@ from msgspec import UNSET
 from statecache.codec import codec_for
 from statecache.core.history.branches import link_of
 from statecache.core.history.reader import Point
+from statecache.core.history.set_types import with_members
 from statecache.errors import UsageError
 from statecache.expiry import form_of
 from statecache.rules.ancestry import Ancestry, Place, Three, base_value
@@ -67,15 +68,14 @@ def is_typed(view: View[Any]) -> bool:
 
 
 def plain(view: View[Any], key: str, side: Side) -> Any:
-    """Return a side as plain data: in a typed view as the type has it now, whatever wrote it; UNSET if deleted."""
+    """Return a side as plain data, UNSET if deleted: in a typed view as the type has it now, with members for sets."""
     if side.op != "set":
         return UNSET
-    value, form = side.value, side.form
-    if is_typed(view) and form != "raw":
-        typed = view.codec.decode(value, key=key, encoding=form, schema=side.schema)
-        value, _ = view.codec.encode(typed, key=key, bytes_max=2**31)
-        form = view.codec.encoding
-    return codec_for(Any).decode(value, key=key, encoding=form)
+    if not is_typed(view) or side.form == "raw":
+        return codec_for(Any).decode(side.value, key=key, encoding=side.form)
+    typed = view.codec.decode(side.value, key=key, encoding=side.form, schema=side.schema)
+    value, _ = view.codec.encode(typed, key=key, bytes_max=2**31)
+    return with_members(codec_for(Any).decode(value, key=key, encoding=view.codec.encoding), view.kind)
 
 
 def shown(view: View[Any], key: str, side: Side) -> Any:

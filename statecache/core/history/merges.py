@@ -16,10 +16,11 @@ from msgspec.structs import replace
 from statecache.codec import codec_for
 from statecache.core.history.branching import durable_origin
 from statecache.core.history.merge_bases import base_of, decided, is_typed, plain, shown, side_of
-from statecache.core.history.reader import Point
+from statecache.core.history.repeats import Asked, made_before
 from statecache.core.history.restoring import applied_again, newest, write_of
-from statecache.core.history.terms import Terms, again, applied_before, committed, refuse_another
-from statecache.errors import ChangeIdReused, NotFound, VersionConflict
+from statecache.core.history.set_types import with_lists
+from statecache.core.history.terms import Terms, again, applied_before, committed
+from statecache.errors import NotFound, VersionConflict
 from statecache.expiry import form_of
 from statecache.history_errors import MergeConflict
 from statecache.rules.ancestry import Three
@@ -38,10 +39,7 @@ async def merge(view: View[Any], branch: str, into: str, function: Decide | None
     while True:
         ours, theirs = await _current(view, into, terms.end), await _current(view, branch, terms.end)
         if (found := await applied_before(view, into, terms)) is not None:
-            made = await view.runtime.history.version_at(into, Point(version=found.versions[0]), end=terms.end)
-            refuse_another(made, str(terms.change_id), ("merge",))
-            if made.change_id != terms.change_id:
-                raise ChangeIdReused(into, str(terms.change_id), version=made.version)
+            made = await made_before(view, into, found, Asked("merge", branch), terms)
             return await applied_again(view, made, found, terms)
         try:
             mine, other = await _durable(view, ours, terms.end), await _durable(view, theirs, terms.end)
@@ -111,6 +109,7 @@ def _plain_write(view: View[Any], ours: Record, sides: Sequence[Side], value: An
     """Return the write of merged plain data: as the view's type, or encoded like ours, with the schema of all three."""
     if is_typed(view):
         form: Encoding = view.codec.encoding
+        value = with_lists(value, view.kind)
         data, _ = codec_for(Any, form).encode(value, key=ours.key, bytes_max=view.value_bytes_max)
         typed = view.codec.decode(data, key=ours.key, encoding=form, schema=view.codec.schema)
         return view.write_of(ours.key, typed, expected=ours.tip, over=ours)

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from statecache.commit_protocol.answers import Absent
 from statecache.core.history.reader import Point
+from statecache.core.history.repeats import Asked, made_before
 from statecache.core.history.targets import target_of, version_of
-from statecache.core.history.terms import Terms, again, applied_before, committed, refuse_another
+from statecache.core.history.terms import Terms, again, applied_before, committed
 from statecache.core.view import expected_of
-from statecache.errors import ChangeIdReused, NotFound, UsageError, VersionConflict
+from statecache.errors import NotFound, UsageError, VersionConflict
 from statecache.expiry import form_of, lasting, until_of
 from statecache.history_errors import AlreadyCurrent, VersionNotFound
 from statecache.model import ABSENT, BLIND, PRESENT, Write
 from statecache.rules.checkpoints import CHECKPOINT_SCHEMA, written_again
-from statecache.rules.provenance import Kind, Provenance
+from statecache.rules.provenance import Provenance
 from statecache.rules.undoing import Question, Search, redo_target, undo_target
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 _TRIES = 3
 """How often a rollback is decided anew because somebody was quicker, until it takes whatever is there."""
 Walk = Literal["undo", "redo"]
-KINDS: tuple[Kind, ...] = ("rollback", "undo", "redo")
 NOWHERE_TO: dict[Walk, str] = {
     "undo": "what is there is what the first change made", "redo": "no undo came behind the last edit",
 }  # fmt: skip
@@ -58,14 +58,15 @@ Decide = Callable[["Record"], Awaitable[Decision]]
 
 
 async def restore(
-    view: View[Any], key: str, decide: Decide, terms: Terms, *, expected: Expected = ..., ttl: Ttl | None = None
-) -> State[Any]:
+    view: View[Any], key: str, decide: Decide, asked: Asked, terms: Terms, *, expected: Expected = ...,
+    ttl: Ttl | None = None,
+) -> State[Any]:  # fmt: skip
     """Commit what was decided, and return the new state, a tombstone where that is a delete."""
     wanted, tried = expected_of(key, expected), 0
     while True:
         record = await view.runtime.reader.record(key, end=terms.end)
         if (found := await applied_before(view, key, terms)) is not None:
-            return await _restored_before(view, key, found, terms)
+            return await applied_again(view, await made_before(view, key, found, asked, terms), found, terms)
         _refuse_another_state(key, wanted, record)
         try:
             decision = await decide(record)
@@ -150,17 +151,11 @@ def _taking_whatever_is_there(write: Write) -> Write:
     )  # fmt: skip
 
 
-async def _restored_before(view: View[Any], key: str, found: Found, terms: Terms) -> State[Any]:
-    """Return what an earlier call with the same change_id has made, at the durability that is asked for now."""
-    version = await view.runtime.history.version_at(key, Point(version=found.versions[0]), end=terms.end)
-    refuse_another(version, str(terms.change_id), KINDS)
-    if version.change_id != terms.change_id:
-        raise ChangeIdReused(key, str(terms.change_id), version=version.version)
-    return await applied_again(view, version, found, terms)
-
-
 async def applied_again(view: View[Any], version: Version, found: Found, terms: Terms) -> State[Any]:
-    """Send a commit again that is known to be applied, and return its state: nothing is written twice."""
+    """Send a commit again that is known to be applied, at the durability that is asked for now; return its state.
+
+    Nothing is written twice.
+    """
     value, seen = b"", None
     if version.op == "set":
         value = await view.runtime.history.value_of(version, end=terms.end)

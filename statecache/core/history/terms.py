@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from statecache.backoff import Backoff
 from statecache.call_notes import note
 from statecache.core.view import checked_change_id, checked_reason, checked_text
-from statecache.errors import ChangeIdReused, OutcomeUnknown, VersionConflict
-from statecache.rules.provenance import provenance_of
+from statecache.errors import OutcomeUnknown, VersionConflict
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.answers import Committed, Found
     from statecache.commit_protocol.commit import Commit
     from statecache.core.view import View
     from statecache.model import Write
-    from statecache.rules.provenance import Kind
-    from statecache.rules.versions import Version
 
 
 class Terms(NamedTuple):
@@ -87,10 +84,3 @@ async def applied_before(view: View[Any], key: str, terms: Terms) -> Found | Non
         return None
     runtime = view.runtime
     return await runtime.durable.lookup(runtime.keys.shard(key), terms.change_id, [key], end=terms.end)
-
-
-def refuse_another(version: Version, change_id: str, kinds: Sequence[Kind]) -> None:
-    """Raise ChangeIdReused where a change that was found is not what this verb makes."""
-    found = provenance_of(version.reason)
-    if found is None or found.kind not in kinds:
-        raise ChangeIdReused(version.key, change_id, version=version.version)

@@ -1,4 +1,4 @@
-"""What merges begin from."""
+"""What merges begin from, and what a repeated call is answered with."""
 
 from __future__ import annotations
 
@@ -18,5 +18,12 @@ MERGING = {
         "        moved = self._moved(base, items, pairs)\n",
         "        moved: dict[int, int] = {}\n",
         by="scenarios crossed",
+    ),
+    "another point": Mutant(
+        "a rollback to another point is answered with what its change_id has made",
+        "statecache/core/history/repeats.py",
+        "        return point.version != said.version\n",
+        "        return False\n",
+        by="scenarios another_point",
     ),
 }
