@@ -16,7 +16,7 @@ class Interrupts:
     _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
-        self._over = self._interrupted = False
+        self._over = self._wanted = self._interrupted = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -36,10 +36,10 @@ class Interrupts:
         self._over = True
 
     def ignore_unless(self, wanted: bool) -> None:
-        """Ignore signals from now on, unless one more is wanted."""
-        self._over = not wanted
+        """Ignore signals from now on, unless one more is wanted: the block itself is not ended by that one."""
+        self._over, self._wanted = not wanted, wanted
 
     def _handle(self, _: int, __: FrameType | None) -> None:
         if not self._over:
-            self._over = self._interrupted = True
+            self._over, self._interrupted = True, not self._wanted
             raise KeyboardInterrupt

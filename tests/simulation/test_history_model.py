@@ -80,9 +80,12 @@ async def test_a_version_too_many_or_too_few_is_found(settings: Settings) -> Non
         await here.close()
 
 
-def test_every_verb_that_may_be_drawn_can_be_carried_out(settings: Settings) -> None:
+async def test_every_verb_that_may_be_drawn_can_be_carried_out(settings: Settings) -> None:
     playing = Run(settings, Result(seed=SEED), print)
-    assert {name for name in WEIGHTS if playing.verb(name) is None} == set()
+    try:
+        assert {name for name in WEIGHTS if playing.verb(name) is None} == set()
+    finally:
+        await playing.close()
 
 
 async def test_a_verb_that_raises_what_the_plain_history_does_not_is_found(

@@ -54,6 +54,13 @@ def test_one_that_was_dropped_on_its_way_ends_the_block_when_all_is_done() -> No
     assert done == ["all"]
 
 
+def test_one_that_was_wanted_is_the_commands_own_to_see_to() -> None:
+    with Interrupts() as interrupts:
+        interrupts.ignore_unless(wanted=True)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
 def test_what_is_ignored_is_no_interrupt_and_the_handlers_come_back() -> None:
     before = [signal.getsignal(number) for number in NUMBERS]
     with Interrupts() as interrupts:

@@ -112,7 +112,11 @@ class Run:
                 await self._ends()
         finally:
             self._tell(monotonic() - begun)
-            await self._here.close()
+            await self.close()
+
+    async def close(self) -> None:
+        """End all that was opened."""
+        await self._here.close()
 
     @property
     def _findings(self) -> list[str]:
