@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -277,10 +278,16 @@ async def plain(settings: Settings) -> AsyncIterator[AsyncStateCache]:
 @pytest.mark.parametrize(
     "policy",
     [
-        CheckpointPolicy(every_changes=0), CheckpointPolicy(every_changes=True), CheckpointPolicy(every_s=0.5),
-        CheckpointPolicy(every_s=float("inf")), CheckpointPolicy(every_s="60"), {"every_changes": 5},  # type: ignore
+        {"every_changes": 0}, {"every_changes": -1}, {"every_changes": True}, {"every_changes": "5"}, {"every_s": 0.5},
+        {"every_s": float("inf")}, {"every_s": float("nan")}, {"every_s": "60"}, {"every_s": True}, {"group": True}, {},
+        {"every_s": timedelta(hours=1)}, {"before_step": "yes"}, {"at_shutdown": 1}, {"every_s": 5, "group": None},
     ],
 )  # fmt: skip
-def test_a_policy_that_is_none_is_refused(plain: AsyncStateCache, policy: Any) -> None:
+def test_a_policy_that_is_none_is_refused_when_it_is_made(policy: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        plain.namespace("runs", checkpoint=policy)
+        CheckpointPolicy(**policy)
+
+
+def test_what_is_no_policy_is_refused(plain: AsyncStateCache) -> None:
+    with pytest.raises(UsageError, match="is no CheckpointPolicy"):
+        plain.namespace("runs", checkpoint={"every_changes": 5})  # type: ignore[call-overload]
