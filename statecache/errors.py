@@ -50,8 +50,8 @@ class AlreadyExists(StateCacheError):
     hint = "Use set() to overwrite it or update() to change it."
     key: str
 
-    def __init__(self, key: str) -> None:
-        super().__init__(key=key)
+    def __init__(self, key: str, *, hint: str = "") -> None:
+        super().__init__(key=key, hint=hint or type(self).hint)
 
 
 class ChangeIdReused(StateCacheError):

@@ -86,3 +86,8 @@ class MergeConflict(StateCacheError):
 
     def __init__(self, branch: str, into: str, *, base: int, paths: tuple[str, ...]) -> None:
         super().__init__(branch=branch, into=into, base=base, paths=paths)
+
+    @property
+    def problem(self) -> str:
+        """The message, with the paths one after the other."""
+        return self._filled(paths=", ".join(self.paths))

@@ -13,7 +13,6 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from statecache.checkpoint_policy import CheckpointPolicy
 from statecache.retention import History
 
 T = TypeVar("T")
@@ -229,7 +228,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     holder of a lock commits to the locked key and to keys below it. `history`, `retention` and `retention_count` say
     which values of changes are kept. These four are recorded once for the namespace, and bind all clients. `upgrade`
     are functions by version, for values that an earlier version of `type` wrote, `merge` decides what base, ours and
-    theirs become, `checkpoint` when checkpoints are made unasked.
+    theirs become, `checkpoint`, a CheckpointPolicy, when checkpoints are made unasked.
     """
 
     type: Any = None
@@ -245,7 +244,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     retention_count: int | None = None
     upgrade: Upgrade | None = None
     merge: Callable[[Any, Any, Any], Any] | None = None
-    checkpoint: CheckpointPolicy | None = None
+    checkpoint: Any = None
 
 
 class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):

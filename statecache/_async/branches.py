@@ -60,7 +60,7 @@ class AsyncBranches(VerbGroup[D], Generic[D]):
         state of `to`, and LimitExceeded for more than 256 keys or 16 MiB. `change_id`, for one key, repeats a call
         whose outcome is unknown. `timeout` is in seconds.
         """
-        full, new = self._view.full(name), self._view.full(to)
+        full, new = self._view.source(name), self._view.full(to)
         if group and (change_id is not None or ttl is not None):
             raise UsageError("change_id= and ttl= are for one key, not for a group")
         key, new = (checked_group(full), checked_group(new)) if group else (checked_key(full), checked_key(new))
@@ -119,9 +119,15 @@ class AsyncBranches(VerbGroup[D], Generic[D]):
         quicker. Where the branch has nothing new, nothing is written.
 
         Both have to be in Postgres first: the call waits for that. Raises NotFound where either is gone, UsageError for
-        keys that have nothing in common. `change_id` repeats a call whose outcome is unknown. `timeout` is in seconds.
+        keys that have nothing in common, and for a `function` that is none. By a lease, `name` may be of another group.
+        `change_id` repeats a call whose outcome is unknown. `timeout` is in seconds.
         """
-        branch, target = checked_key(self._view.full(name)), checked_key(self._view.full(into))
+        if function is not None and not callable(function):
+            raise UsageError(
+                f"function={function!r} is not a function of base, ours and theirs",
+                hint="Say function=lambda base, ours, theirs: ours, or whatever decides where both have changed.",
+            )
+        branch, target = checked_key(self._view.source(name)), checked_key(self._view.full(into))
         if branch == target:
             raise UsageError(f"{branch!r} cannot be merged into itself")
         terms = Terms.of(

@@ -42,7 +42,14 @@ _REMEDIES: dict[type[StateCacheError], Callable[[Any], str]] = {
         "Nothing was written: leave --change-id out for a new change. "
         f"`statecache get {_word(error.key)}` shows what is there."
     ),
-    AlreadyExists: lambda error: f"`statecache get {_word(error.key)}` shows it; without --create it is overwritten.",
+    AlreadyExists: lambda error: (
+        f"`statecache get {_word(error.key)}` shows it"
+        + (
+            "; without --create it is overwritten."
+            if error.remedy == AlreadyExists.hint
+            else f". Choose another key, or remove it first: `statecache rm {_word(error.key)}`."
+        )
+    ),
     OutcomeUnknown: lambda error: (
         ("Workers bring changes into Postgres: `statecache status` shows whether any lives. " * _awaits_postgres(error))
         + f"The same command with --change-id {error.change_id} asks again: it is applied at most once."
@@ -70,6 +77,11 @@ _REMEDIES: dict[type[StateCacheError], Callable[[Any], str]] = {
     LimitExceeded: lambda error: error.remedy.replace("value_bytes_max", variable_of("value_bytes_max")),
 }
 
+_CALLS = {
+    "Say ttl=": "`statecache show KEY@POINT` shows it; `statecache set KEY VALUE --ttl` writes it anew.",
+}
+"""What a remedy of a UsageError begins with that names an argument of the client, and what it is in commands."""
+
 
 def line_of(error: BaseException) -> str:
     """Return the line that tells an error."""
@@ -84,7 +96,8 @@ def text_of(error: BaseException) -> str:
         refusal = type(error)("authentication", detail=error.detail)
         return f"{refusal.problem} {_credentials(error)}"
     if isinstance(error, UsageError):
-        return f"{error.reason.rstrip('.')}. {error.remedy}"
+        remedy = next((command for call, command in _CALLS.items() if call in error.remedy), error.remedy)
+        return f"{error.reason.rstrip('.')}. {remedy}"
     remedy = next((words(error) for kind, words in _REMEDIES.items() if isinstance(error, kind)), error.remedy)
     return f"{error.problem} {remedy}"
 

@@ -89,6 +89,10 @@ class View(Generic[D]):
         """Return the key of a name."""
         return self.prefix + name if self.prefix and isinstance(name, str) else name
 
+    def source(self, name: str) -> str:
+        """Return the key of a name from which something is only taken."""
+        return View.full(self, name)
+
     def end_of(self, timeout: float | None) -> float:
         """Return the monotonic moment at which a verb's time is up; raise UsageError while the client is closing."""
         if self.runtime.in_flight.closing:

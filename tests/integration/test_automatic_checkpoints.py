@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -156,6 +158,85 @@ async def test_none_that_fails_is_anything_to_the_write(
     await client.close()
 
 
+@pytest.mark.parametrize("group", [False, True])
+async def test_each_that_is_due_is_made_and_names_the_version_that_made_it_due(
+    make_client: MakeClient, settings: Settings, worker: Worker, group: bool
+) -> None:
+    client = make_client(settings)
+    runs = client.namespace("runs", checkpoint=CheckpointPolicy(every_changes=2, group=group))
+    async with flushing(worker):
+        for number in range(1, 101):
+            await runs.set("42", number)
+        found = await _made(client, 50)
+        await _rest(client)
+    assert len(found) == 50
+    if group:
+        held = [await client.get_group_at(KEY, position=one.position) for one in found]
+        assert sorted(one[KEY].value for one in held) == [*range(2, 101, 2)]
+        return
+    assert sorted(one.version for one in found if one.version) == [*range(2, 101, 2)]
+    for one in found:
+        state = await client.get_at(KEY, version=one.version)
+        assert state is not None
+        assert (state.change_id, state.value) == (one.change_id, one.version)
+        assert one.sha256 == sha256(str(one.version).encode()).hexdigest()
+
+
+async def test_those_that_wait_are_made_when_a_client_is_closed(
+    make_client: MakeClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("statecache.core.history.due.UNDER_WAY_MAX", 0)
+    client, reader = make_client(settings), make_client(settings)
+    runs = client.namespace("runs", checkpoint=CheckpointPolicy(every_changes=1))
+    for number in range(3):
+        await runs.set("42", number)
+    assert await reader.checkpoints(KEY) == []
+    await client.close()
+    assert sorted(one.version or 0 for one in await reader.checkpoints(KEY)) == [1, 2, 3]
+
+
+async def test_more_than_may_wait_are_left_out_and_that_is_logged(
+    make_client: MakeClient, settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("statecache.core.history.due.UNDER_WAY_MAX", 0)
+    monkeypatch.setattr("statecache.core.history.due.WAITING_MAX", 1)
+    runs = make_client(settings).namespace("runs", checkpoint=CheckpointPolicy(every_changes=1))
+    for number in range(2):
+        await runs.set("42", number)
+    assert "of 'runs/42' was not made: too many wait for their turn" in caplog.text
+
+
+async def test_what_one_that_failed_was_of_is_still_made_at_shutdown(
+    make_client: MakeClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, reader = make_client(settings), make_client(settings)
+    runs = client.namespace("runs", checkpoint=CheckpointPolicy(every_changes=1, at_shutdown=True))
+    with monkeypatch.context() as patched:
+
+        async def refuses(*_: Any) -> None:
+            raise RedisUnavailable("down")
+
+        patched.setattr("statecache.core.history.automatic.make", refuses)
+        await runs.set("42", 1)
+        await _rest(client)
+    await client.close()
+    (one,) = await reader.checkpoints(KEY)
+    assert "-shutdown-" in one.label
+
+
+@pytest.mark.parametrize("locking", [None, "enforced"])
+async def test_that_of_the_last_write_under_a_lease_is_made(
+    make_client: MakeClient, settings: Settings, caplog: pytest.LogCaptureFixture, locking: Any
+) -> None:
+    client = make_client(settings)
+    runs = client.namespace("runs", locking=locking, checkpoint=CheckpointPolicy(every_changes=1))
+    for number in range(5):
+        async with runs.lock("42") as lease:
+            await lease.set("42", number)
+    assert sorted(one.version or 0 for one in await _made(client, 5)) == [1, 2, 3, 4, 5]
+    assert caplog.text == ""
+
+
 async def test_a_locked_group_takes_none_of_others(make_client: MakeClient, settings: Settings) -> None:
     policy = CheckpointPolicy(every_changes=1)
     runs = make_client(settings).namespace("runs", locking="enforced", checkpoint=policy)
@@ -197,10 +278,16 @@ async def plain(settings: Settings) -> AsyncIterator[AsyncStateCache]:
 @pytest.mark.parametrize(
     "policy",
     [
-        CheckpointPolicy(every_changes=0), CheckpointPolicy(every_changes=True), CheckpointPolicy(every_s=0.5),
-        CheckpointPolicy(every_s=float("inf")), CheckpointPolicy(every_s="60"), {"every_changes": 5},  # type: ignore
+        {"every_changes": 0}, {"every_changes": -1}, {"every_changes": True}, {"every_changes": "5"}, {"every_s": 0.5},
+        {"every_s": float("inf")}, {"every_s": float("nan")}, {"every_s": "60"}, {"every_s": True}, {"group": True}, {},
+        {"every_s": timedelta(hours=1)}, {"before_step": "yes"}, {"at_shutdown": 1}, {"every_s": 5, "group": None},
     ],
 )  # fmt: skip
-def test_a_policy_that_is_none_is_refused(plain: AsyncStateCache, policy: Any) -> None:
+def test_a_policy_that_is_none_is_refused_when_it_is_made(policy: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        plain.namespace("runs", checkpoint=policy)
+        CheckpointPolicy(**policy)
+
+
+def test_what_is_no_policy_is_refused(plain: AsyncStateCache) -> None:
+    with pytest.raises(UsageError, match="is no CheckpointPolicy"):
+        plain.namespace("runs", checkpoint={"every_changes": 5})  # type: ignore[call-overload]

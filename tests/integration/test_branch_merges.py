@@ -15,6 +15,7 @@ from statecache import (
     ChangeIdReused,
     CodecError,
     HistoryIncomplete,
+    InvalidKey,
     LockHeld,
     MergeConflict,
     NotFound,
@@ -112,6 +113,7 @@ async def test_what_both_changed_differently_is_told_by_its_paths_and_nothing_is
         await client.merge(SIDE, MAIN)
     assert (caught.value.branch, caught.value.into, caught.value.base) == (SIDE, MAIN, 2)
     assert caught.value.paths == ("a", "b.c")
+    assert "changed the same since version 2: a, b.c. Nothing" in str(caught.value)
     assert await client.get(MAIN) == ours
 
 
@@ -141,6 +143,8 @@ async def test_a_function_decides(client: AsyncStateCache) -> None:
         await client.merge(SIDE, MAIN, function=lambda *_: None)
     with pytest.raises(ZeroDivisionError):
         await client.merge(SIDE, MAIN, function=lambda *_: 1 / 0)
+    with pytest.raises(UsageError, match="is not a function of base, ours and theirs"):
+        await client.merge("runs/none", MAIN, function="ours")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="merge= is a function"):
         client.namespace("runs", merge=5)  # type: ignore[call-overload]
 
@@ -311,6 +315,13 @@ async def test_a_lock_is_in_the_way_of_others(make_client: MakeClient, settings:
         with pytest.raises(LockHeld):
             await other.merge("main/side", "main")
         assert (await lease.merge("main/side", "main")).value == [0, 1, 2]
+        await other.branch("main", "elsewhere")
+        await other.set("elsewhere", [0, 1, 2, 3])
+        assert (await lease.merge("elsewhere", "main")).value == [0, 1, 2, 3]
+        assert (await lease.branch("elsewhere", "main/of-elsewhere")).value == [0, 1, 2, 3]
+        for call in (lease.merge("main", "elsewhere"), lease.branch("main", "runs-of-others")):
+            with pytest.raises(InvalidKey, match="which the lease guards"):
+                await call
 
 
 async def test_what_is_not_in_postgres_in_time_is_told(make_client: MakeClient, make_settings: Any) -> None:

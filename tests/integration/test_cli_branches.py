@@ -149,7 +149,17 @@ async def test_no_more_keys_are_drawn_than_there_are_lanes(cli: CommandLine, mon
 async def test_bad_input_is_told_in_one_line(cli: CommandLine, cache: AsyncStateCache) -> None:
     await cache.set("other/1", 1, durability="postgres")
     bad = [
-        (["branch", KEY, SIDE], 1, "'runs/42-b' exists already"),
+        (
+            ["branch", KEY, SIDE],
+            1,
+            "'runs/42-b' exists already. `statecache get runs/42-b` shows it. Choose another key",
+        ),
+        (["branch", f"{KEY}@1", "runs/new"], 1, "`statecache branch runs/42 runs/new --at 1`"),
+        (
+            ["branch", "runs/gone", "runs/new"],
+            1,
+            "`statecache log runs/gone` lists what it held; --at begins with that",
+        ),
         (["branch", KEY, KEY], 2, "cannot be a branch of itself"),
         (["branch", "runs/nobody", "runs/new"], 1, "'runs/nobody'"),
         (["branch", KEY, "runs"], 2, "The key 'runs' cannot be used"),

@@ -27,11 +27,12 @@ from statecache.errors import (
     Quarantined,
     RedisUnavailable,
     StateCacheError,
+    UsageError,
     VersionConflict,
 )
 from statecache.settings import Settings, process_environment
 
-OF_THE_CLIENT = ("set()", "update()", "create()", "default=", "change_id=", "See the table")
+OF_THE_CLIENT = ("Say ", "set()", "update()", "create()", "default=", "change_id=", "See the table")
 NOBODY = "127.0.0.1:1"
 
 
@@ -47,6 +48,11 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (VersionConflict("runs/1", "a" * 24, "b" * 24), "`statecache get runs/1 --meta`"),
         (ChangeIdReused("runs/1", "a" * 24, version=3), "leave --change-id out"),
+        (
+            AlreadyExists("runs/1", hint="A branch begins where there is nothing."),
+            "Choose another key, or remove it first: `statecache rm runs/1`.",
+        ),
+        (UsageError("it has ended", hint="Say ttl=, which is"), "`statecache set KEY VALUE --ttl` writes it anew."),
         (AlreadyExists("runs/it's"), "`statecache get 'runs/it'\"'\"'s'`"),
         (OutcomeUnknown("c" * 24, keys=("runs/1",)), f"The same command with --change-id {'c' * 24} "),
         (Quarantined("runs/1", "c" * 24), "`statecache quarantine list`"),

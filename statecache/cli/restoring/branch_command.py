@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ import typer
 
 from statecache.cli.connecting import client
 from statecache.cli.exits import FINDING, OK
-from statecache.cli.history.points import PointName, point_of
+from statecache.cli.history.points import NEWEST, PointName, point_of
 from statecache.cli.options import (
     Actor,
     AsJson,
@@ -28,7 +29,7 @@ from statecache.cli.restoring.checkpoint_command import Whole
 from statecache.cli.screen import plain, print_json, print_table, time_text
 from statecache.cli.states.command import ChangeId, Key, facts_of_state, tell_state
 from statecache.clock import wall
-from statecache.errors import UsageError
+from statecache.errors import NotFound, UsageError
 from statecache.keys import checked_group, checked_key
 from statecache.records import text_of
 
@@ -127,8 +128,22 @@ async def _begun(settings: Settings, keys: Sequence[str], point: PointName, more
     async with client(settings) as cache:
         at = await _place_of(cache, keys[0], point, whole=more["group"])
         begin: Any = cache.branch
-        begun = await begin(*keys, at=at, **more)
+        try:
+            begun = await begin(*keys, at=at, **more)
+        except NotFound as error:
+            raise NotFound(error.key, hint=_remedy(keys[0], keys[1], point, group=more["group"])) from error
         return [*begun.values()] if more["group"] else [begun]
+
+
+def _remedy(key: str, new: str, point: PointName, *, group: bool) -> str:
+    """Return what to do where there is nothing to branch from, as if a point stood behind the key."""
+    words, behind, said = key.rpartition("@")
+    if behind and said and point == NEWEST:
+        named = [shlex.quote(plain(word)) for word in (words, new, said)]
+        return f"A point is an option here: `statecache branch {named[0]} {named[1]} --at {named[2]}`."
+    if group:
+        return "There is nothing to branch from."
+    return f"`statecache log {shlex.quote(plain(key))}` lists what it held; --at begins with that."
 
 
 async def _place_of(cache: AsyncStateCache, key: str, point: PointName, *, whole: bool) -> Any:

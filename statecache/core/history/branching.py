@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from statecache.model import State, Ttl
     from statecache.rules.versions import Version
 
+_IN_THE_WAY = "A branch begins where there is nothing: give it another name, or delete what is there."
+
 
 async def branch(view: View[Any], key: str, new: str, at: Aim, terms: Terms, *, ttl: Ttl | None = None) -> State[Any]:
     """Create a key with what another one held at a point, or holds, and return its state; raise AlreadyExists."""
@@ -49,7 +51,7 @@ async def branch(view: View[Any], key: str, new: str, at: Aim, terms: Terms, *, 
         made = await made_before(view, new, found, Asked("branch", key, at), terms)
         return await applied_again(view, made, found, terms)
     if existing.exists:
-        raise AlreadyExists(new)
+        raise AlreadyExists(new, hint=_IN_THE_WAY)
     origin = await _origin(view, key, at, terms.end)
     value = await runtime.history.value_of(origin, end=terms.end)
     write = write_of(view, origin, value, ABSENT, key=new, ttl=ttl)
@@ -58,7 +60,7 @@ async def branch(view: View[Any], key: str, new: str, at: Aim, terms: Terms, *, 
     try:
         _, done = await committed(view, [write], terms, str(why))
     except VersionConflict:
-        raise AlreadyExists(new) from None
+        raise AlreadyExists(new, hint=_IN_THE_WAY) from None
     return view.committed_state(write, done, 0)
 
 
@@ -123,7 +125,7 @@ async def branch_group(view: View[Any], group: str, new: str, at: Aim, terms: Te
     try:
         commit, done = await committed(view, writes, terms, str(why))
     except VersionConflict as error:
-        raise AlreadyExists(error.key) from None
+        raise AlreadyExists(error.key, hint=_IN_THE_WAY) from None
     return {one.key: view.committed_state(one, done, at) for at, one in enumerate(commit.written())}
 
 
@@ -146,7 +148,7 @@ async def _durable_keys(view: View[Any], group: str, target: Point, end: float) 
 async def _refuse_existing(view: View[Any], new: str, end: float) -> None:
     """Raise AlreadyExists for a group of which there is a state."""
     if (await view.runtime.reader.record(new, end=end)).exists:
-        raise AlreadyExists(new)
+        raise AlreadyExists(new, hint=_IN_THE_WAY)
     listed = Listed(selection=Selection(prefix=new + "/"), limit=1, values=False)
     async for record in view.runtime.listing.records(listed, seconds=max(end - monotonic(), 0.001)):
-        raise AlreadyExists(record.key)
+        raise AlreadyExists(record.key, hint=_IN_THE_WAY)

@@ -69,7 +69,10 @@ _NOTHING = "There is nothing to make a checkpoint of."
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint is to be: `label` is None for a name that is made up."""
+    """What a checkpoint is to be: `label` is None for a name that is made up.
+
+    With a `version`, which a commit at `position` has made, it is of that, whatever is there by now.
+    """
 
     key: str
     scope: Scope
@@ -77,6 +80,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Any = None
     automatic: bool = False
     why: str = ""
+    version: int | None = None
+    position: Position | None = None
 
 
 async def make(view: View[Any], wanted: Wanted, terms: Terms) -> Checkpoint:
@@ -87,6 +92,11 @@ async def make(view: View[Any], wanted: Wanted, terms: Terms) -> Checkpoint:
             label = automatic_label(_now(view), f"{_RANDOM.getrandbits(24):06x}", why=wanted.why)
         target = checked_key(record_key(wanted.key, checked_label(label)))
         record = await _named(view, wanted, terms)
+        if (
+            _is_past(view, wanted, record)
+            and (past := await _past(view, wanted, str(label), record, terms)) is not None
+        ):
+            return await _made_of_past(view, wanted, target, past, terms)
         if (found := await applied_before(view, target, terms)) is not None:
             return await _made_before(view, target, terms, found.versions[0])
         named = record if tried < _TRIES else None
@@ -106,6 +116,45 @@ async def make(view: View[Any], wanted: Wanted, terms: Terms) -> Checkpoint:
         if named is not None and terms.durability == "postgres":
             await _prove(view, named, target, done.change_id, terms)
         return said.shown(done.position)
+
+
+def _is_past(view: View[Any], wanted: Wanted, record: Record | None) -> bool:
+    """Return whether a checkpoint is to name what is not current, as far as is known.
+
+    Where the latest values alone are kept it never does: what a version held may be gone before it is named.
+    """
+    if wanted.version is None or (view.retention is not None and view.retention.history == "latest"):
+        return False
+    return record is None or record.version != wanted.version
+
+
+async def _past(
+    view: View[Any], wanted: Wanted, label: str, record: Record | None, terms: Terms
+) -> CheckpointRecord | None:
+    """Return what a checkpoint says of a version, or of a group as it was then; None where its value is gone."""
+    said = msgspec.structs.replace(_said(view, wanted, label, None), point=str(wanted.position))
+    if record is None:
+        return said
+    version = await view.runtime.history.version_at(wanted.key, Point(version=int(wanted.version or 0)), end=terms.end)
+    if not version.kept:
+        if not record.exists:
+            raise NotFound(wanted.key, hint=_NOTHING)
+        return None
+    return msgspec.structs.replace(
+        said, version=version.version, change_id=version.change_id, schema=version.schema,
+        sha256=(version.digest or b"").hex(),
+    )  # fmt: skip
+
+
+async def _made_of_past(
+    view: View[Any], wanted: Wanted, target: str, said: CheckpointRecord, terms: Terms
+) -> Checkpoint:
+    """Make a checkpoint of what is no longer current, and return it."""
+    try:
+        _, done = await committed(view, [_write(view, target, said, ABSENT)], terms, terms.reason)
+    except VersionConflict:
+        raise await _exists(view, wanted.key, said.label, target, terms.end) from None
+    return said.shown(done.position)
 
 
 def _write(view: View[Any], target: str, said: CheckpointRecord, expected: str) -> Write:
@@ -143,7 +192,7 @@ async def _named(view: View[Any], wanted: Wanted, terms: Terms) -> Record | None
         view.refuse_quarantined(record)
         if record.schema == CHECKPOINT_SCHEMA:
             raise UsageError(f"{wanted.key!r} is a checkpoint itself")
-        if not record.exists:
+        if not record.exists and not _is_past(view, wanted, record):
             raise NotFound(wanted.key, hint=_NOTHING)
         return record
     if (await runtime.reader.record(wanted.key, end=terms.end)).exists:
