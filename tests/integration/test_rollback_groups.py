@@ -15,6 +15,7 @@ from statecache import (
     AsyncStateCache,
     Delete,
     LimitExceeded,
+    OutcomeUnknown,
     Position,
     Set,
     Settings,
@@ -148,6 +149,18 @@ async def test_undo_of_a_group_goes_past_what_has_ended_since(client: AsyncState
     written = await client.undo(RUN, group=True)
     assert {key: state.value for key, state in written.items()} == {RUN: 1}
     assert (await client.redo(RUN, group=True))[RUN].value == 2
+
+
+async def test_after_an_undo_of_a_group_whose_answer_is_lost_its_outcome_says_that_it_is_done(
+    client: AsyncStateCache,
+) -> None:
+    for value in (1, 2, 3):
+        await client.set(RUN, value)
+    with pytest.raises(OutcomeUnknown) as caught:
+        await client.undo(RUN, group=True, durability="postgres", timeout=0.3)
+    found = await client.outcome(caught.value.change_id, caught.value.keys[0])
+    assert (found.verdict, found.version) == ("applied", 4)
+    assert await _whole(client) == {RUN: 2}
 
 
 async def test_steps_stay_as_they_are_unless_they_are_asked_for(
