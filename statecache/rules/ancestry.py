@@ -51,6 +51,14 @@ class Life(NamedTuple):
     begun: int
 
 
+class Span(NamedTuple):
+    """The versions of a key from a first to a last one."""
+
+    key: str
+    first: int
+    last: int
+
+
 class Three(NamedTuple):
     """Three values of which one is to be made: what two bases make of their own base."""
 
@@ -107,6 +115,17 @@ class Ancestry:
             reach = self.reached(place)
             below |= {other for life, other in common.items() if other != place and reach.get(life, 0) >= other.version}
         return sorted({*common.values()} - below, key=lambda place: (place.key != ours[0].key, place))
+
+    def unshared(self, ours: Sequence[Place], theirs: Sequence[Place]) -> list[Span]:
+        """Return the versions on which one side builds alone: where one of them is missing, a link may be, too."""
+        mine, others = self._reached_by(ours), self._reached_by(theirs)
+        spans: list[Span] = []
+        for one, other in ((mine, others), (others, mine)):
+            for life, newest in one.items():
+                first = max(life.begun, min(newest, other.get(life, 0)) + 1)
+                if first <= newest:
+                    spans.append(Span(life.key, first, newest))
+        return sorted(spans)
 
     def _reached_by(self, places: Sequence[Place]) -> dict[Life, int]:
         reached: dict[Life, int] = {}

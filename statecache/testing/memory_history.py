@@ -59,6 +59,9 @@ class HistoryTables:
     def _history_gaps(self, **_: Any) -> list[Row]:
         return []  # chains in memory are whole
 
+    def _history_missing(self, **_: Any) -> list[Row]:
+        return []
+
     def _history_nearest(self, key: str, version: int) -> list[Row]:
         sets = [one.version for one in self._chains.get(key, []) if one.op == "set"]
         return [(one,) for one in (*[one for one in sets if one <= version][-1:],

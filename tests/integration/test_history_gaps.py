@@ -12,7 +12,7 @@ import pytest
 from statecache import AsyncStateCache, Checkpoint, Position, Settings, State, VersionNotFound
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fixtures.flusher import flush
+from tests.fixtures.flusher import flush, flushing
 from tests.support.command_line import CommandLine
 from tests.support.polling import pause_thread
 
@@ -183,3 +183,19 @@ async def test_what_is_in_quarantine_is_not_passed_over(
         assert caught.value.nearest == 1
     with pytest.raises(VersionNotFound, match="its version 2 is in quarantine"):
         await cache.get_group_at(GROUP, position=later.position)
+
+
+async def test_no_merge_passes_over_versions_that_may_have_been_merges(
+    cache: AsyncStateCache, torn: Torn, worker: Worker
+) -> None:
+    async with flushing(worker):
+        await cache.branch(GROUP, "runs/before", at=3)
+        await cache.branch(GROUP, "runs/behind", at=7)
+        for new in ("runs/before", "runs/behind"):
+            await cache.set(new, f"from {new}")
+        for pair in (("runs/before", GROUP), (GROUP, "runs/before")):
+            with pytest.raises(VersionNotFound, match="versions 4 to 7 3 are missing") as caught:
+                await cache.merge(*pair, function=lambda _base, _ours, theirs: theirs)
+            assert caught.value.key == GROUP
+        assert (await cache.merge("runs/behind", GROUP)).value == "from runs/behind"
+    assert torn.states[-1].value == 7

@@ -49,6 +49,7 @@ NOT_VISITED = {
     "ancestry": "it only reads what is never changed, and its errors are those of every read: test_branches",
     "branches": "it only reads what is never changed, and its errors are those of every read: test_branches",
     "history_gaps": "it only reads, where versions are missing, as every read of history does: test_history_gaps",
+    "history_missing": "it only reads, as the read of links just before it does: test_branch_merges",
     "history_nearest": "it only reads what is never changed, and its errors are those of every read: test_time_travel",
     "history_range": "it only reads what is never changed, and its errors are those of every read: test_time_travel",
     "history_versions": "it only reads what is never changed, and its errors are those of every read: test_time_travel",

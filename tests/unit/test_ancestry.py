@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statecache.rules.ancestry import Ancestry, Link, Place
+from statecache.rules.ancestry import Ancestry, Link, Place, Span
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -114,3 +114,11 @@ def test_branches_of_one_origin_have_the_older_of_their_beginnings_in_common() -
     graph.add("stranger")
     assert base_of(graph.tip("one"), graph.tip("other"), graph.links) == Place("main", 2)
     assert base_of(graph.tip("one"), graph.tip("stranger"), graph.links) is None
+
+
+def test_what_one_side_builds_on_alone_is_what_links_may_be_missing_from() -> None:
+    ancestry = Ancestry([Link("b", 1, "a", 3, True, START), Link("a", 6, "b", 4, False, START)])
+    assert ancestry.unshared([Place("a", 5)], [Place("b", 2)]) == [Span("a", 4, 5), Span("b", 1, 2)]
+    assert ancestry.unshared([Place("a", 8)], [Place("b", 6)]) == [Span("a", 4, 8), Span("b", 5, 6)]
+    assert ancestry.unshared([Place("a", 3)], [Place("b", 1)]) == [Span("b", 1, 1)]
+    assert ancestry.unshared([Place("a", 3)], [Place("a", 3)]) == []

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from statecache.changes import Branch
 from statecache.clock import monotonic
 from statecache.errors import LimitExceeded
+from statecache.history_errors import VersionNotFound
 from statecache.keys import beyond_prefix
-from statecache.rules.ancestry import Link
+from statecache.rules.ancestry import Link, Span
 from statecache.rules.provenance import provenance_of
 
 if TYPE_CHECKING:
@@ -30,6 +31,17 @@ class Branches:
         asked = {"keys": [*keys], "limit": LINKS_MAX + 1}
         rows = await self._postgres.fetch("ancestry", asked, seconds=max(end - monotonic(), 0.001))
         return _read(rows, keys[0])
+
+    async def refuse_missing(self, spans: Sequence[Span], *, end: float) -> None:
+        """Raise VersionNotFound where versions are missing of which one may have been a merge."""
+        asked = {
+            "keys": [one.key for one in spans], "firsts": [one.first for one in spans],
+            "lasts": [one.last for one in spans],
+        }  # fmt: skip
+        rows = await self._postgres.fetch("history_missing", asked, seconds=max(end - monotonic(), 0.001))
+        for key, first, last, missing in rows:
+            why = f"of its versions {first} to {last} {missing} are missing, and may have been merges"
+            raise VersionNotFound(key, wanted="version to merge from", reason=why)
 
     async def below(self, key: str, *, whole: bool, end: float) -> list[Branch]:
         """Return what was made of a key, or of all keys of a group, in the order of their versions."""

@@ -95,6 +95,7 @@ async def base_of(view: View[Any], ours: Version, theirs: Version, function: Dec
             f"{theirs.key!r} and {ours.key!r} have no common ancestor to be merged from",
             hint="What branch() makes of a key can be merged into it, and into its other branches.",
         )
+    await view.runtime.branches.refuse_missing(ancestry.unshared(mine, others), end=end)
     sides = [await _at(view, base, end) for base in bases]
     if len(sides) == 1:
         return Base(bases[0], (sides[0],))
