@@ -80,7 +80,7 @@ async def version_of(view: View[Any], key: str, target: Target, *, end: float) -
     """Return the version of a key at a target; raise VersionNotFound."""
     found = await view.runtime.history.version_at(key, target.point, end=end)
     if target.change_id and found.change_id != target.change_id:
-        why = "Postgres has set that change aside, and holds another one at its version"
+        why = "that change was lost or set aside, or is of another deployment: another one is there"
         wanted = f"version {found.version} as the checkpoint names it"
         raise VersionNotFound(key, wanted=wanted, reason=why, nearest=found.version)
     return found
