@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statecache.error_facts import unended
 from statecache.errors import StateCacheError
 
 
@@ -39,6 +40,11 @@ class HistoryIncomplete(StateCacheError):
 
     def __init__(self, key: str, *, reason: str) -> None:
         super().__init__(key=key, reason=reason)
+
+    @property
+    def problem(self) -> str:
+        """The message, with the reason why it is not known."""
+        return self._filled(reason=unended(self.reason))
 
 
 class AlreadyCurrent(StateCacheError):

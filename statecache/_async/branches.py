@@ -10,7 +10,7 @@ from statecache.checkpoints import Checkpoint
 from statecache.core.history import branching, merges
 from statecache.core.history.branches import link_of
 from statecache.core.history.targets import checked_aim
-from statecache.core.history.terms import Terms
+from statecache.core.history.terms import ASK_FIRST, Terms
 from statecache.core.view import VerbGroup
 from statecache.errors import UsageError
 from statecache.keys import checked_group, checked_key
@@ -62,7 +62,8 @@ class AsyncBranches(VerbGroup[D], Generic[D]):
         """
         full, new = self._view.source(name), self._view.full(to)
         if group and (change_id is not None or ttl is not None):
-            raise UsageError("change_id= and ttl= are for one key, not for a group")
+            hint = "" if change_id is None else ASK_FIRST
+            raise UsageError("change_id= and ttl= are for one key, not for a group", hint=hint)
         key, new = (checked_group(full), checked_group(new)) if group else (checked_key(full), checked_key(new))
         if key == new:
             raise UsageError(f"{key!r} cannot be a branch of itself")

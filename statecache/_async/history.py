@@ -11,7 +11,9 @@ from msgspec import UNSET
 from statecache.changes import Change
 from statecache.clock import monotonic
 from statecache.codec import codec_for
+from statecache.core.arguments import checked_moment, checked_position
 from statecache.core.history.reader import VERSION_MAX, Point
+from statecache.core.history.targets import point_of_version
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.view import VerbGroup
 from statecache.errors import UsageError
@@ -101,18 +103,19 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
         """Return the version at which a bound begins."""
         if since is None or isinstance(since, int):
             return max(since or 1, 1)
-        point = Point(time=_aware(since, "since"))
+        begin = checked_moment(since, "since")
+        point = Point(time=begin)
         try:
             found = await self._runtime.history.version_at(key, point, as_bound=True, end=self._view.end_of(timeout))
         except VersionNotFound:
             return 1
-        return found.version + (found.at < since)
+        return found.version + (found.at < begin)
 
     async def _last(self, key: str, until: Bound, timeout: float | None) -> int:
         """Return the version at which a bound ends."""
         if until is None or isinstance(until, int):
             return VERSION_MAX if until is None else until
-        point = Point(time=_aware(until, "until"))
+        point = Point(time=checked_moment(until, "until"))
         try:
             found = await self._runtime.history.version_at(key, point, as_bound=True, end=self._view.end_of(timeout))
         except VersionNotFound:
@@ -227,12 +230,9 @@ def _point(version: int | None, position: Position | None, time: datetime | None
     if version is not None:
         if isinstance(version, bool) or not isinstance(version, int):
             raise UsageError(f"version={version!r} is not a version")
-        return Point(version=version)
-    if position is not None:
-        if not isinstance(position, Position):
-            raise UsageError(f"position={position!r} is not a Position")
-        return Point.at(position)
-    return Point(time=_aware(time, "time"))
+        return point_of_version(version)
+    checked = checked_position(position)
+    return Point(time=checked_moment(time, "time")) if checked is None else Point.at(checked)
 
 
 def _instant(key: str, which: Any) -> Point:
@@ -256,9 +256,3 @@ def _refuse_another(found: Version, which: Any) -> None:
             "that was lost, or set aside, and another change is there",
         )
         raise VersionNotFound(found.key, wanted=wanted, reason=why, nearest=found.version)
-
-
-def _aware(time: Any, what: str) -> datetime:
-    if not isinstance(time, datetime) or time.tzinfo is None:
-        raise UsageError(f"{what}={time!r} is not a time with a time zone", hint="Say datetime.now(UTC).")
-    return time

@@ -13,14 +13,13 @@ from statecache.core.history.repeats import Asked
 from statecache.core.history.restoring import Walk, restore, to_target, walking
 from statecache.core.history.restoring_groups import group_walking, restore_group, to_group_target
 from statecache.core.history.targets import checked_aim
-from statecache.core.history.terms import Terms
+from statecache.core.history.terms import ASK_FIRST, Terms
 from statecache.core.view import VerbGroup
 from statecache.errors import UsageError
 from statecache.keys import checked_group, checked_key
 from statecache.model import Durability, Expected, Position, State, Ttl
 
 D = TypeVar("D")
-_REPEAT = "Call it again: where it was applied, nothing is left to do, and AlreadyCurrent says so."
 
 
 class Rollback(VerbGroup[D], Generic[D]):
@@ -163,7 +162,7 @@ class Rollback(VerbGroup[D], Generic[D]):
         group: bool, steps: bool = False,
     ) -> Terms:  # fmt: skip
         if group and change_id is not None:
-            raise UsageError("change_id= is for one key, not for a group", hint=_REPEAT)
+            raise UsageError("change_id= is for one key, not for a group", hint=ASK_FIRST)
         if steps and not group:
             raise UsageError("steps= is for a group, not for one key")
         return Terms.of(

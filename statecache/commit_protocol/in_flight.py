@@ -115,6 +115,31 @@ class InFlight:
         with self._mutex:
             return [(shard, epoch, n) for (shard, epoch), n in sorted(self._heads.items())]
 
+    def awaited_tails(self) -> list[Tail]:
+        """Return the tails without what was acknowledged again at another position: it was applied anew, and is there.
+
+        Of a thousand commits and more not all are known, so any before the ones that were applied anew may be left.
+        """
+        tails, recent = self.tails(), self.recent()
+        latest = {(one.change_id, one.keys): one[:3] for one in recent}
+        replaced = {one[:3] for one in recent} - {*latest.values()}
+        if not replaced:
+            return tails
+        if len(recent) < RECENT_MAX:
+            highest: dict[tuple[int, int], int] = {}
+            for shard, epoch, n in latest.values():
+                highest[shard, epoch] = max(highest.get((shard, epoch), 0), n)
+            return [(*place, highest[place]) for place in (tail[:2] for tail in tails) if place in highest]
+        kept = [(shard, epoch, _before(shard, epoch, n, replaced)) for shard, epoch, n in tails]
+        return [tail for tail in kept if tail[2]]
+
+
+def _before(shard: int, epoch: int, n: int, replaced: set[Tail]) -> int:
+    """Return the highest n up to one that was not replaced."""
+    while (shard, epoch, n) in replaced:
+        n -= 1
+    return n
+
 
 class Call:
     """A call of several steps; it is over when left, even in another context than it was entered in."""

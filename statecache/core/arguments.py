@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from statecache.value_loss import name_of
 if TYPE_CHECKING:
     from statecache.codec import Codec
 
+NUMBER_MAX = 2**63 - 1
+"""The greatest number that Postgres holds: no version, epoch or n comes to it."""
 _DEFAULT = "A default is a value of the type that is read, or a class or function that makes one."
 
 
@@ -64,11 +66,26 @@ def checked_state(state: Any, verb: str) -> State[Any]:
     return state
 
 
-def checked_position(position: Any) -> Position | None:
-    """Return a position unchanged, None as well; or raise UsageError."""
-    if position is None or isinstance(position, Position):
-        return position
-    raise UsageError(f"position={position!r} is not a Position", hint="A State and an error have it: state.position.")
+def checked_position(position: Any, name: str = "position") -> Position | None:
+    """Return a position unchanged, None as well; raise UsageError for what is none, or none that a commit can have."""
+    if position is None:
+        return None
+    if not isinstance(position, Position):
+        hint = "A State and an error have it: state.position."
+        raise UsageError(f"{name}={position!r} is not a Position", hint=hint)
+    if not all(isinstance(part, int) and abs(part) < NUMBER_MAX for part in position):
+        raise UsageError(f"{name}={position!r} is not a Position that a commit can have")
+    return position
+
+
+def checked_moment(moment: Any, name: str) -> datetime:
+    """Return a time as one of UTC; raise UsageError for what is none, has no time zone, or is beyond UTC's years."""
+    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+        raise UsageError(f"{name}={moment!r} is not a time with a time zone", hint="Say datetime.now(UTC).")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise UsageError(f"{name}={moment!r} is not within the years 1 to 9999 of UTC") from None
 
 
 def refuse_no_version(version: Any) -> None:

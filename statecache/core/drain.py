@@ -103,7 +103,7 @@ async def _calls_end(runtime: Runtime, end: float) -> None:
 
 async def _flushed(runtime: Runtime, end: float) -> list[TailProgress]:
     """Ask Postgres until all is settled, or nothing more can be expected in time; return how it stands."""
-    tails = runtime.in_flight.tails()
+    tails = runtime.in_flight.awaited_tails()
     standings = [TailProgress(tail, -1, 0, held=False) for tail in tails]
     backoff = Backoff(0.005, 0.25)
     while tails:

@@ -1,7 +1,8 @@
-"""A Redis user who loses a right while commits run: nothing is applied, and with the right restored all goes on."""
+"""A Redis user who loses a right while it works: nothing is applied, and with the right restored all goes on."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,7 +11,7 @@ import psycopg
 import pytest
 import redis
 
-from statecache import AsyncStateCache, ConfigurationError, Settings
+from statecache import AsyncStateCache, ConfigurationError, Settings, StateCacheError
 from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache_workers.worker import Worker
@@ -147,3 +148,36 @@ async def test_a_restart_takes_out_what_was_written_in_part_too(
     assert rows(psql, "SELECT key, version, gap FROM change ORDER BY version, key") == [
         (KEY, 1, False), (PLAN, 1, False), (KEY, 2, False), (PLAN, 2, False),
     ]  # fmt: skip
+
+
+@every_redis
+async def test_a_right_to_read_the_stream_that_is_lost_is_named_by_whatever_reads_history(
+    make_client: MakeClient, limited: Settings, rule: Callable[..., None], worker: Worker
+) -> None:
+    client = make_client(limited)
+    await client.set(KEY, 1)
+    await client.checkpoint(KEY, "mark", group=True, durability="memory")
+    await flush(worker)
+    state = await client.set(KEY, 2)
+    rule("-xrange")
+
+    async def listed() -> list[Any]:
+        return [change async for change in client.history(KEY)]
+
+    calls: dict[str, Callable[[], Any]] = {
+        "history": listed,
+        "get_at": lambda: client.get_at(KEY, version=state.version),
+        "get_group_at": lambda: client.get_group_at(KEY, time=state.updated_at),
+        "undo": lambda: client.undo(KEY),
+        "rollback": lambda: client.rollback(KEY, "mark", group=True),
+        "branch": lambda: client.branch(KEY, "runs/43", timeout=1),
+    }
+    told: dict[str, str] = {}
+    for verb, call in calls.items():
+        with pytest.raises(StateCacheError) as refused:
+            await call()
+        told[verb] = f"{type(refused.value).__name__} {refused.value}"
+    lacks = "ConfigurationError .*the Redis user lacks rights"
+    assert [verb for verb, said in told.items() if not re.match(lacks, said)] == []
+    rule("+xrange")
+    assert (await client.undo(KEY)).value == 1

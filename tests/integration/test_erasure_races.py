@@ -17,8 +17,10 @@ from statecache.keys import KeySpace
 from statecache.testing.valkey import Valkey
 from statecache_workers.verification import verify
 from statecache_workers.worker import Worker
+from tests.fixtures.faults import through
 from tests.fixtures.flusher import MakeWorker, flush, flushing, rows
 from tests.fixtures.servers import MakeSettings
+from tests.support.fault_proxy import FaultProxy
 from tests.support.gate_world import Fenced, World, world
 from tests.support.histories import Psql, read
 from tests.support.polling import pause, pause_thread
@@ -196,6 +198,53 @@ def test_a_failover_in_the_middle_leaves_the_rest_to_the_next_call(
     with redis.Redis.from_url(b.url) as raw:
         assert in_redis(raw, shard.keys) == set()
     assert other.create("runs/1", 1).version == 6
+
+
+@pytest.mark.parametrize("replica", ["in step", "without the tombstone"])
+async def test_a_failover_to_where_the_address_leads_is_followed(
+    shard: World, monkeypatch: pytest.MonkeyPatch, replica: str
+) -> None:
+    """The old primary goes on answering, as a replica of the new one."""
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    shard.open(a)
+    for number in range(3):
+        shard.put(a, "runs/1", [number, SECRET])
+    shard.flush(a)
+    shard.in_step(a)
+    if replica == "without the tombstone":
+        shard.promote(b)
+    async with (
+        FaultProxy("127.0.0.1", a.port) as address,
+        AsyncStateCache(settings=through(shard.on(a, timeout_s=10), redis=address)) as agent,
+    ):
+        script = agent._runtime.redis.script
+
+        async def fails_over(name: str, keys: Any, args: Any, **more: Any) -> Any:
+            if name == "erase_entries" and not address_leads_to_b.is_set():
+                if replica == "in step":
+                    shard.in_step(a)
+                    shard.promote(b)
+                shard.demote(a, b)
+                address.retarget("127.0.0.1", b.port)
+                address_leads_to_b.set()
+            return await script(name, keys, args, **more)
+
+        address_leads_to_b = asyncio.Event()
+        monkeypatch.setattr(agent._runtime.redis, "script", fails_over)
+        erasing = asyncio.create_task(agent.erase("runs/1"))
+        while not (erasing.done() or address_leads_to_b.is_set()):
+            with contextlib.suppress(redis.RedisError, Fenced):
+                await asyncio.to_thread(shard.flush, a)
+            await pause()
+        proof = await erasing
+        assert {one.place: one.rows for one in proof.places}["stream"] == 3
+        with shard.session() as psql:
+            assert in_postgres(psql) == set()
+        with redis.Redis.from_url(b.url) as raw:
+            assert in_redis(raw, shard.keys) == set()
+        assert (await agent.create("runs/1", 1)).version == 5
 
 
 def _beside_flushes(shard: World, server: Valkey, agent: StateCache) -> Erasure:

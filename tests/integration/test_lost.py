@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +11,15 @@ from typing import Any
 
 import pytest
 
-from statecache import ConfigurationError, Lost, LostCommit, Position, State
+from statecache import AsyncStateCache, ConfigurationError, DrainReport, Lost, LostCommit, Position, State
 from statecache.clock import monotonic
 from statecache.testing.valkey import Valkey
+from tests.fixtures.faults import through
 from tests.fixtures.servers import MakeSettings
 from tests.support.command_line import CommandLine
-from tests.support.gate_world import World, append_only_file, lose_from, world
+from tests.support.fault_proxy import FaultProxy
+from tests.support.gate_world import Fenced, World, append_only_file, lose_from, world
+from tests.support.polling import pause
 
 KEY = "runs/42"
 AT_ONCE_S = 5.0
@@ -37,6 +42,36 @@ def lost_tail(shard: World, *, many: int = 2) -> tuple[Valkey, list[State[Any]]]
     lose_from(a, size)
     a.start()
     return a, lost
+
+
+async def test_a_commit_that_was_lost_and_applied_again_by_itself_is_not_left_when_its_client_closes(
+    shard: World,
+) -> None:
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    shard.open(a)
+    kept = shard.put(a, KEY, "kept")
+    shard.flush(a)
+    shard.in_step(a)
+    shard.promote(b)
+    async with (
+        FaultProxy("127.0.0.1", a.port) as address,
+        AsyncStateCache(settings=through(shard.on(a, timeout_s=20), redis=address)) as agent,
+    ):
+        writing = asyncio.create_task(agent.set(KEY, 1, durability="postgres"))
+        while shard.state(a, KEY)["version"] != "2":
+            await pause()
+        await asyncio.to_thread(shard.demote, a, b)
+        address.retarget("127.0.0.1", b.port)
+        await asyncio.to_thread(shard.open, b)
+        while not writing.done():
+            with contextlib.suppress(Fenced):
+                await asyncio.to_thread(shard.flush, b)
+            await pause()
+        state = await writing
+        assert (state.version, state.epoch > kept.epoch) == (2, True)
+        assert await agent.close(drain=5) == DrainReport()
 
 
 def test_whoever_waits_for_a_lost_position_is_told_at_once(shard: World) -> None:

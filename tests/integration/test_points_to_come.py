@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -62,3 +63,27 @@ async def test_a_moment_that_comes_soon_is_waited_for(
     assert clock.now_ms() / 1000 > soon.timestamp()
     with pytest.raises(VersionNotFound, match="yet to come"):
         await cache.get_at(KEY, time=datetime.fromtimestamp(clock.now_ms() / 1000 + 0.9, UTC), timeout=0.3)
+
+
+@pytest.mark.parametrize("version", [2**63 - 1, 2**63, 2**80])
+async def test_a_version_that_no_key_reaches_is_not_the_newest(
+    cache: AsyncStateCache, newest: Change[Any], version: int
+) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: cache.get_at(KEY, version=version),
+        lambda: cache.diff(KEY, 1, version),
+        lambda: cache.rollback(KEY, version),
+        lambda: cache.branch(KEY, "runs/43", at=version, timeout=1),
+    ]
+    for call in calls:
+        with pytest.raises(VersionNotFound, match=f"newest is version {newest.version}") as caught:
+            await call()
+        assert caught.value.nearest == newest.version
+
+
+async def test_a_moment_counts_whatever_the_offset_of_its_zone(cache: AsyncStateCache, newest: Change[Any]) -> None:
+    """Postgres takes none of 16 hours and more."""
+    far = timezone(timedelta(hours=23, minutes=59))
+    found = await cache.get_at(KEY, time=newest.at.astimezone(far))
+    assert found is not None
+    assert found.version == newest.version

@@ -19,6 +19,7 @@ from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush, flushing, rows
 from tests.fixtures.servers import MakeSettings, Site, plain_client
 from tests.support.command_line import CommandLine
+from tests.support.polling import pause
 
 KEY = "runs/réunion/Ωmega"
 DEFAULTS = {
@@ -131,6 +132,50 @@ async def test_a_role_that_reads_only_by_default_is_taken_at_its_word_and_says_s
             with pytest.raises(Unavailable, match=READ_ONLY) as caught:
                 await cache.set(KEY, 2, timeout=1)
         assert caught.value.reason == "epoch"
+
+
+async def test_a_role_that_reads_only_by_default_is_told_what_was_lost(make_settings: MakeSettings, site: Site) -> None:
+    with _database(site) as (odd, url):
+        settings = make_settings(migrated=False, postgres_url=url)
+        await migrate(settings)
+        site.postgres.execute(f"ALTER ROLE {odd} SET default_transaction_read_only = on".encode())
+        async with _world(settings) as (_, cache, agents, psql):
+            lost = await cache.set(KEY, 1)
+            assert await cache.lost() == ()
+            psql.execute("SET default_transaction_read_only = off")
+            psql.execute(
+                "INSERT INTO epoch (shard, epoch, start_n, replid, opened_by) VALUES (%s, %s, 0, '', '')",
+                (agents.keys.shard(KEY), lost.epoch + 1),
+            )
+            (told,) = await cache.lost()
+            assert (told.change_id, told.position, told.ended_by) == (lost.change_id, lost.position, lost.epoch + 1)
+            assert rows(psql, "SELECT * FROM lost") == []
+
+
+async def test_the_doctor_sets_its_own_limits(
+    make_settings: MakeSettings, site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _database(site) as (odd, url):
+        settings = make_settings(migrated=False, postgres_url=url)
+        await migrate(settings)
+        site.postgres.execute(f"ALTER ROLE {odd} SET statement_timeout = '50ms'".encode())
+        waits = (
+            "SELECT FROM pg_stat_activity WHERE application_name = 'statecache doctor' AND usename = %s"
+            " AND wait_event_type = 'Lock' AND clock_timestamp() - query_start > interval '200ms'"
+        )
+        with psycopg.connect(url, autocommit=True) as psql:
+            psql.execute("SET statement_timeout = 0")
+            with psql.transaction():
+                psql.execute(f"LOCK TABLE {settings.postgres_schema}.cluster IN ACCESS EXCLUSIVE MODE".encode())
+                asked = asyncio.create_task(
+                    asyncio.to_thread(CommandLine(settings, monkeypatch, capsys), "doctor", "--json")
+                )
+                while not (asked.done() or site.postgres.execute(waits, (odd,)).fetchall()):
+                    await pause()
+        found = (await asked).json["findings"]
+        assert [one["what"] for one in found if "unreachable" in one["what"] or "timeout" in one["what"]] == [
+            "idle_in_transaction_session_timeout is 0"
+        ]
 
 
 async def test_the_encoding_of_the_environment_changes_nothing(

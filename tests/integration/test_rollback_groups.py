@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -12,6 +14,7 @@ import pytest
 
 from statecache import (
     AlreadyCurrent,
+    AlreadyExists,
     AsyncStateCache,
     Delete,
     LimitExceeded,
@@ -161,6 +164,23 @@ async def test_after_an_undo_of_a_group_whose_answer_is_lost_its_outcome_says_th
     found = await client.outcome(caught.value.change_id, caught.value.keys[0])
     assert (found.verdict, found.version) == ("applied", 4)
     assert await _whole(client) == {RUN: 2}
+
+
+async def test_whoever_would_repeat_a_verb_of_a_group_is_told_to_ask_for_the_outcome_first(
+    client: AsyncStateCache, worker: Worker
+) -> None:
+    """A second undo goes a step further, and a second branch meets what the first one has made."""
+    await client.set(RUN, 1)
+    await flush(worker)
+    verbs: list[Callable[..., Any]] = [
+        client.undo, client.redo, partial(client.rollback, to="mark"), partial(client.branch, to="runs/43"),
+    ]  # fmt: skip
+    for verb in verbs:
+        with pytest.raises(UsageError, match=r"ask outcome\(error.change_id, error.keys\[0\]\) first"):
+            await verb(RUN, group=True, change_id="abcdefgh")
+    await client.branch(RUN, "runs/43", group=True)
+    with pytest.raises(AlreadyExists, match=r"ask outcome\(error.change_id, error.keys\[0\]\) first"):
+        await client.branch(RUN, "runs/43", group=True)
 
 
 async def test_steps_stay_as_they_are_unless_they_are_asked_for(

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from statecache import Set
+from statecache import Position, Set
 
 KEY = "runs/42"
 Call = Callable[[Any], Any]
+_LATE = datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))
+_EARLY = datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))
+_BEYOND = (Position(2**63, 1), Position(1, 2**63 - 1))
 
 
 async def _listed(client: Any, *prefix: Any, **how: Any) -> list[str]:
     return [state.key async for state in client.list(*prefix, **how)]
+
+
+async def _history(client: Any, **bounds: Any) -> list[Any]:
+    return [change async for change in client.history(KEY, **bounds)]
 
 
 async def _waited_for_default(client: Any) -> Any:
@@ -53,6 +61,20 @@ MISUSES: list[tuple[str, Call]] = [
     ("compares with a text that holds a NUL", lambda c: _listed(c, "runs/", where={"a": "\0"})),
     ("The key None cannot be used: it is a NoneType", lambda c: _listed(c, None)),
     ("default= is a str, not a int", lambda c: c.namespace("runs", type=int).get("42", default="x")),
+    ("since=datetime.datetime(9999, 12, 31", lambda c: _history(c, since=_LATE)),
+    ("until=datetime.datetime(1, 1, 1", lambda c: _history(c, until=_EARLY)),
+    ("is not within the years 1 to 9999 of UTC", lambda c: c.get_at(KEY, time=_LATE)),
+    ("time=datetime.datetime(1, 1, 1", lambda c: c.get_group_at(KEY, time=_EARLY)),
+    ("at=datetime.datetime(9999, 12, 31", lambda c: c.rollback(KEY, at=_LATE)),
+    ("at=datetime.datetime(1, 1, 1", lambda c: c.rollback(KEY, at=_EARLY, group=True)),
+    ("is not within the years 1 to 9999 of UTC", lambda c: c.diff(KEY, 1, _LATE)),
+    ("position=Position(epoch=9223372036854775808, n=1) is not", lambda c: c.get_at(KEY, position=_BEYOND[0])),
+    ("is not a Position that a commit can have", lambda c: c.get_group_at(KEY, position=_BEYOND[1])),
+    ("is not a Position that a commit can have", lambda c: c.diff(KEY, 1, _BEYOND[1])),
+    ("to=Position(epoch=1, n=9223372036854775807) is not", lambda c: c.rollback(KEY, _BEYOND[1])),
+    ("to=Position(epoch=9223372036854775808, n=1) is not", lambda c: c.rollback(KEY, _BEYOND[0], group=True)),
+    ("is not a Position that a commit can have", lambda c: c.branch(KEY, "runs/43", at=_BEYOND[0])),
+    ("is not a Position that a commit can have", lambda c: c.outcome("abcdefgh", KEY, position=_BEYOND[0])),
     ("position='1-2' is not a Position", lambda c: c.outcome("abcdefgh", KEY, position="1-2")),
 ]
 

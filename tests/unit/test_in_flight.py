@@ -58,6 +58,24 @@ def test_the_last_commits_are_kept_one_by_one() -> None:
     assert [one.n for one in in_flight.recent()] == [*range(6, RECENT_MAX + 6)]
 
 
+def test_what_was_applied_anew_is_awaited_there_alone() -> None:
+    """What went with it, and was not, still is; so is what came before it where not all is known any more."""
+    in_flight = InFlight()
+    in_flight.acknowledge(7, Position(2, 5), "a", ("runs/1",))
+    in_flight.acknowledge(8, Position(2, 3), "b", ("runs/2",))
+    in_flight.acknowledge(8, Position(2, 4), "c", ("runs/2",))
+    assert in_flight.awaited_tails() == in_flight.tails() == [(7, 2, 5), (8, 2, 4)]
+    in_flight.acknowledge(7, Position(3, 5), "a", ("runs/1",))
+    in_flight.acknowledge(8, Position(3, 4), "c", ("runs/2",))
+    assert in_flight.awaited_tails() == [(7, 3, 5), (8, 2, 3), (8, 3, 4)]
+    assert in_flight.tails() == [(7, 2, 5), (7, 3, 5), (8, 2, 4), (8, 3, 4)]
+    in_flight.acknowledge(7, Position(3, 6), "a", ("runs/3",))
+    assert in_flight.awaited_tails() == [(7, 3, 6), (8, 2, 3), (8, 3, 4)], "at another key it is another change"
+    for n in range(RECENT_MAX - len(in_flight.recent())):
+        in_flight.acknowledge(9, Position(1, n + 1), f"{n}", ("runs/4",))
+    assert in_flight.awaited_tails()[:4] == [(7, 2, 4), (7, 3, 6), (8, 2, 3), (8, 3, 4)]
+
+
 def test_a_call_that_was_interrupted_before_its_end_is_over_once_nobody_has_it() -> None:
     in_flight = InFlight()
     call = in_flight.call()

@@ -59,6 +59,15 @@ async def test_checkpoints_and_rollbacks(cache: AsyncStateCache) -> None:
     assert (await cache.delete_checkpoint(KEY, "other")).pinned is False
 
 
+async def test_a_checkpoint_of_another_deployment_is_not_there(cache: AsyncStateCache) -> None:
+    async with memory() as other:
+        await other.set(KEY, 1)
+        mark = await other.checkpoint(KEY, "mark")
+    await cache.set(KEY, 2)
+    with pytest.raises(VersionNotFound, match="lost or set aside, or is of another deployment: another one is there"):
+        await cache.rollback(KEY, mark)
+
+
 async def test_a_group_goes_back(cache: AsyncStateCache) -> None:
     await cache.set(KEY, 1)
     await cache.set(f"{KEY}/plan", ["a"])

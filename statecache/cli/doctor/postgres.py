@@ -12,7 +12,7 @@ import psycopg
 from statecache.cli.doctor.findings import Finding, error, note, warning
 from statecache.cli.schema_check import WHOLE_AGAIN, lacking_of
 from statecache.clock import wall
-from statecache.core.postgres.connection import brief, connect
+from statecache.core.postgres.connection import brief, connect, milliseconds
 from statecache.errors import PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
 from statecache.rules.epochs import ShardRow
@@ -149,7 +149,12 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
 
 
 async def _rows(settings: Settings, connection: psycopg.AsyncConnection[Any], name: str, parameters: Any) -> list[Any]:
-    return await (await connection.execute(statement(name, settings.postgres_schema), parameters)).fetchall()
+    """Return the rows of a statement that is bounded by us, whatever the role's own limits are."""
+    text = ";\n".join(statement(one, settings.postgres_schema) for one in ("read_limits", name))
+    cursor = psycopg.AsyncClientCursor(connection)
+    await cursor.execute(text, {**parameters, "statement": milliseconds(settings.timeout_s)})
+    cursor.nextset()
+    return await cursor.fetchall()
 
 
 async def _one(settings: Settings, connection: psycopg.AsyncConnection[Any], name: str, parameters: Any) -> Any:

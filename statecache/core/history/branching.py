@@ -17,7 +17,7 @@ from statecache.core.history.repeats import Asked, made_before
 from statecache.core.history.restoring import applied_again, has_ended, write_of
 from statecache.core.history.restoring_groups import plain_write, refuse_too_large, refuse_too_many, values_of
 from statecache.core.history.targets import target_of, version_of
-from statecache.core.history.terms import Terms, applied_before, committed
+from statecache.core.history.terms import ASK_FIRST, Terms, applied_before, committed
 from statecache.core.own_records import refuse_checkpoint
 from statecache.core.read.listed import Listed
 from statecache.errors import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from statecache.rules.versions import Version
 
 _IN_THE_WAY = "A branch begins where there is nothing: give it another name, or delete what is there."
+_GROUP_IN_THE_WAY = f"{_IN_THE_WAY} {ASK_FIRST}"
 
 
 async def branch(view: View[Any], key: str, new: str, at: Aim, terms: Terms, *, ttl: Ttl | None = None) -> State[Any]:
@@ -125,7 +126,7 @@ async def branch_group(view: View[Any], group: str, new: str, at: Aim, terms: Te
     try:
         commit, done = await committed(view, writes, terms, str(why))
     except VersionConflict as error:
-        raise AlreadyExists(error.key, hint=_IN_THE_WAY) from None
+        raise AlreadyExists(error.key, hint=_GROUP_IN_THE_WAY) from None
     return {one.key: view.committed_state(one, done, at) for at, one in enumerate(commit.written())}
 
 
@@ -148,7 +149,7 @@ async def _durable_keys(view: View[Any], group: str, target: Point, end: float) 
 async def _refuse_existing(view: View[Any], new: str, end: float) -> None:
     """Raise AlreadyExists for a group of which there is a state."""
     if (await view.runtime.reader.record(new, end=end)).exists:
-        raise AlreadyExists(new, hint=_IN_THE_WAY)
+        raise AlreadyExists(new, hint=_GROUP_IN_THE_WAY)
     listed = Listed(selection=Selection(prefix=new + "/"), limit=1, values=False)
     async for record in view.runtime.listing.records(listed, seconds=max(end - monotonic(), 0.001)):
-        raise AlreadyExists(record.key, hint=_IN_THE_WAY)
+        raise AlreadyExists(record.key, hint=_GROUP_IN_THE_WAY)

@@ -4,7 +4,8 @@
               was committed before is flushed, near caches are told, and Redis holds tombstones. Their hashes begin anew
     blank     what is kept of the versions before, and what was set aside, a bounded number of rows at a time; other
               keys' changes that are kept as deltas to one of these are detached first: they get their values themselves
-    stream    entries that hold these versions are taken out; all of them are flushed
+    stream    entries that hold these versions are taken out; all of them are flushed. Where the primary changes
+              meanwhile, the shard is opened on the new one first: there a state that lacks its tombstone goes
     prove     nothing is left in any of these places, or all of it is done again
 
 It is done by functions of the schema's owner, for which a right is needed. Interrupted anywhere, it may be begun again:
@@ -18,10 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
+from statecache.backoff import Backoff
 from statecache.clock import monotonic, wall
 from statecache.core.history.values import VersionAt
 from statecache.erasure import ErasedFrom, Erasure
-from statecache.errors import NotFound, UsageError
+from statecache.errors import NotFound, RedisUnavailable, UsageError
 from statecache.history import ERASED
 from statecache.keys import beyond_prefix
 from statecache.model import BLIND, STATES_PER_COMMIT_MAX, Position, Write
@@ -100,8 +102,7 @@ async def erase(runtime: Runtime, subject: Subject, *, seconds: float) -> Erasur
             break
     else:
         raise RuntimeError(f"of {left[0][0]!r} something is left in {left[0][1]}")
-    places["stream"] = await _take_out(runtime, subject, shard, deleted, seconds)
-    await _forget(runtime, sorted(deleted), seconds)
+    await _clear(runtime, subject, deleted, places, seconds)
     known = await known_of(runtime, subject, seconds=seconds)
     return Erasure(
         key=subject.key,
@@ -125,7 +126,10 @@ async def known_of(runtime: Runtime, subject: Subject, *, seconds: float) -> Kno
     """
     shard = runtime.keys.shard(subject.key)
     meta, unflushed = runtime.keys.meta(shard), runtime.keys.unflushed(shard)
-    (dirty,), *_ = await runtime.redis.read_script("dirty", [meta, unflushed], [""], seconds=seconds)
+    try:
+        (dirty,), *_ = await runtime.redis.read_script("dirty", [meta, unflushed], [""], seconds=seconds)
+    except ResponseError as error:
+        raise refusal(error, unflushed) from error
     if isinstance(dirty, bytes):
         raise refusal(ResponseError(dirty.decode("utf-8", "replace")), unflushed)
     keys = {key for name in dirty if subject.means(key := name.decode("utf-8", "replace"))}
@@ -195,21 +199,40 @@ async def _blank(
             return
 
 
+async def _clear(
+    runtime: Runtime, subject: Subject, deleted: Mapping[str, _Deleted], places: dict[str, tuple[int, int]],
+    seconds: float,
+) -> None:  # fmt: skip
+    """Take what is left of the subject out of the primary on which the shard is open, or of the one that follows it."""
+    end, backoff = monotonic() + seconds, Backoff(0.005, 0.25)
+    while True:
+        await runtime.reader.record(subject.key, end=end)
+        try:
+            await _take_out(runtime, subject, deleted, places, max(end - monotonic(), 0.001))
+            return await _forget(runtime, sorted(deleted), max(end - monotonic(), 0.001))
+        except RedisUnavailable:
+            if backoff.outlasts(end):
+                raise
+            await runtime.redis.io.sleep(backoff.take())
+
+
 async def _take_out(
-    runtime: Runtime, subject: Subject, shard: int, deleted: Mapping[str, _Deleted], seconds: float
-) -> tuple[int, int]:
-    """Take the entries out of the stream that hold what was erased; return how many these were, and their bytes."""
+    runtime: Runtime, subject: Subject, deleted: Mapping[str, _Deleted], places: dict[str, tuple[int, int]],
+    seconds: float,
+) -> None:  # fmt: skip
+    """Take the entries out of the stream that hold what was erased; add their number and bytes to those of before."""
     newest = {one.position for one in deleted.values()}
     stay, start = " ".join(["", *map(str, newest), ""]), "-"
-    gone, size, changes = 0, 0, runtime.keys.changes(shard)
+    changes = runtime.keys.changes(runtime.keys.shard(subject.key))
+    places.setdefault("stream", (0, 0))
     while start:
         asked = [start, str(max(newest)), ENTRIES, ENTRY_BYTES, stay, subject.key, *subject.prefixes]
         try:
             count, freed, start = await runtime.redis.script("erase_entries", [changes], asked, seconds=seconds)
         except ResponseError as error:
             raise refusal(error, changes) from error
-        gone, size = gone + count, size + freed
-    return gone, size
+        gone, size = places["stream"]
+        places["stream"] = gone + count, size + freed
 
 
 async def _forget(runtime: Runtime, keys: Sequence[str], seconds: float) -> None:

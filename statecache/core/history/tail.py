@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from redis.exceptions import ResponseError
+
 from statecache.entries import ForeignEntry, NewerFormat, change_set
+from statecache.redis_errors import refusal
 from statecache.rules.versions import Version, version_of_change
 
 if TYPE_CHECKING:
@@ -53,15 +56,17 @@ class Tails:
         self._redis = redis
 
     async def behind(self, mark: Watermark, shard: int, group: str, *, seconds: float) -> Tail:
-        """Return the changes of a group behind a watermark; raise RedisUnavailable past `seconds`."""
+        """Return the changes of a group behind a watermark.
+
+        Raises RedisUnavailable past `seconds`, ConfigurationError for a right that the user lacks, and ForeignData.
+        """
         names = [self._keys.meta(shard), self._keys.changes(shard)]
-        start, *_ = await self._redis.read_script("seek", names[1:], [mark.flushed, mark.epoch], seconds=seconds)
+        start = await self._run("seek", names[1:], [mark.flushed, mark.epoch], seconds)
         last, looked, size = start.decode(), 0, 0
         found: list[Version] = []
         while looked < ENTRIES_MAX and size < BYTES_MAX:
             asked = [self._settings.fence, last, _PAGE, group, _PAGE_BYTES]
-            (reply,) = await self._redis.read_script("tail", names, asked, seconds=seconds)
-            verdict, *rest = reply
+            verdict, *rest = await self._run("tail", names, asked, seconds)
             if verdict == b"CLOSED":
                 return Tail(found, "the gate of its shard is closed")
             epoch, newest, first, last, count, *entries = rest
@@ -81,6 +86,13 @@ class Tails:
                 lacking = f"{behind} entries are missing from the stream" if behind > 0 else ""
                 return Tail(found, lacking, behind > 0, int(newest))
         return Tail(found, f"more than {looked} entries of its shard are waiting to be flushed")
+
+    async def _run(self, name: str, names: Sequence[str], asked: Sequence[Any], seconds: float) -> Any:
+        try:
+            (reply,) = await self._redis.read_script(name, names, asked, seconds=seconds)
+        except ResponseError as error:
+            raise refusal(error, names[-1]) from error
+        return reply
 
 
 def _versions(entry: Sequence[Any], group: str) -> list[Version]:

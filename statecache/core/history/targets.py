@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.checkpoints import Checkpoint
-from statecache.core.history.reader import Point
+from statecache.core.arguments import checked_moment, checked_position
+from statecache.core.history.reader import VERSION_MAX, Point
 from statecache.errors import UsageError
 from statecache.history_errors import VersionNotFound
 from statecache.keys import group_of
@@ -14,6 +14,8 @@ from statecache.model import Position
 from statecache.rules.checkpoints import checked_label
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from statecache.core.view import View
     from statecache.rules.versions import Version
 
@@ -33,11 +35,12 @@ def checked_aim(to: Aim, at: datetime | None, *, whole: bool) -> None:
     if (to is None) == (at is None):
         raise UsageError("either a point or a moment says where to go", hint='Say to=7, to="label", or at=….')
     if at is not None:
-        if not isinstance(at, datetime) or at.tzinfo is None:
-            raise UsageError(f"at={at!r} is not a time with a time zone", hint="Say datetime.now(UTC).")
+        checked_moment(at, "at")
     elif isinstance(to, str):
         checked_label(to)
-    elif not isinstance(to, (Checkpoint, Position)) and (whole or isinstance(to, bool) or not isinstance(to, int)):
+    elif isinstance(to, Position):
+        checked_position(to, "to")
+    elif not isinstance(to, Checkpoint) and (whole or isinstance(to, bool) or not isinstance(to, int)):
         kinds = "a checkpoint, its label or a position" if whole else "a checkpoint, its label, a version or a position"
         raise UsageError(f"{to!r} is no point to go to", hint=f"That is {kinds}.")
 
@@ -53,7 +56,12 @@ async def target_of(view: View[Any], key: str, to: Aim, at: datetime | None, *, 
         return _marked(key, to, whole=whole)
     if isinstance(to, Position):
         return Target(Point.at(to))
-    return Target(Point(time=at)) if to is None else Target(Point(version=to))
+    return Target(Point(time=checked_moment(at, "at")) if to is None else point_of_version(to))
+
+
+def point_of_version(version: int) -> Point:
+    """Return the point that a version is: no key reaches VERSION_MAX, which in a point stands for the newest one."""
+    return Point(version=version if version != VERSION_MAX else version + 1)
 
 
 def _marked(key: str, mark: Checkpoint, *, whole: bool) -> Target:
@@ -72,7 +80,7 @@ async def version_of(view: View[Any], key: str, target: Target, *, end: float) -
     """Return the version of a key at a target; raise VersionNotFound."""
     found = await view.runtime.history.version_at(key, target.point, end=end)
     if target.change_id and found.change_id != target.change_id:
-        why = "Postgres has set that change aside, and holds another one at its version"
+        why = "that change was lost or set aside, or is of another deployment: another one is there"
         wanted = f"version {found.version} as the checkpoint names it"
         raise VersionNotFound(key, wanted=wanted, reason=why, nearest=found.version)
     return found

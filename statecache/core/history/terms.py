@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from statecache.core.view import View
     from statecache.model import Write
 
+ASK_FIRST = (
+    "After OutcomeUnknown ask outcome(error.change_id, error.keys[0]) first, and call again only where it says "
+    "`not applied`."
+)
+"""What repeats a call on a group, which takes no change_id."""
+
 
 class Terms(NamedTuple):
     """How a call's commit is to be made: until when, how durable, by whom, why, and as the repeat of which."""

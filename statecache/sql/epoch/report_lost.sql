@@ -1,7 +1,19 @@
--- Records which of these positions have died, and says what became of their changes. Of what has a change_id it says
--- also which positions Postgres has passed in their lineage without holding them whole: the epoch is their own then.
+-- Records which of these positions have died, and says what became of their changes; where the transaction is read-only,
+-- as by the role's default, it only says so. Of what has a change_id it says also which positions Postgres has passed in
+-- their lineage without holding them whole: the epoch is their own then.
 SELECT shard, epoch, n, change_id, key, ended_by, start_n, applied, kept FROM {schema}.report_lost(
     %(shards)s::integer[], %(epochs)s::bigint[], %(ns)s::bigint[], %(change_ids)s::text[], %(keys)s::text[], %(by)s)
+WHERE current_setting('transaction_read_only') = 'off'
+UNION ALL
+SELECT a.shard, a.epoch, a.n, a.change_id, a.key, e.epoch, e.start_n,
+       EXISTS (SELECT FROM {schema}.change c WHERE c.change_id = a.change_id),
+       EXISTS (SELECT FROM {schema}.conflict c WHERE c.change_id = a.change_id)
+       OR EXISTS (SELECT FROM {schema}.quarantine q WHERE q.change_id = a.change_id)
+FROM unnest(%(shards)s::integer[], %(epochs)s::bigint[], %(ns)s::bigint[], %(change_ids)s::text[], %(keys)s::text[])
+     AS a (shard, epoch, n, change_id, key)
+CROSS JOIN LATERAL (SELECT e.epoch, e.start_n FROM {schema}.epoch e
+                    WHERE e.shard = a.shard AND e.epoch > a.epoch AND e.start_n < a.n ORDER BY e.epoch LIMIT 1) e
+WHERE current_setting('transaction_read_only') = 'on'
 UNION ALL
 SELECT a.shard, a.epoch, a.n, a.change_id, a.key, a.epoch, a.n, false, false
 FROM unnest(%(shards)s::integer[], %(epochs)s::bigint[], %(ns)s::bigint[], %(change_ids)s::text[], %(keys)s::text[])

@@ -139,7 +139,7 @@ RETENTION = {
     "stream erased": Mutant(
         "an erasure leaves in the stream what it was about",
         _ERASING,
-        'places["stream"] = await _take_out(runtime, subject, shard, deleted, seconds)',
+        "await _take_out(runtime, subject, deleted, places, max(end - monotonic(), 0.001))",
         'places["stream"] = (0, 0)',
         by="scenarios erased",
     ),
