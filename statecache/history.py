@@ -134,6 +134,11 @@ def is_delta(packed: bytes | None) -> bool:
     return packed is not None and packed[:1] == _DELTA
 
 
+def is_delta_to_origin(packed: bytes | None) -> bool:
+    """Whether a value is kept as a delta to that from which its key began as a branch."""
+    return packed is not None and packed[:1] == _ORIGIN
+
+
 def needs_parent(packed: bytes) -> bool:
     """Whether a value is kept as a delta, to the version before it or to its origin in another key."""
     return packed[:1] != _WHOLE

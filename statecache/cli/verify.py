@@ -39,8 +39,9 @@ async def _walk(settings: Settings, prefix: str, after: str, progress: _Progress
                 _tell(checked.faults, progress, as_json=as_json)
                 progress.after = checked.after
                 count(checked.counts.changes)
-            async for checked in walk.states():
-                _tell(checked.faults, progress, as_json=as_json)
+            for rest in (walk.states(), walk.links()):
+                async for checked in rest:
+                    _tell(checked.faults, progress, as_json=as_json)
 
 
 def _tell(faults: list[Fault], progress: _Progress, *, as_json: bool) -> None:
@@ -59,7 +60,8 @@ def verify(
     """Walk the history that Postgres keeps, and name every row that is broken, with what is wrong with it.
 
     Each version's value is made again from what is kept and compared with its digest; each change's hash with that of
-    the change before it; versions, parents and the current state with each other. It only reads, and workers may go on
+    the change before it; versions, parents and the current state with each other; what branches and merges were made
+    from with what their changes say; and whether what checkpoints name is kept. It only reads, and workers may go on
     meanwhile. Where it is interrupted, it says from where on to go on. Exit status 1 where anything is broken.
 
     \b

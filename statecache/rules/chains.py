@@ -7,7 +7,15 @@ A key's changes are walked from the first on. Of each row is asked:
     value      what is kept of its value gives one, of that size, with that digest
     keyframe   reading it begins where its newest keyframe is
     hash       its hash is over the hash of the change before it, what it says of itself, and its digest
-    state      the last of them is what the key's state is
+    shard      it is in the shard of its key
+    branch     it is recorded as made from what its reason says, and from nothing else (`rules.links`)
+    pinned     its value is kept where a checkpoint names it
+    state      the last of them is what the key's state is, in all that it says
+
+A value that a checkpoint names stays from then on. Where values may go by a policy, a checkpoint counts that was made
+while the value was the current one: one that was made, renamed or brought back later may have come too late for it.
+No hash is over `at`, `gap` and `size`: the last `at` is compared with the state, a `size` with the value that is kept,
+and the rest of them is believed.
 
 A hash may begin anew: with a key's first change, behind a gap, and behind what was erased. It is due up to the n to
 which all hashes of the shard were reckoned. Values may be gone (pruned, or never kept); what was erased is gone with
@@ -16,7 +24,8 @@ all that it said but for its change_id. Rows may be gone where their shard says 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
@@ -24,8 +33,10 @@ import msgspec
 
 from statecache.history import Damage, is_delta, link, unpacked
 from statecache.model import ChangeRecord, ChangeSet
+from statecache.rules.links import Due, Linked, wrong_link
+from statecache.rules.pins import Pin, is_pinned
 
-What = Literal["missing", "parent", "value", "keyframe", "hash", "state"]
+What = Literal["missing", "parent", "value", "keyframe", "hash", "shard", "branch", "pinned", "state"]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +52,19 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     last: int | None = None
 
 
+class MadePin(NamedTuple):
+    """What a checkpoint pins, and the n at which it was made; None where that does not matter."""
+
+    pin: Pin
+    made: int | None
+
+
 class ChainRow(NamedTuple):
     """One change as it stands in its chain, and what its shard says: up to which n there are hashes, or no rows.
 
     `origin` is the value that it is a delta to where it is one to another key's; `erased` says that it may be blank.
+    `link` is what is recorded of what it was made from, `due` what is to be. `pins` are those of its key, where values
+    of that are gone.
     """
 
     change_set: ChangeSet
@@ -61,6 +81,12 @@ class ChainRow(NamedTuple):
     hashed: int
     kept_after: int
     origin: bytes | None = None
+    shard: int = 0
+    key_shard: int = 0
+    """The shard that the key is in."""
+    link: Linked | None = None
+    due: Due | None = None
+    pins: Sequence[MadePin] = ()
 
 
 class StateRow(NamedTuple):
@@ -70,6 +96,14 @@ class StateRow(NamedTuple):
     change_id: str
     op: str
     value: bytes | None
+    shard: int
+    epoch: int
+    n: int
+    parent_change_id: str
+    encoding: str
+    schema: str
+    writer: str
+    updated_at: datetime
 
 
 class Counts(msgspec.Struct, kw_only=True):
@@ -103,7 +137,9 @@ class Walk:
     def take(self, row: ChainRow) -> Iterator[Fault]:
         """Yield what is wrong with the next row of the key."""
         self.counts.changes += 1
+        yield from self._pinned(row.change_set.position.n)
         yield from self._follows(row)
+        yield from self._stands(row)
         if row.erased:
             self.counts.erased += 1
             if (row.value, row.packed, row.digest, row.hash) != (None,) * 4 or row.change_set.writer:
@@ -117,6 +153,8 @@ class Walk:
     def end(self, state: StateRow | None, key: str) -> Iterator[Fault]:
         """Yield what is wrong with the key's state, now that its last change was walked."""
         last = self._before
+        if last is not None and (state is None or state.version != last.change.version):
+            yield from self._pinned(None)
         if last is None or (state is not None and state.op == "quarantined" and state.version > last.change.version):
             return
         change = last.change
@@ -129,8 +167,12 @@ class Walk:
         elif (state.change_id, state.op) != (change.change_id, change.op):
             detail = f"it is {state.op} by change {state.change_id}, the last change is {change.op} {change.change_id}"
             yield Fault(key=key, version=state.version, what="state", detail=detail)
-        elif state.op == "set" and not last.erased and (detail := self._differs(state.value or b"", last)):
-            yield Fault(key=key, version=state.version, what="state", detail=detail)
+        elif not last.erased:
+            if others := _other_than(state, last):
+                detail = f"it has not the {', '.join(others)} of its last change"
+                yield Fault(key=key, version=state.version, what="state", detail=detail)
+            if state.op == "set" and (detail := self._differs(state.value or b"", last)):
+                yield Fault(key=key, version=state.version, what="state", detail=detail)
 
     def _differs(self, value: bytes, last: ChainRow) -> str:
         if last.digest is None:
@@ -153,6 +195,23 @@ class Walk:
         elif change.parent_change_id != ("" if before is None else before.change.change_id):
             is_before = "it is the first" if before is None else f"before it is change {before.change.change_id}"
             yield _fault(row, "parent", f"it names {change.parent_change_id or 'none'} as its parent, and {is_before}")
+
+    def _stands(self, row: ChainRow) -> Iterator[Fault]:
+        """Yield what is wrong with the row's shard, and with what is recorded of what it was made from."""
+        if row.shard != row.key_shard:
+            yield _fault(row, "shard", f"it is in shard {row.shard}, its key in {row.key_shard}")
+        if detail := wrong_link(row.link, row.due, row.change_set.at, recorded=row.hash is not None):
+            yield _fault(row, "branch", detail)
+
+    def _pinned(self, next_n: int | None) -> Iterator[Fault]:
+        """Yield that the last row's value is gone although a checkpoint names it, given the n of what follows."""
+        row = self._before
+        if row is None or row.erased or row.change.op != "set" or not row.pins:
+            return
+        n = row.change_set.position.n
+        counts = [pin for pin, made in row.pins if made is None or (n <= made and (next_n is None or made < next_n))]
+        if (row.value, row.packed) == (None, None) and is_pinned(counts, row.change.key, row.change.version, n, next_n):
+            yield _fault(row, "pinned", "its value is gone, and a checkpoint names it")
 
     def _reads(self, row: ChainRow) -> Iterator[Fault]:
         """Yield what is wrong with the row's value, and take note of it for the next."""
@@ -202,6 +261,17 @@ class Walk:
             accepted.append(before.hash)
         if all(link(one, row.change, row.change_set, row.digest) != row.hash for one in accepted):
             yield _fault(row, "hash", "its hash does not fit what it says, or the hash before it")
+
+
+def _other_than(state: StateRow, last: ChainRow) -> list[str]:
+    """Return the names of what the state says otherwise than its change."""
+    change, commit = last.change, last.change_set
+    says = {
+        "shard": last.shard, "epoch": commit.position.epoch, "n": commit.position.n, "encoding": change.encoding,
+        "parent_change_id": change.parent_change_id, "schema": change.schema, "writer": commit.writer,
+        "updated_at": commit.at,
+    }  # fmt: skip
+    return [name for name, value in says.items() if getattr(state, name) != value]
 
 
 def _is_parent(before: ChangeRecord, change: ChangeRecord) -> bool:

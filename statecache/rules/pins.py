@@ -47,6 +47,11 @@ def checkpoints_of(key: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((key + _SEGMENT, group_of(key) + _SEGMENT)))
 
 
+def prefix_of(checkpoint: str) -> str:
+    """Return the prefix under which the checkpoints stand that are of the same key or group as this one."""
+    return checkpoint.rpartition(_SEGMENT)[0] + _SEGMENT
+
+
 def pin_of(key: str, op: str, schema: str, value: bytes, n: int) -> Pin | None:
     """Return what the state of a key pins, which was written at n; None where it is no checkpoint."""
     named, segment, _ = key.rpartition(_SEGMENT)

@@ -41,7 +41,7 @@ class HistoryTables:
     def _history_at(
         self, shard: int, key: str, whole: bool, beyond: str, version: int, n: int, time: datetime | str, **_: Any
     ) -> Iterator[Row]:
-        yield self._mark(shard, 20)
+        yield self._mark(shard, 22)
         below = sorted(one for one in self._chains if key + "/" < one < beyond) if whole else []
         for name in (key, *below):
             chain = self._chains.get(name, [])
@@ -52,9 +52,9 @@ class HistoryTables:
             ]
             following = next((one.version for one in chain if not then or one.version > then[-1].version), None)
             if then:
-                yield *self._header(then[-1]), chain[-1].version, following
+                yield *self._header(then[-1]), chain[-1].version, following, None, None
             elif chain:
-                yield *(None,) * 17, name, chain[-1].version, following
+                yield *(None,) * 17, name, chain[-1].version, following, None, None
 
     def _history_gaps(self, **_: Any) -> list[Row]:
         return []  # chains in memory are whole

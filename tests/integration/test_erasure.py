@@ -10,7 +10,6 @@ import pytest
 
 from statecache import AsyncStateCache, Erasure, NotFound, Settings, UsageError
 from statecache.errors import ConfigurationError, InvalidKey
-from statecache.history import delta
 from statecache.keys import KeySpace
 from statecache_workers.parked_entries import ParkedAt
 from statecache_workers.quarantine_release import drop
@@ -161,14 +160,11 @@ async def test_a_branch_keeps_its_values_and_is_named(
     settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql
 ) -> None:
     await conversation(cache, "runs/1", times=5)
-    await cache.set("runs/branch", growing(3))
+    await flush(worker)
+    await cache.branch("runs/1", "runs/branch", at=4)
     await conversation(cache, "runs/branch", times=3, first=4)
     await flush(worker)
     before = await read(cache, psql)
-    root = before["runs/branch", 1]
-    psql.execute("INSERT INTO branch VALUES ('runs/branch', 1, 'runs/1', 4, 'x', now())")
-    packed = delta(root, root, origin=True)
-    psql.execute("UPDATE change SET packed = %s WHERE key = 'runs/branch' AND version = 1", (packed,))
     assert (await verify(settings))[1] == []
     refused = "SELECT * FROM erase_history(ARRAY['runs/1'], ARRAY[4], 'test', 10)"
     assert rows(psql, refused) == [("delta", 1, 0)]

@@ -71,7 +71,9 @@ def told_by(agents: Agents, *, rounds: int = 14) -> None:
 
 UPSERT = """INSERT INTO state VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
     ON CONFLICT (key) DO UPDATE SET op = excluded.op, value = excluded.value, version = excluded.version,
-        n = excluded.n, change_id = excluded.change_id, parent_change_id = excluded.parent_change_id"""
+        epoch = excluded.epoch, n = excluded.n, change_id = excluded.change_id,
+        parent_change_id = excluded.parent_change_id, encoding = excluded.encoding, schema = excluded.schema,
+        writer = excluded.writer, updated_at = excluded.updated_at"""
 
 
 def flushed_by_an_earlier_release(agents: Agents, psql: Psql) -> None:

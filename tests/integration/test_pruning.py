@@ -10,14 +10,13 @@ import pytest
 
 from statecache import AsyncStateCache, Settings
 from statecache.core.history.values import HistoryValues, VersionAt
-from statecache.history import delta
 from statecache.rules.pins import CHECKPOINT_SCHEMA
 from statecache_workers import pruning
 from statecache_workers.prune_by_hand import prune
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush, rows
 from tests.support.command_line import CommandLine
-from tests.support.histories import Psql, Values, aged, conversation, growing, policy, pruned, read, versions, whole
+from tests.support.histories import Psql, Values, aged, conversation, policy, pruned, read, versions, whole
 
 AGE = timedelta(days=30)
 
@@ -134,15 +133,12 @@ async def test_what_a_branch_began_with_stays_for_as_long_as_it_is_read_from_the
     settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, lots: None
 ) -> None:
     await conversation(cache, "runs/1", times=8)
-    await cache.set("other/branch", growing(3))
+    await flush(worker)
+    await cache.branch("runs/1", "other/branch", at=4)
     await conversation(cache, "other/branch", times=4, first=8)
     await flush(worker)
     before = await read(cache, psql)
-    root = before["other/branch", 1]
-    assert root == before["runs/1", 4]
-    psql.execute("INSERT INTO branch VALUES ('other/branch', 1, 'runs/1', 4, 'x', now())")
-    packed = delta(root, root, origin=True)
-    psql.execute("UPDATE change SET packed = %s, keyframe = NULL WHERE key = 'other/branch' AND version = 1", (packed,))
+    assert before["other/branch", 1] == before["runs/1", 4]
     policy(psql, count=1)
     assert (await pruned(settings)).pinned == 1
     after = await whole(settings, cache, psql, before)

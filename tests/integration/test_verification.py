@@ -160,6 +160,7 @@ async def test_a_branch_that_began_with_anothers_value_is_read_from_there(
     await flush(worker)
     found = await cache.get("runs/1")
     assert found is not None
+    why = "branch of runs/1@12"
     value = msgspec.json.encode(found.value)
     change = ChangeRecord(
         change_id="b" * 16,
@@ -173,7 +174,7 @@ async def test_a_branch_that_began_with_anothers_value_is_read_from_there(
     )
     n = 1000
     commit = ChangeSet(
-        position=Position(1, n), change_id="b" * 16, at=found.updated_at, writer="w", actor="", reason="branch of",
+        position=Position(1, n), change_id="b" * 16, at=found.updated_at, writer="w", actor="", reason=why,
         entries=0, bytes=0, changes=(change,),
     )  # fmt: skip
     digest = sha256(value).digest()
@@ -181,7 +182,7 @@ async def test_a_branch_that_began_with_anothers_value_is_read_from_there(
     root = "'runs/b', 1, %s, '', 1, 'set', 'json', '', 'w', %s, %s"
     psql.execute(
         f"INSERT INTO change ({columns}, actor, reason, gap, at, packed, size, digest, hash)"
-        f" VALUES ({root}, '', 'branch of', false, %s, %s, %s, %s, %s)".encode(),
+        f" VALUES ({root}, '', '{why}', false, %s, %s, %s, %s, %s)".encode(),
         (
             "b" * 16, keys.shard("runs/b"), n, commit.at, delta(value, value, origin=True), len(value), digest,
             link(b"", change, commit, digest),
@@ -191,12 +192,127 @@ async def test_a_branch_that_began_with_anothers_value_is_read_from_there(
         f"INSERT INTO state ({columns}, value, updated_at) VALUES ({root}, %s, %s)".encode(),
         ("b" * 16, keys.shard("runs/b"), n, value, commit.at),
     )
-    psql.execute("INSERT INTO branch VALUES ('runs/b', 1, 'runs/1', 12, 'x', now())")
+    psql.execute("INSERT INTO branch VALUES ('runs/b', 1, 'runs/1', 12, '', %s)", [commit.at])
     assert (await verify(settings))[1] == []
     psql.execute("UPDATE branch SET origin_version = 3")
-    assert told((await verify(settings))[1]) == {("runs/b", 1, "value")}
+    assert told((await verify(settings))[1]) == {("runs/b", 1, "value"), ("runs/b", 1, "branch")}
     psql.execute("DELETE FROM branch")
-    assert told((await verify(settings))[1]) == {("runs/b", 1, "value")}
+    assert told((await verify(settings))[1]) == {("runs/b", 1, "value"), ("runs/b", 1, "branch")}
+
+
+OF_STATE = {
+    "shard": "shard + 1", "epoch": "epoch + 1", "n": "n + 100000", "parent_change_id": "'x'",
+    "encoding": "encoding || ' until 1000000000000'", "schema": "'other:9'", "writer": "'eve'",
+    "updated_at": "updated_at - interval '1 day'",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("column", OF_STATE)
+async def test_a_state_that_says_otherwise_than_its_last_change_is_named(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, column: str
+) -> None:
+    await conversation(cache, "runs/1", times=2)
+    await cache.set("runs/2", "small")
+    await flush(worker)
+    assert (await verify(settings))[1] == []
+    psql.execute(f"UPDATE state SET {column} = {OF_STATE[column]} WHERE key = 'runs/1'".encode())
+    (fault,) = (await verify(settings))[1]
+    assert (fault.key, fault.version, fault.what) == ("runs/1", 2, "state")
+    assert fault.detail == f"it has not the {column} of its last change"
+
+
+@pytest.mark.parametrize("shard", ["(shard + 1) % 4", "1000"])
+async def test_a_change_in_another_shard_than_its_key_is_named(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, shard: str
+) -> None:
+    await conversation(cache, "runs/1", times=3)
+    await flush(worker)
+    psql.execute(f"UPDATE change SET shard = {shard} {ROW} 2".encode())
+    assert told((await verify(settings))[1]) == {("runs/1", 2, "shard")}
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        ("DELETE FROM branch WHERE key = 'runs/1'", {("runs/1", 13, "branch")}),
+        (
+            "DELETE FROM branch WHERE key = 'runs/b'",
+            {("runs/b", 1, "branch"), ("runs/b", 1, "value"), ("runs/b", 2, "value")},
+        ),
+        ("DELETE FROM branch WHERE key = 'copy/1/part'", {("copy/1/part", 1, "branch"), ("copy/1/part", 1, "value")}),
+        ("UPDATE branch SET origin_version = 1 WHERE key = 'runs/1'", {("runs/1", 13, "branch")}),
+        (
+            "UPDATE branch SET origin_version = 1 WHERE key = 'copy/1/part'",
+            {("copy/1/part", 1, "branch"), ("copy/1/part", 1, "value")},
+        ),
+        ("UPDATE branch SET origin = 'runs/2' WHERE key = 'runs/1'", {("runs/1", 13, "branch")}),
+        ("UPDATE branch SET origin_change_id = 'x' WHERE key = 'runs/b'", {("runs/b", 1, "branch")}),
+        ("UPDATE branch SET at = now() WHERE key = 'runs/b'", {("runs/b", 1, "branch")}),
+        ("INSERT INTO branch VALUES ('runs/1', 5, 'runs/2', 1, 'x', now())", {("runs/1", 5, "branch")}),
+        ("INSERT INTO branch VALUES ('runs/2', 7, 'runs/1', 1, 'x', now())", {("runs/2", 7, "branch")}),
+    ],
+)
+async def test_what_a_change_was_made_from_is_recorded_as_its_reason_says(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, damage: str,
+    expected: set[tuple[str, int, str]],
+) -> None:  # fmt: skip
+    await conversation(cache, "runs/1")
+    await cache.set("runs/2", "small", reason="branch of nothing, merge of all")
+    await conversation(cache, "group/1/part", times=2)
+    await flush(worker)
+    await cache.branch("runs/1", "runs/b", at=6)
+    await cache.branch("group/1", "copy/1", group=True)
+    await cache.set("group/1/part", "later")
+    await flush(worker)
+    await cache.update("runs/b", lambda value: {**value, "more": 1})
+    await flush(worker)
+    await cache.merge("runs/b", "runs/1", durability="memory")
+    await flush(worker)
+    assert len(rows(psql, "SELECT 1 FROM branch")) == 3
+    assert (await verify(settings))[1] == []
+    psql.execute(damage.encode())
+    assert told((await verify(settings))[1]) == expected
+    assert told((await verify(settings, after="runs/1"))[1]) == {one for one in expected if one[0] > "runs/1"}
+
+
+@pytest.mark.parametrize("policy", [False, True])
+async def test_a_value_that_is_gone_although_a_checkpoint_names_it_is_named(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, small: None, policy: bool
+) -> None:
+    for number in range(1, 7):
+        await cache.set("runs/1", number)
+        await cache.set("runs/1/part", number)
+        if number == 2:
+            await cache.checkpoint("runs/1", "of-key", durability="memory")
+        if number == 4:
+            await cache.checkpoint("runs/1", "of-group", group=True, durability="memory")
+    await flush(worker)
+    if policy:
+        psql.execute("INSERT INTO retention (name, history, max_count, changed_by) VALUES ('runs', 'full', 1, 'test')")
+    psql.execute("UPDATE change SET value = NULL WHERE key LIKE 'runs/1%' AND key NOT LIKE '%checkpoints%'")
+    expected = {("runs/1", 2, "pinned"), ("runs/1", 4, "pinned"), ("runs/1/part", 4, "pinned")}
+    assert told((await verify(settings))[1]) == expected
+    await cache.delete("runs/1/checkpoints/of-group")
+    await flush(worker)
+    assert told((await verify(settings))[1]) == {("runs/1", 2, "pinned")}
+
+
+async def test_a_checkpoint_that_is_brought_back_may_have_come_too_late_for_its_value(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql
+) -> None:
+    await cache.set("runs/1", 1)
+    await cache.checkpoint("runs/1", "first", durability="memory")
+    await cache.set("runs/1", 2)
+    await cache.delete("runs/1/checkpoints/first")
+    await flush(worker)
+    psql.execute("INSERT INTO retention (name, history, max_count, changed_by) VALUES ('runs', 'full', 1, 'test')")
+    psql.execute(f"UPDATE change SET value = NULL {ROW} 1".encode())
+    await cache.undo("runs/1/checkpoints/first", durability="memory")
+    await flush(worker)
+    assert [one.label for one in await cache.checkpoints("runs/1")] == ["first"]
+    assert (await verify(settings))[1] == []
+    psql.execute("DELETE FROM retention")
+    assert told((await verify(settings))[1]) == {("runs/1", 1, "pinned")}, "where no policy ever was, none goes"
 
 
 async def test_the_command_names_broken_rows_and_ends_with_1(

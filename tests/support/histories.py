@@ -41,6 +41,11 @@ def aged(psql: Psql, key: str, days: Callable[[int], float]) -> None:
     for (version,) in rows(psql, "SELECT version FROM change WHERE key = %s", key):
         age = timedelta(days=days(version))
         psql.execute("UPDATE change SET at = now() - %s WHERE key = %s AND version = %s", (age, key, version))
+    psql.execute(
+        "UPDATE state s SET updated_at = c.at FROM change c"
+        " WHERE s.key = %s AND (c.key, c.version) = (s.key, s.version)",
+        (key,),
+    )
 
 
 async def read(cache: AsyncStateCache, psql: Psql) -> Values:

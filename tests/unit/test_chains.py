@@ -12,7 +12,9 @@ import pytest
 
 from statecache.history import Parent, keep, link
 from statecache.model import ChangeRecord, ChangeSet, Position
-from statecache.rules.chains import ChainRow, Fault, StateRow, Walk
+from statecache.rules.chains import ChainRow, Fault, MadePin, StateRow, Walk
+from statecache.rules.links import Due, Linked, wrong_link
+from statecache.rules.pins import Pin
 
 AT = datetime(2026, 11, 20, tzinfo=UTC)
 VALUES = [
@@ -73,8 +75,19 @@ def walked(rows: Sequence[ChainRow], state: StateRow | str | None = "its own") -
     last = rows[-1]
     if isinstance(state, str):
         value = VALUES[-1] if last.change.op == "set" else b""
-        state = StateRow(last.change.version, last.change.change_id, last.change.op, value)
+        parent = last.change.parent_change_id
+        version, change_id, op = last.change.version, last.change.change_id, last.change.op
+        state = of_last(version, change_id, op, value, parent_change_id=parent)
     return [*faults, *walk.end(state, last.change.key)]
+
+
+def of_last(version: int, change_id: str, op: str, value: bytes | None, **other: Any) -> StateRow:
+    """Return a state that says the rest as the last change of the chain does."""
+    last = StateRow(
+        version, change_id, op, value, shard=0, epoch=1, n=version * 10, parent_change_id=f"c{version - 1}",
+        encoding="json", schema="", writer="w", updated_at=AT,
+    )  # fmt: skip
+    return last._replace(**other)
 
 
 def told(faults: Sequence[Fault]) -> list[tuple[int, str]]:
@@ -103,7 +116,7 @@ def test_whole_chains_are_silent() -> None:
     again: list[bytes | None] = [*VALUES[:3], None, *VALUES[3:6], None]
     assert walked(chain(again)) == []
     assert walked(chain(gaps=frozenset({3, 8}))) == []
-    parked = StateRow(13, "parked", "quarantined", None)
+    parked = of_last(13, "parked", "quarantined", None)
     assert walked(chain(), parked) == []
 
 
@@ -114,7 +127,60 @@ def test_values_that_are_gone_are_counted_and_no_fault() -> None:
     assert [fault for row in pruned for fault in walk.take(row)] == []
     assert (walk.counts.changes, walk.counts.not_kept, walk.counts.values) == (12, 12, 0)
     assert walked(pruned) == [], "the state has the newest value"
-    assert told(walked(pruned, StateRow(12, "c12", "set", b"another"))) == [(12, "state")]
+    assert told(walked(pruned, of_last(12, "c12", "set", b"another"))) == [(12, "state")]
+
+
+def test_a_value_that_is_gone_is_named_where_a_checkpoint_names_it() -> None:
+    def pinned(pin: Pin, made: int | None, at: int = 5) -> list[Fault]:
+        rows = [row._replace(value=None, packed=None, keyframe=None) for row in chain()]
+        return walked([*rows[:at], rows[at]._replace(pins=[MadePin(pin, made)]), *rows[at + 1 :]])
+
+    version, group = Pin("runs/1", whole=False, version=6), Pin("runs", whole=True, n=69)
+    for pin in (version, group):
+        assert [told(pinned(pin, made)) for made in (None, 60, 69)] == [[(6, "pinned")]] * 3
+        assert [told(pinned(pin, made)) for made in (59, 70)] == [[], []], "it may have come too late"
+        assert pinned(pin, None, at=6) == []
+    assert pinned(Pin("runs/1", whole=False, version=12), None, at=11) == [], "it stands in the state"
+
+
+def test_a_row_in_another_shard_than_its_key_is_named() -> None:
+    assert told(walked(with_row(5, key_shard=3))) == [(6, "shard")]
+
+
+LINK = Linked("runs/0", 4, "o4", AT)
+DUE = Due("runs/0", said=4, newest=4, linked_id="o4")
+UP_TO = DUE._replace(said=None)
+
+
+@pytest.mark.parametrize(
+    ("link", "due", "says"),
+    [
+        (None, None, ""),
+        (LINK, DUE, ""),
+        (LINK, UP_TO, ""),
+        (LINK._replace(change_id=""), DUE, ""),
+        (LINK, DUE._replace(newest=None, linked_id=None), ""),
+        (LINK, UP_TO._replace(newest=None, linked_id=None), ""),
+        (None, UP_TO._replace(newest=None, linked_id=None), ""),
+        (None, DUE, "it is not recorded that it was made from runs/0@4"),
+        (None, DUE._replace(newest=None, linked_id=None), "it is not recorded that it was made from runs/0@4"),
+        (None, UP_TO, "it is not recorded that it was made from runs/0@4"),
+        (LINK, None, "it is recorded as made from runs/0@4, and its reason does not say so"),
+        (LINK._replace(version=3), DUE, "it is recorded as made from runs/0@3, and its reason says runs/0@4"),
+        (LINK._replace(version=3), UP_TO, "it is recorded as made from runs/0@3, and its reason says runs/0@4"),
+        (LINK._replace(version=5), UP_TO, "it is recorded as made from runs/0@5, and its reason says runs/0@4"),
+        (LINK._replace(origin="runs/2"), DUE, "it is recorded as made from runs/2@4, and its reason says runs/0@4"),
+        (LINK._replace(change_id="x"), DUE, "it is recorded as made from change x, and runs/0@4 is o4"),
+        (LINK._replace(at=datetime(2026, 1, 1, tzinfo=UTC)), DUE, "at another time"),
+    ],
+)
+def test_what_is_recorded_of_an_origin_is_what_the_reason_says(link: Linked | None, due: Due | None, says: str) -> None:
+    found = wrong_link(link, due, AT, recorded=True)
+    assert (says in found) is True
+    assert bool(found) is bool(says)
+    assert told(walked(with_row(5, link=link, due=due))) == ([(6, "branch")] if says else [])
+    if link is None:
+        assert wrong_link(link, due, AT, recorded=False) == "", "packing records it"
 
 
 def test_what_was_erased_is_blank() -> None:
@@ -197,11 +263,13 @@ def test_another_parent_is_named() -> None:
     ("state", "says"),
     [
         (None, "no state"),
-        (StateRow(13, "c13", "set", b""), "the change of the state's version is missing"),
-        (StateRow(11, "c11", "set", b""), "it is behind"),
-        (StateRow(12, "c11", "set", VALUES[-1]), "by change c11"),
-        (StateRow(12, "c12", "delete", b""), "it is delete"),
-        (StateRow(12, "c12", "set", VALUES[-2]), "not what the digest"),
+        (of_last(13, "c13", "set", b""), "the change of the state's version is missing"),
+        (of_last(11, "c11", "set", b""), "it is behind"),
+        (of_last(12, "c11", "set", VALUES[-1]), "by change c11"),
+        (of_last(12, "c12", "delete", b""), "it is delete"),
+        (of_last(12, "c12", "set", VALUES[-2]), "not what the digest"),
+        (of_last(12, "c12", "set", VALUES[-1], schema="another"), "it has not the schema of its"),
+        (of_last(12, "c12", "set", VALUES[-1], n=7, writer="x"), "it has not the n, writer of its"),
     ],
 )
 def test_a_state_that_is_not_the_last_change_is_named(state: StateRow | None, says: str) -> None:

@@ -91,8 +91,13 @@ def _made(changes: Iterable[tuple[ChangeSet, ChangeRecord]]) -> list[_Made]:
     return [
         _Made(at, change_set, change, said)
         for at, (change_set, change) in enumerate(changes)
-        if change_set.reason.startswith(_WORDS) and (said := provenance_of(change_set.reason)) is not None
+        if (said := made_from(change_set.reason)) is not None
     ]
+
+
+def made_from(reason: str) -> Provenance | None:
+    """Read the reason of a change that was made from another key's; return None for any other."""
+    return provenance_of(reason) if reason.startswith(_WORDS) else None
 
 
 def _links(made: Sequence[_Made], origins: Mapping[int, _Origin]) -> list[Link]:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.core.history.gaps import Gap, asked_of, gap_of, missing_of_row
+from statecache.core.history.hashes import proven_version
 from statecache.core.history.tail import Tail, Watermark
 from statecache.core.history.values import VersionAt
 from statecache.errors import RedisUnavailable
@@ -388,7 +389,7 @@ def _mark(rows: Sequence[Sequence[Any]]) -> Watermark:
 
 
 def _found(rows: Sequence[Sequence[Any]]) -> dict[str, Version]:
-    return {row[17]: version_of_row(row) for row in rows if row[17] is not None and row[2] is not None}
+    return {row[17]: proven_version(row) for row in rows if row[17] is not None and row[2] is not None}
 
 
 def _value(version: Version, read: bytes | None) -> bytes | None:
