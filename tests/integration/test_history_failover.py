@@ -154,9 +154,10 @@ from statecache import StateCache
 
 cache = StateCache()
 cache.rollback("runs/42", "one", group=True) if cache.get("runs/42/third") else None
+cache.rollback("runs/42", "other", group=True)
 print("ready", flush=True)
 while True:
-    for label in ("other", "one"):
+    for label in ("one", "other"):
         cache.rollback("runs/42", label, group=True)
 """
 
