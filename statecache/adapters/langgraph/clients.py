@@ -18,7 +18,7 @@ from statecache import AsyncStateCache, Settings, StateCache, UsageError
 from statecache.adapters.langgraph.plans import Listing, Plan, arun, run, until_found
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from langgraph.checkpoint.base import CheckpointTuple
 
@@ -35,12 +35,13 @@ class Clients:
         self._mutex = Lock()
         self._settings = cache if isinstance(cache, Settings) else None
         self._made: list[StateCache] = []
-        self._made_in: dict[asyncio.AbstractEventLoop, AsyncStateCache] = {}
+        self._made_in: dict[asyncio.AbstractEventLoop, tuple[AsyncStateCache, AsyncGenerator[None, None]]] = {}
         self._views: dict[object, Any] = {}
         self._sync = cache if isinstance(cache, StateCache) else None
         self._async = cache if isinstance(cache, AsyncStateCache) else None
         self._loop = _running() if self._async is not None else None
         self._closed = False
+        self._closing: list[asyncio.Task[None]] = []
         if not isinstance(cache, (StateCache, AsyncStateCache, Settings)):
             raise UsageError(f"a saver stands on a StateCache or an AsyncStateCache, not on a {type(cache).__name__}")
         self._view_of(cache if not isinstance(cache, Settings) else None)
@@ -50,7 +51,7 @@ class Clients:
         if self._async is None:
             return run(self._sync_view(), plan)
         loop = self._loop
-        if loop is None or loop.is_closed():
+        if loop is None or not loop.is_running():
             raise UsageError(
                 "this saver stands on an AsyncStateCache whose event loop does not run",
                 hint="Await its asynchronous methods, or give it a StateCache, or settings.",
@@ -66,7 +67,10 @@ class Clients:
         """Carry out a plan for a caller who awaits it."""
         if self._sync is not None:
             return await asyncio.to_thread(run, self._sync_view(), plan)
-        return await arun(self._async_view(), plan)
+        view, begun = self._async_view()
+        if begun is not None:
+            await anext(begun)
+        return await arun(view, plan)
 
     def stream(self, listing: Listing) -> Iterator[CheckpointTuple]:
         """Yield what a listing finds."""
@@ -79,10 +83,12 @@ class Clients:
             yield found
 
     def close(self) -> None:
-        """Close the clients that the saver has made; those in event loops that still run are closed there."""
+        """Close the clients that the saver has made, those of event loops that still run in these."""
         made, made_in = self._given_up()
-        for loop, client in made_in.items():
-            if loop.is_running() and loop is not _running():
+        for loop, (client, _) in made_in.items():
+            if loop is _running():  # which cannot be waited for here
+                self._closing.append(loop.create_task(client.close()))
+            elif loop.is_running():
                 asyncio.run_coroutine_threadsafe(client.close(), loop).result()
         for one in made:
             one.close()
@@ -90,7 +96,7 @@ class Clients:
     async def aclose(self) -> None:
         """Close the clients that the saver has made; of those in event loops, this one's and those that still run."""
         made, made_in = self._given_up()
-        for loop, client in made_in.items():
+        for loop, (client, _) in made_in.items():
             if loop is asyncio.get_running_loop():
                 await client.close()
             elif loop.is_running():
@@ -98,7 +104,9 @@ class Clients:
         for one in made:
             await asyncio.to_thread(one.close)
 
-    def _given_up(self) -> tuple[list[StateCache], dict[asyncio.AbstractEventLoop, AsyncStateCache]]:
+    def _given_up(
+        self,
+    ) -> tuple[list[StateCache], dict[asyncio.AbstractEventLoop, tuple[AsyncStateCache, AsyncGenerator[None, None]]]]:
         with self._mutex:
             self._closed = True
             made, made_in = self._made, self._made_in
@@ -114,18 +122,22 @@ class Clients:
                 self._made.append(StateCache(settings=self._settings))
             return self._view_of(self._made[0])  # type: ignore[no-any-return]
 
-    def _async_view(self) -> AsyncNamespace[Any]:
+    def _async_view(self) -> tuple[AsyncNamespace[Any], AsyncGenerator[None, None] | None]:
+        """Return the view for this event loop, and what has to be begun where its client is new."""
         loop = asyncio.get_running_loop()
         with self._mutex:
             self._refuse_if_closed()
             if self._async is not None:
                 self._loop = self._loop or loop
-                return self._view_of(self._async)  # type: ignore[no-any-return]
+                return self._view_of(self._async), None
             for ended in [one for one in self._made_in if one.is_closed()]:
-                self._views.pop(id(self._made_in.pop(ended)), None)
+                self._views.pop(id(self._made_in.pop(ended)[0]), None)
+            begun = None
             if loop not in self._made_in:
-                self._made_in[loop] = AsyncStateCache(settings=self._settings)
-            return self._view_of(self._made_in[loop])  # type: ignore[no-any-return]
+                client = AsyncStateCache(settings=self._settings)
+                begun = _closed_with_its_loop(client)
+                self._made_in[loop] = client, begun
+            return self._view_of(self._made_in[loop][0]), begun
 
     def _view_of(self, client: StateCache | AsyncStateCache | None) -> Any:
         if client is not None and id(client) not in self._views:
@@ -135,6 +147,14 @@ class Clients:
     def _refuse_if_closed(self) -> None:
         if self._closed and self._settings is not None:
             raise UsageError("the saver is closed")
+
+
+async def _closed_with_its_loop(client: AsyncStateCache) -> AsyncGenerator[None, None]:
+    """Close the client when this is closed, as event loops do with what is left of such when they end."""
+    try:
+        yield
+    finally:
+        await client.close()
 
 
 def _running() -> asyncio.AbstractEventLoop | None:
