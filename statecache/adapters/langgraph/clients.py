@@ -85,22 +85,22 @@ class Clients:
     def close(self) -> None:
         """Close the clients that the saver has made, those of event loops that still run in these."""
         made, made_in = self._given_up()
-        for loop, (client, _) in made_in.items():
+        for loop, (_, begun) in made_in.items():
             if loop is _running():  # which cannot be waited for here
-                self._closing.append(loop.create_task(client.close()))
+                self._closing.append(loop.create_task(_ended(begun)))
             elif loop.is_running():
-                asyncio.run_coroutine_threadsafe(client.close(), loop).result()
+                asyncio.run_coroutine_threadsafe(_ended(begun), loop).result()
         for one in made:
             one.close()
 
     async def aclose(self) -> None:
         """Close the clients that the saver has made; of those in event loops, this one's and those that still run."""
         made, made_in = self._given_up()
-        for loop, (client, _) in made_in.items():
+        for loop, (_, begun) in made_in.items():
             if loop is asyncio.get_running_loop():
-                await client.close()
+                await _ended(begun)
             elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(client.close(), loop))
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_ended(begun), loop))
         for one in made:
             await asyncio.to_thread(one.close)
 
@@ -155,6 +155,10 @@ async def _closed_with_its_loop(client: AsyncStateCache) -> AsyncGenerator[None,
         yield
     finally:
         await client.close()
+
+
+async def _ended(begun: AsyncGenerator[None, None]) -> None:
+    await begun.aclose()
 
 
 def _running() -> asyncio.AbstractEventLoop | None:
