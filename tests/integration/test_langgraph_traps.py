@@ -18,7 +18,7 @@ from statecache import AsyncStateCache, LimitExceeded, Settings, UsageError
 from statecache.adapters.langgraph import StateCacheSaver
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fixtures.flusher import flush, rows
+from tests.fixtures.flusher import flush, flushing, rows
 from tests.support.langgraph_stories import METADATA, checkpoint, config, got, ids, put
 
 LARGE = 20_000
@@ -159,6 +159,16 @@ async def test_a_channel_that_did_not_change_is_not_written_again(
     assert values_of(await got(saver, config("42"))) == values
 
 
+async def test_a_value_whose_version_is_not_the_parents_is_written_whatever_is_said_to_be_new(
+    saver: StateCacheSaver,
+) -> None:
+    parent = await put(saver, "42", {"a": "x" * LARGE, "b": "x"}, version=1)
+    values = {"a": "y" * LARGE, "b": "y"}
+    await saver.aput(parent, checkpoint(values, version=2), METADATA, {})
+    assert values_of(await got(saver, config("42"))) == values
+    assert values_of(await got(saver, parent)) == {"a": "x" * LARGE, "b": "x"}
+
+
 async def test_a_value_that_the_caller_leaves_out_is_that_of_the_parent(saver: StateCacheSaver) -> None:
     parent = await put(saver, "42", {"a": "x" * LARGE, "b": 1, "c": 1})
     one = checkpoint(channel_versions={"a": 1, "b": 1, "c": 2})
@@ -199,12 +209,15 @@ async def test_pending_writes_come_in_the_order_in_which_a_run_applies_them(save
     assert pending(listed) == expected
 
 
-@pytest.mark.parametrize("size", [1, 70_000], ids=["few", "many"])
-async def test_a_write_that_is_repeated_stays_and_an_error_is_replaced(saver: StateCacheSaver, size: int) -> None:
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 70_000), (70_000, 70_000), (70_000, 1)])
+async def test_a_write_that_is_repeated_stays_and_an_error_is_replaced(
+    saver: StateCacheSaver, sizes: tuple[int, int]
+) -> None:
     which = await put(saver, "42")
-    for value in ("1" * size, "2" * size):
+    first, second = (f"{number}" * size for number, size in enumerate(sizes))
+    for value in (first, second):
         await saver.aput_writes(which, [("a", value), (ERROR, value)], "task")
-    assert pending(await got(saver, which)) == [("task", ERROR, "2" * size), ("task", "a", "1" * size)]
+    assert pending(await got(saver, which)) == [("task", ERROR, second), ("task", "a", first)]
 
 
 async def test_tasks_of_one_superstep_do_not_lose_one_anothers_writes(
@@ -277,6 +290,8 @@ async def test_a_saver_on_an_asynchronous_client_says_how_its_loop_has_to_be_use
     found = await asyncio.to_thread(saver.get_tuple, which)
     assert found is not None
     assert values_of(found) == {"a": 1}
+    with pytest.raises(UsageError, match="another event loop"):
+        await asyncio.to_thread(lambda: asyncio.run(saver.aget_tuple(which)))
     idle = await asyncio.to_thread(lambda: StateCacheSaver(AsyncStateCache(settings=settings)))
     with pytest.raises(UsageError, match="event loop does not run"):
         await asyncio.to_thread(idle.setup)
@@ -295,3 +310,15 @@ def test_a_saver_on_settings_serves_one_event_loop_after_the_other_and_threads(s
         assert values_of(found) == {"a": 2}
     with pytest.raises(UsageError, match="closed"):
         saver.get_tuple(config("42"))
+
+
+async def test_a_checkpoint_counts_as_put_once_it_is_as_durable_as_was_asked_for(
+    settings: Settings, worker: Worker, psql: psycopg.Connection[Any]
+) -> None:
+    async with flushing(worker), StateCacheSaver(settings, durability="postgres") as saver:
+        which = await put(saver, "42", {"a": "x" * LARGE})
+        query = "SELECT count(*) FROM state WHERE key LIKE 'langgraph/42/%%' AND op = 'set'"
+        assert rows(psql, query) == [(3,)]
+        await saver.aput_writes(which, [("a", 1)], "task")
+        held = "SELECT convert_from(value, 'UTF8')::jsonb #>> '{writes,0,task_id}' FROM state WHERE key LIKE %s"
+        assert rows(psql, held, "langgraph/42/cp/%") == [("task",)]

@@ -97,7 +97,7 @@ class _Pages:
         return [document] if document is not None and self._query.meets_all(document) else []
 
     def _within(self, place: Place) -> Plan[list[Document]]:
-        limit = _PAGE if self._query.limit is None else min(_PAGE, self._query.limit)
+        limit = _PAGE if self._query.limit is None or self._query.rest else min(_PAGE, self._query.limit)
         states: list[State[Any]] = yield from call(
             "list", place.checkpoints, after=self._after, where=self._query.where, limit=limit
         )

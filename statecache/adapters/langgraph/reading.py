@@ -90,17 +90,25 @@ def packed_values(document: Document, channels: Collection[str]) -> Plan[dict[st
 
 def _pieces(wanted: dict[str, tuple[int, str]]) -> Plan[dict[str, Document]]:
     """Return what the states of channels hold at these versions: the newest ones from Redis, others from history."""
-    states: dict[str, State[Any]] = {}
-    for read in ("local", "primary"):  # a state that is older than wanted is not the newest
-        missing = [one for one, (version, _) in wanted.items() if one not in states or states[one].version < version]
-        found = (yield from call("get_many", missing, read=read)) if missing else {}
-        states |= {name: state for name, state in found.items() if state is not None}
     pieces: dict[str, Document] = {}
-    for name, (version, of) in wanted.items():
-        state = states.get(name)
-        if state is None or state.version != version:
-            state = yield from call("get_at", name, version=version)
-        if state is None or state.value["checkpoint_id"] != of:
+    older: set[str] = set()
+    for read in ("local", "primary"):  # a state that is older than wanted, or went with its Redis, is not the newest
+        names = [name for name in wanted if name not in pieces and name not in older]
+        found: dict[str, State[Any] | None] = (yield from call("get_many", names, read=read)) if names else {}
+        for name, state in found.items():
+            if _is(state, *wanted[name]):
+                pieces[name] = state.value  # type: ignore[union-attr]
+            elif state is not None and state.version > wanted[name][0]:
+                older.add(name)
+    for name in [one for one in wanted if one not in pieces]:
+        version, of = wanted[name]
+        state = yield from call("get_at", name, version=version)
+        if not _is(state, version, of):
             raise VersionNotFound(name, wanted=f"version {version}", reason=f"it was not put with checkpoint {of!r}")
         pieces[name] = state.value
     return pieces
+
+
+def _is(state: State[Any] | None, version: int, of: str) -> bool:
+    """Return whether a channel's state is the one that a checkpoint names."""
+    return state is not None and state.version == version and state.value["checkpoint_id"] == of

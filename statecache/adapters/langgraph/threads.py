@@ -145,6 +145,8 @@ def _cut(place: Place, document: Document) -> Plan[None]:
 
 def copy_thread(source: str, target_id: str) -> Plan[None]:
     """Copy all checkpoints of a thread, the oldest first, with their values and pending writes."""
+    if source == Place(target_id).thread:
+        return
     names = checkpoints_among(name_of(one.key) for one in (yield from call("list", f"{source}/cp/", values=False)))
     for name in sorted(names, key=lambda name: segment_of(name).encode(), reverse=True):
         state = yield from call("get", name, read="primary")

@@ -84,8 +84,8 @@ def put_elsewhere(place: Place, checkpoint_id: str, writes: Sequence[Document], 
     for attempt in range(ATTEMPTS_MAX):
         if attempt:
             states = yield from call("list", stem)
-            found = {f"{stem}{_number(state.key)}": state for state in states}
-        known = gathered(state.value for state in _numbered(found.values()))
+            found = {stem + state.key.rpartition("/")[2]: state for state in states}
+        known = gathered(state.value for state in found.values())
         both = merged(known, writes)
         if both is None:
             return
@@ -108,7 +108,7 @@ def elsewhere(place: Place, checkpoint_id: str) -> Plan[list[Document]]:
     tasks: dict[str, list[State[Any]]] = {}
     for state in states:
         tasks.setdefault(state.key.rpartition("/")[0], []).append(state)
-    return [one for parts in tasks.values() for one in gathered(part.value for part in _numbered(parts))]
+    return [one for parts in tasks.values() for one in gathered(part.value for part in parts)]
 
 
 def all_writes(document: Document, more: Iterable[Document]) -> list[Document]:
@@ -128,7 +128,7 @@ def gathered(documents: Iterable[Document]) -> list[Document]:
 
 
 def _parts(writes: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yield the writes in as many lists as it takes for each to have room in a state."""
+    """Yield the writes in as many lists as it takes for each to have room in a state: a commit holds two or three."""
     some, size = list[Document](), 0
     for part in (part for one in writes for part in _pieces(one)):
         weight = _size([part])
@@ -151,11 +151,3 @@ def _pieces(write: Document) -> Iterator[Document]:
 
 def _size(writes: Sequence[Document]) -> int:
     return len(msgspec.json.encode(writes))
-
-
-def _number(key: str) -> int:
-    return int(key.rpartition("/")[2])
-
-
-def _numbered(states: Iterable[State[Any]]) -> list[State[Any]]:
-    return sorted(states, key=lambda state: _number(state.key))
