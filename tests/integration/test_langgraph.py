@@ -16,7 +16,7 @@ from statecache.adapters.langgraph import StateCacheSaver
 from statecache.testing import memory
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flushing
-from tests.support.langgraph_stories import atold, told
+from tests.support.langgraph_stories import atold, nested, told
 
 Kind = Callable[[Settings], AbstractAsyncContextManager[StateCacheSaver]]
 CAPABILITIES = {
@@ -89,3 +89,9 @@ async def test_a_graph_shows_the_same_as_with_langgraphs_own_saver(kind: Kind, s
     async with kind(settings_by_flushing) as saver:
         assert await atold(saver, "a/b") == await atold(InMemorySaver(), "a/b")
         assert await asyncio.to_thread(told, saver, "c") == told(InMemorySaver(), "c")
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+async def test_graphs_within_graphs_show_the_same_whenever_they_are_kept(settings: Settings, durability: str) -> None:
+    async with on_settings(settings) as saver:
+        assert await nested(saver, "42", durability) == await nested(InMemorySaver(), "42", durability)

@@ -159,6 +159,15 @@ async def test_a_channel_that_did_not_change_is_not_written_again(
     assert values_of(await got(saver, config("42"))) == values
 
 
+async def test_a_checkpoint_may_have_more_large_values_than_a_commit_has_states(
+    saver: StateCacheSaver, cache: AsyncStateCache
+) -> None:
+    values = {f"channel{number:03}": f"{number} " * 2000 for number in range(300)}
+    which = await put(saver, "42", values)
+    assert values_of(await got(saver, which)) == values
+    assert len([state async for state in cache.list("langgraph/42/ch/", values=False)]) == 200
+
+
 async def test_a_value_whose_version_is_not_the_parents_is_written_whatever_is_said_to_be_new(
     saver: StateCacheSaver,
 ) -> None:

@@ -114,3 +114,35 @@ async def atold(saver: BaseCheckpointSaver[Any], thread_id: str) -> str:
     shown += [history, await graph.ainvoke(None, fork), await graph.ainvoke(Command(resume="no"), thread)]
     shown += [one async for one in graph.aget_state_history(thread)]
     return _MADE_UP.sub("…", repr(shown))
+
+
+def outer() -> StateGraph[Conversation]:
+    """Return a graph whose second node is a graph that asks a person, and keeps its own checkpoints."""
+    inner = StateGraph(Conversation)
+    inner.add_node("plan", _plan)
+    inner.add_node("ask", _ask)
+    inner.add_edge(START, "plan")
+    inner.add_edge("plan", "ask")
+    inner.add_edge("ask", END)
+    graph = StateGraph(Conversation)
+    graph.add_node("plan", _plan)
+    graph.add_node("inner", inner.compile(checkpointer=True))
+    graph.add_edge(START, "plan")
+    graph.add_edge("plan", "inner")
+    graph.add_edge("inner", END)
+    return graph
+
+
+async def nested(saver: BaseCheckpointSaver[Any], thread_id: str, durability: Any) -> str:
+    """Run the graph with a graph in it twice over, through its questions; return all it showed."""
+    graph, thread, shown = outer().compile(checkpointer=saver), config(thread_id), list[Any]()
+    for number in range(2):
+        given: Any = {"messages": [f"hello {number}"], "count": number}
+        shown.append(await graph.ainvoke(given, thread, durability=durability))
+        shown.append(await graph.aget_state(thread, subgraphs=True))
+        shown.append(await graph.ainvoke(Command(resume=f"yes {number}"), thread, durability=durability))
+    shown += [one async for one in graph.aget_state_history(thread)]
+    everywhere = [one async for one in saver.alist({"configurable": {"thread_id": thread_id}})]
+    kept = [(one.config["configurable"]["checkpoint_ns"], one.checkpoint["channel_values"]) for one in everywhere]
+    shown += sorted(repr((ns, sorted(values.items()))) for ns, values in kept)
+    return _MADE_UP.sub("…", repr(shown))

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from statecache.adapters.langgraph.names import Place
 
+OWN_STATES_MAX = 200
+"""How many channels of a checkpoint get states of their own, the largest ones: a commit is of at most 256."""
 ATTEMPTS_MAX = 30
 """How often a commit is tried that others are in the way of: tasks of the same superstep, or another run."""
 
@@ -98,8 +100,9 @@ def _forms(draft: Draft, parent: State[Any] | None) -> tuple[dict[str, Form], di
             forms[channel] = form
         elif pack is not None:
             packed[channel] = pack()
-    forms |= {channel: one.form() for channel, one in packed.items() if not one.is_large}
-    return forms, {channel: one for channel, one in packed.items() if one.is_large}
+    by_size = sorted(packed, key=lambda channel: len(packed[channel].data), reverse=True)
+    large = {channel: packed[channel] for channel in by_size[:OWN_STATES_MAX] if packed[channel].is_large}
+    return forms | {channel: one.form() for channel, one in packed.items() if channel not in large}, large
 
 
 def _channels(
