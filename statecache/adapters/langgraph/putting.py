@@ -73,9 +73,12 @@ def commit(draft: Draft) -> Plan[None]:
         read = "primary" if attempt else "local"
         parent = place.checkpoint(draft.parent_id) if draft.parent_id and draft.kept else ""
         names = [place.head, *([parent] if parent else []), *([name] if attempt else [])]
+        names += _names(place, {channel: one for channel, one in draft.changed.items() if one.is_large})
         found: dict[str, State[Any] | None] = yield from call("get_many", names, read=read)
         forms, packed = _forms(draft, found.get(parent))
-        sets, versions = yield from _channels(draft, packed, forms, read)
+        missing = [one for one in _names(place, packed) if one not in found]
+        found |= (yield from call("get_many", missing, read=read)) if missing else {}
+        sets, versions = yield from _channels(draft, packed, forms, found, read)
         known = found.get(name)
         document = draft.document | {"channel_values": forms} | _writes(draft, known)
         sets += [Set(name, document, expected=known), _head(draft, found[place.head])]
@@ -105,17 +108,20 @@ def _forms(draft: Draft, parent: State[Any] | None) -> tuple[dict[str, Form], di
     return forms | {channel: one.form() for channel, one in packed.items() if channel not in large}, large
 
 
+def _names(place: Place, packed: Mapping[str, Packed]) -> list[str]:
+    """Return the names of the states that hold these values, in all their pieces."""
+    return [place.channel(channel, at) for channel, one in packed.items() for at in range(one.pieces_count)]
+
+
 def _channels(
-    draft: Draft, packed: Mapping[str, Packed], forms: dict[str, Form], read: str
-) -> Plan[tuple[list[Any], list[int]]]:
+    draft: Draft, packed: Mapping[str, Packed], forms: dict[str, Form], found: Mapping[str, State[Any] | None],
+    read: str,
+) -> Plan[tuple[list[Any], list[int]]]:  # fmt: skip
     """Return what is to be set of channels with states of their own, and which versions this makes; add forms."""
     sets, versions = list[Any](), list[int]()
-    pieces = {channel: one.pieces() for channel, one in packed.items()}
-    names = [draft.place.channel(channel, at) for channel, parts in pieces.items() for at in range(len(parts))]
-    found = (yield from call("get_many", names, read=read)) if names else {}
-    for channel, parts in pieces.items():
+    for channel, one in packed.items():
         first = len(versions)
-        for at, piece in enumerate(parts):
+        for at, piece in enumerate(one.pieces()):
             name = draft.place.channel(channel, at)
             before = found[name]
             if before is None:  # which may be a deleted one, whose version counts on
@@ -123,7 +129,7 @@ def _channels(
             document = channel_document(channel, draft.versions.get(channel, ""), draft.checkpoint_id, piece)
             sets.append(Set(name, document, expected=before))
             versions.append(before.version + 1)
-        forms[channel] = {"type": packed[channel].type, "versions": versions[first:], "of": draft.checkpoint_id}
+        forms[channel] = {"type": one.type, "versions": versions[first:], "of": draft.checkpoint_id}
     return sets, versions
 
 

@@ -47,6 +47,11 @@ class Packed(NamedTuple):
         """Whether it gets a state of its own."""
         return len(self.data) > INLINE_BYTES_MAX
 
+    @property
+    def pieces_count(self) -> int:
+        """Of how many pieces it is where it has states of its own."""
+        return -(-len(self.data) // PIECE_BYTES_MAX) if self.type else 1
+
     def form(self) -> Form:
         """Return what stands for the value where it is not large."""
         if not self.type:
